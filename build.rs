@@ -1,12 +1,12 @@
-//! Tells the program which commit it was built from: the environment variable `METAL_ATTENTION_COMMIT` at compile time,
-//! unset where this is no git checkout or there is no git.
+//! Sets `METAL_ATTENTION_COMMIT` at compile time to the git commit that the program is built from. It is not set without git
+//! or outside of a git checkout.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // A copy of the sources inside of some other repository must not take that one's commit.
+    // Sources that are copied into another repository must not get that repository's commit.
     if !Path::new(".git").exists() {
         return;
     }
@@ -21,7 +21,7 @@ fn main() {
     }
 }
 
-/// The first line that git prints; `None` where it fails.
+/// The first line of git's output. `None`: git failed.
 fn git(args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
     String::from_utf8(output.stdout).ok()?.lines().next().map(str::to_owned)

@@ -1,5 +1,5 @@
-//! Prefill and decode of a synthetic model in the shape of SmolLM-135M, in `Q4_0`, on the CPU and on a GPU where there is
-//! one: `cargo bench --bench inference -- prefill`, `-- decode`.
+//! Benchmark of prefill and decode, with a synthetic model of the shape of SmolLM-135M in `Q4_0`, on the CPU and, where there
+//! is one, on a GPU: `cargo bench --bench inference -- prefill`, `-- decode`.
 
 mod support;
 
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, SamplingMode, Throughput};
 use metal_attention::{Device, EngineOptions, ForwardPass, Model};
 
-/// Tokens of a prompt.
+/// Tokens of the prompt.
 const N_PROMPT: usize = 64;
 
-/// Most tokens that follow it, fewer on a device that takes longer for them than [`SAMPLE`].
+/// The most tokens that are generated in a sample; fewer on a device that takes longer for them than [`SAMPLE`].
 const N_GEN: usize = 32;
 
-/// Time of a sample of decode.
+/// The intended duration of a decode sample.
 const SAMPLE: Duration = Duration::from_millis(500);
 
-/// A device that takes longer for a prompt, a GPU in software, gets as few samples as Criterion allows.
+/// A device that takes longer for a prompt, such as a GPU in software, gets the fewest samples that Criterion allows.
 const SLOW: Duration = Duration::from_secs(1);
 
 fn main() {
     let Some(mut criterion) = support::criterion() else { return };
-    let folder = tempfile::tempdir().expect("there is room for temporary files");
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
     let model = support::synthetic_model(folder.path(), &["smollm-135m", "--type", "q4_0"]);
     for device in [Device::Cpu, Device::Wgpu] {
         match pass(&model, &device) {
@@ -36,14 +36,17 @@ fn main() {
     criterion.final_summary();
 }
 
+/// The forward pass of `model` on `device`.
 fn pass(model: &Model, device: &Device) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
     model.forward_pass(&EngineOptions { device: device.clone(), n_ctx: Some(N_PROMPT + N_GEN), ..Default::default() })
 }
 
+/// The token ids of the prompt.
 fn prompt(pass: &dyn ForwardPass) -> Vec<u32> {
     (0..N_PROMPT).map(|i| ((i * 7919 + 13) % pass.spec().n_vocab) as u32).collect()
 }
 
+/// Measures the evaluation of the prompt.
 fn prefill(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPass) {
     let ids = prompt(pass);
     let start = Instant::now();
@@ -61,6 +64,7 @@ fn prefill(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPas
     });
 }
 
+/// Measures decode steps after the prompt.
 fn decode(criterion: &mut Criterion, device: &Device, pass: &mut dyn ForwardPass) {
     let ids = prompt(pass);
     pass.reset();

@@ -1,6 +1,6 @@
-//! Single kernels: `cargo bench --bench kernels`. On the CPU each is measured in a model of one layer that does next to
-//! nothing else; on a GPU, where there is one, by itself in a queue of many. `cargo bench --bench kernels -- types` prints a
-//! table of all types of weights instead.
+//! Benchmark of single kernels, matrix products and attention: `cargo bench --bench kernels`. On the CPU each is measured in a
+//! model of one layer that spends almost all its time in the kernel; on a GPU, where there is one, as many repetitions in one
+//! submission. `cargo bench --bench kernels -- types` prints a table of all tensor types instead.
 
 mod support;
 #[path = "kernels/types.rs"]
@@ -11,14 +11,15 @@ use std::path::Path;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use metal_attention::{BatchToken, Device, EngineOptions, Model};
 
+/// The tensor types of the weights.
 const TYPES: [&str; 4] = ["q4_0", "q8_0", "q4_k", "q6_k"];
 
 fn main() {
-    if support::asked() && std::env::args().any(|arg| arg == "types") {
+    if support::is_benchmark_run() && std::env::args().any(|arg| arg == "types") {
         return types::table();
     }
     let Some(mut criterion) = support::criterion() else { return };
-    let folder = tempfile::tempdir().expect("there is room for temporary files");
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
     cpu_products(&mut criterion, folder.path());
     cpu_attention(&mut criterion, folder.path());
     #[cfg(feature = "wgpu")]
@@ -26,26 +27,29 @@ fn main() {
     criterion.final_summary();
 }
 
-/// A layer with the widths of Llama-3.2-1B, almost all of it matrix products.
+/// A model of one layer with the widths of Llama-3.2-1B, which spends almost all its time in matrix products.
 fn wide_model(folder: &Path, ty: &str) -> Model {
     let sizes = ["--n-layer", "1", "--n-embd", "2048", "--n-head", "32", "--n-head-kv", "8", "--n-ff", "8192"];
     support::synthetic_model(folder, &[&["custom", "--type", ty][..], &sizes].concat())
 }
 
-/// A layer with few weights, most of whose time is attention once the context is long.
+/// A model of one layer with few weights, which at a long context spends most of its time in attention.
 fn narrow_model(folder: &Path) -> Model {
     let sizes = ["--n-layer", "1", "--n-embd", "512", "--n-head", "8", "--n-head-kv", "2", "--n-ff", "64"];
     support::synthetic_model(folder, &[&["custom", "--n-ctx", "8192"][..], &sizes].concat())
 }
 
+/// The tokens at positions `from..from + n`, without output.
 fn tokens(from: usize, n: usize) -> Vec<BatchToken> {
     (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, logits: false }).collect()
 }
 
-fn wanted(from: usize, n: usize) -> Vec<BatchToken> {
+/// The tokens at positions `from..from + n`, with logits requested.
+fn requested(from: usize, n: usize) -> Vec<BatchToken> {
     tokens(from, n).into_iter().map(|token| BatchToken { logits: true, ..token }).collect()
 }
 
+/// Measures products of one token (GEMV) and of 64 (GEMM) on the CPU.
 fn cpu_products(criterion: &mut Criterion, folder: &Path) {
     for ty in TYPES {
         let model = wide_model(folder, ty);
@@ -55,10 +59,10 @@ fn cpu_products(criterion: &mut Criterion, folder: &Path) {
         let mut pass = model.forward_pass(&options).expect("the model fits");
         for (name, n_tokens) in [("cpu matvec", 1), ("cpu matmul", 64)] {
             let mut group = criterion.benchmark_group(name);
-            // One token is bound by reading weights, many by multiplying.
+            // The speed with one token is limited by reading weights, with many by multiplications.
             group.throughput(if n_tokens == 1 { Throughput::Bytes(weights) } else { Throughput::Elements(n_tokens) });
-            // All logits are wanted: the last layer's second half is left out for other tokens.
-            let batch = wanted(0, n_tokens as usize);
+            // Logits of all tokens are requested, because the last layer drops the rows of the others before its feed-forward.
+            let batch = requested(0, n_tokens as usize);
             group.bench_function(BenchmarkId::from_parameter(ty), |bencher| {
                 bencher.iter(|| {
                     pass.reset();
@@ -69,10 +73,12 @@ fn cpu_products(criterion: &mut Criterion, folder: &Path) {
     }
 }
 
+/// Whether the tensor is a matrix of a layer.
 fn is_layer_matrix(tensor: &metal_attention::gguf::Tensor) -> bool {
     tensor.name().starts_with("blk.") && tensor.shape().len() > 1
 }
 
+/// Measures attention on the CPU: decode at several depths, and prefill.
 fn cpu_attention(criterion: &mut Criterion, folder: &Path) {
     let model = narrow_model(folder);
     let options = EngineOptions { device: Device::Cpu, n_ctx: Some(8192), ..Default::default() };
@@ -84,7 +90,7 @@ fn cpu_attention(criterion: &mut Criterion, folder: &Path) {
             pass.forward(&tokens(n_past, 512.min(depth - n_past))).expect("the tokens fit");
         }
         group.throughput(Throughput::Elements(depth as u64));
-        let batch = wanted(depth, 1);
+        let batch = requested(depth, 1);
         group.bench_function(BenchmarkId::new("decode", depth), |bencher| {
             bencher.iter(|| {
                 pass.truncate(depth);
@@ -113,13 +119,13 @@ mod gpu {
     };
     use metal_attention::kernels::wgpu::ComputePassDescriptor;
     use metal_attention::kernels::{
-        Arena, BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions, batch_words,
+        Arena, BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions, batch_words,
     };
     use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout};
 
-    use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, wanted, wide_model};
+    use super::{BenchmarkId, Criterion, Path, TYPES, Throughput, requested, wide_model};
 
-    /// Repetitions that go to the GPU in one submission.
+    /// Repetitions in one submission to the GPU.
     const CHUNK: u64 = 64;
 
     pub fn all(criterion: &mut Criterion, folder: &Path) {
@@ -137,7 +143,7 @@ mod gpu {
     }
 
     /// `times` repetitions of `dispatches`, queued without a wait in between.
-    fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], size: StepSize, times: u64) -> Duration {
+    fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], size: BatchDims, times: u64) -> Duration {
         let start = Instant::now();
         let mut left = times;
         let mut submission = None;
@@ -152,19 +158,20 @@ mod gpu {
             submission = Some(gpu.submit(encoder));
             left = left.saturating_sub(CHUNK);
         }
-        gpu.wait(submission).expect("the GPU answers");
+        gpu.wait(submission).expect("the GPU finishes");
         start.elapsed()
     }
 
+    /// Measures products of one token (GEMV) and of many (GEMM) with `weights`.
     fn products(criterion: &mut Criterion, gpu: &WgpuDevice, ty: &str, weights: &Tensor) -> Result<(), WgpuError> {
         let (n_in, n_out) = (weights.shape()[0], weights.shape()[1]);
-        let n_most = if gpu.summary().is_software() { 32 } else { 512 };
+        let max_tokens = if gpu.summary().is_software() { 32 } else { 512 };
         let matrix = WgpuMatrix::concat(gpu, "w", &[weights], &mut Arena::default())?;
-        let x = gpu.upload("x", &vec![0.5f32; n_in * n_most])?;
-        let y = gpu.buffer("y", (4 * n_out * n_most) as u64)?;
+        let x = gpu.upload("x", &vec![0.5f32; n_in * max_tokens])?;
+        let y = gpu.buffer("y", (4 * n_out * max_tokens) as u64)?;
         let options = MatvecOptions::default();
 
-        let one = gpu.upload("batch", &batch_words(&wanted(0, 1)))?;
+        let one = gpu.upload("batch", &batch_words(&requested(0, 1)))?;
         let dispatches = matvec(gpu, &matrix, options, &x, &y, &one)?;
         let mut group = criterion.benchmark_group("gpu matvec");
         group.throughput(Throughput::Bytes(matrix.bytes()));
@@ -173,18 +180,18 @@ mod gpu {
         });
         group.finish();
 
-        let all = gpu.upload("batch", &batch_words(&wanted(0, n_most)))?;
-        let scratch = MatmulScratch::new(gpu, n_most, n_in)?;
-        let dispatches = matmul(gpu, &matrix, options, n_most, false, &x, &y, &scratch, &all)?;
+        let all = gpu.upload("batch", &batch_words(&requested(0, max_tokens)))?;
+        let scratch = MatmulScratch::new(gpu, max_tokens, n_in)?;
+        let dispatches = matmul(gpu, &matrix, options, max_tokens, false, &x, &y, &scratch, &all)?;
         let mut group = criterion.benchmark_group("gpu matmul");
-        group.throughput(Throughput::Elements(n_most as u64));
-        group.bench_function(BenchmarkId::new(ty, n_most), |bencher| {
-            bencher.iter_custom(|times| time(gpu, &dispatches, size(n_most, 0), times));
+        group.throughput(Throughput::Elements(max_tokens as u64));
+        group.bench_function(BenchmarkId::new(ty, max_tokens), |bencher| {
+            bencher.iter_custom(|times| time(gpu, &dispatches, size(max_tokens, 0), times));
         });
         Ok(())
     }
 
-    /// Attention with the heads of Llama-3.2-1B.
+    /// Measures attention with the heads of Llama-3.2-1B: decode at several depths, and prefill.
     fn attention(criterion: &mut Criterion, gpu: &WgpuDevice) -> Result<(), WgpuError> {
         let shape = AttentionShape {
             n_head: 32,
@@ -203,22 +210,22 @@ mod gpu {
             gated: false,
             beside: 0,
         };
-        let n_most = if gpu.summary().is_software() { 64 } else { 512 };
+        let max_tokens = if gpu.summary().is_software() { 64 } else { 512 };
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let rope = gpu.upload("rope", &rope_table(&rope, None, shape.n_ctx))?;
-        let qkv = gpu.buffer("qkv", (n_most * shape.qkv_len() * 4) as u64)?;
+        let qkv = gpu.buffer("qkv", (max_tokens * shape.qkv_len() * 4) as u64)?;
         let pages: Vec<u32> = (0..(shape.n_ctx / PAGE) as u32).collect();
         let keys = gpu.buffer("keys", shape.cache_bytes(pages.len()))?;
         let values = gpu.buffer("values", shape.cache_bytes(pages.len()))?;
-        let att = gpu.buffer("att", (n_most * shape.att_len() * 4) as u64)?;
+        let att = gpu.buffer("att", (max_tokens * shape.att_len() * 4) as u64)?;
         let partial = gpu.buffer("partial", partial_bytes(&shape, 1))?;
-        let mut batch = BatchBuffer::new(gpu, n_most, 1, shape.n_ctx, &[pages.len()])?;
+        let mut batch = BatchBuffer::new(gpu, max_tokens, 1, shape.n_ctx, &[pages.len()])?;
         batch.write_pages(gpu, 0, 0, &pages);
         let buffers = AttentionBuffers {
             qkv: &qkv,
             rope: &rope,
             qk_norm: None,
-            of_heads: None,
+            head_params: None,
             keys: &keys,
             values: &values,
             att: &att,
@@ -228,22 +235,22 @@ mod gpu {
         let mut group = criterion.benchmark_group("gpu attention");
         let decode = [decode_attention(gpu, &shape, &buffers)?, decode_attention_merge(gpu, &shape, &buffers)?];
         for depth in [512, 2048, 8191] {
-            batch.write_tokens(gpu, &wanted(depth, 1));
+            batch.write_tokens(gpu, &requested(depth, 1));
             group.throughput(Throughput::Elements(depth as u64));
             group.bench_function(BenchmarkId::new("decode", depth), |bencher| {
                 bencher.iter_custom(|times| time(gpu, &decode, size(1, depth), times));
             });
         }
         let prefill = [prefill_attention(gpu, &shape, &buffers)?];
-        batch.write_tokens(gpu, &wanted(0, n_most));
-        group.throughput(Throughput::Elements(n_most as u64));
-        group.bench_function(BenchmarkId::new("prefill", n_most), |bencher| {
-            bencher.iter_custom(|times| time(gpu, &prefill, size(n_most, 0), times));
+        batch.write_tokens(gpu, &requested(0, max_tokens));
+        group.throughput(Throughput::Elements(max_tokens as u64));
+        group.bench_function(BenchmarkId::new("prefill", max_tokens), |bencher| {
+            bencher.iter_custom(|times| time(gpu, &prefill, size(max_tokens, 0), times));
         });
         Ok(())
     }
 
-    fn size(n_tokens: usize, pos: usize) -> StepSize {
-        StepSize { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
+    fn size(n_tokens: usize, pos: usize) -> BatchDims {
+        BatchDims { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
     }
 }

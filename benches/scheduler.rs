@@ -1,6 +1,6 @@
-//! Texts through the scheduler, one at a time and several at once: tokens per second of all of them together, for the
-//! built-in model and a synthetic one in the shape of SmolLM-135M, in `Q4_0`, on the CPU and on a GPU where there is one.
-//! `cargo bench --bench scheduler -- "smollm-135m cpu"`
+//! Benchmark of the scheduler with one sequence and with several: tokens per second of all sequences together, for the built-in
+//! model and a synthetic model of the shape of SmolLM-135M in `Q4_0`, on the CPU and, where there is one, on a GPU:
+//! `cargo bench --bench scheduler -- "smollm-135m cpu"`.
 
 mod support;
 
@@ -12,18 +12,18 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 use metal_attention::{Device, EngineOptions, Model};
 
-/// Most texts at once.
+/// The largest number of sequences.
 const N_PARALLEL: usize = 16;
 
 /// Tokens of a prompt.
 const N_PROMPT: usize = 16;
 
-/// Tokens that follow it.
+/// Tokens that are generated after a prompt.
 const N_GEN: usize = 32;
 
 fn main() {
     let Some(mut criterion) = support::criterion() else { return };
-    let folder = tempfile::tempdir().expect("there is room for temporary files");
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
     let built_in = Model::built_in().expect("the built-in model loads");
     let smollm = support::synthetic_model(folder.path(), &["smollm-135m", "--type", "q4_0"]);
     for device in [Device::Cpu, Device::Wgpu] {
@@ -34,11 +34,12 @@ fn main() {
     criterion.final_summary();
 }
 
+/// Measures one model on one device, with 1, 4 and [`N_PARALLEL`] sequences.
 fn bench(criterion: &mut Criterion, name: &str, model: &Model, device: &Device) {
     let engine = EngineOptions {
         device: device.clone(),
         n_ctx: Some(N_PROMPT + N_GEN),
-        // As `serve` has it: more sequences than run, in the same memory.
+        // As in `serve`: more sequences than slots, in the memory of the slots.
         n_seq: N_PARALLEL + 64,
         n_cache: Some(N_PARALLEL * (N_PROMPT + N_GEN).next_multiple_of(64)),
         ..Default::default()
@@ -66,7 +67,7 @@ fn bench(criterion: &mut Criterion, name: &str, model: &Model, device: &Device) 
     }
 }
 
-/// Runs `n` texts at once to their ends. None begins like another one: all of them are evaluated.
+/// Runs `n` requests to their ends. Their prompts are all different, so the prefix cache is not used.
 fn round(scheduler: &Scheduler, n_vocab: usize, n: usize, seed: &mut usize) {
     let request = || {
         *seed += 1;
@@ -76,7 +77,7 @@ fn round(scheduler: &Scheduler, n_vocab: usize, n: usize, seed: &mut usize) {
     };
     let answers: Vec<_> = std::iter::repeat_with(request)
         .take(n)
-        .map(|request| scheduler.submit(request).expect("the queue has room"))
+        .map(|request| scheduler.submit(request).expect("the queue is not full"))
         .collect();
     for mut events in answers {
         let mut last = None;

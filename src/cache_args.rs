@@ -1,4 +1,4 @@
-//! Flags that say where finished texts go that the KV cache has no room for.
+//! Flags for the prefix cache beyond the KV cache: main memory and disk for the KV pages of finished sequences.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,25 +7,28 @@ use metal_attention::scheduler::{CacheDisk, SchedulerOptions};
 
 const MIB: u64 = 1 << 20;
 
-/// MiB on disk where nobody says otherwise.
+/// The limit on disk in MiB if the flag has none.
 const DISK_MIB: u64 = 16 << 10;
 
-/// Where they go.
+/// The flags `--cache-ram` and `--cache-disk`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CacheArgs {
-    /// Main memory in MiB for finished texts that the KV cache has no room for, of all replicas; -1: no limit, 0: none [default: 8192,
-    /// or a quarter of what is free]
+    /// Main memory in MiB for the KV pages of finished sequences that leave the KV cache, for all replicas; -1: no limit, 0: none
+    /// [default: 8192, or a quarter of the free memory]
     #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 40))]
     cache_ram: Option<i64>,
 
-    /// Folder for those that main memory has no room for, and MiB that they may take there, 16384 where no number is given
+    /// Folder for KV pages that leave that memory, and the MiB that they may take there (16384 if no number is given)
     #[arg(long, value_name = "DIR[:MIB]")]
     cache_disk: Option<FolderAndSize>,
 }
 
+/// The value of `--cache-disk`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FolderAndSize {
+    /// The folder.
     folder: PathBuf,
+    /// The limit in MiB.
     mib: u64,
 }
 
@@ -33,7 +36,7 @@ impl FromStr for FolderAndSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // A folder's name may have colons of its own.
+        // The folder's name may contain colons.
         let sized = text.rsplit_once(':').and_then(|(folder, mib)| Some((folder, mib.parse::<u64>().ok()?)));
         let (folder, mib) = sized.unwrap_or((text, DISK_MIB));
         if folder.is_empty() || mib == 0 {
@@ -44,13 +47,14 @@ impl FromStr for FolderAndSize {
 }
 
 impl CacheArgs {
-    /// What each of so many replicas has of it, now that they are in memory.
+    /// Sets the limits in `options` of one scheduler, of which there are `n_replicas`: each gets an equal share. The default for
+    /// main memory depends on what is free at the time of the call.
     pub fn set(&self, options: &mut SchedulerOptions, n_replicas: usize) {
         let n = n_replicas.max(1) as u64;
         options.cache_ram = match self.cache_ram.map(u64::try_from) {
             None => SchedulerOptions::default_cache_ram() / n,
             Some(Ok(mib)) => mib.saturating_mul(MIB) / n,
-            // Below zero: no limit.
+            // A negative number: no limit.
             Some(Err(_)) => u64::MAX,
         };
         options.cache_disk = self.cache_disk.as_ref().map(|FolderAndSize { folder, mib }| CacheDisk {
@@ -76,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_share_the_limits_out() {
+    fn limits_are_divided_among_replicas() {
         let of = |cache_ram, n| {
             let mut options = SchedulerOptions::default();
             let disk = Some(FolderAndSize { folder: "a".into(), mib: 10 });

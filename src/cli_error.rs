@@ -1,4 +1,6 @@
-//! How commands fail: a message for the user and an exit code for scripts.
+//! Errors of subcommands: a message for the user and an exit code for scripts.
+//!
+//! The exit codes are those that `--help` lists. Errors of the library and of the hub get theirs by their variant.
 
 use std::io;
 
@@ -12,54 +14,55 @@ use metal_attention_hub::{HubError, ModelName, known_model};
 
 use crate::metadata_text::safe;
 
-/// Why a command ended without success.
+/// An error that ends a subcommand.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// Exit code 1.
+    /// Any other failure: exit code 1.
     #[error("{0}")]
     General(String),
     /// Flags or input that cannot work: exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// The engine refused or failed: exit code 3, 4, 5 or 1 by its kind.
+    /// An error of the library: exit code 3, 4, 5 or 1 by its variant.
     #[error(transparent)]
     Engine(Error),
-    /// The same, about a file that the error does not name.
+    /// An error of the library about a file that its message does not name; the exit code is that of `error`.
     #[error("{file}: {error}")]
     InFile {
         /// The file's name.
         file: String,
-        /// What is wrong with it.
+        /// The error.
         error: Error,
     },
-    /// About a model that was not named on the command line.
+    /// An error about the model that METAL_ATTENTION_MODEL names; the exit code is that of the inner error.
     #[error("the model that METAL_ATTENTION_MODEL names: {0}")]
     InEnvironment(Box<CliError>),
-    /// A model that is nowhere: exit code 3.
+    /// No model of the given name was found: exit code 3.
     #[error("{0}")]
     NoModel(String),
-    /// A well-known model that could not be had: the hub's exit code.
+    /// A well-known model could not be found or downloaded; the exit code is that of `error`.
     #[error("{given} is {name}: {error}")]
     KnownModel {
-        /// The name as given.
+        /// The name that the user gave.
         given: String,
         /// The repository and file that were tried.
         name: String,
         /// The hub's error.
         error: Box<HubError>,
     },
-    /// A model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its kind.
+    /// An error of a model's name, its download, or the cache: exit code 2, 3, 130 or 1 by its variant.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// Output could not be written. A reader that went away (`| head`) is no failure.
+    /// Output could not be written: exit code 1. If the reader closed the pipe (`| head`), nothing is printed and the exit
+    /// code is 0.
     #[error("cannot write {to}: {source}")]
     Write {
-        /// What was being written.
+        /// The destination, with a preposition: "to stdout".
         to: String,
         /// The system's reason.
         source: io::Error,
     },
-    /// Ctrl-C: exit code 130.
+    /// Ctrl-C: exit code 130, without a message.
     #[error("interrupted")]
     Interrupted,
 }
@@ -71,7 +74,8 @@ impl From<Error> for CliError {
 }
 
 impl CliError {
-    /// The hub's error about a model that was given as `given`. Of a well-known name it says what was tried.
+    /// Wraps the hub's error about the model that the user named `given`. For a well-known name the message includes the
+    /// repository that was tried.
     pub fn of_model(given: &str, name: &ModelName, error: HubError) -> Self {
         if known_model(given).is_none() {
             return Self::Hub(error);
@@ -79,12 +83,12 @@ impl CliError {
         Self::KnownModel { given: safe(given), name: name.to_string(), error: Box::new(error) }
     }
 
-    /// An error of writing to stdout.
+    /// Wraps an error of writing to stdout.
     pub fn stdout(source: io::Error) -> Self {
         Self::Write { to: "to stdout".into(), source }
     }
 
-    /// True where there is nothing to tell the user.
+    /// Whether the error is printed nowhere: Ctrl-C, or a closed pipe.
     pub fn is_quiet(&self) -> bool {
         match self {
             Self::InEnvironment(error) => error.is_quiet(),
@@ -107,11 +111,13 @@ impl CliError {
         }
     }
 
+    /// Whether the reader of the output closed the pipe.
     fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
+/// The exit code of an error of the library.
 fn engine_exit_code(error: &Error) -> u8 {
     match error {
         Error::Sampling(_)
@@ -140,6 +146,7 @@ fn engine_exit_code(error: &Error) -> u8 {
     }
 }
 
+/// The exit code of an error of the hub.
 fn hub_exit_code(error: &HubError) -> u8 {
     match error {
         HubError::Name { .. } | HubError::Tag { .. } | HubError::Environment { .. } | HubError::Unclear { .. } => 2,
@@ -156,6 +163,7 @@ fn hub_exit_code(error: &HubError) -> u8 {
     }
 }
 
+/// The exit code of an error of CUDA.
 #[cfg(feature = "cuda")]
 fn cuda_exit_code(error: &CudaError) -> u8 {
     match error {
@@ -165,6 +173,7 @@ fn cuda_exit_code(error: &CudaError) -> u8 {
     }
 }
 
+/// The exit code of an error of wgpu.
 #[cfg(feature = "wgpu")]
 fn wgpu_exit_code(error: &WgpuError) -> u8 {
     match error {

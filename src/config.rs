@@ -1,6 +1,6 @@
-//! The configuration file: models by name, what holds for all of them, and MCP servers.
+//! The configuration file (TOML): named models, defaults for all of them, and MCP servers.
 //!
-//! `served/config.rs` makes served models of it, `mcp_config.rs` MCP servers.
+//! `served/config.rs` turns its models into served models, `mcp_config.rs` its servers into MCP servers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,23 @@ use crate::cli_error::CliError;
 use crate::mcp_config::McpSection;
 use crate::served::config::{Defaults, ModelSection};
 
-/// What the configuration file has.
+/// The contents of the configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Config {
-    /// What holds for every model that does not say otherwise.
+    /// The values for models that do not set them.
     pub defaults: Defaults,
     /// The models, by their main names.
     pub models: BTreeMap<String, ModelSection>,
     /// The MCP servers.
     pub mcp: McpSection,
-    /// The file; `None`: there is none.
+    /// The path of the file. `None`: no file was read.
     #[serde(skip)]
     pub path: Option<PathBuf>,
 }
 
 impl Config {
-    /// Reads the file at `path`; without one, the user's own where it is there.
+    /// Reads the file at `path`. Without a path: the user's file if it exists, else an empty configuration.
     pub fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let given = path.map(Path::to_owned);
         let Some(path) = given.or_else(|| user_file().filter(|path| path.is_file())) else {
@@ -42,7 +42,8 @@ impl Config {
     }
 }
 
-/// `metal-attention/config.toml` in the user's folder of configurations.
+/// `metal-attention/config.toml` in the user's configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). `None`: the user
+/// has no home.
 fn user_file() -> Option<PathBuf> {
     let folder = std::env::var_os("XDG_CONFIG_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")))?;

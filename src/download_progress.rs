@@ -1,51 +1,57 @@
-//! How far a download is, on stderr: a bar in a terminal, else a line now and then.
+//! The progress of downloads on stderr: a bar in a terminal, otherwise a line for each tenth of a file.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use metal_attention_hub::Observer;
+use metal_attention_hub::DownloadObserver;
 
-use crate::interrupt::{self, Until};
+use crate::interrupt::{self, CtrlCGuard};
 use crate::metadata_text::safe;
 use crate::units;
 
-/// Where there is no terminal, a line tells of each so many percent.
+/// Without a terminal, a line is printed each time that this many percent have arrived.
 const STEP: u64 = 10;
 
-/// What Ctrl-C says.
+/// The message of Ctrl-C.
 const RESUMABLE: &str = "interrupted: what has arrived is kept, the same command goes on from there";
 
-/// The progress of downloads, one file after the other.
+/// Shows the progress of downloads, one file after the other.
 pub struct DownloadProgress {
-    /// A download may end anywhere, also while it waits for a silent server.
-    _resumable: Until,
-    /// In a terminal; hidden until a file begins.
+    /// Ctrl-C ends the process at any time, even while it waits for a silent server: a partial file is kept.
+    _resumable: CtrlCGuard,
+    /// The bar. It is hidden until a file begins. `None`: stderr is no terminal.
     bar: Option<ProgressBar>,
+    /// The present file.
     file: Option<FileProgress>,
 }
 
+/// The progress of one file.
 struct FileProgress {
+    /// The file's name.
     name: String,
+    /// The file's size in bytes.
     bytes: u64,
-    /// Bytes that were there before.
+    /// Bytes that an earlier download left.
     before: u64,
+    /// The time at which the download began.
     start: Instant,
-    /// Percent that the last line told of.
-    told: u64,
+    /// The percentage in the last printed line.
+    reported: u64,
 }
 
 impl DownloadProgress {
-    /// Shows nothing yet.
+    /// Shows nothing until a file begins.
     pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = "[{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
             let style = ProgressStyle::with_template(style).expect("the template is valid").progress_chars("=> ");
             ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style)
         });
-        Self { _resumable: interrupt::at_once(Some(RESUMABLE)), bar, file: None }
+        Self { _resumable: interrupt::exit_on_ctrl_c(Some(RESUMABLE)), bar, file: None }
     }
 
+    /// Prints a line, above the bar if there is one.
     fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| write_line(text)),
@@ -54,7 +60,7 @@ impl DownloadProgress {
     }
 }
 
-impl Observer for DownloadProgress {
+impl DownloadObserver for DownloadProgress {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         let resumed = if done > 0 { format!(", {} are there already", units::bytes(done)) } else { String::new() };
         self.line(&format!("downloading {name}, {}{resumed}", units::bytes(bytes)));
@@ -63,11 +69,11 @@ impl Observer for DownloadProgress {
             bar.reset();
             bar.set_length(bytes);
             bar.set_position(done);
-            // What was there does not count for the speed.
+            // Bytes of an earlier download do not count for the speed.
             bar.reset_eta();
         }
-        let told = done.saturating_mul(100).checked_div(bytes).unwrap_or(0) / STEP * STEP;
-        self.file = Some(FileProgress { name: name.to_owned(), bytes, before: done, start: Instant::now(), told });
+        let reported = done.saturating_mul(100).checked_div(bytes).unwrap_or(0) / STEP * STEP;
+        self.file = Some(FileProgress { name: name.to_owned(), bytes, before: done, start: Instant::now(), reported });
     }
 
     fn advance(&mut self, done: u64) {
@@ -77,9 +83,9 @@ impl Observer for DownloadProgress {
                 return bar.set_position(done);
             }
             let percent = (done as f64 / file.bytes as f64 * 100.0) as u64;
-            if percent >= file.told + STEP {
-                file.told = percent / STEP * STEP;
-                write_line(&format!("{} {}%", file.name, file.told));
+            if percent >= file.reported + STEP {
+                file.reported = percent / STEP * STEP;
+                write_line(&format!("{} {}%", file.name, file.reported));
             }
         } else if let Some(file) = self.file.take() {
             if let Some(bar) = &self.bar {
@@ -114,7 +120,7 @@ impl Drop for DownloadProgress {
     }
 }
 
-/// Where stderr is closed the line is lost, and nothing else.
+/// Prints a line on stderr. Errors are ignored, because stderr may be closed.
 fn write_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", safe(text));
 }

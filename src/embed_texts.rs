@@ -1,11 +1,12 @@
-//! Texts through an encoder, or another model's states, as many at once as the forward pass has room for.
+//! Evaluates texts and pools their hidden states, several texts in one batch.
 
 use metal_attention::{Error, ForwardError, ForwardPass, Pooler};
 
 use crate::cli_error::CliError;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 
-/// Evaluates `texts`, each of one token at least, and hands over what `pooler` makes of each, in order.
+/// Evaluates `texts`, each of at least one token, in batches of as many as the forward pass has sequences. `done` is called
+/// with the index of each text and the result of `pooler`, in order. An error if a result is not finite.
 pub fn embed_texts(
     pass: &mut dyn ForwardPass,
     pooler: &Pooler,
@@ -14,7 +15,7 @@ pub fn embed_texts(
 ) -> Result<(), CliError> {
     let n_embd = pass.spec().n_embd;
     let n_tokens = texts.iter().map(|text| text.len() as u64).sum();
-    let progress = Progress::steps(if pooler.is_ranker() { "scoring" } else { "embedding" }, n_tokens)
+    let progress = ProgressLine::steps(if pooler.is_ranker() { "scoring" } else { "embedding" }, n_tokens)
         .watched(pass.spec().n_layer());
     let (mut next, mut evaluated) = (0, 0);
     while next < texts.len() {

@@ -1,18 +1,18 @@
-//! Flags that say where and how a model runs.
+//! Flags for the device, the context, threads and precision of a model.
 
 use metal_attention::{CacheType, Device, EngineOptions, Model};
 
 use crate::interrupt;
 
-/// What other programs call `--ctx-size`.
+/// Names that other programs have for `--ctx-size`.
 pub const CTX_SIZE_ELSEWHERE: [&str; 4] = ["n-ctx", "num-ctx", "context-size", "context-length"];
 
-/// Device, context, threads and precision.
+/// Device, context, threads and precision, for one device.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// The device of the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
-    /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
+    /// The device of the model: auto (a GPU in which it fits, preferably through CUDA, else the CPU), cpu, cuda, cuda:1,
+    /// wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 
@@ -25,19 +25,19 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// These flags for `model`.
+    /// The options for `model` that the flags give.
     pub fn options(&self, model: &Model) -> EngineOptions {
         let device = if self.wgpu { Device::Wgpu } else { self.device.clone() };
         EngineOptions { device, ..self.setup.options(model) }
     }
 }
 
-/// Context, threads and precision, for whatever device.
+/// Context, threads and precision, without the device.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct SetupArgs {
-    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096; serve: as many as half
-    /// of the memory that the weights leave has room for]
+    /// Length of the context in tokens; 0: as long as the model was trained with [default: the same, at most 4096; serve: as long
+    /// as fits into half of the memory that the weights leave]
     #[arg(short = 'c', long, aliases = CTX_SIZE_ELSEWHERE, value_name = "N")]
     ctx_size: Option<usize>,
 
@@ -45,14 +45,14 @@ pub struct SetupArgs {
     #[arg(short = 't', long, aliases = ["n-threads", "num-threads"], value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
 
-    /// NVIDIA GPUs that share the model out among themselves, each with some of every layer: that of --device cuda (cuda:2) and
+    /// NVIDIA GPUs that share the model by tensor parallelism, each with a part of every layer: that of --device cuda (cuda:2) and
     /// those that follow it
     #[arg(long, alias = "tensor-parallel-size", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     tensor_parallel: usize,
 
-    /// MiB of memory for states that texts can be cut back to, in models that keep a recurrent state (LFM2). They are kept at
-    /// every 64th token, the older ones more thinly where there is no room for all; what lies behind the last one is
-    /// evaluated again when an answer is taken back or a prompt begins like another
+    /// MiB of memory for snapshots of recurrent states, in models that have them (LFM2). One is kept at every 64th token; if memory
+    /// is short, fewer of the older ones. A sequence that is cut back, or that begins like an earlier prompt, is evaluated again
+    /// from the last snapshot on
     #[arg(long, value_name = "MIB", default_value = "256")]
     state_cache: usize,
 
@@ -61,12 +61,12 @@ pub struct SetupArgs {
 }
 
 impl SetupArgs {
-    /// These flags with another context, where one is given.
+    /// These flags, with the context `n_ctx` if it is given.
     pub fn with_n_ctx(self, n_ctx: Option<usize>) -> Self {
         Self { ctx_size: n_ctx.or(self.ctx_size), ..self }
     }
 
-    /// These flags for `model`, on the default device.
+    /// The options for `model`, on the default device.
     pub fn options(&self, model: &Model) -> EngineOptions {
         EngineOptions {
             n_ctx: match self.ctx_size {
@@ -74,7 +74,7 @@ impl SetupArgs {
                 n_ctx => n_ctx,
             },
             n_threads: self.threads,
-            n_cards: self.tensor_parallel,
+            n_ranks: self.tensor_parallel,
             state_cache: self.state_cache.saturating_mul(1 << 20),
             ..self.compute.options()
         }
@@ -94,15 +94,15 @@ pub struct ComputeArgs {
     #[arg(long)]
     exact: bool,
 
-    /// Most tokens of a prompt that go through the layers at once [default: 512, on an H100 or H200 through CUDA mostly
+    /// Most tokens of a micro-batch, which go through the layers at once [default: 512, on an H100 or H200 through CUDA mostly
     /// 2048]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     ubatch_size: Option<usize>,
 }
 
 impl ComputeArgs {
-    /// These flags, on the default device with the default context and threads; Ctrl-C ends what runs with them where it
-    /// does not end the process.
+    /// The options, with the default device, context and threads. The forward pass stops at a Ctrl-C that does not end the
+    /// process.
     pub fn options(&self) -> EngineOptions {
         EngineOptions {
             cache_type: self.cache_type,
@@ -114,7 +114,7 @@ impl ComputeArgs {
     }
 }
 
-/// Reads a number that must not be 0.
+/// Parses a number greater than 0.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),

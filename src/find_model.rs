@@ -1,4 +1,7 @@
-//! Which file a model's name means. Every command that takes a model finds it here.
+//! Finds the file of a model's name. All commands that take a model use it.
+//!
+//! A name is searched in this order: a file; an address on the hub; the folders of models; the well-known names; the cache
+//! of the hub; the repositories of the hub.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,84 +13,85 @@ use crate::cli_error::CliError;
 use crate::download_progress::DownloadProgress;
 use crate::metadata_text::safe;
 
-/// Folders with models, separated as those of `PATH` are.
+/// The environment variable with folders of models, separated as in `PATH`.
 const FOLDERS: &str = "METAL_ATTENTION_MODELS";
 
 /// LM Studio's folder of models in the user's home.
 const LM_STUDIO: &str = ".lmstudio/models";
 
-/// Folders in folders that are searched: LM Studio's are OWNER/REPO/FILE.gguf.
+/// The depth of folders that are searched: LM Studio's have OWNER/REPO/FILE.gguf.
 const MAX_DEPTH: usize = 3;
 
-/// Files of a folder that are looked at.
+/// The largest number of files that are listed of a folder.
 const MAX_FILES: usize = 20_000;
 
-/// Where a model is.
+/// The location of a model.
 #[derive(Debug, PartialEq)]
-enum Place {
+enum ModelLocation {
     /// A file on this machine.
     File(PathBuf),
-    /// The hub, or the cache of what came from it.
+    /// A repository of the hub; its files may be in the cache already.
     Hub(ModelName),
 }
 
-/// The model's file, or the first one of a split model. What is on the hub only is downloaded.
+/// The path of the model's file, or of the first file of a split model. Downloads a model that is only on the hub. A path
+/// that does not exist is returned as it is if it looks like one, so that opening it reports the error.
 pub fn find(given: &Path) -> Result<PathBuf, CliError> {
-    match place(given)? {
-        Some(Place::File(file)) => Ok(file),
-        Some(Place::Hub(name)) => {
+    match locate(given)? {
+        Some(ModelLocation::File(file)) => Ok(file),
+        Some(ModelLocation::Hub(name)) => {
             download(&name).map_err(|error| CliError::of_model(&given.to_string_lossy(), &name, error))
         }
-        // Opening it says what it is instead of a file, or what similar files there are.
+        // The error of opening it describes what the path is, or lists similar files.
         None if given.exists() || is_path(given) => Ok(given.to_owned()),
-        None => Err(nowhere(given)),
+        None => Err(not_found(given)),
     }
 }
 
-/// Whether `word` names a model, even one that has to be downloaded, or one that cannot be had.
+/// Whether `word` names a model, including one that has to be downloaded or that turns out not to exist.
 pub fn names_model(word: &str) -> bool {
-    is_path(Path::new(word)) || !matches!(place(Path::new(word)), Ok(None))
+    is_path(Path::new(word)) || !matches!(locate(Path::new(word)), Ok(None))
 }
 
-/// Whether this can only be a file's name: it has the ending of one, or it is in a folder that there is.
+/// Whether `given` can only be a path: it ends in `.gguf`, or its folder exists.
 fn is_path(given: &Path) -> bool {
     let in_folder = given.parent().is_some_and(|parent| parent != Path::new("") && parent.is_dir());
     in_folder || given.to_str().is_some_and(|text| is_gguf(text) && !is_hub_address(text))
 }
 
+/// Gets the model from the cache or the hub. Returns its first file.
 fn download(name: &ModelName) -> Result<PathBuf, metal_attention_hub::HubError> {
     let mut model = Hub::new(Environment::read()?).get(name, &mut DownloadProgress::new())?;
     Ok(model.files.swap_remove(0))
 }
 
-/// Where the model is; `None`: nowhere. A file comes first, then what can only be a name on the hub, then the folders
-/// of models, well-known names, the cache, and names on the hub.
-fn place(given: &Path) -> Result<Option<Place>, CliError> {
+/// The location of the model. `None`: not found. The order is that at the head of this file.
+fn locate(given: &Path) -> Result<Option<ModelLocation>, CliError> {
     if given.exists() && !given.is_dir() {
-        return Ok(Some(Place::File(given.to_owned())));
+        return Ok(Some(ModelLocation::File(given.to_owned())));
     }
     let Some(text) = given.to_str() else { return Ok(None) };
     if is_hub_address(text) {
-        return Ok(Some(Place::Hub(text.parse()?)));
+        return Ok(Some(ModelLocation::Hub(text.parse()?)));
     }
     for folder in folders() {
         if let Some(file) = in_folder(&folder, text)? {
-            return Ok(Some(Place::File(file)));
+            return Ok(Some(ModelLocation::File(file)));
         }
     }
     if let Some(known) = known_model(text) {
-        return Ok(Some(Place::Hub(known?)));
+        return Ok(Some(ModelLocation::Hub(known?)));
     }
     if let Some(name) = in_cache(text)? {
-        return Ok(Some(Place::Hub(name)));
+        return Ok(Some(ModelLocation::Hub(name)));
     }
     match text.parse() {
-        Ok(name) if !is_path(given) => Ok(Some(Place::Hub(name))),
+        Ok(name) if !is_path(given) => Ok(Some(ModelLocation::Hub(name))),
         Ok(_) | Err(_) => Ok(None),
     }
 }
 
-/// The folders that the environment names, else LM Studio's.
+/// The folders of models that the environment names, else LM Studio's.
 fn folders() -> Vec<PathBuf> {
     match std::env::var_os(FOLDERS) {
         Some(variable) => std::env::split_paths(&variable).filter(|folder| !folder.as_os_str().is_empty()).collect(),
@@ -95,7 +99,7 @@ fn folders() -> Vec<PathBuf> {
     }
 }
 
-/// The model of this name in a folder of models.
+/// The model called `text` in `folder`: its first file. An error if several models fit.
 fn in_folder(folder: &Path, text: &str) -> Result<Option<PathBuf>, CliError> {
     let file = folder.join(text);
     if file.is_file() {
@@ -111,10 +115,11 @@ fn in_folder(folder: &Path, text: &str) -> Result<Option<PathBuf>, CliError> {
     }
 }
 
-/// The model of this name in the cache of the hub: that of a repository or a file.
+/// The model called `text` in the cache of the hub, by the name of its repository or of its file. An error if models of
+/// several repositories fit.
 fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
     let (name, which) = name_and_type(text);
-    // A variable that cannot be used is told where the hub is needed.
+    // An invalid environment variable is reported when the hub is needed.
     let Ok(environment) = Environment::read() else { return Ok(None) };
     let mut found = Hub::new(environment).models()?;
     found.retain(|model| {
@@ -128,7 +133,7 @@ fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
     match &found[..] {
         [] => Ok(None),
         [one] => Ok(Some(one.name.clone())),
-        // One repository's models: the hub's rules choose.
+        // All are of one repository: the hub's rules choose among them.
         [first, ..] if found.iter().all(|model| model.name.repo() == first.name.repo()) => {
             Ok(Some(first.name.with(which)))
         }
@@ -143,7 +148,7 @@ fn in_cache(text: &str) -> Result<Option<ModelName>, CliError> {
     }
 }
 
-/// A name, and the type after the colon.
+/// Splits `NAME:TYPE` into the name and the type.
 fn name_and_type(text: &str) -> (&str, Which) {
     match text.rsplit_once(':') {
         Some((name, quant)) if !name.is_empty() && !quant.is_empty() => (name, Which::Quant(quant.to_owned())),
@@ -151,13 +156,14 @@ fn name_and_type(text: &str) -> (&str, Which) {
     }
 }
 
-/// Whether a file, with the folders it is in, has this name: its own, with or without its ending and its type, that of its
-/// folder, or those of both folders, with or without `-GGUF`; in upper or lower case.
+/// Whether `name` is a name of `file`, a path with `/`. Its names, in upper or lower case, are: the path; the file's name,
+/// also without the ending and without the type; the name of its folder; and OWNER/REPO of its two folders. `-GGUF` at the
+/// end of each may be left out.
 fn is_called(file: &str, name: &str) -> bool {
     let (folders, file_name) = file.rsplit_once('/').unwrap_or(("", file));
     let stem = without_part(file_name);
     let quant = models([(file_name, 0)]).pop().and_then(|model| model.quant).unwrap_or_default();
-    // The character before the type is - or a dot.
+    // One character, - or a dot, separates the type.
     let at = stem.len().checked_sub(quant.len() + 1).filter(|_| !quant.is_empty());
     let plain = at.and_then(|at| stem.get(..at)).unwrap_or(stem);
     let folder = folders.rsplit('/').next().unwrap_or_default();
@@ -174,7 +180,8 @@ fn is_called(file: &str, name: &str) -> bool {
     })
 }
 
-/// GGUF files in a folder and those below it, `/` between folders.
+/// The GGUF files in `folder` and below it, at most [`MAX_DEPTH`] folders deep and [`MAX_FILES`], sorted; with `/` between
+/// folders. A folder that cannot be read has no files.
 pub fn files_below(folder: &Path) -> Vec<String> {
     fn add(folder: &Path, name: &str, depth: usize, files: &mut Vec<String>) {
         let Ok(entries) = fs::read_dir(folder) else { return };
@@ -200,6 +207,7 @@ pub fn files_below(folder: &Path) -> Vec<String> {
     files
 }
 
+/// Whether a name ends in `.gguf`.
 fn is_gguf(text: &str) -> bool {
     without_ending(text).len() < text.len()
 }
@@ -213,13 +221,13 @@ pub fn without_ending(name: &str) -> &str {
     }
 }
 
-/// A file's name without `.gguf` and, of the first part of a split model, without the part's number.
+/// A file's name without `.gguf`; the first part of a split model also without the part's number.
 pub fn without_part(name: &str) -> &str {
     let stem = without_ending(name);
     stem.split_once("-00001-of-").map_or(stem, |(stem, _)| stem)
 }
 
-/// The error of a folder where more than one model fits.
+/// The error for a folder in which more than one model has the name.
 fn several(given: &str, folder: &Path, files: &[String]) -> CliError {
     let list: Vec<String> = models(files.iter().map(|file| (file.as_str(), 0)))
         .iter()
@@ -229,8 +237,8 @@ fn several(given: &str, folder: &Path, files: &[String]) -> CliError {
     CliError::Usage(format!("{} may be several models; name one of these files:{}", safe(given), list.concat()))
 }
 
-/// The error of a name that is nowhere, with what would get such a model.
-pub fn nowhere(given: &Path) -> CliError {
+/// The error for a name that was not found. It lists commands that download such a model.
+pub fn not_found(given: &Path) -> CliError {
     let text = given.to_string_lossy();
     let shown = safe(&text);
     let stem = without_ending(text.rsplit(['/', '\\']).next().unwrap_or(&text));
@@ -251,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_called_by_their_names_and_their_folders() {
+    fn files_are_found_by_their_names_and_their_folders() {
         let file = "unsloth/Qwen3-4B-GGUF/Qwen3-4B-UD-Q4_K_XL.gguf";
         for name in [
             "Qwen3-4B-UD-Q4_K_XL.gguf",
@@ -298,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_nowhere_has_the_commands_that_get_it() {
-        let error = |name: &str| nowhere(Path::new(name)).to_string();
+    fn the_error_for_an_unknown_name_lists_commands_that_download_it() {
+        let error = |name: &str| not_found(Path::new(name)).to_string();
         let text = error("lama3.2");
         assert!(text.starts_with("no such file: lama3.2, and no model has this name"), "{text}");
         assert!(text.contains("did you mean llama3.2?") && text.contains("metal-attention pull llama3.2 "), "{text}");
         assert!(text.contains("pull OWNER/REPO ") && text.contains("models?search=lama3.2"), "{text}");
-        assert_eq!(nowhere(Path::new("lama3.2")).exit_code(), 3);
+        assert_eq!(not_found(Path::new("lama3.2")).exit_code(), 3);
     }
 }

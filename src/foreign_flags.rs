@@ -1,95 +1,105 @@
-//! Flags and commands of other programs (llama.cpp's, ollama's, vLLM's), and what becomes of each here.
+//! Flags and commands of other programs (llama.cpp, ollama, vLLM), and their equivalents in this program.
 //!
-//! [`ROWS`] is the whole table. `usage.rs` rewrites the command line by it before clap reads it, because clap has no flags
-//! of several letters with one dash.
+//! [`FOREIGN_FLAGS`] is a table with one entry for a group of flags. `usage.rs` rewrites the command line by it before clap
+//! reads it, because clap has no flags of several letters with one dash (`-ngl`).
 
 use metal_attention::CacheType;
 
 /// A flag of another program.
-pub struct Row {
-    /// Its names.
+pub struct ForeignFlag {
+    /// Its spellings.
     pub flags: &'static [&'static str],
-    /// Whether a value follows.
-    pub takes: Takes,
-    /// What it means here.
-    pub becomes: Becomes,
-    /// The commands the row is for; none: all that no other row of the flag is for.
+    /// Whether a value follows it.
+    pub value: FlagValue,
+    /// Its equivalent in this program.
+    pub meaning: FlagMeaning,
+    /// The commands that the entry is for. Empty: all commands that no other entry of the flag names.
     pub commands: &'static [&'static str],
 }
 
-/// Whether a value follows a flag.
+/// Whether a value follows a flag as the next argument.
 #[derive(Clone, Copy)]
-pub enum Takes {
-    /// None does.
+pub enum FlagValue {
+    /// No value.
     Nothing,
-    /// One does.
+    /// Always a value.
     Value,
-    /// One of these may follow.
+    /// A value only if the next argument is one of these.
     Maybe(&'static [&'static str]),
 }
 
-/// What a flag means here.
+/// The equivalent of a foreign flag.
 #[derive(Clone, Copy)]
-pub enum Becomes {
-    /// A flag of this program, with the value that was given.
+pub enum FlagMeaning {
+    /// A flag of this program, with the same value.
     Flag(&'static str),
-    /// Nothing: what it asks for is so anyway, or does not matter. The text says why.
+    /// The flag is ignored: it describes what the program does anyway, or has no effect. The text is the reason.
     Nothing(&'static str),
-    /// An error. The text says what to do instead.
+    /// The flag is an error. The text is a tip for the user.
     Refused(&'static str),
-    /// One of these, by the value.
-    ByValue(fn(&str) -> Outcome),
-    /// Part of what `-m` takes.
+    /// The function returns the equivalent of the value.
+    ByValue(fn(&str) -> ValueMeaning),
+    /// Part of the value of `-m`.
     Model(ModelPart),
-    /// Part of what `--cache-type` takes.
+    /// Part of the value of `--cache-type`.
     Cache,
 }
 
-/// What a value means.
+/// The equivalent of one value of a foreign flag.
 #[derive(Debug, PartialEq)]
-pub enum Outcome {
-    /// These arguments.
+pub enum ValueMeaning {
+    /// Arguments of this program.
     Args(Vec<String>),
-    /// Nothing, and why.
+    /// The flag is ignored, with the reason.
     Nothing(String),
-    /// An error, and what to do instead.
+    /// An error, with a tip for the user.
     Refused(String),
 }
 
-/// Part of a model's name.
+/// The part of a model's name that a flag gives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ModelPart {
     /// `OWNER/REPO[:QUANT]`.
     Repo,
-    /// The file in it.
+    /// The file in the repository.
     File,
 }
 
-/// The row of a flag in a command.
-pub fn row(command: &str, flag: &str) -> Option<&'static Row> {
-    let rows = || ROWS.iter().filter(|row| row.flags.contains(&flag));
-    rows().find(|row| row.commands.contains(&command)).or_else(|| rows().find(|row| row.commands.is_empty()))
+/// The entry of a flag in a command. An entry that names the command goes before one for all commands.
+pub fn find_flag(command: &str, flag: &str) -> Option<&'static ForeignFlag> {
+    let entries = || FOREIGN_FLAGS.iter().filter(|entry| entry.flags.contains(&flag));
+    entries()
+        .find(|entry| entry.commands.contains(&command))
+        .or_else(|| entries().find(|entry| entry.commands.is_empty()))
 }
 
-/// What to say of a command that only other programs have.
+/// The tip for a command that only other programs have.
 pub fn foreign_command(name: &str) -> Option<&'static str> {
     COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, tip)| *tip)
 }
 
-const fn all(flags: &'static [&'static str], takes: Takes, becomes: Becomes) -> Row {
-    Row { flags, takes, becomes, commands: &[] }
+/// An entry for all commands.
+const fn all(flags: &'static [&'static str], value: FlagValue, meaning: FlagMeaning) -> ForeignFlag {
+    ForeignFlag { flags, value, meaning, commands: &[] }
 }
 
-const fn on(commands: &'static [&'static str], flags: &'static [&'static str], takes: Takes, becomes: Becomes) -> Row {
-    Row { flags, takes, becomes, commands }
+/// An entry for some commands.
+const fn on(
+    commands: &'static [&'static str],
+    flags: &'static [&'static str],
+    value: FlagValue,
+    meaning: FlagMeaning,
+) -> ForeignFlag {
+    ForeignFlag { flags, value, meaning, commands }
 }
 
-use Becomes::{ByValue, Cache, Flag, Nothing, Refused};
-use Takes::{Maybe, Value};
+use FlagMeaning::{ByValue, Cache, Flag, Nothing, Refused};
+use FlagValue::{Maybe, Value};
 
-/// Values of switches that may have one.
-const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"]);
+/// The values of a switch that may have one.
+const SWITCH: FlagValue = Maybe(&["on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"]);
 
+/// The tip for flags that distribute layers or tensors over devices.
 const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device with a name from `metal-attention devices`, or \
                         --device cpu; --tensor-parallel shares it out among NVIDIA GPUs";
 const NO_IMAGES: &str = "images and sound cannot be read yet: leave the flag out, and the model answers text";
@@ -104,17 +114,17 @@ const IN_REQUESTS: &str =
 const NO_TLS: &str = "the server speaks plain HTTP: put a proxy with TLS before it";
 const CONVERSATION: &str = "a conversation is what `chat` has";
 
-/// All flags. A flag that is one of the command's own is not looked up here.
-pub const ROWS: &[Row] = &[
+/// The table. Flags that the command itself has are not searched here.
+pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     // The model.
-    all(&["-hf", "-hfr", "--hf-repo"], Value, Becomes::Model(ModelPart::Repo)),
-    all(&["-hff", "--hf-file"], Value, Becomes::Model(ModelPart::File)),
+    all(&["-hf", "-hfr", "--hf-repo"], Value, FlagMeaning::Model(ModelPart::Repo)),
+    all(&["-hff", "--hf-file"], Value, FlagMeaning::Model(ModelPart::File)),
     all(&["-hft", "--hf-token"], Value, Refused("set the variable HF_TOKEN to the token")),
     all(&["-mu", "--model-url"], Value, Flag("--model")),
-    all(&["--offline"], Takes::Nothing, Refused("set the variable HF_HUB_OFFLINE to 1")),
+    all(&["--offline"], FlagValue::Nothing, Refused("set the variable HF_HUB_OFFLINE to 1")),
     all(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Value, Refused(NO_IMAGES)),
-    all(&["--mmproj-offload"], Takes::Nothing, Refused(NO_IMAGES)),
-    all(&["--no-mmproj", "--no-mmproj-offload"], Takes::Nothing, Nothing("projectors are never loaded")),
+    all(&["--mmproj-offload"], FlagValue::Nothing, Refused(NO_IMAGES)),
+    all(&["--no-mmproj", "--no-mmproj-offload"], FlagValue::Nothing, Nothing("projectors are never loaded")),
     all(
         &["--lora", "--lora-scaled", "--lora-base", "--control-vector", "--control-vector-scaled"],
         Value,
@@ -140,22 +150,22 @@ pub const ROWS: &[Row] = &[
     all(&["--override-kv"], Value, Refused("a model's metadata is taken as it is in its file")),
     all(
         &["--mlock"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("the system keeps in memory what is used; --no-mmap reads the whole file into it"),
     ),
-    all(&["--mmap"], Takes::Nothing, Nothing("files are mapped unless --no-mmap says otherwise")),
+    all(&["--mmap"], FlagValue::Nothing, Nothing("files are mapped unless --no-mmap says otherwise")),
     on(&["bench"], &["-mmp", "--mmap"], Value, ByValue(mmap)),
-    all(&["--check-tensors", "--repack", "-nr", "--no-repack"], Takes::Nothing, Nothing("it changes nothing here")),
+    all(&["--check-tensors", "--repack", "-nr", "--no-repack"], FlagValue::Nothing, Nothing("it changes nothing here")),
     // The device.
     all(&["-ngl", "--n-gpu-layers", "--gpu-layers"], Value, ByValue(gpu_layers)),
     all(&["-dev"], Value, ByValue(device)),
-    all(&["--list-devices"], Takes::Nothing, Refused("`metal-attention devices` lists them")),
+    all(&["--list-devices"], FlagValue::Nothing, Refused("`metal-attention devices` lists them")),
     all(&["-sm", "--split-mode"], Value, ByValue(split_mode)),
     all(&["-ts", "--tensor-split", "-ot", "--override-tensor"], Value, Refused(NO_PARTS)),
     all(&["-mg", "--main-gpu"], Value, Refused("--device cuda:N or gpu:N names the device")),
-    all(&["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload"], Takes::Nothing, Refused(NO_PARTS)),
+    all(&["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload"], FlagValue::Nothing, Refused(NO_PARTS)),
     all(&["-ncmoe", "--n-cpu-moe"], Value, Refused(NO_PARTS)),
-    all(&["-kvo", "--kv-offload"], Takes::Nothing, Nothing("the KV cache is where the model is")),
+    all(&["-kvo", "--kv-offload"], FlagValue::Nothing, Nothing("the KV cache is where the model is")),
     all(&["-fit", "--fit"], SWITCH, Nothing("--device auto takes a GPU where the model fits")),
     all(&["--numa"], Value, Nothing("threads run where the system puts them; numactl says otherwise")),
     all(
@@ -175,26 +185,26 @@ pub const ROWS: &[Row] = &[
     all(&["-ub"], Value, Flag("--ubatch-size")),
     on(&["serve"], &["-np", "--n-parallel", "--max-num-seqs"], Value, Flag("--parallel")),
     all(&["-np", "--n-parallel", "--parallel", "--max-num-seqs"], Value, ByValue(sequences)),
-    all(&["-cb", "--cont-batching"], Takes::Nothing, Nothing("requests share the steps of the model anyway")),
+    all(&["-cb", "--cont-batching"], FlagValue::Nothing, Nothing("requests share the steps of the model anyway")),
     all(
         &["-nocb", "--no-cont-batching"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("`metal-attention serve --parallel 1` runs one request at a time"),
     ),
-    on(&["bench"], &["--no-warmup"], Takes::Nothing, ByValue(no_warmup)),
-    all(&["--warmup", "--no-warmup"], Takes::Nothing, Nothing("nothing runs before the first text")),
+    on(&["bench"], &["--no-warmup"], FlagValue::Nothing, ByValue(no_warmup)),
+    all(&["--warmup", "--no-warmup"], FlagValue::Nothing, Nothing("nothing runs before the first text")),
     all(
         &["-kvu", "--kv-unified", "--swa-full", "--no-perf", "--perf"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("it changes nothing here"),
     ),
-    all(&["--no-context-shift"], Takes::Nothing, Nothing("a full context ends the text")),
+    all(&["--no-context-shift"], FlagValue::Nothing, Nothing("a full context ends the text")),
     all(
         &["--context-shift"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("a full context ends the text: --ctx-size makes it larger; serve has --context-shift for chats"),
     ),
-    all(&["--cache-prompt"], Takes::Nothing, Nothing("prompts that begin alike share what was computed for them")),
+    all(&["--cache-prompt"], FlagValue::Nothing, Nothing("prompts that begin alike share what was computed for them")),
     on(&["serve"], &["-cram"], Value, Flag("--cache-ram")),
     all(
         &[
@@ -224,26 +234,26 @@ pub const ROWS: &[Row] = &[
         Refused(FROM_FILE),
     ),
     all(&["--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"], Value, Refused(FROM_FILE)),
-    // Texts and conversations.
-    on(&["run"], &["-cnv", "--conversation", "-st", "--single-turn"], Takes::Nothing, Flag("--chat")),
-    on(&["run"], &["-i", "--interactive", "-if", "--interactive-first"], Takes::Nothing, Flag("--chat")),
-    on(&["run"], &["-no-cnv", "--no-conversation"], Takes::Nothing, Flag("--raw")),
+    // Prompts and conversations.
+    on(&["run"], &["-cnv", "--conversation", "-st", "--single-turn"], FlagValue::Nothing, Flag("--chat")),
+    on(&["run"], &["-i", "--interactive", "-if", "--interactive-first"], FlagValue::Nothing, Flag("--chat")),
+    on(&["run"], &["-no-cnv", "--no-conversation"], FlagValue::Nothing, Flag("--raw")),
     on(
         &["chat"],
         &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing(CONVERSATION),
     ),
     on(
         &["chat"],
         &["-st", "--single-turn"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("`metal-attention run MODEL TEXT` answers one message"),
     ),
     on(
         &["chat"],
         &["-no-cnv", "--no-conversation"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("`metal-attention run --raw` continues a text"),
     ),
     all(&["-sys"], Value, Flag("--system")),
@@ -252,8 +262,8 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("--system \"$(cat FILE)\" takes the instructions from a file"),
     ),
-    all(&["--jinja"], Takes::Nothing, Nothing("chat templates run as Jinja anyway")),
-    all(&["--no-jinja"], Takes::Nothing, Refused("chat templates are Jinja; `run --raw` goes without one")),
+    all(&["--jinja"], FlagValue::Nothing, Nothing("chat templates run as Jinja anyway")),
+    all(&["--no-jinja"], FlagValue::Nothing, Refused("chat templates are Jinja; `run --raw` goes without one")),
     all(&["--chat-template-file"], Value, Flag("--chat-template")),
     all(
         &["--chat-template-kwargs"],
@@ -278,15 +288,15 @@ pub const ROWS: &[Row] = &[
         ByValue(think),
     ),
     on(&["run", "chat"], &["-rea", "--reasoning"], SWITCH, ByValue(think)),
-    all(&["--hidethinking"], Takes::Nothing, Nothing("thoughts are shown at a terminal only, in grey")),
+    all(&["--hidethinking"], FlagValue::Nothing, Nothing("thoughts are shown at a terminal only, in grey")),
     all(&["-bf", "--binary-file"], Value, Flag("--file")),
     all(
         &["-e", "--escape", "--escapes"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("texts are taken as they are: a shell's $'a\\nb' has a line break"),
     ),
-    all(&["--no-escape"], Takes::Nothing, Nothing("texts are taken as they are")),
-    all(&["--display-prompt"], Takes::Nothing, Flag("--echo")),
+    all(&["--no-escape"], FlagValue::Nothing, Nothing("texts are taken as they are")),
+    all(&["--display-prompt"], FlagValue::Nothing, Flag("--echo")),
     all(
         &[
             "--no-display-prompt",
@@ -297,15 +307,19 @@ pub const ROWS: &[Row] = &[
             "--verbose-prompt",
             "--nowordwrap",
         ],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("stdout has the text alone, and stderr the measurements"),
     ),
     all(&["--color", "--colors"], SWITCH, Nothing("a terminal has colours unless NO_COLOR is set")),
-    all(&["-mli", "--multiline-input"], Takes::Nothing, Nothing("\"\"\" begins and ends a message of several lines")),
+    all(
+        &["-mli", "--multiline-input"],
+        FlagValue::Nothing,
+        Nothing("\"\"\" begins and ends a message of several lines"),
+    ),
     all(
         &["--in-prefix", "--in-suffix"],
         Value,
-        Refused("there is no such thing here: the chat template says what stands around a message"),
+        Refused("there is no such thing here: the chat template has the text around a message"),
     ),
     on(&["chat"], &["--prompt-cache"], Value, Flag("--session")),
     on(&["run"], &["--prompt-cache"], Value, Refused("chat --session FILE keeps a conversation")),
@@ -328,7 +342,7 @@ pub const ROWS: &[Row] = &[
     // The log.
     all(
         &["--log-disable", "--log-prefix", "--log-timestamps"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("RUST_LOG says what is logged"),
     ),
     all(&["--log-colors"], SWITCH, Nothing("NO_COLOR turns colours off")),
@@ -341,14 +355,14 @@ pub const ROWS: &[Row] = &[
     on(
         &["serve"],
         &["--metrics", "--slots", "--no-slots", "--props", "--webui", "--no-webui", "--ui", "--no-ui"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("the page and /metrics are always there"),
     ),
     on(
         &["serve"],
         &["--embedding", "--embeddings", "--rerank", "--reranking"],
-        Takes::Nothing,
-        Nothing("the model's kind says what it can be asked for"),
+        FlagValue::Nothing,
+        Nothing("the kind of the model decides which requests it can answer"),
     ),
     on(&["serve"], &["--pooling"], Value, Refused("the model's file says how its states become a vector")),
     on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),
@@ -360,11 +374,11 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("--models-memory says how much memory the loaded models take together, however many they are"),
     ),
-    on(&["serve"], &["--models-autoload"], Takes::Nothing, Nothing("a request loads the model that it names")),
+    on(&["serve"], &["--models-autoload"], FlagValue::Nothing, Nothing("a request loads the model that it names")),
     on(
         &["serve"],
         &["--no-models-autoload"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Refused("a request loads the model that it names: leave out of --models-dir what must not be loaded"),
     ),
     on(&["serve"], &["--sleep-idle-seconds", "--keepalive"], Value, Flag("--keep-alive")),
@@ -391,10 +405,10 @@ pub const ROWS: &[Row] = &[
     on(
         &["serve"],
         &["--enable-auto-tool-choice", "--enable-prefix-caching", "--enable-chunked-prefill", "--enforce-eager"],
-        Takes::Nothing,
+        FlagValue::Nothing,
         Nothing("it is so anyway"),
     ),
-    all(&["--trust-remote-code"], Takes::Nothing, Nothing("no code comes with a model")),
+    all(&["--trust-remote-code"], FlagValue::Nothing, Nothing("no code comes with a model")),
     on(&["serve"], &["--tool-call-parser"], Value, Nothing("the chat template tells how the model writes calls")),
     on(
         &["serve"],
@@ -410,7 +424,7 @@ pub const ROWS: &[Row] = &[
     ),
     // ollama.
     all(&["--keepalive"], Value, Nothing("a model is in memory while the command runs")),
-    all(&["--insecure"], Takes::Nothing, Nothing("HF_ENDPOINT may begin with http://")),
+    all(&["--insecure"], FlagValue::Nothing, Nothing("HF_ENDPOINT may begin with http://")),
     // llama-bench.
     on(&["bench"], &["-p", "--n-prompt"], Value, Flag("--seq-lengths")),
     on(&["bench"], &["-n", "--n-gen"], Value, Flag("--gen-length")),
@@ -429,14 +443,14 @@ pub const ROWS: &[Row] = &[
         Value,
         Nothing("stdout has the results, and stderr the progress"),
     ),
-    on(&["bench"], &["--progress"], Takes::Nothing, Nothing("a terminal shows the progress")),
+    on(&["bench"], &["--progress"], FlagValue::Nothing, Nothing("a terminal shows the progress")),
     // llama-embedding, llama-quantize.
     on(&["embed"], &["--embd-normalize"], Value, ByValue(normalize)),
     on(&["embed"], &["--embd-output-format"], Value, ByValue(embeddings)),
-    on(&["quantize"], &["--allow-requantize"], Takes::Nothing, Nothing("quantised files are taken, too")),
+    on(&["quantize"], &["--allow-requantize"], FlagValue::Nothing, Nothing("quantised files are taken, too")),
 ];
 
-/// Commands of other programs.
+/// Commands of other programs: their names, and a tip.
 const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["ps"],
@@ -463,25 +477,30 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Number of layers from which on other programs mean all of them.
+/// The number of layers from which on `-ngl` of other programs means all of them.
 const ALL_LAYERS: i64 = 99;
 
-fn args(args: &[&str]) -> Outcome {
-    Outcome::Args(args.iter().map(|&arg| arg.to_owned()).collect())
+/// Arguments of this program.
+fn args(args: &[&str]) -> ValueMeaning {
+    ValueMeaning::Args(args.iter().map(|&arg| arg.to_owned()).collect())
 }
 
-fn gpu_layers(value: &str) -> Outcome {
+/// llama.cpp's `-ngl`: the number of layers on the GPU.
+fn gpu_layers(value: &str) -> ValueMeaning {
     match (value, value.parse::<i64>()) {
         (_, Ok(0)) => args(&["--device", "cpu"]),
-        ("all" | "auto" | "max", _) => Outcome::Nothing("a model goes to a GPU as a whole where it has room".into()),
-        (_, Ok(n)) if !(0..ALL_LAYERS).contains(&n) => {
-            Outcome::Nothing("a model goes to a GPU as a whole where it has room".into())
+        ("all" | "auto" | "max", _) => {
+            ValueMeaning::Nothing("a model goes to a GPU as a whole where it has room".into())
         }
-        _ => Outcome::Refused(format!("{NO_PARTS}; -ngl 0 is the CPU, -ngl all a GPU")),
+        (_, Ok(n)) if !(0..ALL_LAYERS).contains(&n) => {
+            ValueMeaning::Nothing("a model goes to a GPU as a whole where it has room".into())
+        }
+        _ => ValueMeaning::Refused(format!("{NO_PARTS}; -ngl 0 is the CPU, -ngl all a GPU")),
     }
 }
 
-fn device(value: &str) -> Outcome {
+/// llama.cpp's `-dev`: `CUDA0`, `Vulkan0`, `none`.
+fn device(value: &str) -> ValueMeaning {
     let number = |prefix| value.strip_prefix(prefix).filter(|rest: &&str| rest.bytes().all(|b| b.is_ascii_digit()));
     let name = |kind: &str, number: &str| if number.is_empty() { kind.to_owned() } else { format!("{kind}:{number}") };
     let own = if value == "none" {
@@ -493,115 +512,127 @@ fn device(value: &str) -> Outcome {
     } else {
         value.to_owned()
     };
-    Outcome::Args(vec!["--device".to_owned(), own])
+    ValueMeaning::Args(vec!["--device".to_owned(), own])
 }
 
-fn split_mode(value: &str) -> Outcome {
+/// llama.cpp's `-sm`: how a model is distributed over GPUs.
+fn split_mode(value: &str) -> ValueMeaning {
     if value == "none" {
-        Outcome::Nothing("a model is on one device".into())
+        ValueMeaning::Nothing("a model is on one device".into())
     } else {
-        Outcome::Refused(NO_PARTS.into())
+        ValueMeaning::Refused(NO_PARTS.into())
     }
 }
 
-fn mmap(value: &str) -> Outcome {
+/// llama-bench's `-mmp`: 0 or 1.
+fn mmap(value: &str) -> ValueMeaning {
     if value == "0" {
         args(&["--no-mmap"])
     } else {
-        Outcome::Nothing("files are mapped unless --no-mmap says otherwise".into())
+        ValueMeaning::Nothing("files are mapped unless --no-mmap says otherwise".into())
     }
 }
 
-fn no_warmup(_: &str) -> Outcome {
+/// llama-bench's `--no-warmup`.
+fn no_warmup(_: &str) -> ValueMeaning {
     args(&["--warmup", "0"])
 }
 
-fn sequences(value: &str) -> Outcome {
+/// The number of sequences, for commands that run one.
+fn sequences(value: &str) -> ValueMeaning {
     if value == "1" {
-        Outcome::Nothing("there is one text".into())
+        ValueMeaning::Nothing("there is one text".into())
     } else {
-        Outcome::Refused("`metal-attention serve --parallel N` answers several requests at once".into())
+        ValueMeaning::Refused("`metal-attention serve --parallel N` answers several requests at once".into())
     }
 }
 
-fn think(value: &str) -> Outcome {
+/// Whether the model thinks: ollama's `--think`, llama.cpp's `--reasoning`.
+fn think(value: &str) -> ValueMeaning {
     match value {
-        "auto" => Outcome::Nothing("a model thinks where its chat template has it think".into()),
+        "auto" => ValueMeaning::Nothing("a model thinks where its chat template has it think".into()),
         "" | "1" | "enabled" => args(&["--thinking", "true"]),
         "0" | "disabled" => args(&["--thinking", "false"]),
         how => args(&["--thinking", how]),
     }
 }
 
-fn reasoning_budget(value: &str) -> Outcome {
+/// llama.cpp's `--reasoning-budget`: 0, -1 or a number of tokens.
+fn reasoning_budget(value: &str) -> ValueMeaning {
     match value {
         "0" => args(&["--thinking", "false"]),
-        "-1" => Outcome::Nothing("thoughts may have any length".into()),
-        _ => Outcome::Refused(
+        "-1" => ValueMeaning::Nothing("thoughts may have any length".into()),
+        _ => ValueMeaning::Refused(
             "--thinking false leaves thoughts out; a request to `metal-attention serve` can have thinking_budget_tokens"
                 .into(),
         ),
     }
 }
 
-fn format(value: &str) -> Outcome {
+/// ollama's `--format`: `json` or a JSON schema.
+fn format(value: &str) -> ValueMeaning {
     match value {
-        "" => Outcome::Nothing("an answer has any form unless a flag says otherwise".into()),
+        "" => ValueMeaning::Nothing("an answer has any form unless a flag says otherwise".into()),
         "json" => args(&["--json-schema", "{\"type\":\"object\"}"]),
         schema => args(&["--json-schema", schema]),
     }
 }
 
-fn mirostat(value: &str) -> Outcome {
+/// llama.cpp's `--mirostat`: 0, 1 or 2.
+fn mirostat(value: &str) -> ValueMeaning {
     if value == "0" {
-        Outcome::Nothing("there is no mirostat".into())
+        ValueMeaning::Nothing("there is no mirostat".into())
     } else {
-        Outcome::Refused(
+        ValueMeaning::Refused(
             "there is no mirostat: --top-p, --min-p, --typical or --dynatemp-range choose tokens by their probability"
                 .into(),
         )
     }
 }
 
-fn bench_output(value: &str) -> Outcome {
+/// llama-bench's `-o`: the output format.
+fn bench_output(value: &str) -> ValueMeaning {
     match value {
         "json" | "jsonl" => args(&["--json"]),
         "csv" => args(&["--csv"]),
         "md" => args(&["--markdown"]),
-        _ => Outcome::Refused("--json, --csv and --markdown are the formats".into()),
+        _ => ValueMeaning::Refused("--json, --csv and --markdown are the formats".into()),
     }
 }
 
-fn normalize(value: &str) -> Outcome {
+/// llama-embedding's `--embd-normalize`: the norm of the vectors.
+fn normalize(value: &str) -> ValueMeaning {
     if value == "2" {
-        Outcome::Nothing("the vectors have length 1".into())
+        ValueMeaning::Nothing("the vectors have length 1".into())
     } else {
-        Outcome::Refused("the vectors have length 1, which is 2 there".into())
+        ValueMeaning::Refused("the vectors have length 1, which is 2 there".into())
     }
 }
 
-fn embeddings(value: &str) -> Outcome {
+/// llama-embedding's `--embd-output-format`.
+fn embeddings(value: &str) -> ValueMeaning {
     match value {
         "json" | "json+" | "array" => args(&["--json"]),
-        "" | "raw" => Outcome::Nothing("a single vector is printed a number a line".into()),
-        _ => Outcome::Refused("--json prints an object for each text".into()),
+        "" | "raw" => ValueMeaning::Nothing("a single vector is printed a number a line".into()),
+        _ => ValueMeaning::Refused("--json prints an object for each text".into()),
     }
 }
 
-/// What formats of keys and values become that were given apart.
-pub fn cache_type(given: &[String]) -> Outcome {
-    let Some(first) = given.first() else { return Outcome::Args(Vec::new()) };
+/// The value of `--cache-type` that those of `--cache-type-k` and `--cache-type-v` become. The program has one type for
+/// both.
+pub fn cache_type(given: &[String]) -> ValueMeaning {
+    let Some(first) = given.first() else { return ValueMeaning::Args(Vec::new()) };
     let own = first.to_ascii_lowercase();
     if given.iter().any(|other| !other.eq_ignore_ascii_case(first)) {
-        Outcome::Refused("keys and values are kept in one format: --cache-type f16 or f32".into())
+        ValueMeaning::Refused("keys and values are kept in one format: --cache-type f16 or f32".into())
     } else if own.parse::<CacheType>().is_err() {
-        Outcome::Refused(format!(
+        ValueMeaning::Refused(format!(
             "keys and values cannot be kept as {first} yet: --cache-type f16 or f32, or leave the flags out"
         ))
     } else if given.len() == 1 && own != "f16" {
-        // The other of the two stays F16 elsewhere.
-        Outcome::Refused(format!("keys and values are kept in one format: --cache-type {own}"))
+        // In llama.cpp the other one of keys and values stays F16.
+        ValueMeaning::Refused(format!("keys and values are kept in one format: --cache-type {own}"))
     } else {
-        Outcome::Args(vec!["--cache-type".to_owned(), own])
+        ValueMeaning::Args(vec!["--cache-type".to_owned(), own])
     }
 }

@@ -1,19 +1,20 @@
-//! What a text must look like: flags under llama.cpp's names.
+//! Flags that constrain the form of the generated text: a grammar, a JSON schema, or a regular expression. They have
+//! llama.cpp's names.
 
 use std::path::PathBuf;
 
 use metal_attention::{Constraint, Generator};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::{Form, Grammars};
+use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 
 use crate::cli_error::CliError;
 use crate::text_input::read_file;
 
-/// What a text must look like.
+/// The form of the generated text; at most one of the flags may be given.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Form of the text")]
 pub struct FormArgs {
-    /// A grammar to follow: GBNF, whose rules have ::=, or Lark
+    /// A grammar that the text follows: GBNF, whose rules have ::=, or Lark
     #[arg(long, value_name = "GRAMMAR", group = "form", allow_hyphen_values = true)]
     grammar: Option<String>,
 
@@ -21,7 +22,7 @@ pub struct FormArgs {
     #[arg(long, value_name = "FILE", group = "form")]
     grammar_file: Option<PathBuf>,
 
-    /// A JSON schema to follow; @FILE: the schema in a file
+    /// A JSON schema that the text follows; @FILE: the schema in a file
     #[arg(short, long, value_name = "SCHEMA", group = "form")]
     json_schema: Option<String>,
 
@@ -35,16 +36,16 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// The form that the flags ask for.
-    pub fn form(&self) -> Result<Option<Form>, CliError> {
+    /// The form that the flags give. `None`: no flag is given.
+    pub fn form(&self) -> Result<Option<AnswerForm>, CliError> {
         if let Some(text) = &self.grammar {
-            return Ok(Some(Form::grammar(text.clone())));
+            return Ok(Some(AnswerForm::grammar(text.clone())));
         }
         if let Some(path) = &self.grammar_file {
-            return Ok(Some(Form::grammar(read_file(path)?)));
+            return Ok(Some(AnswerForm::grammar(read_file(path)?)));
         }
         if let Some(pattern) = &self.regex {
-            return Ok(Some(Form::Regex(pattern.clone())));
+            return Ok(Some(AnswerForm::Regex(pattern.clone())));
         }
         let text = match (&self.json_schema, &self.json_schema_file) {
             (Some(text), _) => match text.strip_prefix('@') {
@@ -55,17 +56,18 @@ impl FormArgs {
             (None, None) => return Ok(None),
         };
         match serde_json::from_str(&text) {
-            Ok(schema) => Ok(Some(Form::JsonSchema { schema, strict: None })),
+            Ok(schema) => Ok(Some(AnswerForm::JsonSchema { schema, strict: None })),
             Err(error) => Err(CliError::Usage(format!("the JSON schema is no JSON: {error}"))),
         }
     }
 }
 
-/// Has the next text of `generator` look like `form`: the answer to a prompt that a template rendered, or what continues a text.
+/// Constrains what `generator` generates next to `form`. `rendered` is the chat template and the prompt that it rendered, if
+/// the text is an answer; `None` if it continues plain text. Parts of a JSON schema that are not enforced are logged.
 pub fn constrain(
     generator: &mut Generator,
-    grammars: &Grammars,
-    form: &Form,
+    grammars: &GrammarCompiler,
+    form: &AnswerForm,
     rendered: Option<(&ChatTemplate, &str)>,
 ) -> Result<(), CliError> {
     let mut left_out = Vec::new();
@@ -74,8 +76,10 @@ pub fn constrain(
         None => grammars.raw(form, &mut left_out),
     };
     let grammar = grammar.map_err(|error| match form {
-        Form::JsonObject | Form::JsonSchema { .. } => CliError::Usage(format!("the JSON schema: {error}")),
-        Form::Gbnf(_) | Form::Lark(_) | Form::Regex(_) | Form::Choice(_) => CliError::Usage(error.to_string()),
+        AnswerForm::JsonObject | AnswerForm::JsonSchema { .. } => CliError::Usage(format!("the JSON schema: {error}")),
+        AnswerForm::Gbnf(_) | AnswerForm::Lark(_) | AnswerForm::Regex(_) | AnswerForm::Choice(_) => {
+            CliError::Usage(error.to_string())
+        }
     })?;
     if !left_out.is_empty() {
         tracing::warn!("the JSON schema has what is not enforced: {}", left_out.join(", "));

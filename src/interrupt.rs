@@ -1,5 +1,6 @@
-//! Ctrl-C. It ends the process at once, as while a model loads, unless something would be lost: a command that has
-//! something to keep [asks](ask) to be told, ends its work and keeps it; the second Ctrl-C then ends the process.
+//! The handler of Ctrl-C. It ends the process at once (for example while a model loads), unless a command has results to
+//! keep: after [`cancel_on_ctrl_c`] the first Ctrl-C cancels the command's work, so that it can write them, and the second
+//! one ends the process.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -8,91 +9,93 @@ use metal_attention::Watch;
 
 use crate::cli_error::CliError;
 
-/// What Ctrl-C does at this moment.
+/// The effect of the next Ctrl-C.
 #[derive(Clone, Copy)]
 enum Reaction {
-    /// The process ends, with a last line on stderr where there is one.
-    End(Option<&'static str>),
-    /// The command is told.
-    Tell,
-    /// Somebody else hears of it.
-    Leave,
+    /// End the process, after printing this line on stderr, if there is one.
+    Exit(Option<&'static str>),
+    /// Cancel [`WATCH`]; if it is cancelled already, end the process.
+    Cancel,
+    /// Do nothing: the server or another process handles the signal itself.
+    Ignore,
 }
 
-static REACTION: Mutex<Reaction> = Mutex::new(Reaction::End(None));
+/// The present reaction.
+static REACTION: Mutex<Reaction> = Mutex::new(Reaction::Exit(None));
 
-/// Cancelled by a Ctrl-C that the command is told of.
+/// The watch that [`Reaction::Cancel`] cancels.
 static WATCH: LazyLock<Watch> = LazyLock::new(Watch::default);
 
-/// From now on Ctrl-C ends the process with exit code 130, or what [`ask`] and [`at_once`] make of it.
+/// Installs the handler: Ctrl-C ends the process with exit code 130 until one of the functions below changes that. Call once.
 pub fn listen() -> Result<(), CliError> {
     let handler = || {
         let reaction = *reaction();
         match reaction {
-            Reaction::Tell if !requested() => WATCH.cancel(),
-            Reaction::Tell => end(),
-            Reaction::Leave => {}
-            Reaction::End(line) => {
+            Reaction::Cancel if !requested() => WATCH.cancel(),
+            Reaction::Cancel => exit(),
+            Reaction::Ignore => {}
+            Reaction::Exit(line) => {
                 let mut out = std::io::stderr();
-                // The terminal shows ^C, and maybe the progress of something.
+                // The terminal shows ^C, perhaps behind a line of progress.
                 let new_line = if out.is_terminal() { "\n" } else { "" };
                 let line = line.map(|line| format!("{line}\n")).unwrap_or_default();
-                // Where stderr is closed there is nobody left to tell.
+                // An error means that stderr is closed; then nothing can be shown.
                 let _ = write!(out, "{new_line}{line}");
-                end();
+                exit();
             }
         }
     };
     ctrlc::set_handler(handler).map_err(|e| CliError::General(format!("cannot listen for Ctrl-C: {e}")))
 }
 
-/// While there is one Ctrl-C does something else than before and after.
+/// Restores the previous reaction to Ctrl-C when it is dropped.
 #[must_use]
-pub struct Until(Reaction);
+pub struct CtrlCGuard(Reaction);
 
-impl Drop for Until {
+impl Drop for CtrlCGuard {
     fn drop(&mut self) {
         *reaction() = self.0;
     }
 }
 
-/// From now on the first Ctrl-C cancels the [`watch`], and [`requested`] is true; the next one ends the process.
-pub fn ask() -> Until {
+/// The first Ctrl-C cancels the [`watch`], after which [`requested`] is true; the next one ends the process.
+pub fn cancel_on_ctrl_c() -> CtrlCGuard {
     WATCH.resume();
-    Until(std::mem::replace(&mut reaction(), Reaction::Tell))
+    CtrlCGuard(std::mem::replace(&mut reaction(), Reaction::Cancel))
 }
 
-/// From now on Ctrl-C ends the process, with a last line on stderr where there is one.
-pub fn at_once(line: Option<&'static str>) -> Until {
-    Until(std::mem::replace(&mut reaction(), Reaction::End(line)))
+/// Ctrl-C ends the process, after printing `line` on stderr, if there is one.
+pub fn exit_on_ctrl_c(line: Option<&'static str>) -> CtrlCGuard {
+    CtrlCGuard(std::mem::replace(&mut reaction(), Reaction::Exit(line)))
 }
 
-/// From now on Ctrl-C is the business of those who listen to the signal themselves.
-pub fn leave() {
-    *reaction() = Reaction::Leave;
+/// Ctrl-C has no effect here; the caller waits for the signal itself. There is no way back.
+pub fn ignore_ctrl_c() {
+    *reaction() = Reaction::Ignore;
 }
 
-/// Whether Ctrl-C [is left](leave) to others.
-pub fn is_left() -> bool {
-    matches!(*reaction(), Reaction::Leave)
+/// Whether [`ignore_ctrl_c`] was called.
+pub fn ignores_ctrl_c() -> bool {
+    matches!(*reaction(), Reaction::Ignore)
 }
 
-/// What Ctrl-C cancels where the command [asks](ask) to be told.
+/// The watch that Ctrl-C cancels after [`cancel_on_ctrl_c`]; commands pass it to the forward pass.
 pub fn watch() -> Watch {
     WATCH.clone()
 }
 
-/// Whether Ctrl-C was pressed since the last [`ask`].
+/// Whether Ctrl-C was pressed since the last [`cancel_on_ctrl_c`].
 pub fn requested() -> bool {
     WATCH.is_cancelled()
 }
 
-/// Ends the process as Ctrl-C does. What a GPU is still busy with is not waited for. MCP servers end with the process.
-pub fn end() -> ! {
+/// Ends the process with the exit code of Ctrl-C. Kills the MCP servers; does not wait for work on a GPU.
+pub fn exit() -> ! {
     metal_attention_mcp::kill_servers();
     std::process::exit(i32::from(CliError::Interrupted.exit_code()));
 }
 
+/// Locks the present reaction.
 fn reaction() -> MutexGuard<'static, Reaction> {
     REACTION.lock().unwrap_or_else(PoisonError::into_inner)
 }

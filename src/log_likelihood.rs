@@ -6,18 +6,19 @@ use metal_attention::Logits;
 
 use crate::threads::map_on_threads;
 
-/// What tokens scored so far add up to.
+/// The sums over the tokens that are scored so far.
 #[derive(Default)]
 pub struct LogLikelihood {
+    /// The number of tokens.
     count: usize,
-    /// Sum of the negative log-likelihoods, in nats.
+    /// The sum of their negative log-likelihoods, in nats.
     sum: f64,
-    /// Sum of their squares.
+    /// The sum of the squares of these.
     sum_of_squares: f64,
 }
 
 impl LogLikelihood {
-    /// Scores `next[i]` by the `i`-th row of `logits`.
+    /// Scores the token `next[i]` by row `i` of `logits`, on all cores.
     pub fn add(&mut self, logits: &Logits, next: &[u32]) {
         let n_threads = thread::available_parallelism().map_or(1, usize::from);
         let rows: Vec<_> = next.iter().enumerate().map(|(i, &id)| (logits.row(i), id)).collect();
@@ -28,17 +29,17 @@ impl LogLikelihood {
         self.sum_of_squares += nll.iter().map(|x| x * x).sum::<f64>();
     }
 
-    /// Tokens scored.
+    /// The number of tokens scored.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// `exp(mean)`; NaN when nothing was scored.
+    /// The perplexity; NaN if no token is scored.
     pub fn perplexity(&self) -> f64 {
         (self.sum / self.count as f64).exp()
     }
 
-    /// Standard error of the perplexity: that of the mean, times the perplexity. NaN below two tokens.
+    /// The standard error of the perplexity: that of the mean, times the perplexity. NaN below two tokens.
     pub fn standard_error(&self) -> f64 {
         let n = self.count as f64;
         let mean = self.sum / n;
@@ -47,7 +48,7 @@ impl LogLikelihood {
     }
 }
 
-/// Negative log-likelihood of `id` under the softmax of `logits`, in nats.
+/// The negative log-likelihood of `id` under the softmax of `logits`, in nats.
 fn nll(logits: &[f32], id: u32) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();

@@ -1,10 +1,9 @@
-//! Files of a reference's predictions, in llama.cpp's format (`--kl-divergence-base`): the tokens of a text, and of those
-//! that are scored the probabilities of all that could follow.
+//! Files with the predictions of a reference model, in llama.cpp's format (`--kl-divergence-base`).
 //!
-//! `_logits_`, then 32 bits each: tokens a chunk, tokens of the vocabulary, chunks; the tokens, chunk by chunk; and of each
-//! chunk a row for each scored token, in 16-bit words: step and smallest value (F32), and how many steps above it the
-//! log-probability of each token of the vocabulary is; a word more where these are odd. Values more than 16 below the
-//! largest are the smallest.
+//! The layout, all little-endian: the magic `_logits_`; three u32: `n_ctx` (tokens of a chunk), `n_vocab`, and the number of
+//! chunks; the tokens of all chunks, u32 each; then a row for each scored token, chunk by chunk. A row is two F32, the step
+//! and the smallest log-probability, and a u16 code for each token of the vocabulary (padded to an even number):
+//! log-probability = smallest + code * step. Values more than 16 below the largest have the code 0.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -14,26 +13,30 @@ use crate::chunks;
 use crate::cli_error::CliError;
 use crate::output_file::OutputFile;
 
+/// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"_logits_";
 
-/// Words of a row before the tokens' own.
+/// The u16 words of a row before its codes: step and smallest value.
 const HEADER: usize = 4;
 
-/// Most tokens of a vocabulary; as many as a model may have.
+/// The largest vocabulary that is read, which is also that of a model.
 const MAX_VOCAB: usize = 1 << 28;
 
+/// The u16 words of a row.
 fn row_words(n_vocab: usize) -> usize {
     HEADER + n_vocab.next_multiple_of(2)
 }
 
-/// A file being written.
+/// Writes a file.
 pub struct LogitsWriter {
+    /// The output.
     out: OutputFile,
+    /// Its path, for errors.
     path: PathBuf,
 }
 
 impl LogitsWriter {
-    /// Begins the file of `n_chunks` chunks, `ids` without an end, of `n_ctx` tokens each.
+    /// Begins a file of `n_chunks` chunks of `n_ctx` tokens each. `ids` begins with the tokens of these chunks.
     pub fn create(path: &Path, ids: &[u32], n_ctx: usize, n_vocab: usize, n_chunks: usize) -> Result<Self, CliError> {
         let mut header = MAGIC.to_vec();
         for n in [n_ctx, n_vocab, n_chunks] {
@@ -46,22 +49,24 @@ impl LogitsWriter {
         Ok(file)
     }
 
-    /// Appends the row of a token's logits.
+    /// Appends the row of a token's logits, `[n_vocab]`.
     pub fn row(&mut self, logits: &[f32]) -> Result<(), CliError> {
         self.write(&pack(logits))
     }
 
-    /// Puts the file in its place.
+    /// Completes the file and puts it in its place.
     pub fn finish(self) -> Result<(), CliError> {
         self.out.commit()
     }
 
+    /// Writes bytes; errors name the path.
     fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         let failed = |source| CliError::Write { to: self.path.display().to_string(), source };
         self.out.write_all(bytes).map_err(failed)
     }
 }
 
+/// The row of a token's logits, as bytes.
 fn pack(logits: &[f32]) -> Vec<u8> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let min = logits.iter().copied().fold(f32::INFINITY, f32::min).max(max - 16.0);
@@ -76,20 +81,22 @@ fn pack(logits: &[f32]) -> Vec<u8> {
     row
 }
 
-/// A file being read.
+/// Reads a file.
 pub struct LogitsReader {
+    /// The input, at the next row.
     input: BufReader<File>,
+    /// Its path, for errors.
     path: PathBuf,
-    /// Tokens of a chunk.
+    /// The number of tokens of a chunk.
     pub n_ctx: usize,
-    /// Tokens of the vocabulary.
+    /// The size of the vocabulary.
     pub n_vocab: usize,
-    /// The tokens of all chunks.
+    /// The tokens of all chunks, `[n_chunks * n_ctx]`.
     pub ids: Vec<u32>,
 }
 
 impl LogitsReader {
-    /// Opens a file and reads its tokens.
+    /// Opens a file, checks its sizes, and reads its tokens.
     pub fn open(path: &Path) -> Result<Self, CliError> {
         let failed = |e: io::Error| CliError::General(format!("cannot read {}: {e}", path.display()));
         let damaged = |why: &str| CliError::Usage(format!("{} is no file of logits: {why}", path.display()));
@@ -121,7 +128,7 @@ impl LogitsReader {
         Ok(Self { input, path: path.to_owned(), n_ctx, n_vocab, ids })
     }
 
-    /// The next `n` rows of log-probabilities, packed.
+    /// Reads the next `n` rows.
     pub fn rows(&mut self, n: usize) -> Result<PackedRows, CliError> {
         let len = 2 * row_words(self.n_vocab);
         let mut bytes = vec![0; n * len];
@@ -131,15 +138,18 @@ impl LogitsReader {
     }
 }
 
-/// Some rows of a file.
+/// Some rows of a file, still in their codes.
 pub struct PackedRows {
+    /// The rows.
     bytes: Vec<u8>,
+    /// The size of a row in bytes.
     len: usize,
+    /// The size of the vocabulary.
     n_vocab: usize,
 }
 
 impl PackedRows {
-    /// Log-probabilities of row `i`.
+    /// The log-probabilities of row `i`, `[n_vocab]`.
     pub fn log_probabilities(&self, i: usize) -> Vec<f32> {
         let row = &self.bytes[i * self.len..][..self.len];
         let number = |i: usize| f32::from_le_bytes(std::array::from_fn(|k| row[4 * i + k]));
@@ -161,7 +171,7 @@ mod tests {
         assert_eq!(bytes.len(), 2 * (4 + 8));
         let rows = PackedRows { len: bytes.len(), bytes, n_vocab: 7 };
         for (i, (found, expected)) in rows.log_probabilities(0).iter().zip(log_softmax(&logits)).enumerate() {
-            // What is 16 below the largest or more is all the same.
+            // Values 16 or more below the largest are stored as 16 below.
             let expected = if i == 1 { expected + 7.0 } else { expected };
             assert!((found - expected).abs() < 16.0 / 65_535.0, "{i}: {found} {expected}");
         }

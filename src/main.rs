@@ -1,4 +1,8 @@
-//! `metal-attention`: runs GGUF language models from the command line.
+//! The program `metal-attention`: runs GGUF language models from the command line.
+//!
+//! `main` reads the command line (`usage.rs`), starts the log and the handler of Ctrl-C (`interrupt.rs`), and runs one
+//! subcommand (`commands/`). An error of the subcommand is printed on stderr and becomes the exit code (`cli_error.rs`).
+//! The other modules of this folder are shared by subcommands: groups of flags (`*_args.rs`), input, and output.
 
 mod cache_args;
 mod chunks;
@@ -147,7 +151,7 @@ fn main() -> ExitCode {
     let result = interrupt::listen().and_then(|()| cli.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if !error.is_quiet() {
-        // Where stderr is closed too there is nobody left to tell.
+        // If stderr is closed as well, the message is lost; the exit code remains.
         let _ = writeln!(std::io::stderr(), "error: {}", metadata_text::safe_lines(&error.to_string()));
     }
     ExitCode::from(error.exit_code())
@@ -184,18 +188,18 @@ impl Command {
     }
 }
 
-/// Without a desktop session, Mesa's Vulkan layer that asks it for the default GPU complains on stderr that there is
-/// none. It has nothing to say here then, so it is left out.
+/// Disables Mesa's Vulkan layer that selects the default GPU, unless there is a desktop session: without one it only
+/// prints a complaint on stderr.
 fn silence_device_selection() {
     let unset = |name| std::env::var_os(name).is_none();
     if cfg!(target_os = "linux") && unset("XDG_RUNTIME_DIR") && unset("MESA_VK_DEVICE_SELECT") {
-        // SAFETY: this is the first thing the program does; it has one thread yet.
+        // SAFETY: the first statement of the program; no other thread exists yet.
         unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
     }
 }
 
-/// Sends log events to stderr: those `RUST_LOG` asks for, else with `--verbose`
-/// everything down to the level `info`, else warnings, and of a server a line for each request unless it is to be quiet.
+/// Sends log events to stderr. `RUST_LOG` is the filter if it is set and valid. Otherwise the level is `info` with
+/// `--verbose`, else `warn`; `serve` logs each request at `info` unless `--quiet` is given.
 fn start_log(verbose: bool, command: &Command) {
     let default = if verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let asked = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());

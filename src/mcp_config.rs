@@ -24,15 +24,15 @@ use serde::Deserialize;
 use crate::cli_error::CliError;
 use crate::config::Config;
 
-/// The file beside the configuration that has the tools the user has always allowed.
+/// The file beside the configuration with the tools that the user always allows.
 const CONSENTS: &str = "mcp-consents.json";
 
-/// How long a start, a list or a call may take where the configuration does not say.
+/// The default time limit of a start, a list or a call.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest time that it can say.
+/// The largest time limit that the configuration may set.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// What the configuration says of MCP.
+/// The section `[mcp]` of the configuration.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct McpSection {
@@ -40,33 +40,33 @@ pub struct McpSection {
     servers: BTreeMap<String, ServerSection>,
 }
 
-/// A server: a program, or an address.
+/// One server: a program (`command`), or an address (`url`).
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ServerSection {
-    /// The program to run.
+    /// The program that is the server.
     command: Option<String>,
     /// Its arguments.
     args: Option<Vec<String>>,
-    /// Variables of its environment; `${NAME}` in a value is this program's variable.
+    /// Environment variables of the program; `${NAME}` in a value is replaced by this program's variable.
     env: Option<BTreeMap<String, String>>,
-    /// The folder that it runs in.
+    /// The folder that the program runs in.
     cwd: Option<PathBuf>,
-    /// The address.
+    /// The address of the server.
     url: Option<String>,
-    /// Headers of each request; `${NAME}` in a value is this program's variable.
+    /// Headers of each request; `${NAME}` in a value is replaced by this program's variable.
     headers: Option<BTreeMap<String, String>>,
-    /// The tools to use, and no others.
+    /// The names of the tools to use. `None`: all of them.
     tools: Option<Vec<String>>,
-    /// How long a start, a list or a call may take.
+    /// The time limit of a start, a list or a call, as `30s` or `2m`.
     timeout: Option<String>,
-    /// Tools that are called without a question.
+    /// The names of tools that are called without asking the user.
     #[serde(default)]
     allow: Vec<String>,
 }
 
 impl Config {
-    /// All MCP servers, taken out of the configuration; `None`: there are none.
+    /// Takes all MCP servers out of the configuration. `None`: it has none.
     pub fn take_toolbox(&mut self) -> Result<Option<Toolbox>, CliError> {
         let mcp = std::mem::take(&mut self.mcp);
         if mcp.servers.is_empty() {
@@ -75,7 +75,8 @@ impl Config {
         Self { mcp, path: self.path.clone(), ..Self::default() }.toolbox(&[]).map(Some)
     }
 
-    /// The MCP servers of these names, or all where there are no names. An error where there is none.
+    /// The MCP servers with these names; all of them if `names` is empty. An error if the configuration has none, or not one of
+    /// the names.
     pub fn toolbox(self, names: &[String]) -> Result<Toolbox, CliError> {
         let known = self.mcp.servers.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         if let Some(name) = names.iter().find(|name| !self.mcp.servers.contains_key(*name)) {
@@ -88,8 +89,8 @@ impl Config {
             return Err(CliError::Usage(message.into()));
         };
         let consents = Consents::read(&path.with_file_name(CONSENTS)).map_err(|e| CliError::General(e.to_string()))?;
-        let wanted = |name: &String| names.is_empty() || names.contains(name);
-        let sections = self.mcp.servers.into_iter().filter(|(name, _)| wanted(name));
+        let is_named = |name: &String| names.is_empty() || names.contains(name);
+        let sections = self.mcp.servers.into_iter().filter(|(name, _)| is_named(name));
         let servers = sections.map(|(name, section)| {
             let options = section.options(&name, |variable| std::env::var(variable).ok());
             options.map_err(|why| CliError::Usage(format!("the MCP server {name:?} of the configuration: {why}")))
@@ -99,7 +100,7 @@ impl Config {
 }
 
 impl ServerSection {
-    /// The server `name`, with the values of variables put in.
+    /// The options of the server called `name`. `variable` reads environment variables.
     fn options(self, name: &str, variable: impl Fn(&str) -> Option<String>) -> Result<ServerOptions, String> {
         if name.is_empty() || name.chars().any(|c| !(c.is_ascii_alphanumeric() || "_-.".contains(c))) {
             return Err("its name may have letters, digits, _, - and . only".into());
@@ -132,11 +133,11 @@ impl ServerSection {
     }
 }
 
-/// `text` with the values of variables in the place of `${NAME}`.
+/// `text` with each `${NAME}` replaced by the value of the variable.
 fn fill_in(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
-        // The value may have a secret, so the error does not quote it.
+        // The value may contain a secret, so the error does not quote it.
         let (name, after) = after.split_once('}').ok_or("a value has ${ without }")?;
         filled += before;
         filled += &variable(name).ok_or_else(|| format!("the environment has no variable {name}"))?;
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_server_is_told() {
+    fn an_error_names_what_is_wrong_with_a_server() {
         for (text, why) in [
             ("[mcp.servers.a]\n", "it needs either a command or a url"),
             ("[mcp.servers.a]\ncommand = \"x\"\nurl = \"y\"\n", "it needs either a command or a url"),

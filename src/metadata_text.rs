@@ -1,33 +1,37 @@
-//! Metadata for people and programs to read: long values shortened, nothing that could upset a terminal.
+//! Values of GGUF metadata as text and JSON: shortened, and without characters that control a terminal.
+//!
+//! [`safe`] and its siblings are also used for all other text that comes from files or models and is printed.
 
 use metal_attention::gguf::{Array, Value};
 use serde_json::json;
 
-/// Elements of an array, or characters of a string in text, that are shown.
+/// The number of elements of an array that are shown.
 const SHOWN: usize = 8;
+/// The number of characters of a string that are shown.
 const SHOWN_CHARS: usize = 60;
 
-/// `text` on one line for a terminal: characters that steer the terminal, or change the order or the look of others
-/// without being seen, are escaped.
+/// `text` in one line for a terminal. Escaped are control characters, and characters that change the direction, order or look
+/// of others without being visible.
 pub fn safe(text: &str) -> String {
     escaped(text, |c| c.escape_default().to_string(), steers)
 }
 
-/// [`safe`] for texts of several lines.
+/// [`safe`], but keeps line breaks and tabs.
 pub fn safe_lines(text: &str) -> String {
     escaped(text, |c| c.escape_default().to_string(), |c| steers(c) && !matches!(c, '\n' | '\t'))
 }
 
-/// JSON on several lines, in which only ASCII and what is harmless in a terminal stand as they are.
+/// `value` as indented JSON, in which the characters that [`safe`] escapes are `\u` escapes.
 pub fn safe_json(value: &serde_json::Value) -> String {
     let escape = |c: char| {
         let units: Vec<_> = c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
         units.concat()
     };
-    // Such characters are in strings only, but for line breaks between the values.
+    // Such characters occur in strings only, except for the line breaks between values.
     escaped(&format!("{value:#}"), escape, |c| steers(c) && c != '\n')
 }
 
+/// `text` with each character that `is_escaped` replaced by its `escape`.
 fn escaped(text: &str, escape: impl Fn(char) -> String, is_escaped: impl Fn(char) -> bool) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -40,8 +44,8 @@ fn escaped(text: &str, escape: impl Fn(char) -> String, is_escaped: impl Fn(char
     safe
 }
 
-/// Control characters; marks, overrides and isolates of the writing direction; separators of lines; characters that are
-/// not seen (but not the joiners, which scripts need).
+/// Whether a character is escaped: control characters; marks, overrides and isolates of the writing direction; separators of
+/// lines; invisible characters, except for the joiners, which scripts need.
 fn steers(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -59,7 +63,7 @@ fn steers(c: char) -> bool {
         )
 }
 
-/// A value on one line.
+/// A metadata value in one line.
 pub fn text(value: &Value) -> String {
     match value {
         Value::String(s) => quoted(s),
@@ -69,7 +73,7 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// A value as JSON; of an array its type, length and first elements.
+/// A metadata value as JSON. An array becomes its type, its length and its first [`SHOWN`] elements.
 pub fn json(value: &Value) -> serde_json::Value {
     match value {
         Value::U8(v) => json!(v),
@@ -88,6 +92,7 @@ pub fn json(value: &Value) -> serde_json::Value {
     }
 }
 
+/// The first [`SHOWN`] elements as JSON.
 fn first(array: &Array) -> Vec<serde_json::Value> {
     fn take<T: serde::Serialize>(values: &[T]) -> Vec<serde_json::Value> {
         values.iter().take(SHOWN).map(|v| json!(v)).collect()
@@ -109,6 +114,7 @@ fn first(array: &Array) -> Vec<serde_json::Value> {
     }
 }
 
+/// An array in one line: its first elements, length and type.
 fn array_text(array: &Array) -> String {
     let shown: Vec<_> = first(array).iter().map(|v| v.as_str().map_or_else(|| v.to_string(), quoted)).collect();
     let (ty, n) = (array.element_type().name(), array.len());
@@ -116,7 +122,7 @@ fn array_text(array: &Array) -> String {
     format!("[{}{more}] ({n} of type {ty})", shown.join(", "))
 }
 
-/// In quotes, control characters escaped, cut off where it is long.
+/// `s` in quotes, escaped, cut off after [`SHOWN_CHARS`] characters.
 fn quoted(s: &str) -> String {
     match s.char_indices().nth(SHOWN_CHARS) {
         Some((end, _)) => format!("\"{}...\" ({} bytes)", safe(&s[..end]), s.len()),
@@ -129,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_shortened_and_harmless() {
+    fn values_are_shortened_and_escaped() {
         assert_eq!(text(&Value::U32(7)), "7");
         assert_eq!(text(&Value::F32(1e-5)), "0.00001");
         assert_eq!(text(&"a\u{1b}[2Jb\n".into()), "\"a\\u{1b}[2Jb\\n\"");

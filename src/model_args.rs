@@ -1,4 +1,7 @@
-//! `-m`, and the model as a positional argument: which model a command works with.
+//! The flags that name a model (`-m`, or the positional argument) and say how its file is read.
+//!
+//! [`ModelArgs`] is for commands with one model, [`ModelsArgs`] for several. They open the file (`find_model.rs` finds it)
+//! and add its name to errors.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -15,18 +18,18 @@ use crate::cli_error::CliError;
 use crate::find_model::{find, names_model, without_ending};
 use crate::metadata_text::safe;
 
-/// The model where none is given.
+/// The environment variable with the model for commands that are given none.
 const VARIABLE: &str = "METAL_ATTENTION_MODEL";
 
-/// The model files of a command that takes several.
+/// The models of a command that takes several.
 #[derive(Args)]
 pub struct ModelsArgs {
     /// The same as -m
     #[arg(value_name = "MODEL", conflicts_with = "models", value_hint = clap::ValueHint::AnyPath)]
     named_models: Vec<PathBuf>,
 
-    /// GGUF files (any part, where one is split), well-known names as llama3.2, or names on the Hugging Face hub as
-    /// OWNER/REPO; without them those in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    /// GGUF files (any part of a split one), well-known names such as llama3.2, or names on the Hugging Face hub as OWNER/REPO.
+    /// Default: the model that METAL_ATTENTION_MODEL names, else the built-in stories260K
     #[arg(short, long = "model", value_name = "MODEL", num_args = 1.., value_hint = clap::ValueHint::AnyPath)]
     models: Vec<PathBuf>,
 
@@ -36,12 +39,12 @@ pub struct ModelsArgs {
 }
 
 impl ModelsArgs {
-    /// Whether `name` is given without a flag, and is no file.
+    /// Whether `name` is given as a positional argument, and no file has this name.
     pub fn has(&self, name: &str) -> bool {
         self.named_models.iter().any(|model| model.as_os_str() == name && !model.exists())
     }
 
-    /// Each of the models, or the one of the environment, or the built-in one.
+    /// The models, each with these flags. Without one: the model of the environment or the built-in one.
     pub fn each(&self) -> Vec<ModelArgs> {
         let one = |model| ModelArgs { model, pre: None, no_mmap: self.no_mmap };
         match [&self.named_models[..], &self.models].concat() {
@@ -51,10 +54,10 @@ impl ModelsArgs {
     }
 }
 
-/// The model of a command whose one positional argument it is.
+/// [`ModelArgs`] for a command whose only positional argument is the model.
 pub struct NamedModelArgs(ModelArgs);
 
-/// What [`NamedModelArgs`] is read from.
+/// The flags of [`NamedModelArgs`] as clap reads them.
 #[derive(Args)]
 struct NamedModelFlags {
     /// The same as -m
@@ -94,15 +97,15 @@ impl Deref for NamedModelArgs {
     }
 }
 
-/// The model and how to read it.
+/// The model of a command, and how its file is read.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// GGUF file (any part, where it is split), a well-known name as llama3.2, or a name on the Hugging Face hub,
-    /// OWNER/REPO[:TYPE|:FILE]; without it that in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    /// GGUF file (any part of a split one), a well-known name such as llama3.2, or a name on the Hugging Face hub,
+    /// OWNER/REPO[:TYPE|:FILE]. Default: the model that METAL_ATTENTION_MODEL names, else the built-in stories260K
     #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     model: Option<PathBuf>,
 
-    /// Read the model's file into memory instead of mapping it: it takes more memory, and the file may change meanwhile
+    /// Read the model's file into memory instead of mapping it: takes more memory, but the file may change meanwhile
     #[arg(long)]
     no_mmap: bool,
 
@@ -112,7 +115,7 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// These flags for a model that is yet to be named, else that of the environment.
+    /// The flags without a model; [`of_file`](Self::of_file) adds one. Until then they stand for the model of the environment.
     pub fn unnamed(no_mmap: bool, pre: Option<String>) -> Self {
         Self { model: None, no_mmap, pre }
     }
@@ -122,7 +125,7 @@ impl ModelArgs {
         Self { model: Some(file), ..self.clone() }
     }
 
-    /// These flags with the file mapped, to look at it without reading it all.
+    /// The same flags with the file mapped, for reading metadata without the tensors.
     pub fn mapped(&self) -> Self {
         Self { no_mmap: false, ..self.clone() }
     }
@@ -132,48 +135,48 @@ impl ModelArgs {
         !self.no_mmap
     }
 
-    /// Opens the whole model.
+    /// Opens the model: its file, its hyperparameters and its tensors.
     pub fn open(&self) -> Result<Model, CliError> {
         let gguf = self.open_gguf()?;
         let options = ModelOptions { pre: self.pre.clone(), in_memory: self.no_mmap };
         Model::from_gguf(gguf, &options).map_err(|e| self.in_file(e))
     }
 
-    /// The tokenizer of a model that [`open`](Self::open) gave.
+    /// The tokenizer of `model`, which [`open`](Self::open) returned.
     pub fn tokenizer(&self, model: &Model) -> Result<Arc<Tokenizer>, CliError> {
         model.tokenizer().map_err(|e| self.in_file(e))
     }
 
-    /// Opens the tokenizer alone; a vocabulary-only file will do.
+    /// Opens the tokenizer alone; the file needs no tensors.
     pub fn open_tokenizer(&self) -> Result<Tokenizer, CliError> {
         let file = self.open_gguf()?;
         Tokenizer::from_metadata(file.metadata(), &self.tokenizer_options()).map_err(|e| self.in_file(e.into()))
     }
 
-    /// How its tokenizer is built.
+    /// The options of the tokenizer.
     pub fn tokenizer_options(&self) -> TokenizerOptions {
         TokenizerOptions { pre: self.pre.clone() }
     }
 
-    /// Opens the file. Says so on stderr where it is the built-in one.
+    /// Opens the file without reading the model. Prints a note on stderr if it is the built-in one.
     pub fn open_gguf(&self) -> Result<GgufFile, CliError> {
         if let Some(file) = self.file()? {
             let gguf = if self.no_mmap { GgufFile::read(file) } else { GgufFile::open(file) };
-            return gguf.map_err(|e| self.sourced(Error::from(e).into()));
+            return gguf.map_err(|e| self.with_source(Error::from(e).into()));
         }
-        // Where stderr is closed the note is lost, and nothing else.
+        // An error means that stderr is closed; the note is lost then.
         let _ = writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
         Ok(GgufFile::from_bytes(BUILT_IN_MODEL).map_err(Error::from)?)
     }
 
-    /// Downloads a model that is named and not in the cache. Opening does so, too; this is for before the progress of
-    /// something else is shown.
+    /// Downloads the model if it is named and not in the cache. Opening it does the same; a command calls this first so that the
+    /// download is not shown in the middle of its own progress.
     pub fn fetch(&self) -> Result<(), CliError> {
         self.file().map(drop)
     }
 
-    /// Takes the model from the first of `words` where -m names none and that word names one. Returns the words that
-    /// are left.
+    /// If `-m` names no model and the first of `words` names one: these flags with that model, and the other words. Otherwise the
+    /// flags and words as they are.
     pub fn with_words<'a>(&self, words: &'a [String]) -> (Self, &'a [String]) {
         match words {
             [word, rest @ ..] if self.model.is_none() && word != "-" && names_model(word) => {
@@ -193,7 +196,7 @@ impl ModelArgs {
         self.model.is_some()
     }
 
-    /// The same flags for another process of this program.
+    /// These flags as arguments for another process of this program. A model of the environment is named by `-m`.
     pub fn flags(&self) -> Vec<OsString> {
         let mut flags = Vec::new();
         if let Some(model) = self.named() {
@@ -208,9 +211,9 @@ impl ModelArgs {
         flags
     }
 
-    /// The file to open; `None`: the built-in model.
+    /// The path of the file to open. `None`: the built-in model.
     fn file(&self) -> Result<Option<PathBuf>, CliError> {
-        self.named().map(|path| find(path).map_err(|error| self.sourced(error))).transpose()
+        self.named().map(|path| find(path).map_err(|error| self.with_source(error))).transpose()
     }
 
     /// The model's name as given, or that of the built-in model.
@@ -218,29 +221,29 @@ impl ModelArgs {
         self.named().map_or("stories260K (built in)".into(), |path| safe(&path.display().to_string()))
     }
 
-    /// The model's name without folder and ending, or that of the built-in model.
+    /// The model's name without folder and `.gguf`, or that of the built-in model.
     pub fn stem(&self) -> String {
         let name = self.named().and_then(Path::file_name);
         name.map_or("stories260K".into(), |name| without_ending(&name.to_string_lossy()).to_owned())
     }
 
-    /// What names the model, on the command line or in the environment. An empty name is none.
+    /// The name of the model, from the command line or the environment. An empty name counts as `None`.
     pub fn named(&self) -> Option<&Path> {
         self.model.as_deref().filter(|path| !path.as_os_str().is_empty()).or_else(|| variable())
     }
 
-    /// `error`, with the file it is about.
+    /// An error that names this model's file.
     pub fn in_file(&self, error: Error) -> CliError {
-        self.sourced(CliError::InFile { file: self.name(), error })
+        self.with_source(CliError::InFile { file: self.name(), error })
     }
 
-    /// `error`, with where the model's name comes from if that is not the command line.
-    fn sourced(&self, error: CliError) -> CliError {
+    /// Adds to `error` that the model is that of the environment, if it is.
+    fn with_source(&self, error: CliError) -> CliError {
         if self.model.is_none() && variable().is_some() { CliError::InEnvironment(Box::new(error)) } else { error }
     }
 }
 
-/// The model that the environment names. An empty variable is none.
+/// The model that the environment names. An empty variable counts as `None`.
 fn variable() -> Option<&'static Path> {
     static MODEL: OnceLock<Option<PathBuf>> = OnceLock::new();
     let read = || std::env::var_os(VARIABLE).filter(|model| !model.is_empty()).map(PathBuf::from);

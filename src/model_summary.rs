@@ -1,4 +1,4 @@
-//! What `info` tells of a model: counts, sizes, tokenizer, memory.
+//! The summary of a model that `info` shows: tensor types, sizes, tokenizer and memory.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use crate::metadata_text::safe;
 
-/// How many tensors there are of each type.
+/// The tensors of a file, counted by type.
 pub struct TensorCounts {
-    /// Elements of all tensors.
+    /// The number of elements of all tensors.
     pub parameters: u64,
-    /// Bytes of all tensors.
+    /// The size of all tensors in bytes.
     bytes: u64,
-    /// The types that occur.
+    /// The types that occur, in order.
     pub types: Vec<TypeCount>,
 }
 
@@ -28,9 +28,9 @@ pub struct TypeCount {
     /// The type's name.
     #[serde(rename = "type")]
     pub ty: &'static str,
-    /// How many there are.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
@@ -51,44 +51,63 @@ impl TensorCounts {
         }
     }
 
-    /// Mean bits per element; `None` without tensors.
+    /// The mean number of bits of an element. `None`: there are no tensors.
     pub fn bits_per_weight(&self) -> Option<f64> {
         (self.parameters > 0).then(|| self.bytes as f64 * 8.0 / self.parameters as f64)
     }
 }
 
-/// A model's sizes; of sizes that differ between layers the largest.
+/// A model's hyperparameters. If a value differs between layers, the largest one.
 #[derive(Default, Serialize)]
-pub struct Sizes {
+pub struct ModelSizes {
+    /// Layers.
     n_layer: Option<usize>,
+    /// The width of the residual stream.
     n_embd: Option<usize>,
+    /// Heads.
     n_head: Option<usize>,
+    /// KV heads.
     n_head_kv: Option<usize>,
+    /// The width of a head.
     head_dim: Option<usize>,
+    /// The width of the feed-forward, or of one expert.
     n_ff: Option<usize>,
+    /// Experts of a layer.
     n_expert: Option<usize>,
+    /// Experts that a token uses.
     n_expert_used: Option<usize>,
+    /// Tokens of the vocabulary.
     n_vocab: Option<usize>,
+    /// The context of the training, in tokens.
     n_ctx_train: Option<usize>,
+    /// The length of the sliding window, in tokens.
     sliding_window: Option<usize>,
+    /// `interleaved` (NORM rotation) or `halves` (NeoX rotation).
     rope_layout: Option<&'static str>,
+    /// The base of RoPE's frequencies.
     rope_freq_base: Option<f32>,
+    /// The scaling of RoPE, as text.
     rope_scaling: Option<String>,
-    /// Whether a tensor divides the frequencies, as in Llama 3.1 and later.
+    /// Whether a tensor divides RoPE's frequencies, as in Llama 3.1 and later.
     rope_freqs: Option<bool>,
 }
 
-/// The heads of a layer.
-struct Heads {
+/// The heads of a layer's attention.
+struct LayerHeads {
+    /// Heads.
     n_head: usize,
+    /// KV heads.
     n_head_kv: usize,
+    /// The width of a head.
     head_dim: usize,
+    /// The positions that a token attends to. `None`: all of them.
     window: Option<usize>,
+    /// The rotation of queries and keys.
     rope: Option<Rope>,
 }
 
-impl Heads {
-    /// `None` where the mixer has none.
+impl LayerHeads {
+    /// The heads of `mixer`. `None`: it has none.
     fn of(mixer: &Mixer) -> Option<Self> {
         let of_attention = |a: &AttentionSpec| Self {
             n_head: a.n_head,
@@ -97,7 +116,7 @@ impl Heads {
             window: match a.mask {
                 Mask::Causal | Mask::Full => None,
                 Mask::Window(n) | Mask::Chunk(n) => Some(n),
-                Mask::Near(distance) => Some(2 * distance + 1),
+                Mask::SymmetricWindow(distance) => Some(2 * distance + 1),
             },
             rope: a.rope().copied(),
         };
@@ -112,10 +131,10 @@ impl Heads {
     }
 }
 
-impl Sizes {
-    /// Of a model that is understood; `rope_freqs`: whether the file has the tensor of that name.
+impl ModelSizes {
+    /// The sizes of a model with a valid spec. `rope_freqs` tells whether the file has the tensor of that name.
     pub fn from_spec(spec: &ModelSpec, rope_freqs: bool) -> Self {
-        let heads = || spec.layers.iter().filter_map(|layer| Heads::of(&layer.mixer));
+        let heads = || spec.layers.iter().filter_map(|layer| LayerHeads::of(&layer.mixer));
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
             FeedForward::Experts(experts) => experts.expert.n_ff,
@@ -155,7 +174,7 @@ impl Sizes {
         }
     }
 
-    /// As far as the metadata of an architecture that is not understood give them.
+    /// The sizes that the metadata of an unknown architecture give under the usual keys.
     pub fn from_metadata(metadata: &Metadata, architecture: Option<&str>) -> Self {
         let Some(architecture) = architecture else { return Self::default() };
         let key = |key: &str| format!("{architecture}.{key}");
@@ -180,7 +199,7 @@ impl Sizes {
         }
     }
 
-    /// What is known, as lines of a name and a text.
+    /// The known sizes, each as a name and a text.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         let numbers = [
@@ -210,29 +229,38 @@ impl Sizes {
     }
 }
 
-/// The tokenizer, as the metadata describe it.
+/// The tokenizer as the metadata describe it.
 #[derive(Serialize)]
 pub struct TokenizerSummary {
+    /// The kind of the tokenizer.
     model: Option<String>,
+    /// The name of the pre-tokenizer.
     pre: Option<String>,
+    /// The size of the vocabulary.
     n_tokens: usize,
-    special_tokens: Vec<SpecialToken>,
+    /// Tokens with a special meaning.
+    special_tokens: Vec<SpecialTokenSummary>,
+    /// Whether a BOS token begins a text.
     add_bos: Option<bool>,
+    /// Whether an EOS token ends a text.
     add_eos: Option<bool>,
+    /// Whether the file has a chat template.
     chat_template: bool,
 }
 
+/// A token with a special meaning.
 #[derive(Serialize)]
-struct SpecialToken {
-    /// `bos` for `tokenizer.ggml.bos_token_id`, and so on.
+struct SpecialTokenSummary {
+    /// The meaning: `bos` for the key `tokenizer.ggml.bos_token_id`, and so on.
     role: String,
+    /// The token's id.
     id: u32,
-    /// `None` where the vocabulary has no such token.
+    /// The token's text. `None`: the vocabulary has no such token.
     text: Option<String>,
 }
 
 impl TokenizerSummary {
-    /// `None` where the file has no tokens.
+    /// The summary of a file's tokenizer. `None`: the file has no vocabulary.
     pub fn of(metadata: &Metadata) -> Option<Self> {
         let tokens = metadata.strings("tokenizer.ggml.tokens").ok()??;
         let text = |key: &str| metadata.str(key).ok().flatten().map(str::to_owned);
@@ -241,7 +269,7 @@ impl TokenizerSummary {
             let role: &str = key;
             let role = role.strip_prefix("tokenizer.ggml.")?.strip_suffix("_token_id")?;
             let id = metadata.u32(key).ok()??;
-            Some(SpecialToken { role: role.to_owned(), id, text: tokens.get(id as usize).map(str::to_owned) })
+            Some(SpecialTokenSummary { role: role.to_owned(), id, text: tokens.get(id as usize).map(str::to_owned) })
         };
         Some(Self {
             model: text("tokenizer.ggml.model"),
@@ -254,12 +282,12 @@ impl TokenizerSummary {
         })
     }
 
-    /// Lines of a name and a text.
+    /// The summary as lines, each a name and a text.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let pre = self.pre.as_ref().map_or(String::new(), |pre| format!(", pre-tokenizer {}", safe(pre)));
         let model = self.model.as_deref().map_or("of unknown kind".into(), safe);
         let mut lines = vec![("tokenizer", format!("{model}{pre}, {} tokens", self.n_tokens))];
-        let token = |t: &SpecialToken| {
+        let token = |t: &SpecialTokenSummary| {
             let text = t.text.as_deref().map_or("not in the vocabulary".into(), safe);
             format!("{} {} ({text})", safe(&t.role), t.id)
         };
@@ -272,23 +300,23 @@ impl TokenizerSummary {
     }
 }
 
-/// Memory that a model takes with one sequence of `n_ctx` tokens and an F16 KV cache, without the work space.
+/// The memory of a model with one sequence of `n_ctx` tokens and an F16 KV cache, without scratch buffers. Sizes are in bytes.
 #[derive(Serialize)]
-pub struct MemoryUse {
-    /// Tokens the context holds.
+pub struct MemorySummary {
+    /// The length of the context in tokens.
     pub n_ctx: usize,
-    /// All tensors.
+    /// The weights.
     pub weights_bytes: u64,
-    /// Keys and values.
+    /// The KV cache.
     pub kv_cache_bytes: u64,
-    /// Recurrent states, those included that the text can be cut back to.
+    /// Recurrent states, including their snapshots.
     pub state_bytes: u64,
-    /// All together.
+    /// The sum of all.
     pub total_bytes: u64,
 }
 
-impl MemoryUse {
-    /// At contexts of 512 to 8192 tokens and at the model's own.
+impl MemorySummary {
+    /// The memory at contexts of 512 to 8192 tokens and at the context of the training.
     pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec) -> Vec<Self> {
         let mut contexts: Vec<_> = [512, 2048, 4096, 8192].into_iter().filter(|&n| n < spec.n_ctx_train).collect();
         contexts.push(spec.n_ctx_train);

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 /// Writes the header of a little-endian float32 matrix, row-major, `[n_rows, n_columns]`.
 pub fn write_header(out: &mut impl Write, n_rows: usize, n_columns: usize) -> io::Result<()> {
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n_rows}, {n_columns}), }}");
-    // Magic, version, length, and the header with its line break fill whole lines of 64 bytes.
+    // The ten bytes before the header and the header with its line break are a multiple of 64 bytes long.
     let unpadded = 10 + header.len() + 1;
     header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
     header.push('\n');
@@ -14,7 +14,7 @@ pub fn write_header(out: &mut impl Write, n_rows: usize, n_columns: usize) -> io
     out.write_all(header.as_bytes())
 }
 
-/// Writes numbers of the matrix, in order.
+/// Writes the next numbers of the matrix, in row-major order.
 pub fn write_numbers(out: &mut impl Write, numbers: &[f32]) -> io::Result<()> {
     numbers.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()))
 }

@@ -6,26 +6,28 @@ use std::path::{Path, PathBuf};
 
 use crate::cli_error::CliError;
 
-/// Writes to a temporary file beside `path` and renames it in the end: until then, and after an error, a file that has the
-/// name already stays as it was. A device or a pipe has nothing to keep and is written directly.
+/// Writes to a temporary file beside `path`, which [`commit`](Self::commit) renames. Until then, and after an error, an existing
+/// file is unchanged. A device or a pipe is written directly.
 pub struct OutputFile {
+    /// The path of the finished file, without symbolic links.
     path: PathBuf,
-    /// The temporary file; none where `path` is written directly.
+    /// The temporary file. `None`: `path` is written directly.
     partial: Option<PathBuf>,
-    /// None once the file is in place.
+    /// The buffered file. `None` after `commit`.
     out: Option<BufWriter<File>>,
 }
 
 impl OutputFile {
-    /// Creates the temporary file.
+    /// Opens the output, with the permissions of an existing file.
     pub fn create(path: &Path) -> Result<Self, CliError> {
         Self::open(path).map_err(|e| not_written(path, e))
     }
 
+    /// [`create`](Self::create) with the system's errors.
     fn open(path: &Path) -> io::Result<Self> {
         let (path, existing) = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            // A link stays a link.
+            // A symbolic link is kept; its target is replaced.
             Ok(metadata) if metadata.is_file() => (fs::canonicalize(path)?, Some(metadata)),
             Ok(_) => {
                 let out = File::options().write(true).open(path)?;
@@ -44,7 +46,7 @@ impl OutputFile {
         Ok(out)
     }
 
-    /// Puts the finished file in its place.
+    /// Flushes the file and renames it to its name. After an error the temporary file is removed.
     pub fn commit(mut self) -> Result<(), CliError> {
         let written = match self.out.take() {
             Some(out) => out.into_inner().map(drop).map_err(io::IntoInnerError::into_error),
@@ -60,19 +62,21 @@ impl OutputFile {
         done.map_err(|e| not_written(&self.path, e))
     }
 
+    /// Removes the temporary file.
     fn remove(&self) {
         if let Some(partial) = &self.partial {
-            // The error that led here says more than one about the temporary file would.
+            // The first error is the one to report.
             let _ = fs::remove_file(partial);
         }
     }
 }
 
+/// An error of writing `path`.
 fn not_written(path: &Path, source: io::Error) -> CliError {
     CliError::Write { to: path.display().to_string(), source: explained(source) }
 }
 
-/// `error`, with what to do where the disk is full.
+/// `error`, with advice if the disk is full.
 fn explained(error: io::Error) -> io::Error {
     let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     if full {
@@ -105,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_there_when_it_is_complete() {
+    fn the_file_appears_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         fs::write(&path, "before").unwrap();

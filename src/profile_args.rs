@@ -1,4 +1,4 @@
-//! `--profile`: where the time goes, kernel by kernel, as a table and as a trace file.
+//! `--profile`: prints the time of each kernel as a table, and writes a trace file.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::cli_error::CliError;
 use crate::output_file::OutputFile;
 use crate::units;
 
-/// Whether kernels are timed, and where the trace goes.
+/// Whether kernels are timed, and the file of the trace.
 #[derive(clap::Args)]
 pub struct ProfileArgs {
     /// Time every kernel and print a table to stderr; with FILE, also write a trace for Chrome's tracing or Perfetto
@@ -20,6 +20,7 @@ pub struct ProfileArgs {
     profile: Option<Option<PathBuf>>,
 }
 
+/// Parses the name of the trace file. `-` is refused: it is most likely meant as the text of stdin.
 fn trace_file(name: &str) -> Result<PathBuf, String> {
     match name {
         "-" => Err("the trace goes to a file; where the prompt is to come from stdin, put - before --profile".into()),
@@ -28,14 +29,14 @@ fn trace_file(name: &str) -> Result<PathBuf, String> {
 }
 
 impl ProfileArgs {
-    /// Whether kernels are to be timed.
-    pub fn wanted(&self) -> bool {
+    /// Whether kernels are timed.
+    pub fn is_set(&self) -> bool {
         self.profile.is_some()
     }
 
-    /// Prints the tables of `profiles` to stderr and writes the trace file, where there is to be one.
+    /// Prints the tables of `profiles` on stderr, and writes the trace file if the flag names one.
     pub fn report(&self, profiles: &[Profile]) -> Result<(), CliError> {
-        // Where stderr is closed nobody reads the table.
+        // Errors are ignored, because stderr may be closed.
         let _ = std::io::stderr().lock().write_all(profiles.iter().map(table).collect::<String>().as_bytes());
         match &self.profile {
             Some(Some(path)) => write_trace(path, profiles),
@@ -44,7 +45,7 @@ impl ProfileArgs {
     }
 }
 
-/// What ran, then the kernels of prefill and of decode, those that took longest first.
+/// The table of a profile: the device, then for prefill and decode the steps and the kernels, in order of falling time.
 pub fn table(profile: &Profile) -> String {
     let mut text = vec![format!("{}\n", profile.device)];
     text.extend(profile.note.map(|note| format!("{note}\n")));
@@ -86,50 +87,58 @@ pub fn table(profile: &Profile) -> String {
     text.concat()
 }
 
+/// A time in milliseconds.
 fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// A trace in the format of Chrome's tracing: a process for each profile, with a row of steps and one of kernels for each
-/// part that runs side by side with others.
+/// A trace in the format of Chrome's tracing: a process for each profile, with a row of steps, and a row of kernels for each
+/// part that runs concurrently with others (such as a rank).
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Trace<'a> {
+struct ChromeTrace<'a> {
+    /// The unit that viewers show.
     display_time_unit: &'static str,
-    trace_events: Vec<Event<'a>>,
+    /// The events, in any order.
+    trace_events: Vec<TraceEvent<'a>>,
 }
 
-/// Something that took time (`ph` X), or the name of a process or a row (`ph` M).
+/// One event: a time span (`ph` X), or the name of a process or a row (`ph` M). The fields' names are those of the format.
 #[derive(Serialize)]
-struct Event<'a> {
+struct TraceEvent<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<&'static str>,
     ph: &'static str,
-    /// Microseconds since the start of the profile.
+    /// The start, in microseconds since the start of the profile.
     ts: f64,
-    /// Microseconds.
+    /// The duration in microseconds.
     dur: f64,
     pid: u32,
     tid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    args: Option<Args<'a>>,
+    args: Option<TraceEventArgs<'a>>,
 }
 
-/// What a viewer shows of an event besides.
+/// Further values of an event that a viewer shows.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Args<'a> {
+enum TraceEventArgs<'a> {
+    /// The name of a process or row.
     Name { name: &'a str },
+    /// A label beside a process's name.
     Labels { labels: &'a str },
+    /// The tokens of a step, and its time in microseconds.
     Step { n_tokens: usize, us: f64 },
 }
 
-/// Rows of the trace.
+/// The trace's row of steps.
 const STEPS: u32 = 1;
+/// The trace's first row of kernels; further parts have the following rows.
 const KERNELS: u32 = 2;
 
-impl<'a> Trace<'a> {
+impl<'a> ChromeTrace<'a> {
+    /// The trace of `profiles`.
     fn new(profiles: &'a [Profile]) -> Self {
         let mut trace_events = Vec::new();
         for (profile, pid) in profiles.iter().zip(1..) {
@@ -140,18 +149,19 @@ impl<'a> Trace<'a> {
 }
 
 /// Adds the events of `profile` as those of process `pid`.
-fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
+fn add_events<'a>(events: &mut Vec<TraceEvent<'a>>, profile: &'a Profile, pid: u32) {
     let us = |time: Duration| 1e6 * time.as_secs_f64();
-    let about = |name, tid, args| Event { name, cat: None, ph: "M", ts: 0.0, dur: 0.0, pid, tid, args: Some(args) };
-    let named = |name, tid, value| about(name, tid, Args::Name { name: value });
+    let about =
+        |name, tid, args| TraceEvent { name, cat: None, ph: "M", ts: 0.0, dur: 0.0, pid, tid, args: Some(args) };
+    let named = |name, tid, value| about(name, tid, TraceEventArgs::Name { name: value });
     events.extend([named("process_name", STEPS, &profile.device), named("thread_name", STEPS, "steps")]);
-    events.extend(profile.note.map(|labels| about("process_labels", STEPS, Args::Labels { labels })));
+    events.extend(profile.note.map(|labels| about("process_labels", STEPS, TraceEventArgs::Labels { labels })));
     let parts = [Phase::Prefill, Phase::Decode].map(|phase| profile.parts(phase)).into_iter().max().unwrap_or(1);
     events.extend((0..parts).map(|part| named("thread_name", KERNELS + part as u32, "kernels")));
     for step in &profile.steps {
         let cat = Some(step.phase.name());
         let end = step.kernels.iter().map(|k| k.start + k.time).max().unwrap_or(step.start + step.time);
-        events.push(Event {
+        events.push(TraceEvent {
             name: step.phase.name(),
             cat,
             ph: "X",
@@ -159,9 +169,9 @@ fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
             dur: us(end.saturating_sub(step.start)),
             pid,
             tid: STEPS,
-            args: Some(Args::Step { n_tokens: step.n_tokens, us: us(step.time) }),
+            args: Some(TraceEventArgs::Step { n_tokens: step.n_tokens, us: us(step.time) }),
         });
-        events.extend(step.kernels.iter().map(|run| Event {
+        events.extend(step.kernels.iter().map(|run| TraceEvent {
             name: &run.kernel,
             cat,
             ph: "X",
@@ -174,10 +184,11 @@ fn add_events<'a>(events: &mut Vec<Event<'a>>, profile: &'a Profile, pid: u32) {
     }
 }
 
+/// Writes the trace file.
 fn write_trace(path: &Path, profiles: &[Profile]) -> Result<(), CliError> {
     let mut file = OutputFile::create(path)?;
     let mut out = BufWriter::new(&mut file);
-    serde_json::to_writer(&mut out, &Trace::new(profiles))
+    serde_json::to_writer(&mut out, &ChromeTrace::new(profiles))
         .map_err(std::io::Error::from)
         .and_then(|()| out.flush())
         .map_err(|source| CliError::Write { to: path.display().to_string(), source })?;
@@ -238,7 +249,7 @@ decode: 2 steps, 2 tokens, 0.220 ms
     #[test]
     fn the_trace_has_an_event_for_each_step_and_kernel() {
         let profiles = [profile(), Profile { device: "GPU".into(), note: Some("alone"), steps: Vec::new() }];
-        let json = serde_json::to_value(Trace::new(&profiles)).unwrap();
+        let json = serde_json::to_value(ChromeTrace::new(&profiles)).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
         assert_eq!(events.len(), 3 + 3 + 9 + 4);
         let row = serde_json::json!({
@@ -259,7 +270,7 @@ decode: 2 steps, 2 tokens, 0.220 ms
     }
 
     #[test]
-    fn parts_have_rows_of_their_own() {
+    fn each_part_has_a_row() {
         let mut profile = profile();
         profile.note = Some("as it runs");
         let kernels = &mut profile.steps[1].kernels;
@@ -269,7 +280,7 @@ decode: 2 steps, 2 tokens, 0.220 ms
         let decode = "decode: 2 steps, 2 tokens, 0.220 ms, in 2 parts side by side, whose times are added up\n";
         assert!(table.contains(decode), "{table}");
         let profiles = [profile];
-        let json = serde_json::to_value(Trace::new(&profiles)).unwrap();
+        let json = serde_json::to_value(ChromeTrace::new(&profiles)).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
         let in_row = |tid: u32| events.iter().filter(|e| e["ph"] == "X" && e["tid"] == tid).count();
         assert_eq!([1, 2, 3, 4].map(in_row), [3, 9, 3, 0]);

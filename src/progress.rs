@@ -1,4 +1,7 @@
-//! A line on stderr that shows how far a long task is.
+//! A line on stderr that shows the progress of a long task.
+//!
+//! A task counts steps. In addition the forward pass and the loader count their work in the [watch](interrupt::watch), so that
+//! the line moves within a step. A thread draws the line.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -11,48 +14,51 @@ use metal_attention::Watch;
 
 use crate::interrupt;
 
-/// Tasks shorter than this show nothing.
+/// Nothing is shown of tasks that are shorter than this.
 const DELAY: Duration = Duration::from_millis(700);
 
-/// How often the line is drawn.
+/// The time between two drawings.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The progress of one task. Nothing is drawn in the task's first moments, nor where stderr is no terminal; the line
-/// goes away when this is dropped.
-pub struct Progress {
+/// The progress line of one task. It is drawn only on a terminal, and only after a delay; it is removed when this value is
+/// dropped.
+pub struct ProgressLine {
+    /// The line.
     bar: ProgressBar,
+    /// The progress of the task, shared with the thread that draws.
     state: Arc<Mutex<State>>,
-    /// The thread that draws; it ends when the sender is gone.
+    /// The thread that draws; it ends when the sender is dropped. `None`: nothing is drawn.
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// How far the task is.
+/// The progress of a task.
 struct State {
-    /// When its first step began, and the steps that were done before.
+    /// The time at which the task began, and the steps that were done before.
     begun: (Instant, u64),
-    /// Steps that are known to be done, and the work of the watch at that moment.
+    /// The steps done at the last report, and the watch's count of work at that time.
     done: (u64, u64),
-    /// The watch's work that makes a step, where it tells how far the step under way is.
+    /// The work in the watch's count that makes one step. `None`: the watch does not count this task's work.
     work_of_step: Option<f64>,
+    /// The number of steps of the task.
     total: u64,
+    /// The watch of the program.
     watch: Watch,
 }
 
 impl State {
-    /// Steps done by now.
+    /// The steps done now, including those that the watch has counted since the last report.
     fn position(&self) -> u64 {
         let (done, work) = self.done;
         let since = self.work_of_step.map_or(0, |step| ((self.watch.done() - work) as f64 / step) as u64);
         done.saturating_add(since).min(self.total)
     }
 
-    /// Goes on from `done` steps.
+    /// Reports `done` steps.
     fn set(&mut self, done: u64) {
         self.done = (done, self.watch.done());
     }
 
-    /// What is left at the speed so far, as the end of the line; nothing where there is no speed yet, or only what no step
-    /// counts.
+    /// The remaining time at the speed so far, as the end of the line. Empty if no step is done yet, or all are.
     fn time_left(&self) -> String {
         let (start, before) = self.begun;
         let position = self.position();
@@ -65,25 +71,25 @@ impl State {
     }
 }
 
-impl Progress {
-    /// A task of unknown length.
+impl ProgressLine {
+    /// Shows a task of unknown length.
     pub fn spinner(task: &'static str) -> Self {
         Self::start(task, "{spinner} {msg} {elapsed}", 0)
     }
 
-    /// A task of `total` steps.
+    /// Shows a task of `total` steps.
     pub fn steps(task: &'static str, total: u64) -> Self {
         Self::start(task, "{msg} [{bar:30}] {pos}/{len} {elapsed}{prefix}", total)
     }
 
-    /// The same task, with the part of a step that is under way: what makes a step is so much work of the program's
-    /// [watch](interrupt::watch).
+    /// Lets the line move within a step: `work_of_step` is the work of one step in the count of the program's
+    /// [watch](interrupt::watch), for example the number of layers if a step is a token.
     pub fn watched(self, work_of_step: usize) -> Self {
         self.state().work_of_step = Some(work_of_step.max(1) as f64);
         self
     }
 
-    /// The task turns out to be `total` bytes of weights to set up, which the watch counts.
+    /// Shows the loading of `total` bytes of weights instead of steps; the watch counts the bytes.
     pub fn weigh(&self, total: u64) {
         self.bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {elapsed}{prefix}"));
         self.bar.set_length(total);
@@ -92,28 +98,29 @@ impl Progress {
         state.set(0);
     }
 
-    /// `done` steps were done before this task, and take no time.
+    /// Sets the steps that were done before the task began, such as cached tokens; they do not count for the speed.
     pub fn begin_at(&self, done: u64) {
         let mut state = self.state();
         state.begun = (Instant::now(), done);
         state.set(done);
     }
 
-    /// `done` steps are done.
+    /// Reports that `done` steps are done.
     pub fn set(&self, done: u64) {
         self.state().set(done);
     }
 
-    /// Names the part of the task that is under way.
+    /// Names the part of the task that runs now.
     pub fn describe(&self, part: String) {
         self.bar.set_message(part);
     }
 
-    /// Takes the line away while `write` writes others.
+    /// Hides the line while `write` prints to the terminal.
     pub fn suspend<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)
     }
 
+    /// Shows a task and starts the thread that draws.
     fn start(task: &'static str, template: &str, total: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
         bar.set_style(style(template));
@@ -132,7 +139,7 @@ impl Progress {
                         delay = TICK;
                     }
                     let state = lock(&state);
-                    // Each of these draws.
+                    // `set_position`, `set_prefix` and `tick` draw, which needs no lock.
                     let (position, time_left) = (state.position(), state.time_left());
                     drop(state);
                     bar.set_position(position);
@@ -140,7 +147,7 @@ impl Progress {
                     bar.tick();
                 }
             };
-            // Without a thread there is no line.
+            // If the thread cannot start, nothing is drawn.
             Some((done, std::thread::Builder::new().spawn(draw).ok()?))
         });
         Self { bar, state, drawing }
@@ -159,11 +166,11 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if let Some((done, thread)) = self.drawing.take() {
             drop(done);
-            // The thread only draws; if it failed, there is a line less to clear.
+            // The thread only draws; if it panicked, there is nothing to do.
             let _ = thread.join();
         }
         self.bar.finish_and_clear();
@@ -175,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_under_way_counts_as_far_as_it_is() {
+    fn the_position_includes_work_within_a_step() {
         let watch = Watch::default();
         watch.advance(1000);
         let begun = (Instant::now().checked_sub(Duration::from_secs(10)).unwrap(), 3);
@@ -183,7 +190,7 @@ mod tests {
         assert_eq!((state.position(), state.time_left().as_str()), (3, ""));
         watch.advance(20 * 50 + 19);
         assert_eq!((state.position(), state.time_left().as_str()), (53, ", 10s left"));
-        // What a batch made in vain does not count once it is over.
+        // The work that a batch did in vain does not count once the batch is reported.
         state.set(43);
         assert_eq!((state.position(), state.time_left().as_str()), (43, ", 15s left"));
         watch.advance(1_000_000);

@@ -1,28 +1,28 @@
-//! Random numbers for models without training: plausible in size, so that
-//! activations stay finite, and the same on every machine for the same seed.
+//! Random numbers for weights of untrained models: of plausible size, so that activations stay finite, and the same on every
+//! machine for the same seed.
 
-/// `SplitMix64` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+/// The generator `SplitMix64` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), with its state.
 #[derive(Clone)]
 pub struct RandomWeights(u64);
 
-/// By what the state grows with each number.
+/// The constant that is added to the state for each number.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl RandomWeights {
-    /// Numbers for the tensor number `tensor` of a file made from `seed`.
+    /// The numbers for the tensor at index `tensor` of a file made from `seed`.
     pub fn new(seed: u64, tensor: usize) -> Self {
         let mut first = Self(seed);
         let start = first.next();
         Self(start ^ (tensor as u64).wrapping_mul(0xd129_0d3e_5e5b_9a63))
     }
 
-    /// The numbers after the first `n`.
+    /// The generator after `n` further numbers.
     pub fn skip(self, n: usize) -> Self {
         Self(self.0.wrapping_add(GAMMA.wrapping_mul(n as u64)))
     }
 
-    /// Fills `out` with numbers of this mean and standard deviation. They are the sum of four uniform ones, which is
-    /// close to normal and bounded by 3.5 standard deviations.
+    /// Fills `out` with numbers of this mean and standard deviation. Each is the sum of four uniform numbers, which is close to
+    /// normal and bounded by 3.5 standard deviations.
     pub fn fill(&mut self, out: &mut [f32], mean: f32, std: f32) {
         // Four 16-bit uniform numbers: mean 4 * 32767.5, variance 4 * 2^32 / 12.
         let scale = std / (65_536.0 * (1.0f32 / 3.0).sqrt());
@@ -33,6 +33,7 @@ impl RandomWeights {
         }
     }
 
+    /// The next 64 bits.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         let mut z = self.0;
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mean_and_deviation_are_as_asked_and_seeds_differ() {
+    fn mean_and_deviation_are_right_and_seeds_differ() {
         let mut x = vec![0.0; 100_000];
         RandomWeights::new(7, 3).fill(&mut x, 1.0, 0.25);
         let mean = x.iter().sum::<f32>() / x.len() as f32;

@@ -1,4 +1,4 @@
-//! Flags that say on which devices a server runs its model, and how often.
+//! Flags for the devices of a server's models, and for the number of replicas.
 
 use std::str::FromStr;
 
@@ -8,14 +8,14 @@ use crate::cli_error::CliError;
 use crate::engine_args::{SetupArgs, at_least_one};
 use crate::units;
 
-/// Replicas that share a device at most: each has a thread, weights and a KV cache.
-const MOST_OF_A_DEVICE: usize = 64;
+/// The largest number of replicas on one device: each has a thread, weights and a KV cache.
+const MAX_REPLICAS_PER_DEVICE: usize = 64;
 
-/// Devices and replicas of the model, and how each is set up.
+/// Devices and number of replicas of a model, and the settings of each.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct ReplicaArgs {
-    /// The device of the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME;
+    /// The device of the model: auto (a GPU in which it fits, else the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME;
     /// several, as in cuda:0,cuda:1, run a replica each
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceList,
@@ -24,9 +24,9 @@ pub struct ReplicaArgs {
     #[arg(long, visible_alias = "gpu", conflicts_with = "device")]
     wgpu: bool,
 
-    /// Replicas of the model, each with --parallel places, a KV cache and weights of its own. They are dealt out to the
-    /// devices in turn: to those of --device, with "cuda" to all that there are. On the CPU they share the threads out
-    /// [default: one for each device of --device]
+    /// Replicas of the model, each with --parallel slots, its own KV cache and its own weights. They are distributed over the
+    /// devices of --device in order; --device cuda means all NVIDIA GPUs. Replicas on the CPU divide the threads [default: one for
+    /// each device of --device]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     replicas: Option<usize>,
 
@@ -34,11 +34,12 @@ pub struct ReplicaArgs {
     setup: SetupArgs,
 }
 
-/// One or several devices.
+/// The value of `--device`: one or several devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceList {
+    /// The devices, in order.
     devices: Vec<Device>,
-    /// "cuda" without a number, which several replicas take to be all cards.
+    /// Whether the text is "cuda" without a number, which stands for all NVIDIA GPUs if there are several replicas.
     any_cuda: bool,
 }
 
@@ -46,7 +47,7 @@ impl FromStr for DeviceList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // A GPU's name may have a comma.
+        // The name of a GPU may contain a comma, so a list that begins with a name is split only if another one follows.
         let one = |name: &str| name.parse::<Device>().map_err(|error| error.to_string());
         let named = ["gpu:", "wgpu:"];
         let devices = if named.iter().any(|name| text.starts_with(name))
@@ -64,7 +65,7 @@ impl FromStr for DeviceList {
 }
 
 impl ReplicaArgs {
-    /// These flags with another context and device, where they are given.
+    /// These flags, with the context `n_ctx` and the device in `device` if they are given.
     pub fn with(&self, n_ctx: Option<usize>, device: Option<&str>) -> Result<Self, String> {
         let device = device.map(str::parse).transpose()?;
         Ok(Self {
@@ -75,12 +76,12 @@ impl ReplicaArgs {
         })
     }
 
-    /// These flags for `model`, for each of the replicas.
+    /// The options of each replica for `model`. An error if the flags contradict each other, or devices or memory are too small.
     pub fn options(&self, model: &Model) -> Result<Vec<EngineOptions>, CliError> {
         let setup = self.setup.options(model);
         let list = match (self.wgpu, self.device.any_cuda, self.replicas) {
             (true, _, _) => vec![Device::Wgpu],
-            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
+            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_ranks)?,
             (false, _, _) => self.device.devices.clone(),
         };
         let n = self.replicas.unwrap_or(list.len());
@@ -97,10 +98,10 @@ impl ReplicaArgs {
             list.iter()
                 .filter_map(first)
                 .skip(i + 1)
-                .any(|other| setup.n_cards > 1 && other.abs_diff(card) < setup.n_cards)
+                .any(|other| setup.n_ranks > 1 && other.abs_diff(card) < setup.n_ranks)
         };
         if list.iter().filter_map(first).enumerate().any(overlap) {
-            let n = setup.n_cards;
+            let n = setup.n_ranks;
             let message = format!(
                 "--device names cards less than {n} apart, of which each begins {n} that share a replica (--tensor-parallel {n}): \
                  name the first of each, as in --device cuda:0,cuda:{n}"
@@ -111,7 +112,7 @@ impl ReplicaArgs {
             check_room(n, &list, model)?;
         }
         let devices: Vec<_> = list.into_iter().cycle().take(n).collect();
-        // What auto chooses may be the CPU, too.
+        // `auto` counts as a CPU here, because it may choose one.
         let is_cpu = |device: &&Device| matches!(device, Device::Cpu | Device::Auto);
         let n_cpu = devices.iter().filter(is_cpu).count();
         let sharing: Vec<_> = devices.iter().map(|one| devices.iter().filter(|other| *other == one).count()).collect();
@@ -125,13 +126,13 @@ impl ReplicaArgs {
     }
 }
 
-/// Refuses more replicas than devices, threads and memory can be for.
+/// Refuses more replicas than a device runs, or than have memory for their weights on the CPU.
 fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliError> {
     let refused = |why: String| Err(CliError::Usage(format!("--replicas {n}: {why}")));
-    let most = devices.len().saturating_mul(MOST_OF_A_DEVICE);
-    if n > most {
+    let max = devices.len().saturating_mul(MAX_REPLICAS_PER_DEVICE);
+    if n > max {
         return refused(format!(
-            "a device runs {MOST_OF_A_DEVICE} replicas at most, and {} {most}: name more devices, or give --parallel more \
+            "a device runs {MAX_REPLICAS_PER_DEVICE} replicas at most, and {} {max}: name more devices, or give --parallel more \
              requests at once",
             units::count(devices.len(), "device")
         ));
@@ -148,15 +149,15 @@ fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliErro
     }
 }
 
-/// All cards that CUDA knows of; where `n_cards` share a replica the first of each.
+/// All NVIDIA GPUs; if `n_ranks` GPUs share a replica, the first one of each group.
 #[cfg(feature = "cuda")]
-fn cuda_devices(n_cards: usize) -> Result<Vec<Device>, CliError> {
+fn cuda_devices(n_ranks: usize) -> Result<Vec<Device>, CliError> {
     let n = metal_attention::cuda_summaries().map_err(|error| CliError::General(error.to_string()))?.len();
-    // Where there are too few the set-up says so.
-    Ok((0..(n / n_cards).max(1)).map(|i| Device::Cuda(i * n_cards)).collect())
+    // If there are fewer GPUs than `n_ranks`, building the forward pass reports it.
+    Ok((0..(n / n_ranks).max(1)).map(|i| Device::Cuda(i * n_ranks)).collect())
 }
 
-/// The set-up says that there is no CUDA here.
+/// The first GPU; building the forward pass reports that CUDA is not compiled in.
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::unnecessary_wraps, reason = "the driver may refuse to count")]
 fn cuda_devices(_: usize) -> Result<Vec<Device>, CliError> {
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_dealt_out_to_devices() {
+    fn replicas_are_distributed_over_devices() {
         let of = |names: &[&str]| Ok(names.iter().map(|&name| (name.to_owned(), None)).collect::<Vec<_>>());
         assert_eq!(options(&[]), of(&["auto"]));
         assert_eq!(options(&["--device", "cuda:0,cuda:1"]), of(&["cuda", "cuda:1"]));
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_shared_out() {
+    fn threads_are_divided_among_replicas() {
         let cpu = |n| ("cpu".to_owned(), Some(n));
         assert_eq!(options(&["--device", "cpu", "--replicas", "3", "-t", "8"]), Ok(vec![cpu(2); 3]));
         assert_eq!(options(&["--device", "cpu,cpu", "-t", "1"]), Ok(vec![cpu(1); 2]));
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn contradicting_flags_are_refused() {
         for flags in [
             &["--device", "cuda:0,1"][..],
             &["--device", "cuda:0,"],

@@ -1,41 +1,46 @@
-//! What `run` writes to stdout: plain text, or JSON lines.
+//! The output of `run` on stdout: plain text, or JSON lines (`--json`).
 
 use std::io::{IsTerminal, StdoutLock, Write};
 use std::sync::Arc;
 
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Generator, StopReason, Token};
+use metal_attention::{GeneratedToken, Generator, StopReason};
 use metal_attention_chat::ToolCallParser;
 use serde::Serialize;
 
 use crate::cli_error::CliError;
 use crate::commands::chat::session::AnswerOutput;
 use crate::metadata_text::safe_lines;
-use crate::statistics::{Statistics, TimingsJson};
+use crate::statistics::{RunStatistics, TimingsJson};
 
-/// Writes a continuation as it is generated.
+/// Writes the prompt's echo, the generated text and the end. One value is for one text.
 pub struct RunOutput {
+    /// Stdout, locked as long as the value lives.
     stdout: StdoutLock<'static>,
+    /// Whether JSON lines are written.
     json: bool,
-    /// The continuation so far.
+    /// The generated text so far.
     text: String,
-    /// What was written last does not end its line.
+    /// Whether the last character written was no line break.
     in_line: bool,
-    /// Where the text is an answer: what is not shown of it, such as thoughts, is left out.
-    answer: Option<Answer>,
+    /// The reader of an answer, if the text is one and is not written as JSON. Thoughts are not written then.
+    answer: Option<ChatAnswer>,
 }
 
-/// The answer of a model to a message.
-struct Answer {
+/// Reads an answer of the model and writes its visible part.
+struct ChatAnswer {
+    /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// Splits the answer.
     parser: ToolCallParser,
+    /// Prints its visible part.
     output: AnswerOutput,
 }
 
-/// A line of `--json`.
+/// One line of `--json`.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     Meta {
         version: &'static str,
         model: &'a str,
@@ -57,23 +62,25 @@ enum Line<'a> {
 }
 
 impl RunOutput {
-    /// Takes stdout.
+    /// Locks stdout.
     pub fn new(json: bool) -> Self {
         Self { stdout: std::io::stdout().lock(), json, text: String::new(), in_line: false, answer: None }
     }
 
-    /// What follows is an answer, which `parser` reads. In JSON it is written as the model wrote it.
+    /// Declares the text that follows to be an answer, which `parser` splits into thoughts, text and tool calls. JSON lines have
+    /// the answer as the model generated it.
     pub fn answer(&mut self, tokenizer: Arc<Tokenizer>, parser: ToolCallParser) {
         if !self.json {
-            self.answer = Some(Answer { tokenizer, parser, output: AnswerOutput::new(self.stdout.is_terminal()) });
+            self.answer = Some(ChatAnswer { tokenizer, parser, output: AnswerOutput::new(self.stdout.is_terminal()) });
         }
     }
 
-    /// What is continued: `generator` has the prompt's tokens, `prompt` is its text.
+    /// Writes what comes before the generated text: the line of type meta, or the prompt if `echo` is set. `generator` holds the
+    /// prompt's tokens, `prompt` is its text.
     pub fn begin(&mut self, model: &str, generator: &Generator, prompt: &str, echo: bool) -> Result<(), CliError> {
         if self.json {
             let architecture = &generator.model().spec().architecture;
-            self.line(&Line::Meta {
+            self.line(&JsonLine::Meta {
                 version: env!("CARGO_PKG_VERSION"),
                 model,
                 architecture,
@@ -89,22 +96,23 @@ impl RunOutput {
         }
     }
 
-    /// A generated token.
-    pub fn token(&mut self, token: &Token) -> Result<(), CliError> {
+    /// Writes a generated token.
+    pub fn token(&mut self, token: &GeneratedToken) -> Result<(), CliError> {
         self.text += &token.text;
-        if let Some(Answer { tokenizer, parser, output }) = &mut self.answer {
+        if let Some(ChatAnswer { tokenizer, parser, output }) = &mut self.answer {
             output.write(parser.push_token(tokenizer, token.id, &token.text))
         } else if self.json {
-            self.line(&Line::Token { id: token.id, text: &token.text })
+            self.line(&JsonLine::Token { id: token.id, text: &token.text })
         } else {
             self.write(&token.text)
         }
     }
 
-    /// Text that was held back until the generation had ended. In JSON it is part of the last line's text only.
+    /// Writes the text that was held back, because it might have become a stop string, until the generation ended. JSON lines have
+    /// it in the last line only.
     pub fn rest(&mut self, text: &str) -> Result<(), CliError> {
         self.text += text;
-        if let Some(Answer { parser, output, .. }) = &mut self.answer {
+        if let Some(ChatAnswer { parser, output, .. }) = &mut self.answer {
             output.write(parser.push(text))?;
             output.write(parser.finish())
         } else if self.json {
@@ -114,32 +122,33 @@ impl RunOutput {
         }
     }
 
-    /// The end; without a reason it was Ctrl-C.
-    pub fn end(mut self, stop_reason: Option<StopReason>, statistics: &Statistics) -> Result<(), CliError> {
+    /// Writes the end of the output. Without a `stop_reason`, Ctrl-C ended the text.
+    pub fn end(mut self, stop_reason: Option<StopReason>, statistics: &RunStatistics) -> Result<(), CliError> {
         let stop_reason = stop_reason.map_or("interrupted", StopReason::name);
         let text = std::mem::take(&mut self.text);
         if let Some(answer) = self.answer.take() {
             answer.output.end().map(drop)
         } else if self.json {
-            self.line(&Line::Done { text: &text, stop_reason, timings: statistics.to_json() })
+            self.line(&JsonLine::Done { text: &text, stop_reason, timings: statistics.to_json() })
         } else if self.stdout.is_terminal() {
             self.write("\n")
         } else {
             if self.in_line && is_stderr(&self.stdout) {
-                // Where both go to one reader, what follows on stderr has lines of its own. Where stderr is closed
-                // nothing follows.
+                // If both streams go to one reader, the output on stderr begins on a new line. The error is ignored, because stderr may
+                // be closed.
                 let _ = writeln!(std::io::stderr());
             }
             Ok(())
         }
     }
 
-    fn line(&mut self, line: &Line) -> Result<(), CliError> {
+    /// Writes a line of JSON.
+    fn line(&mut self, line: &JsonLine) -> Result<(), CliError> {
         let line = serde_json::to_string(line).map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
         self.write(&(line + "\n"))
     }
 
-    /// Writes and flushes, for every token to be seen at once. On a terminal control characters are shown escaped.
+    /// Writes and flushes, so that each token is seen at once. On a terminal control characters are escaped.
     fn write(&mut self, text: &str) -> Result<(), CliError> {
         let escaped = (!self.json && self.stdout.is_terminal()).then(|| safe_lines(text));
         let text = escaped.as_deref().unwrap_or(text);

@@ -1,4 +1,4 @@
-//! Sampling flags, under llama.cpp's names and with its defaults.
+//! Sampling flags. They have llama.cpp's names and defaults; a model's file may recommend other defaults.
 
 use std::num::ParseIntError;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use metal_attention::{Error, Model};
 
 use crate::cli_error::CliError;
 
-/// How the next token is chosen.
+/// The flags of the samplers. A flag that is `None` has the default of the model's file.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -100,7 +100,7 @@ pub struct SamplingArgs {
     #[arg(short = 'l', long, value_name = "ID+V", value_parser = parse_logit_bias)]
     logit_bias: Vec<(u32, f32)>,
 
-    // The names are no code in the help's text.
+    // A literal, because rustdoc's marks for code would appear in the help.
     #[arg(
         long,
         value_name = "NAMES",
@@ -110,21 +110,21 @@ pub struct SamplingArgs {
     samplers: Option<String>,
 }
 
-/// A seed, or none where it is drawn anew each time.
+/// A seed. `None`: a random one for each run.
 #[derive(Clone)]
 pub struct Seed(pub Option<u64>);
 
 impl FromStr for Seed {
     type Err = ParseIntError;
 
-    /// Reads a seed; numbers below 0 are none.
+    /// Parses a seed; a negative number becomes `None`.
     fn from_str(text: &str) -> Result<Self, ParseIntError> {
         if text.parse::<i64>().is_ok_and(|n| n < 0) { Ok(Self(None)) } else { text.parse().map(|n| Self(Some(n))) }
     }
 }
 
 impl SamplingArgs {
-    /// These flags for `model`, whose file may recommend what they do not say.
+    /// The sampler's options for `model`, whose file gives some of the defaults. An error if a value is out of range.
     pub fn options(&self, model: &Model) -> Result<SamplerOptions, CliError> {
         let n_vocab = model.spec().n_vocab;
         if let Some((id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
@@ -168,18 +168,18 @@ impl SamplingArgs {
     }
 }
 
-/// A number of tokens to keep; 0 or less keeps all.
+/// Parses the value of `--top-k`; 0 or less becomes 0, which keeps all tokens.
 fn parse_top_k(text: &str) -> Result<usize, String> {
     let k: i64 = text.parse().map_err(|e: ParseIntError| e.to_string())?;
     Ok(usize::try_from(k).unwrap_or(0))
 }
 
-/// A number of tokens; -1 is all there are.
+/// Parses a number of tokens; -1 becomes `usize::MAX`, the whole sequence.
 pub fn parse_last_n(text: &str) -> Result<usize, String> {
     if text == "-1" { Ok(usize::MAX) } else { text.parse().map_err(|e: ParseIntError| e.to_string()) }
 }
 
-/// `ID+V` or `ID-V`.
+/// Parses `ID+V` or `ID-V` into the id and the signed value.
 pub fn parse_logit_bias(text: &str) -> Result<(u32, f32), String> {
     let parse = || {
         let at = text.find(['+', '-'])?;
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn logit_biases_that_are_none_are_refused() {
+    fn logit_biases_that_cannot_be_parsed_are_refused() {
         for text in ["", "7", "+1", "x+1", "7+x", "-1+2"] {
             assert!(parse_logit_bias(text).is_err(), "{text}");
         }

@@ -1,4 +1,4 @@
-//! Sampling options by name, to change one at a time.
+//! Sampling options by name: `/set` in a conversation shows them and changes one at a time.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use metal_attention::sampling::{SamplerKind, SamplerOptions};
 
 use crate::sampling_args::{Seed, parse_last_n, parse_logit_bias};
 
-/// The names, as the flags have them.
+/// The names of the options, those of the flags, in the order of [`text`].
 pub const NAMES: [&str; 22] = [
     "temp",
     "top_k",
@@ -33,8 +33,8 @@ pub const NAMES: [&str; 22] = [
     "seed",
 ];
 
-/// Changes the option `name` to `value`, both as the flag of that name has them, for a vocabulary of `n_vocab` tokens.
-/// An error says what is wrong; `options` may have the wrong value then.
+/// Sets the option `name` to `value`. Both have the form of the flag; - and _ in names are the same. An error describes the
+/// problem; `options` may hold the wrong value then. `n_vocab` is the number of tokens in the vocabulary.
 pub fn set(options: &mut SamplerOptions, name: &str, value: &str, n_vocab: usize) -> Result<(), String> {
     let o = options;
     match name.trim_start_matches('-').replace('-', "_").as_str() {
@@ -72,7 +72,7 @@ pub fn set(options: &mut SamplerOptions, name: &str, value: &str, n_vocab: usize
     o.validate().map_err(|e| e.to_string())
 }
 
-/// All options with their values, a line each.
+/// All options with their values, one a line, in a form that [`set`] accepts.
 pub fn text(o: &SamplerOptions) -> String {
     let last_n = |n: usize| if n == usize::MAX { "-1".into() } else { n.to_string() };
     let bias: Vec<_> = o.logit_bias.iter().map(|(id, bias)| format!("{id}{bias:+}")).collect();
@@ -104,10 +104,12 @@ pub fn text(o: &SamplerOptions) -> String {
     lines.join("\n")
 }
 
+/// Parses a value of the option `name`.
 fn number<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|e: T::Err| wrong(name, value, &e.to_string()))
 }
 
+/// The message for a wrong value.
 fn wrong(name: &str, value: &str, problem: &str) -> String {
     format!("{value:?} is no value for {name}: {problem}")
 }
@@ -116,7 +118,7 @@ fn wrong(name: &str, value: &str, problem: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What is shown can be set.
+    /// Each line of [`text`] can be given to [`set`].
     #[test]
     fn every_option_can_be_shown_and_set() {
         let mut options = SamplerOptions { temperature: 0.25, penalty_last_n: usize::MAX, ..Default::default() };

@@ -1,4 +1,4 @@
-//! What a run cost, for people (on stderr) and for programs (as JSON).
+//! Time and memory of a run: as lines on stderr and as JSON.
 
 use std::io::Write;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use serde::Serialize;
 use crate::units;
 
 /// Time and memory of a run.
-pub struct Statistics {
-    /// From the start of opening the model until it could run.
+pub struct RunStatistics {
+    /// The time to open the model and to build its forward pass.
     pub load: Duration,
-    /// The prompt and its continuation.
+    /// The times of prefill and decode.
     pub timings: Timings,
 }
 
-impl Statistics {
-    /// Writes five lines to stderr.
+impl RunStatistics {
+    /// Writes five lines to stderr, four if the peak memory is not known.
     pub fn print(&self) {
         let t = &self.timings;
         let rate = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(", {r:.1} tok/s"));
@@ -33,12 +33,12 @@ impl Statistics {
         lines.extend(peak_memory().map(|n| ("peak memory", units::bytes(n))));
         let mut stderr = std::io::stderr().lock();
         for (what, value) in lines {
-            // Where stderr is closed nobody reads statistics.
+            // Errors are ignored, because stderr may be closed.
             let _ = writeln!(stderr, "{what:<19}  {value}");
         }
     }
 
-    /// The same for programs.
+    /// The object `timings` of `--json`.
     pub fn to_json(&self) -> TimingsJson {
         let t = &self.timings;
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
@@ -57,22 +57,32 @@ impl Statistics {
     }
 }
 
-/// The `timings` object of `--json`; `null` where nothing was measured.
+/// The object `timings` of `--json`. `null` stands for values that were not measured.
 #[derive(Serialize)]
 pub struct TimingsJson {
+    /// The time of loading the model.
     load_ms: f64,
+    /// Tokens of the prompt that were evaluated.
     prompt_tokens: usize,
+    /// Tokens of the prompt that were in the KV cache already.
     cached_tokens: usize,
+    /// The time of prefill.
     prefill_ms: f64,
+    /// The rate of prefill.
     prefill_tokens_per_second: Option<f64>,
+    /// Generated tokens.
     generated_tokens: usize,
+    /// The time of decode.
     decode_ms: f64,
+    /// The rate of decode.
     decode_tokens_per_second: Option<f64>,
+    /// The time from the start of prefill to the first token.
     first_token_ms: Option<f64>,
+    /// The largest resident memory of the process.
     peak_memory_bytes: Option<u64>,
 }
 
-/// The most memory this process has had resident, in bytes; `None` where the system does not tell.
+/// The largest resident memory of this process so far, in bytes. `None`: not known (Linux only).
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! `--chat-template`: a chat template in a file of its own.
+//! `--chat-template`: a chat template in a file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use metal_attention_chat::ChatTemplate;
 
 use crate::cli_error::CliError;
 
-/// The chat template in the file `path`, for the vocabulary of `tokenizer`.
+/// Reads the chat template in the file `path`, for the special tokens of `tokenizer`.
 pub fn read(path: &Path, tokenizer: &Arc<Tokenizer>) -> Result<ChatTemplate, CliError> {
     let source = std::fs::read_to_string(path)
         .map_err(|e| CliError::Usage(format!("cannot read the chat template {}: {e}", path.display())))?;

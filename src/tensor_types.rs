@@ -1,15 +1,15 @@
-//! Flags that say which type each tensor of a quantised file gets.
+//! Flags for the tensor types of a file that is written: the recipe and exceptions.
 
 use metal_attention::gguf::{Metadata, TensorDecl, TensorType};
 use metal_attention::{Recipe, TypeChoices};
 
-/// What clap says where a name is none.
+/// Finds the recipe called `name`. The error is for clap.
 pub fn recipe(name: &str) -> Result<&'static Recipe, String> {
     let known = || Recipe::all().iter().map(Recipe::name).collect::<Vec<_>>().join(", ");
     Recipe::named(name).ok_or_else(|| format!("unknown recipe; known are {}", known()))
 }
 
-/// Flags that choose types besides the recipe.
+/// The flags that choose types in addition to the recipe.
 #[derive(clap::Args)]
 pub struct TypeArgs {
     /// Type of the embedding table
@@ -26,7 +26,8 @@ pub struct TypeArgs {
 }
 
 impl TypeArgs {
-    /// Gives `tensors` the types they will have, and writes down in `metadata` what the file consists of.
+    /// Sets the types of `tensors` by the recipe and the flags, and records the recipe in `metadata`. `importance` tells whether
+    /// an importance matrix is given.
     pub fn apply(&self, recipe: &Recipe, importance: bool, metadata: &mut Metadata, tensors: &mut [TensorDecl]) {
         let choices = TypeChoices { embedding: self.embd_type, head: self.output_type, pure: self.pure, importance };
         let types = recipe.types(metadata, tensors, &choices);

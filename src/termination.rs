@@ -1,4 +1,4 @@
-//! SIGTERM, as when a service is stopped, and SIGHUP, as when a terminal is closed.
+//! SIGTERM (a service is stopped) and SIGHUP (a terminal is closed), on Unix.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,21 +9,22 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli_error::CliError;
 
-/// Both signals. None is lost from the moment this is made.
+/// Waits for both signals. Signals are caught from the creation of this value on.
 pub struct Termination {
+    /// SIGTERM.
     terminate: Signal,
-    /// `None`: SIGHUP is ignored, as with nohup, and stays so.
+    /// `None`: the process was started with SIGHUP ignored (nohup), which stays so.
     hang_up: Option<Signal>,
 }
 
 impl Termination {
-    /// Within a runtime.
+    /// Installs the handlers. Must be called within a tokio runtime.
     pub fn new() -> io::Result<Self> {
         let hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { terminate: signal(SignalKind::terminate())?, hang_up })
     }
 
-    /// Waits for one of them.
+    /// Waits for one of the signals and returns it.
     pub async fn next(&mut self) -> SignalKind {
         let Self { terminate, hang_up } = self;
         let hung_up = async {
@@ -39,7 +40,7 @@ impl Termination {
     }
 }
 
-/// From now on both signals end the MCP servers together with the process, whose exit code is that of shells for the signal.
+/// From this call on, both signals kill the MCP servers and end the process with the exit code 128 + signal, as shells use it.
 pub fn end_servers() -> Result<(), CliError> {
     let listen = || -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -55,11 +56,11 @@ pub fn end_servers() -> Result<(), CliError> {
     listen().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))
 }
 
-/// Whether this process was started with SIGHUP ignored, as nohup does.
+/// Whether this process was started with SIGHUP ignored, as by nohup.
 fn ignores_hang_up() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: there is no new action, and the system writes the present one to where there is room for it.
+    // SAFETY: no new action is set, and `action` has the size that the system writes.
     let is_known = unsafe { libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) } == 0;
-    // SAFETY: the system has written it.
+    // SAFETY: `sigaction` returned 0, so it has written `action`.
     is_known && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
 }

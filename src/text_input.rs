@@ -1,4 +1,4 @@
-//! `-p`, `-f` and `-`: where a command's text comes from.
+//! The flags for a text: `-p`, `-f` and `-`, or words without a flag.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use metal_attention::tokenizer::EncodeOptions;
 
 use crate::cli_error::CliError;
-use crate::find_model::nowhere;
+use crate::find_model::not_found;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
 
-/// A text given on the command line, in a file, or on stdin. It is taken as it is, to the last byte.
+/// A text given on the command line, in a file, or on stdin. It is used as it is, to the last byte.
 #[derive(clap::Args)]
 pub struct TextArgs {
     /// The text itself
@@ -28,7 +28,7 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
-    /// The text, or `None` where none was named.
+    /// The text. `None`: no flag gives one.
     pub fn read(&self) -> Result<Option<String>, CliError> {
         if let Some(text) = &self.prompt {
             return Ok(Some(text.clone()));
@@ -40,7 +40,7 @@ impl TextArgs {
         }
     }
 
-    /// Where the text comes from: the name of the file, or what it is instead.
+    /// The source of the text for messages: the file's name, "command line" or "stdin".
     pub fn name(&self) -> String {
         match &self.file {
             Some(path) if path != Path::new("-") => path.display().to_string(),
@@ -49,16 +49,16 @@ impl TextArgs {
         }
     }
 
-    /// The text; from stdin where none was named.
+    /// The text; that of stdin if no flag gives one.
     pub fn read_or_stdin(&self) -> Result<String, CliError> {
         self.read()?.map_or_else(read_stdin, Ok)
     }
 }
 
-/// A model and a text without flags.
+/// A model and a text as words without flags.
 #[derive(clap::Args)]
 pub struct WordsArgs {
-    /// The model, as -m takes it; with -m, the text begins here
+    /// The model, in the form of -m; with -m, the text begins here
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     first: Option<String>,
 
@@ -68,8 +68,8 @@ pub struct WordsArgs {
 }
 
 impl WordsArgs {
-    /// The model, and the text. The first word is the model where -m names none and the word names one; without a
-    /// model in the environment it has to.
+    /// Splits the words into the model and the text, joined by spaces (`None`: no words are left). The first word is the model if
+    /// `-m` names none and the word names one. Without `-m` and without a model in the environment it must name one.
     pub fn model_and_text(&self, model: &ModelArgs) -> Result<(ModelArgs, Option<String>), CliError> {
         let words: Vec<String> = self.first.iter().chain(&self.rest).cloned().collect();
         let (model, rest) = model.with_words(&words);
@@ -81,7 +81,7 @@ impl WordsArgs {
     }
 }
 
-/// The error of a first word that names no model where there is no other.
+/// The error for a first word that names no model where one is needed.
 fn no_such_model(word: &str) -> CliError {
     if word.contains(char::is_whitespace) {
         let text = safe(word);
@@ -90,7 +90,7 @@ fn no_such_model(word: &str) -> CliError {
              has the built-in model continue it"
         ));
     }
-    match nowhere(Path::new(word)) {
+    match not_found(Path::new(word)) {
         CliError::NoModel(what) => CliError::NoModel(format!(
             "{what}\nA text comes after the model, as in metal-attention run MODEL TEXT, or after -p"
         )),
@@ -98,14 +98,14 @@ fn no_such_model(word: &str) -> CliError {
     }
 }
 
-/// How a text becomes token ids.
+/// The flags for tokenizing a text.
 #[derive(clap::Args)]
 pub struct EncodingArgs {
     /// Turn the text of special tokens into these tokens
     #[arg(long)]
     parse_special: bool,
 
-    /// Do not add the tokens that the model wants around a text
+    /// Do not add the tokens that the model expects around a text (BOS, EOS)
     #[arg(long)]
     no_bos: bool,
 }
@@ -117,16 +117,17 @@ impl EncodingArgs {
     }
 }
 
-/// All of a file.
+/// Reads a file as UTF-8. An error of encoding has exit code 2.
 pub fn read_file(path: &Path) -> Result<String, CliError> {
     read_text(&path.display().to_string(), File::open(path))
 }
 
-/// All of stdin.
+/// Reads stdin to its end as UTF-8.
 pub fn read_stdin() -> Result<String, CliError> {
     read_text("stdin", Ok(std::io::stdin().lock()))
 }
 
+/// Reads all of `source`, which errors call `name`.
 fn read_text(name: &str, source: std::io::Result<impl Read>) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     source
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_named_with_their_place() {
+    fn the_error_names_invalid_bytes_and_their_offset() {
         let error = read_text("x.txt", Ok(&b"ab\xffc"[..])).unwrap_err();
         assert_eq!(error.to_string(), "the text from x.txt is not UTF-8: unexpected byte 0xff at offset 2");
         assert_eq!(error.exit_code(), 2);

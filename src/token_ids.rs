@@ -1,8 +1,8 @@
-//! Lists of token ids, as people and programs write them.
+//! Lists of token ids, as text.
 
 use crate::cli_error::CliError;
 
-/// Reads ids separated by commas or white space, also as a JSON list.
+/// Parses ids separated by commas or white space, or a JSON list. May be empty.
 pub fn parse(text: &str) -> Result<Vec<u32>, CliError> {
     let text = text.trim();
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
@@ -10,7 +10,7 @@ pub fn parse(text: &str) -> Result<Vec<u32>, CliError> {
     words.map(|word| word.parse().map_err(|e| CliError::Usage(format!("{word:?} is no token id: {e}")))).collect()
 }
 
-/// Checks that every id is one of the vocabulary's `n_vocab`.
+/// Checks that every id is below `n_vocab`.
 pub fn check(ids: &[u32], n_vocab: usize) -> Result<(), CliError> {
     match ids.iter().find(|&&id| id as usize >= n_vocab) {
         Some(id) => Err(CliError::Usage(format!("token id {id} is outside the vocabulary of {n_vocab} tokens"))),

@@ -1,4 +1,4 @@
-//! A text, or token ids, for commands that evaluate tokens.
+//! The input of commands that evaluate tokens: a text, or token ids.
 
 use metal_attention::{EngineOptions, Error, Model};
 
@@ -7,7 +7,7 @@ use crate::model_args::ModelArgs;
 use crate::text_input::{EncodingArgs, TextArgs};
 use crate::token_ids;
 
-/// What to evaluate.
+/// A text or token ids; one of them must be given.
 #[derive(clap::Args)]
 pub struct TokensArgs {
     #[command(flatten)]
@@ -22,7 +22,7 @@ pub struct TokensArgs {
 }
 
 impl TokensArgs {
-    /// The tokens; at least one, and all in the vocabulary of `model`, which `source` opened.
+    /// The tokens: at least one, all of them in the vocabulary of `model`, which `source` opened.
     pub fn read(&self, source: &ModelArgs, model: &Model) -> Result<Vec<u32>, CliError> {
         let ids = if let Some(tokens) = &self.tokens {
             token_ids::parse(tokens)?
@@ -40,7 +40,7 @@ impl TokensArgs {
     }
 }
 
-/// Makes the context as long as `ids` where `options` do not say how long, and checks that it has room for them.
+/// Makes the context `ids.len()` tokens long unless `options` set its length. An error if `ids` do not fit.
 pub fn fit_context(options: &mut EngineOptions, ids: &[u32], model: &Model) -> Result<(), CliError> {
     let n_ctx = *options.n_ctx.get_or_insert(ids.len());
     if ids.len() > n_ctx {

@@ -1,4 +1,7 @@
-//! The command line, rewritten where it has flags of other programs, and what helps where it is wrong.
+//! Reads the command line: replaces flags of other programs by this program's, and adds tips to clap's errors.
+//!
+//! `rewrite` runs before clap. It replaces each flag that `foreign_flags.rs` lists, and refuses flags that clap would
+//! misread (`-temp` as `-t emp`). `advised` adds a tip to an error of clap about a stray model name or text.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -10,41 +13,42 @@ use metal_attention_hub::{is_hub_address, known_model};
 
 use crate::Cli;
 use crate::find_model::without_ending;
-use crate::foreign_flags::{Becomes, ModelPart, Outcome, Takes, cache_type, foreign_command, row};
+use crate::foreign_flags::{FlagMeaning, FlagValue, ModelPart, ValueMeaning, cache_type, find_flag, foreign_command};
 
-/// Reads the command line; where it is wrong, tells why and ends the process.
+/// Reads the command line. On a mistake prints the error with a tip and ends the process.
 pub fn parse() -> Cli {
     let args: Vec<OsString> = std::env::args_os().collect();
-    let Rewritten { args, notes } = rewrite(&args).unwrap_or_else(|error| error.exit());
+    let RewrittenArgs { args, notes } = rewrite(&args).unwrap_or_else(|error| error.exit());
     for note in notes {
-        // Where stderr is closed the notes are lost, and nothing else.
+        // If stderr is closed, the notes are lost; the command runs nevertheless.
         let _ = writeln!(std::io::stderr(), "note: {note}");
     }
     Cli::try_parse_from(&args).unwrap_or_else(|error| advised(error, &args).exit())
 }
 
-/// A command line for clap.
+/// The command line that clap reads.
 #[derive(Debug)]
-struct Rewritten {
+struct RewrittenArgs {
+    /// The arguments, the program's name first.
     args: Vec<OsString>,
-    /// What was passed over, and why.
+    /// A message for each flag that is ignored, with the reason.
     notes: Vec<String>,
 }
 
-/// Puts this program's flags in the place of other programs'. What follows `--` stays.
-fn rewrite(args: &[OsString]) -> Result<Rewritten, clap::Error> {
+/// Replaces flags of other programs by this program's. Arguments after `--` are kept.
+fn rewrite(args: &[OsString]) -> Result<RewrittenArgs, clap::Error> {
     let mut cli = Cli::command();
     cli.build();
     let is_flag = |arg: &&OsString| arg.as_encoded_bytes().starts_with(b"-");
     let at = 1 + args.iter().skip(1).take_while(is_flag).count();
-    // Before the command come flags of all commands alone.
+    // Only global flags may stand before the command.
     for flag in args.iter().skip(1).take(at - 1).filter_map(|arg| arg.to_str()) {
         if own_flag(&cli, name_of(flag)).is_none() && !is_cluster(&cli, flag) {
             return Err(refused(&mut cli, flag, &format!("a command comes first, as in metal-attention run {flag}")));
         }
     }
     let Some(name) = args.get(at).and_then(|arg| arg.to_str()) else {
-        return Ok(Rewritten { args: args.to_vec(), notes: Vec::new() });
+        return Ok(RewrittenArgs { args: args.to_vec(), notes: Vec::new() });
     };
     if cli.find_subcommand(name).is_none()
         && let Some(tip) = foreign_command(name)
@@ -60,59 +64,67 @@ fn rewrite(args: &[OsString]) -> Result<Rewritten, clap::Error> {
         n_names += 1;
     }
     if n_names == 0 {
-        return Ok(Rewritten { args: args.to_vec(), notes: Vec::new() });
+        return Ok(RewrittenArgs { args: args.to_vec(), notes: Vec::new() });
     }
     let begin = at + n_names;
-    let mut rewriting = Rewriting { command, rest: &args[begin..], args: args[..begin].to_vec(), notes: Vec::new() };
-    let mut given = Given::default();
-    while let Some(arg) = rewriting.next() {
+    let mut rewriter = ArgRewriter { command, rest: &args[begin..], args: args[..begin].to_vec(), notes: Vec::new() };
+    let mut given = ModelFlags::default();
+    while let Some(arg) = rewriter.next() {
         match arg.to_str() {
             Some("--") => {
-                rewriting.args.push(arg.clone());
-                rewriting.args.extend_from_slice(rewriting.rest);
+                rewriter.args.push(arg.clone());
+                rewriter.args.extend_from_slice(rewriter.rest);
                 break;
             }
             Some(flag) if flag.len() > 1 && flag.starts_with('-') && flag.parse::<f64>().is_err() => {
-                rewriting.flag(arg, flag, &mut given)?;
+                rewriter.flag(arg, flag, &mut given)?;
             }
-            _ => rewriting.args.push(arg.clone()),
+            _ => rewriter.args.push(arg.clone()),
         }
     }
-    rewriting.end(&given, begin)?;
-    Ok(Rewritten { args: rewriting.args, notes: rewriting.notes })
+    rewriter.end(&given, begin)?;
+    Ok(RewrittenArgs { args: rewriter.args, notes: rewriter.notes })
 }
 
-/// Flags that together make one of this program's.
+/// The values of flags of other programs of which several together become one flag of this program.
 #[derive(Default)]
-struct Given {
+struct ModelFlags {
+    /// The value of `-hf`: the repository.
     repo: Option<String>,
+    /// The value of `-hff`: the file in the repository.
     file: Option<String>,
+    /// The values of `--cache-type-k` and `--cache-type-v`, in the order they were given.
     cache_types: Vec<String>,
 }
 
-/// The arguments of a command while they are rewritten.
-struct Rewriting<'a> {
+/// The state of rewriting the arguments of one command.
+struct ArgRewriter<'a> {
+    /// The command whose arguments they are.
     command: &'a mut Command,
-    /// Those to come.
+    /// The arguments that are not read yet.
     rest: &'a [OsString],
+    /// The arguments for clap so far.
     args: Vec<OsString>,
+    /// The notes so far, as in [`RewrittenArgs`].
     notes: Vec<String>,
 }
 
-impl<'a> Rewriting<'a> {
+impl<'a> ArgRewriter<'a> {
+    /// Takes the next argument.
     fn next(&mut self) -> Option<&'a OsString> {
         let (arg, rest) = self.rest.split_first()?;
         self.rest = rest;
         Some(arg)
     }
 
-    /// Rewrites the flag `arg`, whose text is `flag`, with its value.
-    fn flag(&mut self, arg: &OsString, flag: &str, given: &mut Given) -> Result<(), clap::Error> {
+    /// Rewrites the flag `arg`, whose text is `flag`, and its value. Values in `ModelFlags` are added to `given` and are
+    /// written by [`Self::end`].
+    fn flag(&mut self, arg: &OsString, flag: &str, given: &mut ModelFlags) -> Result<(), clap::Error> {
         if let Some(own) = own_flag(self.command, name_of(flag)) {
             let takes_value = own.get_action().takes_values() && name_of(flag) == flag;
             let hyphens = own.is_allow_hyphen_values_set();
             self.args.push(arg.clone());
-            // A value is no flag, even if it looks like one.
+            // The next argument is the value, even if it begins with a dash.
             if takes_value && hyphens {
                 let value = self.next().cloned();
                 self.args.extend(value);
@@ -123,52 +135,54 @@ impl<'a> Rewriting<'a> {
             Some((name, value)) => (name, Some(value)),
             None => (flag, None),
         };
-        let Some(row) = row(self.command.get_name(), name) else {
+        let Some(entry) = find_flag(self.command.get_name(), name) else {
             if let Some(tip) = misread(self.command, flag) {
                 return Err(refused(self.command, name, &tip));
             }
             self.args.push(arg.clone());
             return Ok(());
         };
-        let value: Option<OsString> = match (row.takes, inline) {
+        let value: Option<OsString> = match (entry.value, inline) {
             (_, Some(value)) => Some(value.into()),
-            (Takes::Nothing, None) => None,
-            (Takes::Value, None) => match self.next() {
+            (FlagValue::Nothing, None) => None,
+            (FlagValue::Value, None) => match self.next() {
                 Some(value) => Some(value.clone()),
                 None => return Err(refused(self.command, name, "a value follows this flag")),
             },
-            (Takes::Maybe(values), None) => {
+            (FlagValue::Maybe(values), None) => {
                 let follows =
                     self.rest.first().and_then(|next| next.to_str()).is_some_and(|next| values.contains(&next));
                 if follows { self.next().cloned() } else { None }
             }
         };
         let text = value.as_deref().map(OsStr::to_string_lossy).unwrap_or_default();
-        match row.becomes {
-            Becomes::Flag(own) => {
+        match entry.meaning {
+            FlagMeaning::Flag(own) => {
                 let args = [Some(own.into()), value].into_iter().flatten().collect();
                 self.put(name, args);
             }
-            Becomes::Nothing(why) => self.notes.push(format!("{name} is passed over: {why}")),
-            Becomes::Refused(tip) => return Err(refused(self.command, name, tip)),
-            Becomes::ByValue(meaning) => self.outcome(name, meaning(&text))?,
-            Becomes::Model(ModelPart::Repo) => given.repo = Some(text.into_owned()),
-            Becomes::Model(ModelPart::File) => given.file = Some(text.into_owned()),
-            Becomes::Cache => given.cache_types.push(text.into_owned()),
+            FlagMeaning::Nothing(why) => self.notes.push(format!("{name} is passed over: {why}")),
+            FlagMeaning::Refused(tip) => return Err(refused(self.command, name, tip)),
+            FlagMeaning::ByValue(meaning) => self.outcome(name, meaning(&text))?,
+            FlagMeaning::Model(ModelPart::Repo) => given.repo = Some(text.into_owned()),
+            FlagMeaning::Model(ModelPart::File) => given.file = Some(text.into_owned()),
+            FlagMeaning::Cache => given.cache_types.push(text.into_owned()),
         }
         Ok(())
     }
 
-    fn outcome(&mut self, flag: &str, outcome: Outcome) -> Result<(), clap::Error> {
+    /// Applies the meaning of a value of `flag`.
+    fn outcome(&mut self, flag: &str, outcome: ValueMeaning) -> Result<(), clap::Error> {
         match outcome {
-            Outcome::Args(args) => self.put(flag, args.into_iter().map(OsString::from).collect()),
-            Outcome::Nothing(why) => self.notes.push(format!("{flag} is passed over: {why}")),
-            Outcome::Refused(tip) => return Err(refused(self.command, flag, &tip)),
+            ValueMeaning::Args(args) => self.put(flag, args.into_iter().map(OsString::from).collect()),
+            ValueMeaning::Nothing(why) => self.notes.push(format!("{flag} is passed over: {why}")),
+            ValueMeaning::Refused(tip) => return Err(refused(self.command, flag, &tip)),
         }
         Ok(())
     }
 
-    /// Puts a flag of this program in the place of another one, if the command has it.
+    /// Writes `args` in place of `flag`, if the command has the flag that `args` begin with. Otherwise notes that the flag
+    /// is ignored.
     fn put(&mut self, flag: &str, args: Vec<OsString>) {
         let own = args.first().and_then(|own| own.to_str());
         if own.is_some_and(|own| own_flag(self.command, own).is_none()) {
@@ -178,8 +192,8 @@ impl<'a> Rewriting<'a> {
         }
     }
 
-    /// Puts what several flags make after the command's name.
-    fn end(&mut self, given: &Given, begin: usize) -> Result<(), clap::Error> {
+    /// Inserts the flags that `given` becomes after the command's name, which ends at index `begin` of `args`.
+    fn end(&mut self, given: &ModelFlags, begin: usize) -> Result<(), clap::Error> {
         let model = match (&given.repo, &given.file) {
             (None, None) => None,
             (None, Some(_)) => {
@@ -202,12 +216,12 @@ impl<'a> Rewriting<'a> {
     }
 }
 
-/// A flag without the value that an equals sign gives it.
+/// The flag without `=VALUE`.
 fn name_of(flag: &str) -> &str {
     flag.split('=').next().unwrap_or(flag)
 }
 
-/// The command's own flag of this name: `--name`, or a dash and one letter.
+/// The command's flag of this name, `--name` or `-n`, if it has one.
 fn own_flag<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     let long = flag.strip_prefix("--").filter(|name| !name.is_empty());
     let mut letters = flag.chars().skip(1);
@@ -219,7 +233,7 @@ fn own_flag<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
         long.is_some_and(has_long) || short.is_some_and(has_short)
     })
 }
-
+/// Whether `flag` is a group of one-letter flags without values (`-vx`), without `-h` and `-V`, which end the program.
 /// Whether these are letters of flags without values, of which none ends the program.
 fn is_cluster(command: &Command, flag: &str) -> bool {
     let one = |letter: char| {
@@ -229,8 +243,8 @@ fn is_cluster(command: &Command, flag: &str) -> bool {
     !flag.starts_with("--") && flag.chars().skip(1).all(one)
 }
 
-/// A tip for a flag of several letters with one dash that clap would take for another flag: one that begins with a letter
-/// that no flag has or that shows the help, or the name of a flag that has two dashes.
+/// A tip for a flag of several letters with one dash (`-temp`) that clap would misread as one-letter flags: the flag has
+/// two dashes, or its first letter is no flag or shows the help.
 fn misread(command: &Command, flag: &str) -> Option<String> {
     let name = name_of(flag);
     let word = name.strip_prefix('-').filter(|word| !word.starts_with('-') && word.chars().count() > 1)?;
@@ -238,28 +252,29 @@ fn misread(command: &Command, flag: &str) -> Option<String> {
         return Some("a text that begins with a dash comes after --".to_owned());
     }
     let with_two = format!("-{name}");
-    if own_flag(command, &with_two).is_some() || row(command.get_name(), &with_two).is_some() {
+    if own_flag(command, &with_two).is_some() || find_flag(command.get_name(), &with_two).is_some() {
         return Some(format!("flags of several letters have two dashes: {with_two}"));
     }
     let letter = word.chars().next()?;
     match own_flag(command, &format!("-{letter}")) {
-        // A value after the letter, as in -n5.
+        // A value right after the letter, as in -n5.
         Some(own) if own.get_action().takes_values() => None,
         _ if is_cluster(command, name) => None,
         _ => Some(format!("there is no flag {name}; `metal-attention {} --help` shows all", command.get_name())),
     }
 }
 
-/// The error of a flag that cannot be had.
+/// The error for a flag that is not supported.
 fn refused(command: &mut Command, flag: &str, tip: &str) -> clap::Error {
     with_tip(command, ErrorKind::UnknownArgument, ContextKind::InvalidArg, flag, tip)
 }
 
-/// The error of a command that there is not.
+/// The error for a command that does not exist.
 fn no_such_command(cli: &mut Command, name: &str, tip: &str) -> clap::Error {
     with_tip(cli, ErrorKind::InvalidSubcommand, ContextKind::InvalidSubcommand, name, tip)
 }
 
+/// An error of clap with a tip. `what` is the kind of `name`.
 fn with_tip(command: &mut Command, kind: ErrorKind, what: ContextKind, name: &str, tip: &str) -> clap::Error {
     let mut error = clap::Error::new(kind).with_cmd(command);
     error.insert(what, ContextValue::String(name.to_owned()));
@@ -268,14 +283,14 @@ fn with_tip(command: &mut Command, kind: ErrorKind, what: ContextKind, name: &st
     error
 }
 
-/// `error`, with a tip where there is one for `args`.
+/// `error`, with a tip if `args` contain a model name or a text where clap expected none.
 fn advised(mut error: clap::Error, args: &[OsString]) -> clap::Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.as_str(),
         _ => "",
     };
     let named = text(ContextKind::InvalidArg);
-    // What is no flag and was not expected: a text or a model, most likely.
+    // An argument that is not a flag and was not expected is most likely a text or a model.
     let stray = match error.kind() {
         ErrorKind::UnknownArgument if !named.starts_with('-') => named,
         ErrorKind::InvalidValue if named == "[-]" => text(ContextKind::InvalidValue),
@@ -295,7 +310,7 @@ fn advised(mut error: clap::Error, args: &[OsString]) -> clap::Error {
         return error;
     };
     if error.kind() == ErrorKind::InvalidValue {
-        // The place for the name of stdin is no help to those who did not mean it.
+        // clap would print the possible value "-" (stdin), which is no help to a user who gave a text.
         let mut other = clap::Error::new(ErrorKind::UnknownArgument).with_cmd(&Cli::command());
         other.insert(ContextKind::InvalidArg, ContextValue::String(stray.to_owned()));
         if let Some(usage) = error.get(ContextKind::Usage) {
@@ -309,7 +324,7 @@ fn advised(mut error: clap::Error, args: &[OsString]) -> clap::Error {
     error
 }
 
-/// Whether this names a model rather than anything else.
+/// Whether `text` looks like the name of a model: an address, a GGUF file, or a well-known name.
 fn is_model(text: &str) -> bool {
     is_hub_address(text) || without_ending(text).len() < text.len() || known_model(text).is_some()
 }
@@ -319,14 +334,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::foreign_flags::ROWS;
+    use crate::foreign_flags::FOREIGN_FLAGS;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
-    /// `command` and all below it, by name.
+    /// Adds `command` and all its subcommands to `found`, by name.
     fn all(command: &Command, name: &str, found: &mut BTreeMap<String, Command>) {
         for sub in command.get_subcommands() {
             all(sub, format!("{name} {}", sub.get_name()).trim(), found);
@@ -342,7 +357,7 @@ mod tests {
         all(&cli, "", &mut commands);
         assert!(commands.len() > 18, "{:?}", commands.keys());
         for (name, command) in commands {
-            // Unwrapped, neighbouring lines of a paragraph would be wraps of our own.
+            // Two lines of prose in a row would have been wrapped by hand.
             let whole = command.clone().max_term_width(0).term_width(0).render_long_help().to_string();
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let lines: Vec<_> = after.lines().collect();
@@ -353,7 +368,7 @@ mod tests {
             assert!(whole.contains(after.trim_end()), "{name}");
             for width in [60, 80, 100, 120, 200] {
                 let text = command.clone().term_width(width.min(120)).render_long_help().to_string();
-                // Usage is never wrapped.
+                // clap never wraps the usage line.
                 for line in text.lines().filter(|line| !line.starts_with("Usage:")) {
                     let long_word = line.split_whitespace().any(|word| word.len() > width - 12);
                     assert!(line.chars().count() <= width.min(120) || long_word, "{name} at {width}: {line}");
@@ -366,10 +381,10 @@ mod tests {
         format!("metal-attention {line}").split(' ').map(OsString::from).collect()
     }
 
-    /// What becomes of a command line, without the program's name; its notes follow, each after a bar.
+    /// The rewritten command line without the program's name, followed by the ignored flags, each after a bar.
     #[track_caller]
     fn becomes(line: &str) -> String {
-        let Rewritten { args, notes } = rewrite(&arguments(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let RewrittenArgs { args, notes } = rewrite(&arguments(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
         let args: Vec<_> = args[1..].iter().map(|arg| arg.to_str().unwrap()).collect();
         let names: Vec<_> = notes.iter().map(|note| note.split(" is passed over: ").next().unwrap()).collect();
         [vec![args.join(" ")], names.into_iter().map(str::to_owned).collect()].concat().join(" | ")
@@ -432,7 +447,7 @@ mod tests {
             ("run --format json x", "run --json-schema {\"type\":\"object\"} x"),
             ("run -jf a.json -j {}", "run --json-schema-file a.json -j {}"),
             ("-v run -ngl 99 x", "-v run x | -ngl"),
-            // What follows a flag of this program is its value, and what follows -- is a text.
+            // The argument after a flag of this program is its value, and arguments after -- are text.
             ("run -p -ngl", "run -p -ngl"),
             ("run -x -- -ngl 0", "run -x -- -ngl 0"),
             ("run -n -1 -p -5 x", "run -n -1 -p -5 x"),
@@ -446,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_named_with_what_to_do() {
+    fn flags_that_are_not_supported_are_named_with_a_tip() {
         for (line, flag, tip) in [
             ("run -ngl 12 x", "-ngl", "-ngl 0 is the CPU"),
             ("run -ngl", "-ngl", "a value follows this flag"),
@@ -492,10 +507,10 @@ mod tests {
         }
     }
 
-    /// Every row, in every command it is for, with values that it has a meaning for: clap takes what becomes of it, or it is an
-    /// error that says what to do.
+    /// Every entry of the table, in every command that it is for, with sample values: clap accepts the rewritten command
+    /// line, or the error has a tip.
     #[test]
-    fn every_row_becomes_something_in_every_command() {
+    fn every_foreign_flag_has_a_meaning_in_every_command() {
         let mut cli = Cli::command();
         cli.build();
         let with_model = ["run", "chat", "serve", "info", "tokenize", "embed", "bench", "perplexity"];
@@ -503,30 +518,30 @@ mod tests {
             "quantize" => "quantize in out Q4_0".to_owned(),
             command => command.to_owned(),
         };
-        for row in ROWS {
-            let commands = if row.commands.is_empty() { &with_model[..] } else { row.commands };
+        for entry in FOREIGN_FLAGS {
+            let commands = if entry.commands.is_empty() { &with_model[..] } else { entry.commands };
             for (command, flag) in
-                commands.iter().flat_map(|command| row.flags.iter().map(move |flag| (*command, *flag)))
+                commands.iter().flat_map(|command| entry.flags.iter().map(move |flag| (*command, *flag)))
             {
                 let own = own_flag(cli.find_subcommand(command).unwrap(), flag).is_some();
-                assert!(!own || row.commands.is_empty(), "{command} {flag}: it is the command's own");
-                let found = crate::foreign_flags::row(command, flag).unwrap();
-                if own || !std::ptr::eq(found, row) {
+                assert!(!own || entry.commands.is_empty(), "{command} {flag}: it is the command's own");
+                let found = find_flag(command, flag).unwrap();
+                if own || !std::ptr::eq(found, entry) {
                     continue;
                 }
-                let values: &[&str] = match row.takes {
-                    Takes::Nothing => &[""],
-                    Takes::Value => &["1", "0", "f16", "json", "none", "x"],
-                    Takes::Maybe(values) => values,
+                let values: &[&str] = match entry.value {
+                    FlagValue::Nothing => &[""],
+                    FlagValue::Value => &["1", "0", "f16", "json", "none", "x"],
+                    FlagValue::Maybe(values) => values,
                 };
                 for value in values {
                     let line = format!("{} {flag} {value}", required(command));
                     let error = match rewrite(&arguments(line.trim_end())) {
-                        Ok(Rewritten { args, .. }) => match Cli::try_parse_from(args) {
+                        Ok(RewrittenArgs { args, .. }) => match Cli::try_parse_from(args) {
                             Ok(_) => continue,
-                            // A value that this program's flag does not take.
+                            // A value that this program's flag refuses.
                             Err(error) => {
-                                assert!(matches!(row.takes, Takes::Value), "{line}: {error}");
+                                assert!(matches!(entry.value, FlagValue::Value), "{line}: {error}");
                                 assert!(
                                     matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation),
                                     "{line}: {error}"
@@ -536,7 +551,7 @@ mod tests {
                         },
                         Err(error) => error,
                     };
-                    let refuses = !matches!(row.becomes, Becomes::Nothing(_) | Becomes::Flag(_));
+                    let refuses = !matches!(entry.meaning, FlagMeaning::Nothing(_) | FlagMeaning::Flag(_));
                     assert!(refuses && error.to_string().contains("tip: "), "{line}: {error}");
                 }
             }

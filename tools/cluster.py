@@ -1,7 +1,7 @@
 """A cluster of workers and the router before it, as a simulation of discrete events.
 
-A worker follows the scheduler of crates/metal-attention/src/scheduler: admission and pages (`admission.rs`, `slots.rs`),
-the tokens of a step (`step.rs`, `pace.rs`), prefixes shared and finished texts kept. Behind a router all requests come from
+A worker follows the scheduler of crates/metal-attention/src/scheduler: admission and pages (`admission.rs`, `sequence_pool.rs`),
+the tokens of a step (`step.rs`, `batch_sizer.rs`), prefixes shared and finished texts kept. Behind a router all requests come from
 one address, so that there is one client and nobody gives way to another. How long a step takes is measured elsewhere and
 given (`StepTime`).
 
@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass, field
 
 PAGE = 64
-# Tokens of prompts that a step takes in any case, and how long one may take (`pace.rs`).
+# Tokens of prompts that a step takes in any case, and how long one may take (`batch_sizer.rs`).
 LEAST, STEP = 16, 0.1
 # Tokens that a text waits for while another one evaluates them (`admission.rs`).
 WORTH_WAITING = 16

@@ -1,4 +1,4 @@
-//! What the benches share: models made on the spot, and when to do nothing.
+//! Helpers of the benchmarks: synthetic models, and whether to run.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,17 +6,17 @@ use std::process::Command;
 use criterion::Criterion;
 use metal_attention::Model;
 
-/// Whether `cargo bench` runs this program: `cargo test --benches` does, too, which should not take minutes.
-pub fn asked() -> bool {
+/// Whether `cargo bench` runs this program. `cargo test --benches` runs it, too, and should not take minutes.
+pub fn is_benchmark_run() -> bool {
     std::env::args().any(|arg| arg == "--bench")
 }
 
-/// Criterion with the flags of the command line, when [`asked`].
+/// Criterion with the flags of the command line; `None` unless [`is_benchmark_run`].
 pub fn criterion() -> Option<Criterion> {
-    asked().then(|| Criterion::default().sample_size(20).configure_from_args())
+    is_benchmark_run().then(|| Criterion::default().sample_size(20).configure_from_args())
 }
 
-/// The model that `metal-attention synth ARGS` writes into `folder`.
+/// Writes a model with `metal-attention synth ARGS` to `folder`, and opens it.
 pub fn synthetic_model(folder: &Path, args: &[&str]) -> Model {
     let path = folder.join(args.join("_") + ".gguf");
     let output =

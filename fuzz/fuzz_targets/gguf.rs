@@ -1,9 +1,11 @@
-//! Any bytes: either a typed error, or a file that can be walked, dequantised and written again.
+//! Fuzz target of the GGUF reader. Any bytes give either a typed error, or a file whose metadata and tensors can be read,
+//! dequantised and written again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl};
 
+/// Writes `file` again.
 fn rewrite(file: &GgufFile) -> Vec<u8> {
     let tensors: Vec<TensorDecl> = file.tensors().iter().map(Into::into).collect();
     let mut writer = GgufWriter::new(Vec::new(), file.version(), file.metadata(), &tensors).expect("declares");
@@ -24,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
     let metadata = file.metadata();
     for (key, value) in metadata.iter() {
         assert_eq!(metadata.get(key).map(|found| found.value_type()), Some(value.value_type()));
-        // Whatever the type is, every getter answers.
+        // Every getter returns, whatever the type of the value is.
         let _ = (metadata.u32(key), metadata.usize(key), metadata.f32(key), metadata.bool(key), metadata.str(key));
         let _ = (metadata.u32s(key), metadata.i32s(key), metadata.f32s(key));
         if let Ok(Some(strings)) = metadata.strings(key) {

@@ -1,5 +1,5 @@
-//! JSON schemas that an answer must follow: each is followed or refused in a sentence, and an answer that ends by itself
-//! is JSON.
+//! Fuzz target of JSON schemas in `response_format`. The server either refuses a schema with a message, or constrains the
+//! answer to it; an answer with the finish reason `stop` must then be JSON.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

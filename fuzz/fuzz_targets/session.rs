@@ -1,4 +1,5 @@
-//! Any bytes as a session file, with the sums that they ought to have: either a typed error, or a text that goes on.
+//! Fuzz target of session files. Any bytes, with checksums corrected, give either a typed error or a session that generation
+//! can be resumed from.
 #![no_main]
 
 use std::cell::RefCell;
@@ -8,12 +9,12 @@ use libfuzzer_sys::fuzz_target;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{Device, EngineOptions, Generator, GenerateOptions, Model, SessionError, SessionFile};
 
-/// Bytes before the head: magic, version, and its length.
-const BEGIN: usize = 20;
+/// Bytes before the head: magic, version, and the length of the head.
+const PREAMBLE: usize = 20;
 
-/// Writes the sums of the head and of the blocks anew: nobody guesses them.
-fn mend(bytes: &mut [u8]) {
-    let Some((begin, rest)) = bytes.split_at_mut_checked(BEGIN) else { return };
+/// Corrects the checksums of the head and of the blocks, which random input never has right.
+fn correct_checksums(bytes: &mut [u8]) {
+    let Some((begin, rest)) = bytes.split_at_mut_checked(PREAMBLE) else { return };
     let n_head = u64::from_le_bytes(begin[12..].try_into().expect("eight bytes")) as usize;
     let Some((head, rest)) = rest.split_at_mut_checked(n_head) else { return };
     let mut sum = crc32fast::Hasher::new();
@@ -26,6 +27,7 @@ fn mend(bytes: &mut [u8]) {
     }
 }
 
+/// A generator of the built-in model, and the file that inputs are written to.
 fn set_up() -> (Generator, tempfile::NamedTempFile) {
     let model = Model::built_in().expect("a model");
     let engine = EngineOptions { device: Device::Cpu, n_ctx: Some(128), n_threads: Some(1), ..Default::default() };
@@ -33,21 +35,22 @@ fn set_up() -> (Generator, tempfile::NamedTempFile) {
     (generator, tempfile::NamedTempFile::new().expect("a folder for temporary files"))
 }
 
-thread_local!(static ALL: RefCell<(Generator, tempfile::NamedTempFile)> = RefCell::new(set_up()));
+thread_local!(static STATE: RefCell<(Generator, tempfile::NamedTempFile)> = RefCell::new(set_up()));
 
+/// Restores the session in `bytes`; returns its number of tokens.
 fn restore(generator: &mut Generator, file: &tempfile::NamedTempFile, bytes: &[u8]) -> Result<usize, SessionError> {
-    std::fs::write(file.path(), bytes).expect("room for a file");
+    std::fs::write(file.path(), bytes).expect("disk space for a file");
     generator.restore(SessionFile::open(file.path())?)
 }
 
 fuzz_target!(|bytes: &[u8]| {
     let mut bytes = bytes.to_vec();
-    mend(&mut bytes);
-    ALL.with_borrow_mut(|(generator, file)| match restore(generator, file, &bytes) {
+    correct_checksums(&mut bytes);
+    STATE.with_borrow_mut(|(generator, file)| match restore(generator, file, &bytes) {
         Ok(n) => {
             assert_eq!((generator.ids().len(), generator.forward_pass().position()), (n, n));
             let prompt: Vec<u32> = generator.ids().iter().copied().chain([1]).take(100).collect();
-            // Keys and values that are no numbers are an error, too.
+            // The prompt fails where restored keys and values are not finite; that is allowed.
             if generator.prompt(&prompt, |_, _| ControlFlow::Continue(())).is_ok() {
                 let options = GenerateOptions { n_predict: Some(1), ..Default::default() };
                 generator.generate(options).for_each(drop);

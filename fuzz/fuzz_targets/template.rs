@@ -1,5 +1,5 @@
-//! Chat templates and messages made of arbitrary text: compiling and rendering end, without a panic, and what is written
-//! stays within the limit. The input is the template, and after a NUL the message.
+//! Fuzz target of chat templates. The input is a template and, after a NUL character, a message. Compiling and rendering must
+//! terminate without a panic, and the prompt must not exceed the limit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Vocabularies and texts made of arbitrary bytes: building, encoding and decoding never panic, ids stay in the
-//! vocabulary, and the streaming decoder agrees with the lossy reading of all bytes.
+//! Fuzz target of tokenizers, with arbitrary vocabularies and texts. Building, encoding and decoding must not panic, ids must
+//! be in the vocabulary, and the streaming decoder must agree with decoding all bytes at once.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions, pre_
 
 const MODELS: [&str; 7] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
-/// The input up to the next 0xFF byte, which is taken off too.
+/// Splits off the input up to the next 0xFF byte, and removes that byte.
 fn field<'d>(data: &mut &'d [u8]) -> &'d [u8] {
     let end = data.iter().position(|&byte| byte == 0xFF).unwrap_or(data.len());
     let (field, rest) = data.split_at(end);
@@ -16,6 +16,7 @@ fn field<'d>(data: &mut &'d [u8]) -> &'d [u8] {
     field
 }
 
+/// The strings between tabs.
 fn lines(bytes: &[u8]) -> StringArray {
     bytes.split(|&byte| byte == b'\t').map(String::from_utf8_lossy).collect()
 }

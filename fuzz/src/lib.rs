@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use metal_attention::{Device, EngineOptions, Error, Model};
-use metal_attention_server::http::{HttpOptions, Loaded, serve};
+use metal_attention_server::http::{HttpOptions, LoadedModel, serve};
 use metal_attention::scheduler::SchedulerOptions;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -114,11 +114,11 @@ fn start() -> SocketAddr {
     }
 }
 
-fn load() -> Result<Loaded, Error> {
+fn load() -> Result<LoadedModel, Error> {
     let model = Model::built_in()?;
     let engine =
         EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_seq: 4, n_threads: Some(1), ..Default::default() };
     let pass = model.forward_pass(&engine)?;
     let options = SchedulerOptions { n_parallel: 4, n_queue: 64, ..Default::default() };
-    Ok(Loaded::start(model, pass, &options).expect("a scheduler"))
+    Ok(LoadedModel::start(model, pass, &options).expect("a scheduler"))
 }

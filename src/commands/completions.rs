@@ -1,4 +1,4 @@
-//! `completions`: completion scripts for shells.
+//! `completions`: prints completion scripts for shells.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use crate::Cli;
 use crate::cli_error::CliError;
 
 const AFTER_HELP: &str = "\
-The folders have to be there: mkdir -p makes them.
+The folders must exist: mkdir -p makes them.
 
 Examples:
   metal-attention completions bash > ~/.local/share/bash-completion/completions/metal-attention

@@ -1,4 +1,4 @@
-//! `detokenize`: token ids to text.
+//! `detokenize`: turns token ids into text.
 
 use std::io::{IsTerminal, Write};
 
@@ -9,8 +9,8 @@ use crate::text_input::read_stdin;
 use crate::token_ids;
 
 const AFTER_HELP: &str = "\
-Ids are separated by commas or blanks, or are a JSON list; they come from stdin where none is given. \
-Bytes that are no UTF-8 become U+FFFD. Where stdout is a terminal, control characters are shown escaped and a line break follows.
+Ids are separated by commas or blanks, or are a JSON list; without any they are read from stdin. \
+Bytes that are not UTF-8 become U+FFFD. On a terminal control characters are shown escaped and a line break follows.
 
 Examples:
   metal-attention detokenize 403 407 261 378

@@ -1,4 +1,4 @@
-//! `devices`: what can run models here.
+//! `devices`: lists the devices of this machine that can run models.
 
 use std::io::Write;
 
@@ -10,8 +10,8 @@ use crate::units;
 
 const AFTER_HELP: &str = "\
 A GPU is named wgpu, wgpu:INDEX or wgpu:NAME (a part of its name) after --device, an NVIDIA GPU through CUDA cuda or \
-cuda:NUMBER. --device auto takes the first CUDA device, else the first GPU that is no software, with room for the model's \
-weights, KV cache and work space, a tenth of its memory kept free; else the CPU.
+cuda:NUMBER. --device auto takes the first CUDA device, else the first hardware GPU, in which the model's weights, KV cache \
+and scratch buffers fit with a tenth of the memory left free; else the CPU.
 
 With --json stdout gets one object with the keys cpu (simd, physical_cores), gpus (list of device, index, name, backend, \
 kind, driver, memory_bytes or null, max_binding_bytes, subgroups, subgroup_sizes, f16, cooperative_matrices), no_gpu \
@@ -44,88 +44,117 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
 }
 
+/// The devices of this machine: the JSON object of `--json`.
 #[derive(Serialize)]
 struct Devices {
+    /// The CPU.
     cpu: Cpu,
+    /// The GPUs that wgpu finds.
     gpus: Vec<Adapter>,
-    /// Why there is no GPU.
+    /// The reason if `gpus` is empty.
     no_gpu: Option<String>,
+    /// The GPUs that CUDA finds.
     cuda: Vec<Cuda>,
-    /// Why there is no CUDA device.
+    /// The reason if `cuda` is empty.
     no_cuda: Option<String>,
-    auto: Auto,
+    /// The choice of `--device auto`.
+    auto: AutoDevice,
 }
 
+/// A GPU that CUDA finds.
 #[derive(Serialize)]
 struct Cuda {
+    /// The name for `--device`.
     device: String,
+    /// The GPU's name.
     name: String,
+    /// The compute capability, as `9.0`.
     capability: String,
-    /// The CUDA version that the driver knows.
+    /// The newest CUDA version that the driver supports.
     driver: String,
+    /// Total memory in bytes.
     memory_bytes: u64,
+    /// The number of streaming multiprocessors.
     multiprocessors: usize,
-    /// Whether the kernels run on it.
+    /// Whether the program's kernels run on it.
     #[serde(skip)]
     is_new_enough: bool,
 }
 
+/// The CPU.
 #[derive(Serialize)]
 struct Cpu {
+    /// The instruction set that the kernels use.
     simd: &'static str,
+    /// The number of physical cores.
     physical_cores: usize,
 }
 
+/// A GPU that wgpu finds.
 #[derive(Serialize)]
 struct Adapter {
+    /// The name for `--device`.
     device: String,
+    /// The number of the GPU in wgpu's order.
     index: usize,
+    /// The GPU's name.
     name: String,
+    /// The graphics interface: vulkan, metal, ...
     backend: &'static str,
+    /// The kind: discrete, integrated, virtual, software or other.
     kind: &'static str,
+    /// The driver's name and version.
     driver: String,
+    /// Memory in bytes. `None`: not known.
     memory_bytes: Option<u64>,
+    /// The largest buffer that a kernel can use, in bytes.
     max_binding_bytes: u64,
+    /// Whether kernels can use subgroups.
     subgroups: bool,
-    /// Smallest and largest.
+    /// The smallest and the largest number of lanes of a subgroup.
     subgroup_sizes: (u32, u32),
+    /// Whether kernels can use 16-bit floats.
     f16: bool,
-    /// As `m x n x k`, type of the factors, type of the sum.
+    /// The shapes of matrix units: `MxNxK`, the type of the factors, the type of the sum.
     cooperative_matrices: Vec<String>,
 }
 
-/// What `--device auto` takes.
+/// The choice of `--device auto`.
 #[derive(Serialize)]
-struct Auto {
+struct AutoDevice {
+    /// The name for `--device`.
     device: String,
+    /// The reason for the choice.
     reason: String,
 }
 
-impl Auto {
+impl AutoDevice {
+    /// A GPU.
     #[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code))]
     fn gpu(device: String) -> Self {
         Self { device, reason: "for models that fit in its memory".into() }
     }
 
-    /// The first of these devices that is new enough.
+    /// The first of these GPUs on which the kernels run.
     fn cuda(found: &[Cuda]) -> Option<Self> {
         found.iter().find(|gpu| gpu.is_new_enough).map(|gpu| Self::gpu(gpu.device.clone()))
     }
 }
 
 impl Devices {
+    /// Finds the devices.
     #[cfg(feature = "wgpu")]
     fn of_this_machine() -> Self {
         use metal_attention::kernels::{AdapterChoice, WgpuError, adapter_summaries, no_hardware};
         let found = adapter_summaries();
-        // As `WgpuDevice::open` does it.
+        // The same choice as that of `WgpuDevice::open`.
         let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
         let (cuda, no_cuda) = cuda_devices();
         let auto = match &chosen {
-            Ok(i) => Auto::gpu(format!("gpu:{i}")),
-            Err(why) => Auto { device: "cpu".into(), reason: why.why_the_cpu() },
+            Ok(i) => AutoDevice::gpu(format!("gpu:{i}")),
+            Err(why) => AutoDevice { device: "cpu".into(), reason: why.why_the_cpu() },
         };
-        let auto = Auto::cuda(&cuda).unwrap_or(auto);
+        let auto = AutoDevice::cuda(&cuda).unwrap_or(auto);
         Self {
             cuda,
             no_cuda,
@@ -140,11 +169,11 @@ impl Devices {
     fn of_this_machine() -> Self {
         let why = "this program was built without GPUs (the Cargo feature \"wgpu\")";
         let (cuda, no_cuda) = cuda_devices();
-        let auto = Auto::cuda(&cuda).unwrap_or_else(|| Auto { device: "cpu".into(), reason: why.into() });
+        let auto = AutoDevice::cuda(&cuda).unwrap_or_else(|| AutoDevice { device: "cpu".into(), reason: why.into() });
         Self { cuda, no_cuda, cpu: Cpu::of_this_machine(), gpus: Vec::new(), no_gpu: Some(why.into()), auto }
     }
 
-    /// Lines that begin with the name of a device.
+    /// The devices as lines of text, each with the name of a device or indented.
     fn lines(&self) -> Vec<String> {
         let line = |what: &str, value: &str| format!("{what:<6}  {value}");
         let cores = units::count(self.cpu.physical_cores, "physical core");
@@ -168,7 +197,7 @@ impl Devices {
     }
 }
 
-/// The devices that CUDA knows, or why there is none.
+/// The GPUs that CUDA finds, or the reason why there are none.
 #[cfg(feature = "cuda")]
 fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
     let cuda = |gpu: metal_attention::CudaSummary| Cuda {
@@ -192,12 +221,14 @@ fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
 }
 
 impl Cpu {
+    /// The CPU of this machine.
     fn of_this_machine() -> Self {
         Self { simd: cpu_simd_name(), physical_cores: physical_cores() }
     }
 }
 
 impl Adapter {
+    /// Describes the GPU at `index`.
     #[cfg(feature = "wgpu")]
     fn new(index: usize, gpu: &metal_attention::kernels::AdapterSummary) -> Self {
         use metal_attention::kernels::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
@@ -236,6 +267,7 @@ impl Adapter {
         }
     }
 
+    /// The lines of text about the GPU; its name is the first.
     fn texts(&self) -> Vec<String> {
         let memory = self.memory_bytes.map_or("unknown".into(), units::bytes);
         let subgroups = match self.subgroup_sizes {

@@ -1,4 +1,4 @@
-//! `embed`: texts as vectors, and how near they are to each other.
+//! `embed`: prints embeddings of texts, or the cosines between them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,14 +13,14 @@ use crate::engine_args::at_least_one;
 use crate::interrupt;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::{EncodingArgs, read_file};
 use crate::token_ids;
 
 const AFTER_HELP: &str = "\
-The vectors have length 1. How the states of a text's tokens become one is the file's affair (its mean, first or last \
-token); a file that does not say it has the mean. With two texts or more a table says how near each is to each: 1 is \
-the same direction. With --json stdout gets an object with embedding and tokens (how many the text has), one line for \
+The vectors have length 1. The file says how the hidden states of a text's tokens become one vector (their mean, the first or \
+the last token); the default is the mean. For two texts or more a table has the cosine of each pair: 1 is \
+the same direction. With --json stdout gets an object with embedding and tokens (their number), one line for \
 each text.
 
 Without -m the first word is the model, if it names one; every other word is a text.
@@ -34,7 +34,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// A text each; without -m, the model before them
+    /// The texts, one each; without -m, the model comes first
     #[arg(value_name = "TEXT")]
     words: Vec<String>,
 
@@ -53,11 +53,11 @@ pub struct Args {
     #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file"])]
     tokens: Option<String>,
 
-    /// How states become one vector: mean, first or last, in place of what the file says
+    /// How hidden states become one vector: mean, first or last, instead of the file's way
     #[arg(long, value_name = "POOLING", value_parser = pooling)]
     pooling: Option<Pooling>,
 
-    /// Print an object of JSON for each text
+    /// Print a JSON object for each text
     #[arg(long)]
     json: bool,
 
@@ -68,11 +68,11 @@ pub struct Args {
     engine: EmbedArgs,
 }
 
-/// Where texts are evaluated.
+/// Device and precision for commands that embed or rerank.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EmbedArgs {
-    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// The device of the model: auto (a GPU in which it fits, preferably through CUDA, else the CPU), cpu,
     /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
@@ -85,13 +85,14 @@ pub struct EmbedArgs {
     #[arg(long)]
     exact: bool,
 
-    /// Tokens that go through the layers at once; a longer text makes them more
+    /// Tokens that go through the layers at once; raised to the length of the longest text
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
     ubatch_size: usize,
 }
 
 impl EmbedArgs {
-    /// A forward pass for texts of so many tokens: none is kept for later, so the cache holds what is evaluated at once.
+    /// The options of a forward pass for `n_texts` texts of at most `longest` tokens. Nothing is kept between batches, so the
+    /// context and the number of sequences are those of one batch.
     pub fn options(&self, longest: usize, n_texts: usize) -> EngineOptions {
         let n_ubatch = self.ubatch_size.max(longest);
         EngineOptions {
@@ -108,6 +109,7 @@ impl EmbedArgs {
     }
 }
 
+/// Parses the value of `--pooling`.
 fn pooling(name: &str) -> Result<Pooling, String> {
     match name {
         "mean" => Ok(Pooling::Mean),
@@ -128,7 +130,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         return Err(CliError::Usage(why));
     }
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&args.engine.options(longest, texts.len()))?;
     drop(loading);
@@ -148,7 +150,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Names and tokens of all texts.
+/// The names and the tokens of all texts. Each text has at least one token and fits into the trained context.
 fn read_texts(
     args: &Args,
     words: &[String],
@@ -195,7 +197,7 @@ fn read_texts(
     Ok((names, all))
 }
 
-/// A single vector, or the cosines between several.
+/// The text output: the numbers of a single vector, or a table of the cosines between several.
 fn table(names: &[String], embeddings: &[Vec<f32>]) -> String {
     let mut text = String::new();
     if let [one] = embeddings {

@@ -1,4 +1,4 @@
-//! `export-tokenizer`: a model's tokenizer for other programs.
+//! `export-tokenizer`: writes a model's tokenizer in the files of Hugging Face's transformers.
 
 use std::fs;
 use std::io::Write;
@@ -12,23 +12,23 @@ use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
 
 const AFTER_HELP: &str = "\
-The folder gets tokenizer.json, tokenizer_config.json, config.json, generation_config.json and, where the model has a \
-chat template, chat_template.jinja: what `AutoTokenizer.from_pretrained(DIR)` of transformers and the model cards of \
-servers read. All of it comes from the file's metadata; one with a vocabulary and no weights will do. Files of \
+The folder gets tokenizer.json, tokenizer_config.json, config.json, generation_config.json and, if the model has a \
+chat template, chat_template.jinja: the files that `AutoTokenizer.from_pretrained(DIR)` of transformers and the model cards of \
+servers read. Everything comes from the file's metadata; a file with a vocabulary and no weights is enough. Files of \
 these names are replaced.
 
 Examples:
   metal-attention export-tokenizer -m model.gguf model-tokenizer
   python -c \"from transformers import AutoTokenizer; print(AutoTokenizer.from_pretrained('model-tokenizer')('Hello'))\"";
 
-/// Write a model's tokenizer as other programs read it
+/// Write a model's tokenizer in the files of transformers
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The folder to write to; made where there is none
+    /// The folder to write to; created if it does not exist
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `imatrix`: how large the inputs of a model's matrices are over a text.
+//! `imatrix`: measures the importance matrix: the mean square of each column's input of a model's matrices, over a text.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use crate::engine_args::SetupArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::TextArgs;
 use crate::{chunks, token_ids, units};
 
-/// Context where `-c` is not given.
+/// The length of a chunk unless `-c` is given, in tokens.
 const DEFAULT_N_CTX: usize = 512;
 
 const AFTER_HELP: &str = "\
-Errors in the columns of a matrix whose inputs are large count most: `quantize --imatrix` keeps these better. The file \
-holds the sum of squares of every column's input, as llama.cpp's does, and either program reads the other's. The text \
-is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context on the CPU. Some \
-hundred chunks of text like that which the model will see are enough.
+Errors in the columns of a matrix with large inputs count most: `quantize --imatrix` keeps these columns more exact. The file \
+holds the sum of squares of every column's input, in llama.cpp's format. The text \
+is cut into chunks of -c tokens (512 by default), each evaluated from an empty context on the CPU. Some \
+hundred chunks of text similar to the model's later use are enough.
 
 Examples:
   metal-attention imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// Add what this file has, of the same model; may be given several times
+    /// Add the sums of this file, of the same model; may be given several times
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
 
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     chunks: Option<u64>,
 
-    /// The output head's input, too
+    /// Measure the output head's input, too
     #[arg(long)]
     output_head: bool,
 
@@ -62,7 +62,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let mut total = Imatrix::default();
     for path in &args.add {
         total.merge(Imatrix::open(path).map_err(Error::from)?).map_err(Error::from)?;
@@ -81,8 +81,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     loading.weigh(model.gguf().tensor_bytes());
     let mut backend = model.backend(&options)?;
     drop(loading);
-    // A half file does not stay.
-    let _asked = interrupt::ask();
+    // After Ctrl-C no file is left behind.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let found = Arc::new(Mutex::new(Imatrix::default()));
     let pass = backend.cpu().expect("the device is the CPU");
@@ -90,14 +90,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     pass.observe(Some(Box::new(move |input| {
         if input.matrix.starts_with("blk.") || output_head {
             let mut found = writer.lock().unwrap_or_else(PoisonError::into_inner);
-            let (i, n) = input.part.unwrap_or((0, 1));
+            let (i, n) = input.sub_matrix.unwrap_or((0, 1));
             found.add(input.matrix, n, i, input.n_in, input.x);
         }
     })));
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
-    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
+    let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
     let pass = backend.pass();
-    // Of tokens whose logits nobody wants the last layer's inputs are not all there.
+    // Logits are requested of all tokens: the last layer skips the tokens without, and their inputs would be missing.
     let n_batch = chunks::n_scored(model.spec().n_vocab, pass.n_ubatch());
     for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         pass.reset();
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     found.merge(total).map_err(Error::from)?;
     found.write(OutputFile::create(&args.output)?).map_err(Error::from)?.commit()?;
     let (n, tokens) = (found.names().len(), units::count(n_chunks * n_ctx, "token"));
-    // Where stderr is closed the note is lost, and nothing else.
+    // Errors are ignored, because stderr may be closed.
     let _ = writeln!(io::stderr(), "wrote {}: inputs of {n} matrices over {tokens}", args.output.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `info`: what is in a model file.
+//! `info`: shows the contents of a model file: metadata, tensors, sizes, tokenizer and memory.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::cli_error::CliError;
 use crate::metadata_text::{self, safe_lines};
 use crate::model_args::NamedModelArgs;
-use crate::model_summary::{MemoryUse, Sizes, TensorCounts, TokenizerSummary};
+use crate::model_summary::{MemorySummary, ModelSizes, TensorCounts, TokenizerSummary};
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -22,7 +22,7 @@ With --json stdout gets one object with the keys
   n_head, n_head_kv, head_dim, n_ff, n_expert, n_expert_used, n_vocab, n_ctx_train, sliding_window, rope_layout, rope_freq_base, \
   rope_scaling, rope_freqs), tokenizer (model, pre, n_tokens, special_tokens, add_bos, add_eos, chat_template), memory (list of \
   n_ctx, weights_bytes, kv_cache_bytes, total_bytes; the KV cache in F16)
-and, where asked for, metadata and tensors. What a file does not say is null.
+and, if requested, metadata and tensors. Values that the file does not have are null.
 
 Examples:
   metal-attention info model.gguf
@@ -32,7 +32,7 @@ Examples:
 /// Show what is in a model file
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(flatten)]
     model: NamedModelArgs,
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         let template = file.metadata().str("tokenizer.chat_template").map_err(Error::from)?;
         let none = || CliError::General(format!("{} has no chat template", args.model.name()));
         let template = template.ok_or_else(none)?;
-        // In a file it is as it is.
+        // In a file or pipe the template is unchanged.
         let shown = if out.is_terminal() { Cow::Owned(safe_lines(template)) } else { Cow::Borrowed(template) };
         return writeln!(out, "{shown}").map_err(CliError::stdout);
     }
@@ -71,19 +71,28 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     done.and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
+/// The description of a model file.
 struct Info<'a> {
+    /// The file.
     file: &'a GgufFile,
+    /// The architecture that the metadata name.
     architecture: Option<&'a str>,
+    /// The model's name in the metadata.
     name: Option<&'a str>,
-    /// Why the model cannot be run.
+    /// The reason why the model cannot be run. `None`: it can.
     problem: Option<String>,
+    /// The tensors, counted by type.
     counts: TensorCounts,
-    sizes: Sizes,
+    /// The hyperparameters.
+    sizes: ModelSizes,
+    /// The tokenizer. `None`: the file has no vocabulary.
     tokenizer: Option<TokenizerSummary>,
-    memory: Vec<MemoryUse>,
+    /// The memory at several lengths of the context. Empty if the model cannot be run.
+    memory: Vec<MemorySummary>,
 }
 
 impl<'a> Info<'a> {
+    /// Describes `file`.
     fn of(file: &'a GgufFile) -> Self {
         let metadata = file.metadata();
         let spec = ModelSpec::from_gguf(file);
@@ -101,17 +110,18 @@ impl<'a> Info<'a> {
             problem,
             counts: TensorCounts::of(file),
             sizes: match &spec {
-                Ok(spec) => Sizes::from_spec(spec, file.tensor("rope_freqs.weight").is_some()),
-                Err(_) => Sizes::from_metadata(metadata, architecture),
+                Ok(spec) => ModelSizes::from_spec(spec, file.tensor("rope_freqs.weight").is_some()),
+                Err(_) => ModelSizes::from_metadata(metadata, architecture),
             },
             tokenizer: TokenizerSummary::of(metadata),
             memory: match &spec {
-                Ok(spec) if !file.tensors().is_empty() => MemoryUse::at_several_contexts(file, spec),
+                Ok(spec) if !file.tensors().is_empty() => MemorySummary::at_several_contexts(file, spec),
                 _ => Vec::new(),
             },
         }
     }
 
+    /// Writes the JSON object of `--json`.
     fn write_json(&self, args: &Args, out: &mut impl Write) -> io::Result<()> {
         let mut info = json!({
             "file": args.model.name(),
@@ -141,6 +151,7 @@ impl<'a> Info<'a> {
         writeln!(out, "{}", metadata_text::safe_json(&info))
     }
 
+    /// Writes the description as text.
     fn write_text(&self, args: &Args, out: &mut impl Write) -> io::Result<()> {
         let mut line = |what: &str, value: String| writeln!(out, "{what:<18}  {value}");
         let parts = if self.file.n_parts() > 1 { format!(" in {} parts", self.file.n_parts()) } else { String::new() };
@@ -195,14 +206,14 @@ impl<'a> Info<'a> {
     }
 }
 
-/// Why a model whose sizes are understood cannot be run.
+/// The reason why a model with a valid spec cannot be run: its weights or its tokenizer. `None`: it can.
 fn unusable(file: &GgufFile, spec: &ModelSpec) -> Option<String> {
     let weights = Weights::load(file, spec).map_err(|e| e.to_string());
     let tokenizer = Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default());
     weights.map(drop).and(tokenizer.map(drop).map_err(|e| e.to_string())).err()
 }
 
-/// Thousands apart: `"134 515 008"`.
+/// A number with blanks between thousands: `"134 515 008"`.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
@@ -212,7 +223,7 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn thousands_stand_apart() {
+    fn thousands_are_separated() {
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (134_515_008, "134 515 008")] {
             assert_eq!(super::grouped(n), text);
         }

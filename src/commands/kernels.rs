@@ -1,4 +1,4 @@
-//! `kernels`: the GPU kernels, to read.
+//! `kernels`: prints the wgpu backend's kernels in WGSL or translated.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ use crate::cli_error::CliError;
 use crate::output_file::OutputFile;
 
 const AFTER_HELP: &str = "\
-A kernel is shown with the constants of a small model, as it runs in release builds on a device that has everything \
-the language knows of: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is \
-listed in words, with --output it goes to a file that spirv-dis and spirv-val read.
+A kernel is shown with the constants of a small model, as it runs in release builds on a device with all features that \
+the language has: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is \
+listed in words, with --output it goes to a file for spirv-dis and spirv-val.
 
 Examples:
   metal-attention kernels
@@ -28,13 +28,13 @@ pub struct Args {
 
     /// The language
     #[arg(long, value_enum, default_value = "wgsl", requires = "name", value_name = "LANGUAGE")]
-    emit: Language,
+    emit: EmitLanguage,
 
     /// Write to this file
     #[arg(long, short = 'o', requires = "name", value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Lanes of a subgroup; 0 for none that kernels can count on
+    /// Lanes of a subgroup; 0: a size that kernels cannot rely on
     #[arg(long, default_value_t = 32, value_parser = parse_subgroup_size, requires = "name", value_name = "N")]
     subgroup_size: u32,
 
@@ -51,8 +51,9 @@ pub struct Args {
     no_matrix_units: bool,
 }
 
+/// The values of `--emit`.
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Language {
+enum EmitLanguage {
     /// The language that the kernels are written in
     Wgsl,
     /// Vulkan
@@ -63,7 +64,8 @@ enum Language {
     Hlsl,
 }
 
-impl Language {
+impl EmitLanguage {
+    /// The language of the wgpu crate.
     fn shader_language(self) -> ShaderLanguage {
         match self {
             Self::Wgsl => ShaderLanguage::Wgsl,
@@ -74,6 +76,7 @@ impl Language {
     }
 }
 
+/// Parses a number of lanes.
 fn parse_subgroup_size(text: &str) -> Result<u32, String> {
     let sizes = [0, 4, 8, 16, 32, 64, 128];
     text.parse().ok().filter(|size| sizes.contains(size)).ok_or_else(|| format!("it is one of {sizes:?}"))
@@ -107,17 +110,18 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             file.write_all(&code).map_err(|source| CliError::Write { to: path.display().to_string(), source })?;
             file.commit()
         }
-        None if matches!(args.emit, Language::Spirv) => print(words(&code).as_bytes()),
+        None if matches!(args.emit, EmitLanguage::Spirv) => print(words(&code).as_bytes()),
         None => print(&code),
     }
 }
 
+/// Writes to stdout.
 fn print(text: &[u8]) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text).and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
-/// A listing of 32-bit words, eight a line, each line after the place of its first word.
+/// A listing of 32-bit words, eight a line, each line after the index of its first word.
 fn words(code: &[u8]) -> String {
     let (words, _) = code.as_chunks::<4>();
     let line = |(i, line): (usize, &[[u8; 4]])| {

@@ -1,4 +1,4 @@
-//! `list`: the models in the cache of the Hugging Face hub.
+//! `list`: lists the models in the cache of the Hugging Face hub.
 
 use std::io::{self, Write};
 
@@ -12,15 +12,15 @@ use crate::model_summary::TensorCounts;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-The cache is shared with other programs; only GGUF files are listed. \"older\" are files that a later pull replaced by \
-newer ones. With --json stdout gets one object with the keys
+The cache is shared with other programs; only GGUF files are listed. \"older\" marks files for which a later pull got a \
+newer version. With --json stdout gets one object with the keys
   cache, models (list of name, repo, type, bytes, files, commit, newest, complete), unfinished (list of repo, bytes)
 
 Examples:
   metal-attention list
   metal-attention list --json";
 
-/// List the models from the Hugging Face hub that are here
+/// List the models from the Hugging Face hub that are in the cache
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
@@ -42,6 +42,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     done.and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
+/// Writes the JSON object of `--json`.
 fn write_json(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out: &mut impl Write) -> io::Result<()> {
     let model = |model: &CachedModel| {
         json!({
@@ -63,6 +64,7 @@ fn write_json(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
     writeln!(out, "{}", safe_json(&list))
 }
 
+/// Writes the list as text.
 fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out: &mut impl Write) -> io::Result<()> {
     if models.is_empty() && unfinished.is_empty() {
         return writeln!(
@@ -89,10 +91,10 @@ fn write_text(hub: &Hub, models: &[CachedModel], unfinished: &[Unfinished], out:
     Ok(())
 }
 
-/// The type in the file's name, else the one that most bytes of its tensors have.
+/// The type in the file's name, else the type of most of its tensors' bytes. `None`: not known.
 fn type_of(model: &CachedModel) -> Option<String> {
     model.quant.clone().or_else(|| {
-        // A file that is none is listed all the same, to be removed.
+        // A file that cannot be opened is listed nevertheless, so that it can be removed.
         let file = GgufFile::open(&model.files[0]).ok()?;
         let types = TensorCounts::of(&file).types;
         types.into_iter().max_by_key(|ty| ty.bytes).map(|ty| ty.ty.to_owned())

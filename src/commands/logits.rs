@@ -1,4 +1,4 @@
-//! `logits`: what the model thinks of every next token.
+//! `logits`: evaluates a text and writes the logits after each token.
 
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -12,15 +12,15 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::token_input::{TokensArgs, fit_context};
 
-/// Most bytes of logits that are in memory at once.
+/// The largest size of the logits of one batch, in bytes.
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 const AFTER_HELP: &str = "\
 Row i holds the logits of the token that follows token i. Without -o stdout has a JSON object with \
-tokens (the ids) and logits (a list of rows). The context is as long as the tokens where -c is not given.
+tokens (the ids) and logits (a list of rows). Without -c the context is as long as the tokens.
 
 Examples:
   metal-attention logits -p \"Once upon a time\" -o logits.npy
@@ -53,29 +53,29 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let mut options = args.engine.options(&model);
     fit_context(&mut options, &ids, &model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
-    // The rows so far are kept.
-    let _asked = interrupt::ask();
+    // After Ctrl-C the file has the rows so far.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
-    let wanted = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
+    let positions = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
     let outcome = match &args.output {
         None => {
             let out = io::stdout().lock();
-            write_json(&mut *pass, &ids, wanted, out, &CliError::stdout)
+            write_json(&mut *pass, &ids, positions, out, &CliError::stdout)
         }
         Some(path) if path == Path::new("-") => {
             let out = io::stdout().lock();
-            write_npy(&mut *pass, &ids, wanted, out, &CliError::stdout)
+            write_npy(&mut *pass, &ids, positions, out, &CliError::stdout)
         }
         Some(path) => {
             let failed = |source| CliError::Write { to: path.display().to_string(), source };
             let mut out = OutputFile::create(path)?;
-            let outcome = write_npy(&mut *pass, &ids, wanted, &mut out, &failed);
+            let outcome = write_npy(&mut *pass, &ids, positions, &mut out, &failed);
             match outcome {
                 Ok(()) | Err(CliError::Interrupted) => out.commit().and(outcome),
                 Err(_) => outcome,
@@ -83,37 +83,41 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
     };
     if matches!(outcome, Err(CliError::Interrupted)) {
-        interrupt::end();
+        interrupt::exit();
     }
     outcome
 }
 
+/// Converts an error of writing the output.
 type WriteFailed<'a> = &'a dyn Fn(io::Error) -> CliError;
 
+/// Writes the logits of the positions `positions` as a `.npy` file, `[positions.len(), n_vocab]`. After Ctrl-C the header still has
+/// the full number of rows.
 fn write_npy(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
-    wanted: Range<usize>,
+    positions: Range<usize>,
     out: impl Write,
     failed: WriteFailed,
 ) -> Result<(), CliError> {
     let mut out = BufWriter::new(out);
-    npy::write_header(&mut out, wanted.len(), pass.spec().n_vocab).map_err(failed)?;
-    for_each_row(pass, ids, wanted, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
+    npy::write_header(&mut out, positions.len(), pass.spec().n_vocab).map_err(failed)?;
+    for_each_row(pass, ids, positions, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
     out.flush().map_err(failed)
 }
 
+/// Writes the tokens and the logits of the positions `positions` as JSON.
 fn write_json(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
-    wanted: Range<usize>,
+    positions: Range<usize>,
     out: impl Write,
     failed: WriteFailed,
 ) -> Result<(), CliError> {
     let mut out = BufWriter::new(out);
     write!(out, "{{\"tokens\":{ids:?},\"logits\":[").map_err(failed)?;
     let mut separator = "";
-    for_each_row(pass, ids, wanted, |row| {
+    for_each_row(pass, ids, positions, |row| {
         out.write_all(separator.as_bytes()).map_err(failed)?;
         separator = ",";
         serde_json::to_writer(&mut out, row).map_err(|e| failed(e.into()))
@@ -121,26 +125,27 @@ fn write_json(
     out.write_all(b"]}\n").and_then(|()| out.flush()).map_err(failed)
 }
 
-/// Evaluates `ids` in batches and hands over the logits of the `wanted` ones, row by row.
+/// Evaluates `ids` in batches and calls `write` with the logits of each position in `positions`, `[n_vocab]`, in order.
 fn for_each_row(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
-    wanted: Range<usize>,
+    positions: Range<usize>,
     mut write: impl FnMut(&[f32]) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, pass.n_ubatch());
-    let tokens = |wanted: Range<usize>| -> Vec<_> {
-        let token = |(pos, &id)| BatchToken { id, seq: 0, pos, logits: wanted.contains(&pos) };
+    let tokens = |positions: Range<usize>| -> Vec<_> {
+        let token = |(pos, &id)| BatchToken { id, seq: 0, pos, logits: positions.contains(&pos) };
         ids.iter().enumerate().map(token).collect()
     };
     let batches: Vec<Vec<BatchToken>> = if pass.spec().is_causal() {
-        tokens(wanted).chunks(n_batch).map(<[_]>::to_vec).collect()
+        tokens(positions).chunks(n_batch).map(<[_]>::to_vec).collect()
     } else {
-        // A token sees those after it: the whole text is one batch, once for as many rows as there is memory for.
-        let parts = wanted.clone().step_by(n_batch).map(|from| from..wanted.end.min(from + n_batch));
+        // Tokens attend to later ones, so all are in one batch. It is evaluated again for each part of the rows that fits into
+        // memory.
+        let parts = positions.clone().step_by(n_batch).map(|from| from..positions.end.min(from + n_batch));
         parts.map(tokens).collect()
     };
-    let progress = Progress::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
+    let progress = ProgressLine::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
     for batch in batches {
         if batch.first().is_some_and(|token| token.pos == 0) {
             pass.reset();

@@ -1,4 +1,4 @@
-//! `mcp`: the MCP servers of the configuration.
+//! `mcp`: lists the MCP servers of the configuration, and calls their tools by hand.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::metadata_text::{safe, safe_json, safe_lines};
 use crate::termination;
 
 const AFTER_HELP: &str = "\
-The servers are those of [mcp.servers.NAME] in the configuration file; docs/mcp.md says how they are written. Nothing is called \
+The servers are those of [mcp.servers.NAME] in the configuration file; docs/mcp.md describes it. Nothing is called \
 without consent: `chat --tools` and `mcp test` ask before each call.
 
 Examples:
@@ -28,15 +28,16 @@ Examples:
 #[command(after_help = AFTER_HELP, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
-    action: Action,
+    action: McpCommand,
 
     /// File that names the servers [default: metal-attention/config.toml in ~/.config]
     #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
 }
 
+// The subcommands of `mcp`.
 #[derive(clap::Subcommand)]
-enum Action {
+enum McpCommand {
     /// Start all servers, and list their tools
     List {
         /// Write one JSON object
@@ -60,13 +61,13 @@ enum Action {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let config = Config::read(args.config.as_deref())?;
-    let _asked = interrupt::ask();
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
     #[cfg(unix)]
     termination::end_servers()?;
     match &args.action {
-        Action::List { json } => list(&config.toolbox(&[])?, *json),
-        Action::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),
-        Action::Test { server, tool: Some(tool), arguments } => {
+        McpCommand::List { json } => list(&config.toolbox(&[])?, *json),
+        McpCommand::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),
+        McpCommand::Test { server, tool: Some(tool), arguments } => {
             let arguments: Map<String, Value> = serde_json::from_str(arguments)
                 .map_err(|e| CliError::Usage(format!("--arguments takes a JSON object: {e}")))?;
             let toolbox = config.toolbox(std::slice::from_ref(server))?;
@@ -79,12 +80,13 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
-/// Starts the servers. Ctrl-C ends it.
+/// Starts the servers. After Ctrl-C returns an error.
 fn connect(toolbox: &Toolbox) -> Result<Vec<ServerReport>, CliError> {
     let reports = toolbox.connect(&interrupt::requested);
     if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(reports) }
 }
 
+/// `mcp list`.
 fn list(toolbox: &Toolbox, json: bool) -> Result<(), CliError> {
     let reports = connect(toolbox)?;
     let mut out = io::stdout().lock();
@@ -97,7 +99,7 @@ fn list(toolbox: &Toolbox, json: bool) -> Result<(), CliError> {
     written.and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
-/// Starts the only server and writes what it has. Returns its tools.
+/// Starts the only server and prints its description and tools. Returns its tools.
 fn test(toolbox: &Toolbox) -> Result<Vec<OfferedTool>, CliError> {
     let reports = connect(toolbox)?;
     let mut out = io::stdout().lock();
@@ -110,10 +112,10 @@ fn test(toolbox: &Toolbox) -> Result<Vec<OfferedTool>, CliError> {
     Ok(ServerReport::offered(&reports))
 }
 
-/// Calls a tool where the user consents, and writes what it gives.
+/// Calls a tool if the user consents, and prints its result.
 fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -> Result<(), CliError> {
     let (server, name) = (&tool.server, &tool.tool.name);
-    // Where stderr is closed the answer cannot be asked for either.
+    // An error is ignored: if stderr is closed, the question that follows gets no answer either.
     let _ = writeln!(io::stderr(), "{}", shown(tool, arguments));
     let consent = if toolbox.allows(server, name) { None } else { Some(ask_consent()?) };
     let result = toolbox.call(server, name, arguments, consent, &interrupt::requested);
@@ -127,14 +129,15 @@ fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -
     writeln!(io::stdout(), "{}", safe_lines(&result.text)).map_err(CliError::stdout)
 }
 
-/// Asks on stderr, and reads the answer from the terminal. Ctrl-C ends the process: reading a line cannot be cancelled.
+/// Asks for consent on stderr, and reads the answer from the terminal. Ctrl-C ends the process, because reading a line cannot
+/// be cancelled.
 fn ask_consent() -> Result<Consent, CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::Usage(NO_TERMINAL.into()));
     }
-    let _at_once = interrupt::at_once(None);
+    let _at_once = interrupt::exit_on_ctrl_c(None);
     let consent = read_consent(|question| {
-        // Not locked meanwhile: Ctrl-C writes to stderr, too.
+        // Stderr is not locked, because the handler of Ctrl-C writes to it.
         let _ = write!(io::stderr(), "{question}");
         let mut answer = String::new();
         io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
@@ -143,6 +146,7 @@ fn ask_consent() -> Result<Consent, CliError> {
     consent.ok_or_else(|| CliError::General("not called".into()))
 }
 
+/// Writes a server's state and tools as text.
 fn write_server(toolbox: &Toolbox, report: &ServerReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}  {}", safe(&report.name), safe(&report.target))?;
     let (info, list) = match &report.outcome {
@@ -161,6 +165,7 @@ fn write_server(toolbox: &Toolbox, report: &ServerReport, out: &mut impl Write) 
     list.problems.iter().try_for_each(|problem| writeln!(out, "  note: {}", safe(problem)))
 }
 
+/// A server's state and tools as JSON.
 fn server_json(toolbox: &Toolbox, report: &ServerReport) -> Value {
     let mut server = json!({"name": report.name, "target": report.target});
     match &report.outcome {

@@ -1,4 +1,4 @@
-//! The subcommands, one file each: what it takes (`Args`) and what it does (`run`).
+//! The subcommands, one file or folder each: its flags (`Args`) and its function `run`.
 
 pub mod bench;
 pub mod chat;

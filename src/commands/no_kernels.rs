@@ -1,4 +1,4 @@
-//! `kernels` in a program without GPUs: an error that says so.
+//! `kernels` in a program without wgpu: accepts any flags and reports an error.
 
 use crate::cli_error::CliError;
 

@@ -1,4 +1,4 @@
-//! `perplexity`: how well a model predicts a text, and how far its predictions are from those of another.
+//! `perplexity`: measures how well a model predicts a text, and compares its predictions with a reference model's.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,24 +14,24 @@ use crate::interrupt;
 use crate::log_likelihood::LogLikelihood;
 use crate::logits_file::{LogitsReader, LogitsWriter};
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::TextArgs;
 use crate::token_ids;
 
-/// Context where `-c` is not given.
+/// The length of a chunk unless `-c` is given, in tokens.
 const DEFAULT_N_CTX: usize = 512;
 
 const AFTER_HELP: &str = "\
-The text is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context, with the \
-token that begins a text in the first place where the model has one. The tokens of the second half of each chunk are \
-scored, as llama.cpp does, so the figures compare. stdout gets the estimate and its standard error after every chunk; \
+The text is cut into chunks of -c tokens (512 by default), each evaluated from an empty context, with the \
+BOS token in the first place if the model has one. The tokens of the second half of each chunk are \
+scored, as llama.cpp does, so that the numbers are comparable. stdout gets the estimate and its standard error after every chunk; \
 with --json one object at the end: perplexity, error, tokens (scored), n_ctx, chunks (the estimates after each).
 
-How much a quantised model has lost shows in its predictions next to those of the model that it was made from: \
---reference runs both. Where they do not fit into memory together, --kl-divergence-base keeps the predictions of the one, \
-and with --kl-divergence the other is compared with what was kept (llama.cpp reads and writes the same file). Then \
+To find how much a quantised model has lost, compare its predictions with those of the model that it was made from: \
+--reference runs both. If they do not fit into memory together, --kl-divergence-base writes the predictions of one to a file, \
+and with --kl-divergence the other one is compared with the file (llama.cpp reads and writes the same format). Then \
 stdout also gets the reference's perplexity, the Kullback-Leibler divergence by token in nats (mean, median and \
-percentiles), and how often both find the same token the likeliest; --json: reference_perplexity, ln_ratio, \
+percentiles), and how often both have the same likeliest token; --json: reference_perplexity, ln_ratio, \
 kl_divergence, same_top (a share), rms_delta_p.
 
 Examples:
@@ -54,11 +54,11 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     chunks: Option<u64>,
 
-    /// Model to compare the predictions with, which has the same vocabulary
+    /// Model to compare the predictions with; it must have the same vocabulary
     #[arg(long, value_name = "FILE", conflicts_with = "kl_divergence")]
     reference: Option<PathBuf>,
 
-    /// Write the predictions to this file; with --kl-divergence read them from it, with the text
+    /// Write the predictions to this file; with --kl-divergence read them, and the text, from it
     #[arg(long, aliases = ["save-all-logits"], value_name = "FILE")]
     kl_divergence_base: Option<PathBuf>,
 
@@ -76,15 +76,15 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let model = args.model.open()?;
     let reference = args.reference.as_ref().map(|path| Model::open_with(path, &ModelOptions::default())).transpose()?;
     let mut options = args.engine.options(&model);
     let tokenizer = args.model.tokenizer(&model)?;
-    let kept = args.kl_divergence_base.as_ref().filter(|_| args.kl_divergence);
-    let mut kept = kept.map(|path| LogitsReader::open(path)).transpose()?;
-    let (ids, bos, n_ctx) = if let Some(kept) = &mut kept {
-        (std::mem::take(&mut kept.ids), chunks::begin(&tokenizer), kept.n_ctx)
+    let base = args.kl_divergence_base.as_ref().filter(|_| args.kl_divergence);
+    let mut base = base.map(|path| LogitsReader::open(path)).transpose()?;
+    let (ids, bos, n_ctx) = if let Some(base) = &mut base {
+        (std::mem::take(&mut base.ids), chunks::begin(&tokenizer), base.n_ctx)
     } else {
         let n_ctx = options.n_ctx.unwrap_or(DEFAULT_N_CTX);
         let (ids, bos) = chunks::tokenize(&tokenizer, &args.text.read_or_stdin()?);
@@ -94,34 +94,34 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     options.n_ctx = Some(n_ctx);
     let n_vocab = model.spec().n_vocab;
     token_ids::check(&ids, n_vocab)?;
-    same_vocabulary(n_vocab, kept.as_ref().map(|kept| kept.n_vocab))?;
+    same_vocabulary(n_vocab, base.as_ref().map(|base| base.n_vocab))?;
     same_vocabulary(n_vocab, reference.as_ref().map(|model| model.spec().n_vocab))?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     let mut reference_pass = reference.as_ref().map(|model| model.forward_pass(&options)).transpose()?;
     drop(loading);
-    // The estimates so far are kept.
-    let _asked = interrupt::ask();
+    // After Ctrl-C the estimates so far are printed.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let n_ubatch = pass.n_ubatch();
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let write = args.kl_divergence_base.as_ref().filter(|_| !args.kl_divergence);
-    let mut keep = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
+    let mut base_writer = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
     let work_of_chunk = model.spec().n_layer() * n_ctx * (1 + usize::from(reference.is_some()));
-    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
+    let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
     let mut passes: Vec<&mut dyn ForwardPass> = vec![&mut *pass];
     passes.extend(reference_pass.iter_mut().map(|pass| &mut **pass as &mut dyn ForwardPass));
-    let compares = kept.is_some() || reference.is_some();
+    let compares = base.is_some() || reference.is_some();
     let (mut total, mut divergence) = (LogLikelihood::default(), Divergence::default());
     let mut estimates = Vec::new();
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
         let done = chunks::evaluate(&mut passes, chunk, bos, n_ubatch, |logits, next| {
             total.add(&logits[0], next);
-            if let Some(keep) = &mut keep {
-                (0..next.len()).try_for_each(|i| keep.row(logits[0].row(i)))?;
+            if let Some(base_writer) = &mut base_writer {
+                (0..next.len()).try_for_each(|i| base_writer.row(logits[0].row(i)))?;
             }
-            if let Some(kept) = &mut kept {
-                let rows = kept.rows(next.len())?;
+            if let Some(base) = &mut base {
+                let rows = base.rows(next.len())?;
                 divergence.add(&logits[0], |i| rows.log_probabilities(i), next);
             }
             if let Some(reference) = logits.get(1) {
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     drop(progress);
     if estimates.len() == n_chunks {
-        keep.map_or(Ok(()), LogitsWriter::finish)?;
+        base_writer.map_or(Ok(()), LogitsWriter::finish)?;
     }
     if args.json {
         let mut result = json!({
@@ -169,12 +169,12 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
     }
     if interrupt::requested() {
-        interrupt::end();
+        interrupt::exit();
     }
     Ok(())
 }
 
-/// Refuses a reference whose predictions are of other tokens.
+/// Refuses a reference with another vocabulary, whose predictions cannot be compared.
 fn same_vocabulary(n_vocab: usize, reference: Option<usize>) -> Result<(), CliError> {
     match reference {
         Some(n) if n != n_vocab => Err(CliError::Usage(format!(
@@ -184,10 +184,12 @@ fn same_vocabulary(n_vocab: usize, reference: Option<usize>) -> Result<(), CliEr
     }
 }
 
+/// The perplexity and its standard error as text.
 fn estimate(total: &LogLikelihood) -> String {
     format!("{:.4} +/- {:.4}", total.perplexity(), total.standard_error())
 }
 
+/// Writes to stdout.
 fn print(text: &str) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)

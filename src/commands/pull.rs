@@ -1,4 +1,4 @@
-//! `pull`: downloads models from the Hugging Face hub.
+//! `pull`: downloads models from the Hugging Face hub into its cache.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -10,11 +10,11 @@ use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-Well-known names are those of other programs' libraries: each stands for a repository and a file of it. A repository has a model in several types. Without :TYPE the one in Q4_K_M is taken, else Q4_0, else the only one there \
-is; where that is unclear, all are listed. :FILE names one by its file. All parts of a split model are downloaded.
+Well-known names are those of other programs' libraries: each stands for a repository and a file of it. A repository has a model in several types. Without :TYPE the one in Q4_K_M is downloaded, else Q4_0, else the only one; \
+if there are several others, all are listed. :FILE names one by its file. All parts of a split model are downloaded.
 
-The command asks the hub for the newest version; -m hf:NAME of other commands takes what is in the cache without a \
-request, and downloads only what is not there. A download that broke off goes on where it stopped, checksums are \
+The command asks the hub for the newest version; -m hf:NAME of other commands uses the version in the cache without a \
+request, and downloads only missing files. An interrupted download is resumed, checksums are \
 verified, and the first file's path is printed.
 
 Environment:
@@ -47,10 +47,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         let name: ModelName = given.parse()?;
         let model =
             hub.pull(&name, &mut DownloadProgress::new()).map_err(|error| CliError::of_model(given, &name, error))?;
-        // Where stderr is closed the path is all there is to tell.
+        // Errors are ignored, because stderr may be closed.
         let _ = writeln!(io::stderr(), "{}, {}", safe(&model.name.to_string()), units::bytes(model.bytes));
         let (mut out, file) = (io::stdout(), model.files[0].display().to_string());
-        // Another program gets the path as it is.
+        // Other programs get the path unescaped.
         let file = if out.is_terminal() { safe(&file) } else { file };
         writeln!(out, "{file}").map_err(CliError::stdout)?;
     }

@@ -1,4 +1,4 @@
-//! `rerank`: which documents answer a query.
+//! `rerank`: scores documents by how well they answer a query, with a reranker model.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,16 +13,16 @@ use crate::embed_texts::embed_texts;
 use crate::engine_args::at_least_one;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::{read_file, read_stdin};
 use crate::token_ids;
 
-/// Most characters of a document in the table.
+/// The largest number of characters of a document in the table.
 const SHOWN: usize = 100;
 
 const AFTER_HELP: &str = "\
-The model must be a reranker, which reads query and document together and gives a score; higher is better. Scores are what \
-the model gives: those of most are compared with each other and are no probabilities. With --json stdout gets one object \
+The model must be a reranker, which reads query and document together and returns a score; higher is better. Scores are those \
+of the model: those of most models can only be compared with each other, and are no probabilities. With --json stdout gets one object \
 with query and results, best first; the index of a result counts the documents from 0, those of -d first.
 
 Examples:
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     document: Vec<String>,
 
-    /// Read documents from a file, one a line (empty lines are none), after those of -d; -: from stdin
+    /// Read documents from a file, one a line (empty lines are skipped), after those of -d; -: from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     top_n: Option<usize>,
 
-    /// Print one object of JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let texts = documents.iter().enumerate().map(|(i, document)| encode(&model, &reranker, &args.query, i, document));
     let texts = texts.collect::<Result<Vec<_>, _>>()?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&args.engine.options(longest, texts.len()))?;
     drop(loading);
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     std::io::stdout().write_all(text.as_bytes()).map_err(CliError::stdout)
 }
 
-/// The documents of the command line, then those of files.
+/// The documents of the command line, then those of files. An error if there is none.
 fn documents(args: &Args) -> Result<Vec<String>, CliError> {
     let mut documents = args.document.clone();
     for path in &args.file {
@@ -102,7 +102,7 @@ fn documents(args: &Args) -> Result<Vec<String>, CliError> {
     Ok(documents)
 }
 
-/// The tokens of the query with the `i`-th document.
+/// The tokens of the query with the document at index `i`. An error if they do not fit into the trained context.
 fn encode(model: &Model, reranker: &Reranker, query: &str, i: usize, document: &str) -> Result<Vec<u32>, CliError> {
     let ids = reranker.encode(query, document);
     if ids.is_empty() {
@@ -121,6 +121,7 @@ fn encode(model: &Model, reranker: &Reranker, query: &str, i: usize, document: &
     Ok(ids)
 }
 
+/// The results as text, best first.
 fn table(best: &[usize], scores: &[f32], documents: &[String]) -> String {
     let mut text = String::new();
     for (rank, &i) in best.iter().enumerate() {
@@ -129,7 +130,7 @@ fn table(best: &[usize], scores: &[f32], documents: &[String]) -> String {
     text
 }
 
-/// The beginning of a document, without anything that steers the terminal.
+/// The first `most` characters of a document, escaped for a terminal.
 fn shown(document: &str, most: usize) -> String {
     safe(document).chars().take(most).collect()
 }

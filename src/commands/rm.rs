@@ -9,7 +9,7 @@ use crate::metadata_text::safe;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-OWNER/REPO removes all of a repository's models, with :TYPE or :FILE only these; older versions of them, too. Files that \
+OWNER/REPO removes all models of a repository, :TYPE or :FILE only these; older versions are removed, too. Files that \
 other programs downloaded from the same repository stay, except GGUF files.
 
 Examples:
@@ -20,7 +20,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// What to remove: a well-known name, OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE, as `list` shows them
+    /// Models to remove: a well-known name, OWNER/REPO, OWNER/REPO:TYPE or OWNER/REPO:FILE, as `list` prints them
     #[arg(value_name = "NAME", required = true)]
     names: Vec<ModelName>,
 
@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         let models = hub.removable(name)?;
         let mut out = io::stderr().lock();
         for model in &models {
-            // Where stderr is closed nobody can be told what goes.
+            // Errors are ignored, because stderr may be closed.
             let (name, file) = (safe(&model.name.to_string()), safe(&model.files[0].display().to_string()));
             let _ = writeln!(out, "{name}, {}: {file}", units::bytes(model.bytes));
         }
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Asks on stderr and reads the answer from stdin.
+/// Asks on stderr and reads the answer from stdin. An error if stdin is at its end.
 fn confirmed(out: &mut impl Write) -> Result<bool, CliError> {
     let _ = write!(out, "remove from the cache? [y/N] ").and_then(|()| out.flush());
     let mut answer = String::new();
@@ -61,7 +61,7 @@ fn confirmed(out: &mut impl Write) -> Result<bool, CliError> {
         io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
     if n == 0 {
         let _ = writeln!(out);
-        return Err(CliError::Usage("there is nobody to ask: --yes removes without asking".into()));
+        return Err(CliError::Usage("stdin ended before an answer: --yes removes without asking".into()));
     }
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

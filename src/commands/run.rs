@@ -1,4 +1,7 @@
-//! `run`: answers a message or continues a text; without either it is `chat`.
+//! `run`: answers one message through the chat template, or continues a text. Without either, at a terminal, it is `chat`.
+//!
+//! The steps: find the prompt among flags, words and stdin; load the model; render and encode the prompt; prefill; generate
+//! tokens to stdout (`run_output.rs`); print statistics on stderr.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -9,32 +12,32 @@ use std::time::Instant;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
 use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Thinking};
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::cli_error::CliError;
 use crate::commands::chat;
-use crate::commands::chat::conversation::Conversation;
+use crate::commands::chat::history::ChatHistory;
 use crate::engine_args::EngineArgs;
 use crate::form_args::{FormArgs, constrain};
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::profile_args::ProfileArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::run_output::RunOutput;
 use crate::sampling_args::SamplingArgs;
-use crate::statistics::Statistics;
+use crate::statistics::RunStatistics;
 use crate::template_file;
 use crate::text_input::{EncodingArgs, WordsArgs, read_file, read_stdin};
 
 const AFTER_HELP: &str = "\
-TEXT is a message that the model answers, where its file has a chat template; without one, or with --raw, the model \
-continues it. Without -m the first word is the model, if it names one; all words that follow are the text. What -p, -f and - \
-give is continued, unless --chat makes a message of it. Without a text, `run MODEL` is `chat` at a terminal, and answers what \
-stdin has elsewhere.
+TEXT is a message that the model answers if its file has a chat template; without a template, or with --raw, the model \
+continues TEXT. Without -m the first word is the model, if it names one; all words that follow are the text. A text from -p, -f \
+or - is continued, unless --chat is given. Without a text, `run MODEL` is `chat` at a terminal; elsewhere it answers the text \
+of stdin.
 
 Output:
-  stdout has the continuation and nothing else, with the space it may begin with; a line break \
-  follows where stdout is a terminal. Of an answer it has what is not thought, and a line break. With --json it has JSON lines: one of type meta, one of type \
+  stdout has the continuation and nothing else, including the space it may begin with; on a terminal a line break \
+  follows. An answer is printed without the model's thoughts, and with a line break. With --json stdout has JSON lines: one of type meta, one of type \
   token (id, text) for each token, and one of type done (text, stop_reason, timings).
   stderr ends with load time, speed and memory. Ctrl-C ends the text; twice, the program.
 
@@ -52,7 +55,7 @@ Examples:
 /// Answer a message, or continue a text
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(flatten)]
     words: WordsArgs,
@@ -76,7 +79,7 @@ pub struct Args {
     #[arg(long)]
     raw: bool,
 
-    /// Instructions that come before a message
+    /// System message, which comes before the message
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
 
@@ -125,53 +128,55 @@ pub struct Args {
     form: FormArgs,
 }
 
-/// What the model is given.
-enum Given {
+/// The input of the model.
+enum PromptInput {
     /// A text to continue.
     Plain(String),
-    /// A message to answer, where the file has a chat template.
+    /// A message to answer. It is continued as plain text if the model has no usable chat template.
     Message(String),
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let (model_args, words) = args.words.model_and_text(&args.model)?;
-    let Some(given) = args.given(&model_args, words)? else { return chat::talk(&args.conversation(&model_args), None) };
+    let Some(given) = args.prompt_input(&model_args, words)? else {
+        return chat::talk(&args.conversation(&model_args), None);
+    };
     let form = args.form.form()?;
     model_args.fetch()?;
     let start = Instant::now();
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let model = model_args.open()?;
     let tokenizer = model_args.tokenizer(&model)?;
     let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
-    if args.profile.wanted() {
+    if args.profile.is_set() {
         generator.start_profile()?;
     }
     drop(loading);
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
-    let grammars = Grammars::new(&tokenizer);
+    let grammars = GrammarCompiler::new(&tokenizer);
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
     let template = match &given {
-        Given::Plain(_) => None,
-        Given::Message(_) => args.template(&model, &tokenizer)?,
+        PromptInput::Plain(_) => None,
+        PromptInput::Message(_) => args.template(&model, &tokenizer)?,
     };
     let (text, ids) = match (given, template) {
-        (Given::Message(text), Some(template)) => {
-            let begun = args.message(text, &template)?;
+        (PromptInput::Message(text), Some(template)) => {
+            let continuation = args.message(text, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
-            output.answer(Arc::clone(&tokenizer), template.continued_parser(&begun, &[]));
-            let ids = begun.prompt.encode(&tokenizer);
+            output.answer(Arc::clone(&tokenizer), template.continued_parser(&continuation, &[]));
+            let ids = continuation.prompt.encode(&tokenizer);
             if let Some(form) = &form {
-                constrain(&mut generator, &grammars, form, Some((&template, &begun.prompt.text)))?;
+                constrain(&mut generator, &grammars, form, Some((&template, &continuation.prompt.text)))?;
             }
-            (begun.prompt.text, ids)
+            (continuation.prompt.text, ids)
         }
-        (Given::Plain(text) | Given::Message(text), _) => {
+        (PromptInput::Plain(text) | PromptInput::Message(text), _) => {
             if !args.raw && has_template(&model) {
                 note(
                     "note: the text is continued as it is, though the model has a chat template: --chat has it answered, --raw \
@@ -185,10 +190,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             (text, ids)
         }
     };
-    // The text so far and its statistics are kept.
-    let _asked = interrupt::ask();
+    // After Ctrl-C the text so far and the statistics are printed.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
     let stop_reason = args.continue_text(&model_args.name(), &text, &ids, stop, &mut generator, &mut output)?;
-    let statistics = Statistics { load, timings: generator.timings() };
+    let statistics = RunStatistics { load, timings: generator.timings() };
     output.end(stop_reason, &statistics)?;
     if stop_reason == Some(StopReason::ContextFull) {
         let n_ctx = generator.forward_pass().n_ctx();
@@ -202,7 +207,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         args.profile.report(&[profile])?;
     }
     if stop_reason.is_none() {
-        interrupt::end();
+        interrupt::exit();
     }
     Ok(())
 }
@@ -212,14 +217,14 @@ fn has_template(model: &Model) -> bool {
     model.gguf().metadata().str("tokenizer.chat_template").is_ok_and(|template| template.is_some())
 }
 
-/// A line on stderr. Where that is closed, the text is all there is to tell.
+/// Prints a line on stderr. Errors are ignored, because stderr may be closed.
 fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 impl Args {
-    /// What the model is given; `None`: a conversation at the terminal.
-    fn given(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<Given>, CliError> {
+    /// The input that flags, words or stdin give. `None`: there is none, and a conversation at the terminal begins.
+    fn prompt_input(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<PromptInput>, CliError> {
         let plain = match (&self.prompt, &self.file, words.as_deref()) {
             (Some(_), _, Some(_)) | (_, Some(_), Some(_)) => {
                 let twice =
@@ -232,15 +237,15 @@ impl Args {
             (None, None, Some("-")) => read_stdin()?,
             (None, None, Some(_)) => {
                 let text = words.unwrap_or_default();
-                return Ok(Some(if self.raw { Given::Plain(text) } else { Given::Message(text) }));
+                return Ok(Some(if self.raw { PromptInput::Plain(text) } else { PromptInput::Message(text) }));
             }
-            (None, None, None) => return self.unsaid(model),
+            (None, None, None) => return self.input_without_text(model),
         };
-        Ok(Some(if self.chat { Given::Message(plain) } else { Given::Plain(plain) }))
+        Ok(Some(if self.chat { PromptInput::Message(plain) } else { PromptInput::Plain(plain) }))
     }
 
-    /// What the model is given where the command line has no text.
-    fn unsaid(&self, model: &ModelArgs) -> Result<Option<Given>, CliError> {
+    /// The input if the command line has no text: that of stdin unless stdin is a terminal. `None`: a conversation begins.
+    fn input_without_text(&self, model: &ModelArgs) -> Result<Option<PromptInput>, CliError> {
         let (input, output) = (std::io::stdin(), std::io::stdout());
         let for_program = self.json || self.raw || self.echo;
         if model.is_named() && !for_program && input.is_terminal() && output.is_terminal() {
@@ -250,9 +255,9 @@ impl Args {
             let text = read_stdin()?;
             if !text.trim().is_empty() {
                 return Ok(Some(if self.raw {
-                    Given::Plain(text)
+                    PromptInput::Plain(text)
                 } else {
-                    Given::Message(text.trim_end().to_owned())
+                    PromptInput::Message(text.trim_end().to_owned())
                 }));
             }
         }
@@ -263,9 +268,9 @@ impl Args {
         ))
     }
 
-    /// The conversation with these flags.
-    fn conversation<'a>(&'a self, model: &'a ModelArgs) -> chat::Setup<'a> {
-        chat::Setup {
+    /// The settings of the conversation that begins if there is no input.
+    fn conversation<'a>(&'a self, model: &'a ModelArgs) -> chat::ChatSetup<'a> {
+        chat::ChatSetup {
             model,
             system: self.system.as_deref(),
             load: None,
@@ -281,7 +286,7 @@ impl Args {
         }
     }
 
-    /// The chat template for a message; `None`: the file has none that works, and nothing demands one.
+    /// The chat template for a message. `None`: the model has none that can be used, and no flag needs one.
     fn template(&self, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Option<ChatTemplate>, CliError> {
         let metadata = model.gguf().metadata();
         if let Some(path) = &self.chat_template {
@@ -296,15 +301,16 @@ impl Args {
         }))
     }
 
-    /// The prompt of a message.
+    /// Renders the prompt of a conversation that has only this message.
     fn message(&self, text: String, template: &ChatTemplate) -> Result<Continuation, CliError> {
-        let conversation = Conversation { system: self.system.clone(), messages: vec![Message::user(text)] };
+        let conversation = ChatHistory { system: self.system.clone(), messages: vec![Message::user(text)] };
         let messages = conversation.with_system();
         let request = RenderRequest { messages: &messages, ..Default::default() };
         template.render_thinking(&request, self.thinking).map_err(|e| CliError::Usage(e.to_string()))
     }
 
-    /// Evaluates the prompt and writes its continuation. Returns why it ended; `None`: Ctrl-C.
+    /// Prefills the prompt `ids` and writes the generated text to `output`. Returns why it ended; `None`: Ctrl-C. `text` is the
+    /// prompt as a string.
     fn continue_text(
         &self,
         model: &str,
@@ -315,13 +321,13 @@ impl Args {
         output: &mut RunOutput,
     ) -> Result<Option<StopReason>, CliError> {
         let n_layer = generator.model().spec().n_layer();
-        let progress = Progress::steps("reading the prompt", ids.len() as u64).watched(n_layer);
+        let progress = ProgressLine::steps("reading the prompt", ids.len() as u64).watched(n_layer);
         let prefilled = generator.prompt(ids, |done, _total| {
             progress.set(done as u64);
             ControlFlow::Continue(())
         });
         match prefilled {
-            // The loop below sees Ctrl-C, too.
+            // A cancelled prefill is no error: the loop below ends at once.
             Err(error) if !error.is_cancelled() => return Err(error.into()),
             _ => {}
         }
@@ -336,7 +342,7 @@ impl Args {
         while !interrupt::requested()
             && let Some(token) = generation.next()
         {
-            // The line on stderr goes away before text appears.
+            // The progress line is removed before text appears.
             progress = None;
             match token {
                 Err(error) if error.is_cancelled() => break,

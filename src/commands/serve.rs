@@ -1,4 +1,7 @@
-//! `serve`: answers requests over HTTP.
+//! `serve`: runs the HTTP server, with models that are loaded at the start or on demand.
+//!
+//! This file has the flags and the life of the process: reading the configuration, opening sockets, signals, and shutdown.
+//! The server is `metal-attention-server`; `served/` loads the models for it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -7,7 +10,7 @@ use std::time::Duration;
 
 use metal_attention_mcp::kill_servers;
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
+    ApiKeys, HttpOptions, KeepAlive, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
     ResponseStore, ServeError, StoreLimits, THREADS, serve,
 };
 use tokio::net::TcpListener;
@@ -23,7 +26,7 @@ use crate::config::Config;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::served::{ModelFolders, ServedModel, Setup, say};
+use crate::served::{ModelFolders, ServedModel, ServingSetup, print_line};
 #[cfg(unix)]
 use crate::termination::Termination;
 
@@ -35,8 +38,8 @@ at /openapi.json, and /metrics is for Prometheus.
 Models that -m names stay loaded. Those of --models-dir and of the configuration are loaded when a request names them, and go \
 after --keep-alive, or sooner where another model needs their memory.
 
-The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
-reaches it can use it. --metrics-port answers probes and scrapers, which have none. Ctrl-C, \
+The server listens on this machine alone. Before you open it to others with --host, set a key: without one, every client \
+that reaches it can use it. --metrics-port answers probes and scrapers without a key. Ctrl-C, \
 SIGTERM or SIGHUP lets the running requests finish; twice, the server ends at once.
 
 Examples:
@@ -75,32 +78,32 @@ pub struct Args {
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "11434")]
     ollama_port: Option<u16>,
 
-    /// Name of the model in requests (repeatable), where there is one [default: the file's name without .gguf]
+    /// Name of the model in requests (repeatable); needs a single model [default: the file's name without .gguf]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     alias: Vec<String>,
 
-    /// Requests that run at once, of each replica; each has a context of its own
+    /// Requests that run at once in each replica; each has its own context
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     parallel: usize,
 
-    /// Requests that may wait for their turn, of each replica; those beyond are refused with status 429
+    /// Requests that may wait in each replica; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     queue: usize,
 
-    /// Longest time in seconds that a request may take; 0: as long as it likes
+    /// Longest time in seconds that a request may take; 0: no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 
-    /// Drop the oldest turns of a chat that the context has no room for, instead of refusing it; the header x-dropped-turns tells
-    /// how many
+    /// Drop the oldest turns of a chat that does not fit into the context, instead of refusing it; the header x-dropped-turns has
+    /// their number
     #[arg(long)]
     context_shift: bool,
 
-    /// Log no line for each request (RUST_LOG, where it is set, decides instead)
+    /// Do not log each request (RUST_LOG, if it is set, decides instead)
     #[arg(long)]
     quiet: bool,
 
-    /// Time in seconds that requests are still taken for when the server ends, and /ready says so to routers
+    /// Time in seconds for which the server still accepts requests at shutdown, while /ready tells routers that it ends
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain_delay: u64,
 
@@ -112,11 +115,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
-    /// Folder for files of what the KV cache has of texts, which POST /slots/ID?action=save writes and action=restore reads
+    /// Folder for the KV caches of slots, which POST /slots/ID?action=save writes and action=restore reads
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     slot_save_path: Option<PathBuf>,
 
-    /// End as with Ctrl-C when stdin is closed: a process that starts the server and goes away takes it along
+    /// Shut down as with Ctrl-C when stdin is closed, so that the server ends together with the process that started it
     #[arg(long)]
     until_stdin_closes: bool,
 
@@ -141,9 +144,9 @@ struct ServedModelArgs {
     #[arg(value_name = "MODEL", conflicts_with = "model", value_hint = clap::ValueHint::AnyPath)]
     named: Vec<PathBuf>,
 
-    /// Model to serve (repeatable): a GGUF file (any part, where it is split), a well-known name as llama3.2, or a name on the
-    /// Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. It stays loaded. Without one, and without --models-dir and a configuration,
-    /// that in METAL_ATTENTION_MODEL, else the built-in model stories260K
+    /// Model to serve (repeatable): a GGUF file (any part of a split one), a well-known name such as llama3.2, or a name on the
+    /// Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. It stays loaded. Default, without --models-dir and a configuration: the model
+    /// that METAL_ATTENTION_MODEL names, else the built-in stories260K
     #[arg(short, long, value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
     model: Vec<PathBuf>,
 
@@ -155,16 +158,16 @@ struct ServedModelArgs {
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
 
-    /// How long a model that was loaded for a request stays: seconds, or as in 10m; -1: until memory is needed
+    /// How long a model that was loaded for a request stays loaded: seconds, or as in 10m; -1: until memory is needed
     #[arg(long, value_name = "TIME", default_value = "5m", allow_hyphen_values = true)]
     keep_alive: KeepAlive,
 
-    /// MiB that all models may take of a device; where one more needs room, those go that were used least recently
-    /// [default: what the device has]
+    /// MiB of one device that all models together may take; if another model needs memory, the least recently used ones are
+    /// unloaded [default: what the device has]
     #[arg(long, value_name = "MIB", value_parser = at_least_one)]
     models_memory: Option<usize>,
 
-    /// Read the models' files into memory instead of mapping them: it takes more memory, and the files may change meanwhile
+    /// Read the models' files into memory instead of mapping them: takes more memory, but the files may change meanwhile
     #[arg(long)]
     no_mmap: bool,
 
@@ -174,23 +177,23 @@ struct ServedModelArgs {
 }
 
 impl ServedModelArgs {
-    /// The models that are named on the command line.
+    /// The models that the command line names.
     fn named(&self) -> impl Iterator<Item = ModelArgs> {
         let flags = self.flags();
         self.model.iter().chain(&self.named).map(move |file| flags.of_file(file.clone()))
     }
 
-    /// How files are read.
+    /// The flags for reading a model's file, without a model.
     fn flags(&self) -> ModelArgs {
         ModelArgs::unnamed(self.no_mmap, self.pre.clone())
     }
 }
 
-/// Who may ask, and how much.
+/// Access control and limits of connections.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Access")]
 struct AccessArgs {
-    /// Key that clients must send, as in Authorization: Bearer KEY; on a command line others on this machine can read it
+    /// Key that clients must send, as in Authorization: Bearer KEY; other users of this machine can read it on a command line
     #[arg(long, value_name = "KEY", env = "METAL_ATTENTION_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 
@@ -198,16 +201,17 @@ struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Let the page call the tools of the configuration's MCP servers from other machines, too; needs a key, and everybody with the
-    /// key can call the tools
+    /// Let the page call the tools of the configuration's MCP servers from other machines, too; needs a key, and every client
+    /// with the key can call the tools
     #[arg(long)]
     mcp_remote: bool,
 
-    /// Let everybody read /metrics without a key
+    /// Let clients without a key read /metrics
     #[arg(long)]
     open_metrics: bool,
 
-    /// Let clients with a key pull, make, delete and unload models, and save and restore slots; where the server listens on this machine's loopback alone, all may
+    /// Let clients with a key pull, make, delete and unload models, and save and restore slots; a server that listens on the
+    /// loopback alone allows it to every client
     #[arg(long)]
     allow_manage: bool,
 
@@ -215,8 +219,8 @@ struct AccessArgs {
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<String>,
 
-    /// Name that the Host header of requests may have besides localhost, as behind a proxy (repeatable); of concern where the
-    /// server listens on this machine alone and asks for no key
+    /// Name that the Host header of requests may have besides localhost, as behind a proxy (repeatable); used only if the server
+    /// listens on this machine alone and needs no key
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     allowed_host: Vec<String>,
 
@@ -224,38 +228,39 @@ struct AccessArgs {
     #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_body, value_parser = at_least_one)]
     max_body: usize,
 
-    /// Bytes of all bodies that are held at a time; one address may have half of it
+    /// Bytes of all bodies in memory at a time; one address may have half of them
     #[arg(long, value_name = "BYTES", default_value_t = HttpOptions::default().max_bodies, value_parser = at_least_one)]
     max_bodies: usize,
 
-    /// Connections at a time; where more come, idle ones are closed
+    /// Connections at a time; if more come, idle ones are closed
     #[arg(long, value_name = "N", default_value_t = HttpOptions::default().max_connections, value_parser = at_least_one)]
     max_connections: usize,
 
-    /// Connections of one address at a time [default: three quarters of all]
+    /// Connections of one address at a time [default: three quarters of --max-connections]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections_per_address: Option<usize>,
 }
 
-/// Which responses of /v1/responses are kept. Those that nobody asked for the longest go first.
+/// The store of /v1/responses. The least recently used responses are removed first.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Responses")]
 #[expect(clippy::struct_field_names, reason = "the flags' names")]
 struct ResponseArgs {
-    /// Folder to keep responses in, which outlast the server there [default: in memory]
+    /// Folder to keep responses in, which outlive the server there [default: in memory]
     #[arg(long, value_name = "DIR")]
     response_store: Option<PathBuf>,
 
-    /// Bytes of all responses that are kept; 0: none is kept
+    /// Bytes of all responses that are kept; 0: none are kept
     #[arg(long, value_name = "BYTES", default_value_t = StoreLimits::default().bytes)]
     response_store_bytes: usize,
 
-    /// Responses that are kept; 0: none is kept
+    /// Responses that are kept; 0: none are kept
     #[arg(long, value_name = "N", default_value_t = StoreLimits::default().responses)]
     response_store_count: usize,
 }
 
 impl ResponseArgs {
+    /// Opens the store.
     fn store(&self) -> Result<ResponseStore, CliError> {
         let limits = StoreLimits { responses: self.response_store_count, bytes: self.response_store_bytes };
         match &self.response_store {
@@ -282,28 +287,29 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     responses.flush();
     if let Some(tools) = tools {
         tools.close();
-        // Those that are busy with a call.
+        // Kills the MCP servers that are still busy with a call.
         kill_servers();
     }
-    // A model that is still loading is not waited for.
+    // Does not wait for a model that is still loading.
     runtime.shutdown_background();
     result
 }
 
-/// Threads that serve connections: requests need little, and the cores are for the engine.
+/// Threads that serve connections. Requests need little time, and the cores are for the engine.
 const WORKERS: usize = 2;
 
-/// The runtime, with all its threads started: later none may be left to have, and tokio panics where one is missing.
+/// The runtime, with all its threads started. Tokio panics when it cannot start a thread later, so that the limit of
+/// processes is met here, where it can be reported.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    // One for loading and one for the engine besides; they are gone before the others start.
-    let enough = (0..WORKERS + THREADS + 2).map(|_| {
+    // Two more: one for loading and one for the engine. These threads end before the runtime starts its own.
+    let probes = (0..WORKERS + THREADS + 2).map(|_| {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let wait = move || {
             let _ = ended.recv();
         };
         std::thread::Builder::new().spawn(wait).map(|thread| (end, thread))
     });
-    for (end, thread) in enough.collect::<std::io::Result<Vec<_>>>()? {
+    for (end, thread) in probes.collect::<std::io::Result<Vec<_>>>()? {
         drop(end);
         let _ = thread.join();
     }
@@ -313,21 +319,22 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .thread_keep_alive(Duration::from_secs(1 << 30))
         .enable_all()
         .build()?;
-    let all_there = Arc::new(Barrier::new(THREADS + 1));
+    let all_started = Arc::new(Barrier::new(THREADS + 1));
     for _ in 0..THREADS {
-        let all_there = Arc::clone(&all_there);
-        runtime.spawn_blocking(move || all_there.wait());
+        let all_started = Arc::clone(&all_started);
+        runtime.spawn_blocking(move || all_started.wait());
     }
-    all_there.wait();
+    all_started.wait();
     Ok(runtime)
 }
 
+/// Opens the models and the sockets, prints the addresses, and serves until a signal.
 async fn listen_and_serve(args: &Args, config: Config, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
     let models = args.models(config)?;
     if !models.models.iter().any(|model| model.resident) {
-        // There is none to load first, whose load Ctrl-C would end together with the process.
-        interrupt::leave();
+        // No model is loaded at the start, so that Ctrl-C need not end the process during a load.
+        interrupt::ignore_ctrl_c();
     }
     let (requests, address) = listen(&args.host, args.port, "--host and --port").await?;
     let ollama = match args.ollama_port {
@@ -351,24 +358,24 @@ async fn listen_and_serve(args: &Args, config: Config, options: HttpOptions) -> 
             "the page has no MCP tools, because others reach {address}: --mcp-remote and a key let it call them"
         );
     }
-    // Before anybody is told that the server runs, and can want to end it.
+    // Signals are caught before the address is printed, because a script may send one as soon as it reads the address.
     let signals = Signals::new().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))?;
     let stdin = if args.until_stdin_closes { Some(stdin_end()?) } else { None };
     if let Some((_, address)) = &watchers {
-        say(&format!("metrics on {}/metrics", url(*address)));
+        print_line(&format!("metrics on {}/metrics", url(*address)));
     }
     if let Some((_, address)) = &ollama {
-        say(&format!("listening on {}", url(*address)));
+        print_line(&format!("listening on {}", url(*address)));
     }
-    say(&format!("listening on {}", url(address)));
+    print_line(&format!("listening on {}", url(address)));
     let requests = [requests].into_iter().chain(ollama.map(|(listener, _)| listener)).collect();
-    let listeners = Listeners { requests, watchers: watchers.map(|(listener, _)| listener) };
+    let listeners = Listeners { requests, monitoring: watchers.map(|(listener, _)| listener) };
     serve(listeners, options, models, shutdown(signals, stdin)).await.map_err(|error| match error {
         ServeError::Load(error) => match error.downcast::<CliError>() {
             Ok(error) => *error,
             Err(error) => CliError::General(error.to_string()),
         },
-        // Exit code 1: whoever watches over the process starts it again.
+        // Exit code 1, so that a service manager restarts the process.
         ServeError::Thread(_) | ServeError::LoadPanicked | ServeError::Engine(_) => {
             CliError::General(error.to_string())
         }
@@ -376,19 +383,20 @@ async fn listen_and_serve(args: &Args, config: Config, options: HttpOptions) -> 
 }
 
 impl Args {
-    /// Whether no request has a line in the log.
+    /// Whether requests are not logged.
     pub fn quiet(&self) -> bool {
         self.quiet
     }
 
+    /// The options of the server, except for the page's tools.
     fn http_options(&self) -> Result<HttpOptions, CliError> {
         let access = &self.access;
         let mut keys: Vec<String> = access.api_key.clone().into_iter().collect();
         if let Some(path) = &access.api_key_file {
             keys.extend(read_keys(path)?);
         }
-        // Those of a file have been looked at.
-        let keys = Keys::new(keys).map_err(|why| {
+        // `read_keys` has checked the keys of the file.
+        let keys = ApiKeys::new(keys).map_err(|why| {
             CliError::Usage(format!("--api-key or METAL_ATTENTION_API_KEY: {why}; leave it out to let everybody in"))
         })?;
         if access.allow_manage && keys.is_empty() {
@@ -424,7 +432,7 @@ impl Args {
         })
     }
 
-    /// The tools that the page may call; `None`: no MCP server is configured.
+    /// The MCP tools that the page may call. `None`: no MCP server is configured.
     fn page_tools(&self, config: &mut Config, asks_for_key: bool) -> Result<Option<Arc<PageTools>>, CliError> {
         let is_remote = self.access.mcp_remote;
         if is_remote && !asks_for_key {
@@ -438,13 +446,13 @@ impl Args {
         }
     }
 
-    /// The models. Those that are named are opened here, so that a wrong name is told at once.
+    /// The models. Those that stay loaded are opened here, so that a wrong name is reported at the start.
     fn models(&self, config: Config) -> Result<ModelsOptions, CliError> {
         let args = &self.models;
         let mut named: Vec<_> = args.named().collect();
-        // Of the models of folders more may be loaded than one.
+        // More than one model of a folder may be loaded at a time; two are assumed when memory is divided.
         let n_stored = if args.models_dir.is_empty() { 0 } else { 2 };
-        let setup = Setup {
+        let setup = ServingSetup {
             engine: self.engine.clone(),
             n_parallel: self.parallel,
             n_queue: self.queue,
@@ -489,7 +497,7 @@ impl Args {
     }
 }
 
-/// A listener and its address; `flags` choose another one.
+/// Opens a socket at `host` and `port`; returns it with its address. `flags` are named in the error.
 async fn listen(host: &str, port: u16, flags: &str) -> Result<(TcpListener, SocketAddr), CliError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let listener = TcpListener::bind((name, port)).await.map_err(|e| {
@@ -504,12 +512,13 @@ async fn listen(host: &str, port: u16, flags: &str) -> Result<(TcpListener, Sock
     Ok((listener, address))
 }
 
-/// The address as it can be opened: a browser on this machine reaches "every address" by its own name.
+/// The address as a URL that a browser on this machine can open: an unspecified address becomes 127.0.0.1.
 fn url(address: SocketAddr) -> String {
     let shown = if address.ip().is_unspecified() { IpAddr::from([127, 0, 0, 1]) } else { address.ip() };
     format!("http://{}", SocketAddr::new(shown, address.port()))
 }
 
+/// Reads the keys from a file, one a line.
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| CliError::General(format!("cannot read the keys in {}: {e}", path.display())))?;
@@ -524,7 +533,7 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     Ok(keys)
 }
 
-/// Ready at the first Ctrl-C, SIGTERM or SIGHUP, or when `stdin` is closed; the next signal ends the process.
+/// Waits for the first Ctrl-C, SIGTERM or SIGHUP, or the end of `stdin`. The next signal ends the process.
 async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
     let stdin_closes = async {
         match stdin {
@@ -536,19 +545,19 @@ async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
         is_ctrl_c = signals.next() => is_ctrl_c,
         () = stdin_closes => true,
     };
-    if interrupt::is_left() {
-        say("shutting down; again to end at once");
+    if interrupt::ignores_ctrl_c() {
+        print_line("shutting down; again to end at once");
     } else if is_ctrl_c {
-        // While the model loads there is nothing to shut down, and Ctrl-C ends the process as it does elsewhere.
-        interrupt::end();
+        // During the load of a resident model nothing has to be shut down: Ctrl-C ends the process at once.
+        interrupt::exit();
     }
     tokio::spawn(async move {
         signals.next().await;
-        interrupt::end();
+        interrupt::exit();
     });
 }
 
-/// Ready when stdin is at its end. Reading it takes a thread of its own, which ends with the process.
+/// Returns a channel that gets a message at the end of stdin. A thread reads stdin; it ends with the process.
 fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
     let (sender, receiver) = oneshot::channel();
     let read = move || {
@@ -560,10 +569,12 @@ fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
     Ok(receiver)
 }
 
-/// Ctrl-C, SIGTERM and SIGHUP. None is lost from the moment this is made.
+/// Ctrl-C, SIGTERM and SIGHUP. Signals are caught from the creation of this value on.
 #[cfg(unix)]
 struct Signals {
+    /// Ctrl-C.
     interrupt: Signal,
+    /// SIGTERM and SIGHUP.
     termination: Termination,
 }
 
@@ -573,7 +584,7 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, termination: Termination::new()? })
     }
 
-    /// Waits for one; whether it is Ctrl-C.
+    /// Waits for a signal. Returns whether it is Ctrl-C.
     async fn next(&mut self) -> bool {
         tokio::select! {
             _ = self.interrupt.recv() => true,
@@ -582,7 +593,7 @@ impl Signals {
     }
 }
 
-/// Ctrl-C.
+/// Ctrl-C. Signals are caught from the creation of this value on.
 #[cfg(windows)]
 struct Signals(CtrlC);
 
@@ -592,14 +603,14 @@ impl Signals {
         ctrl_c().map(Self)
     }
 
-    /// Waits for one, which is Ctrl-C.
+    /// Waits for Ctrl-C. Returns true.
     async fn next(&mut self) -> bool {
         self.0.recv().await;
         true
     }
 }
 
-/// Reads a name as it is in a Host header, without a port.
+/// Reads the name of a Host header, without its port.
 fn host_name(text: &str) -> Result<String, String> {
     let name = text.trim();
     if name.is_empty() || name.contains(['/', ' ']) {
@@ -611,6 +622,7 @@ fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a number greater than 0.
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),

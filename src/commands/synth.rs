@@ -1,4 +1,4 @@
-//! `synth`: a model file with random weights, to measure speed without a download.
+//! `synth`: writes a model file with random weights, to measure speed without a download.
 
 use std::io::{self, Write};
 use std::num::NonZero;
@@ -16,31 +16,31 @@ use serde_json::Value as Json;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::random_weights::RandomWeights;
 use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
 use crate::units;
 
-/// Elements that a thread quantises at a time; a multiple of every block length.
+/// The number of elements that a thread quantises at a time; a multiple of every block length.
 const CHUNK: usize = 1 << 16;
 
-/// Most tokens that a vocabulary is filled up with.
+/// The largest number of unused tokens that are added to a vocabulary.
 const MAX_FILL: usize = 1 << 24;
 
-/// `tokenizer.ggml.token_type` of ordinary tokens.
+/// The value of `tokenizer.ggml.token_type` of ordinary tokens.
 const TOKEN_NORMAL: i32 = 1;
 
-/// `tokenizer.ggml.token_type` of tokens that no text has.
+/// The value of `tokenizer.ggml.token_type` of tokens that occur in no text.
 const TOKEN_UNUSED: i32 = 5;
 
-/// Below every score of a real vocabulary.
+/// The score of unused tokens, below every score of a real vocabulary.
 const UNUSED_SCORE: f32 = -1e9;
 
 const AFTER_HELP: &str = "\
-The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags \
-replace those of the named shape; where the width or the heads change, --head-dim is the width shared out over the \
-heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
+The file loads and runs like a trained one, at the same speed; its output makes no sense. Sizes given by flags \
+replace those of the named shape; if the width or the number of heads changes, --head-dim is the width divided by the \
+number of heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
 
 Examples:
   metal-attention synth smollm-135m --type q4_0 -o smollm.gguf
@@ -52,7 +52,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// Model whose sizes to use; custom is a small model to give sizes to
+    /// Model whose sizes to use; custom is a small model for which flags give sizes
     #[arg(value_parser = shape_names())]
     shape: String,
 
@@ -67,7 +67,7 @@ pub struct Args {
     #[command(flatten)]
     types: TypeArgs,
 
-    /// GGUF file to take the vocabulary from (a vocabulary-only one will do)
+    /// GGUF file to take the vocabulary from (needs no weights)
     #[arg(long, value_name = "FILE")]
     vocab: Option<PathBuf>,
 
@@ -75,19 +75,19 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Key of the architecture in place of the shape's; the value is read as JSON: a number, true or false, or a list of
-    /// such; what is none of these is a text
+    /// Key of the architecture in place of the shape's; the value is parsed as JSON: a number, true or false, or a list of
+    /// these; anything else is a string
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
     set: Vec<(String, Value)>,
 
     #[command(flatten)]
-    sizes: Sizes,
+    sizes: SizeArgs,
 }
 
-/// Sizes in place of the named shape's.
+/// The flags that replace sizes of the named shape.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Sizes")]
-struct Sizes {
+struct SizeArgs {
     /// Architecture
     #[arg(long, value_name = "NAME", value_parser = architecture_names())]
     arch: Option<String>,
@@ -103,7 +103,7 @@ struct Sizes {
     /// Key and value heads
     #[arg(long, value_name = "N")]
     n_head_kv: Option<usize>,
-    /// Elements of a head
+    /// Width of a head
     #[arg(long, value_name = "N")]
     head_dim: Option<usize>,
     /// Width of the feed-forward
@@ -118,7 +118,7 @@ struct Sizes {
     /// Base of the RoPE frequencies
     #[arg(long, value_name = "X")]
     rope_freq_base: Option<f32>,
-    /// One table for embedding and output head
+    /// Whether embedding and output head are one table
     #[arg(long, value_name = "BOOL")]
     tied: Option<bool>,
 }
@@ -147,9 +147,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let total = tensors.iter().try_fold(0usize, |total, tensor| total.checked_add(n_elements(tensor)));
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
     let total = total.ok_or_else(too_many)?;
-    // A half file does not stay.
-    let _asked = interrupt::ask();
-    let progress = Progress::steps("writing random weights", total as u64);
+    // After Ctrl-C no file is left behind.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let progress = ProgressLine::steps("writing random weights", total as u64);
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;
     let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
@@ -161,7 +161,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             writer.write(&blocks).map_err(Error::from)?;
             continue;
         }
-        let random = Random { of: RandomWeights::new(args.seed, i), distribution: distribution(tensor), ty: tensor.ty };
+        let random = RandomTensor {
+            generator: RandomWeights::new(args.seed, i),
+            distribution: distribution(tensor),
+            ty: tensor.ty,
+        };
         let n = n_elements(tensor);
         for start in (0..n).step_by(n_threads * CHUNK) {
             if interrupt::requested() {
@@ -179,26 +183,28 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     drop(progress);
     let bytes: usize = tensors.iter().map(|t| t.ty.row_bytes(n_elements(t))).sum();
     let (size, file) = (units::bytes(bytes as u64), args.output.display());
-    // Where stderr is closed the note is lost, and nothing else.
+    // Errors are ignored, because stderr may be closed.
     let _ = writeln!(io::stderr(), "wrote {file}: {total} parameters in {size}");
     Ok(())
 }
 
-/// The random numbers of a tensor.
-struct Random {
-    of: RandomWeights,
-    /// Mean and standard deviation.
+/// A tensor with random elements.
+struct RandomTensor {
+    /// The generator, before the first element.
+    generator: RandomWeights,
+    /// The mean and the standard deviation of the elements.
     distribution: (f32, f32),
+    /// The tensor type.
     ty: TensorType,
 }
 
-impl Random {
-    /// The blocks of these elements, in parts of [`CHUNK`] elements, each made by a thread.
+impl RandomTensor {
+    /// The blocks of a range of elements, in parts of [`CHUNK`] elements, each made by a thread.
     fn blocks(&self, elements: Range<usize>) -> Vec<Result<Vec<u8>, GgufError>> {
         let (mean, std) = self.distribution;
         let part = |from: usize| {
             let mut values = vec![0.0; CHUNK.min(elements.end - from)];
-            self.of.clone().skip(from).fill(&mut values, mean, std);
+            self.generator.clone().skip(from).fill(&mut values, mean, std);
             let mut blocks = Vec::new();
             self.ty.quantize(&values, &mut blocks).map(|()| blocks)
         };
@@ -206,18 +212,20 @@ impl Random {
     }
 }
 
+/// The number of elements of a tensor.
 fn n_elements(tensor: &TensorDecl) -> usize {
     tensor.shape.iter().product()
 }
 
-/// Mean and standard deviation of a tensor's numbers. Matrices keep the length of what they multiply; norms are near 1.
+/// The mean and the standard deviation of a tensor's elements. They are chosen such that matrices keep the length of vectors
+/// and norms are near 1.
 fn distribution(tensor: &TensorDecl) -> (f32, f32) {
     match tensor.name.rsplit_once('.') {
-        // Of recurrences: a state has lost half of itself after some ten tokens.
+        // Mamba's decays: a state has lost half of itself after about ten tokens.
         Some((_, "ssm_a")) => (-2.0, 0.4),
         Some((role, "bias")) if role.ends_with("ssm_dt") => (-3.5, 0.4),
         Some((_, "bias")) => (0.0, 0.02),
-        // Factors: of norms, of layers and their parts.
+        // Factors of norms, of layers and their parts.
         Some((_, "scale" | "ssm_d")) => (1.0, 0.05),
         Some((_, role)) if role.contains("norm") => (1.0, 0.05),
         Some((role, _)) if role.contains("norm") || role.ends_with("_scale") => (1.0, 0.05),
@@ -227,7 +235,7 @@ fn distribution(tensor: &TensorDecl) -> (f32, f32) {
     }
 }
 
-/// Of RWKV: shifts between two tokens, decays that remember some dozens of them.
+/// The same for RWKV's vectors: shifts between two tokens, and decays over some dozens of tokens.
 fn of_rwkv(role: &str, tensor: &TensorDecl) -> (f32, f32) {
     const VECTORS: &[(&str, (f32, f32))] = &[
         ("_ln", (1.0, 0.05)),
@@ -243,15 +251,17 @@ fn of_rwkv(role: &str, tensor: &TensorDecl) -> (f32, f32) {
     vector.or(lerp).unwrap_or((0.0, 1.0 / (tensor.shape[0] as f32).sqrt()))
 }
 
+/// The names of all shapes.
 fn shape_names() -> clap::builder::PossibleValuesParser {
     ModelShape::all().iter().map(|shape| shape.name).collect::<Vec<_>>().into()
 }
 
+/// The names of all architectures.
 fn architecture_names() -> clap::builder::PossibleValuesParser {
     ModelShape::architectures().into()
 }
 
-/// `KEY=VALUE`, the value as JSON.
+/// Parses `KEY=VALUE`, the value as JSON if it is JSON.
 fn key_and_value(text: &str) -> Result<(String, Value), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, e.g. attention.sliding_window=64")?;
     let whole = |number: &Json| number.as_u64().and_then(|n| u32::try_from(n).ok());
@@ -273,9 +283,9 @@ fn key_and_value(text: &str) -> Result<(String, Value), String> {
     Ok((key.to_owned(), value))
 }
 
-/// The shape called `name` with `sizes` in place of its own. Where heads change and their length is not given, they
-/// share out `n_embd`; where query heads change and KV heads are not given, there are as many.
-fn shape(name: &str, sizes: &Sizes) -> ModelShape {
+/// The shape called `name` with `sizes` in place of its own. If heads change and their width is not given, they divide
+/// `n_embd` equally; if query heads change and KV heads are not given, there are as many.
+fn shape(name: &str, sizes: &SizeArgs) -> ModelShape {
     let mut s = ModelShape::named(name).expect("clap accepts names of shapes only").clone();
     if let Some(other) = sizes.arch.as_deref().filter(|arch| *arch != s.architecture).and_then(ModelShape::custom) {
         (s.architecture, s.keys, s.biases) = (other.architecture, other.keys, other.biases);
@@ -295,8 +305,8 @@ fn shape(name: &str, sizes: &Sizes) -> ModelShape {
     s
 }
 
-/// Copies the tokenizer into `metadata`, filled up to `n_vocab` tokens, and returns how many there are: more than
-/// `n_vocab` where a larger vocabulary was given and no size.
+/// Copies the tokenizer of `--vocab` or the built-in model into `metadata`, and adds unused tokens up to `n_vocab`. Returns the
+/// number of tokens: more than `n_vocab` if the vocabulary is larger and no size is given.
 fn add_vocabulary(metadata: &mut Metadata, args: &Args, n_vocab: usize) -> Result<usize, CliError> {
     let source = match &args.vocab {
         Some(path) => GgufFile::open(path),

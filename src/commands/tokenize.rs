@@ -1,4 +1,4 @@
-//! `tokenize`: text to token ids.
+//! `tokenize`: turns text into token ids.
 
 use std::io::Write;
 
@@ -9,8 +9,8 @@ use crate::model_args::ModelArgs;
 use crate::text_input::{EncodingArgs, TextArgs};
 
 const AFTER_HELP: &str = "\
-The text is taken as it is, from stdin where neither -p nor -f is given. A file with a vocabulary \
-and no weights will do as a model.
+The text is used as it is; without -p and -f it is read from stdin. A file with a vocabulary \
+and no weights is enough as a model.
 
 Examples:
   metal-attention tokenize -p \"Hello world\"
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     std::io::stdout().write_all(output.as_bytes()).map_err(CliError::stdout)
 }
 
-/// What a token adds to a text, quoted; a token that adds nothing shows its own spelling instead.
+/// The bytes of a token, quoted. A token without bytes shows its name in the vocabulary.
 fn quoted(tokenizer: &Tokenizer, id: u32) -> String {
     match (tokenizer.token_bytes(id), tokenizer.token_text(id)) {
         ([], Some(spelling)) => spelling.to_owned(),

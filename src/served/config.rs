@@ -1,4 +1,4 @@
-//! The models of the configuration file.
+//! The models of the configuration file, for `serve`.
 //!
 //! ```toml
 //! [defaults]
@@ -19,58 +19,66 @@ use metal_attention_server::http::{KeepAlive, ModelConfig, ModelDefaults, Sampli
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-use super::{ServedModel, Setup};
+use super::{ServedModel, ServingSetup};
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::model_args::ModelArgs;
 
-/// What holds for every model that does not say otherwise.
+/// The values for models that do not set them: the section `[defaults]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Defaults {
-    /// Tokens of the context.
+    /// The length of the context in tokens.
     context: Option<usize>,
-    /// What runs the models, as `--device` takes it.
+    /// The device, in the form of `--device`.
     device: Option<String>,
     /// How long a model stays loaded after a request.
     keep_alive: Option<KeepAlive>,
     /// The system prompt of conversations without one.
     system: Option<String>,
-    /// How tokens are chosen.
+    /// Sampling options.
     sampling: Sampling,
-    /// Strings that end a text.
+    /// Strings that end an answer.
     stop: Vec<String>,
-    /// Most tokens of an answer.
+    /// The largest number of tokens of an answer.
     max_tokens: Option<usize>,
-    /// Conversations that the context has no room for lose their oldest turns.
+    /// Whether conversations that do not fit into the context lose their oldest turns.
     context_shift: Option<bool>,
 }
 
-/// A model.
+/// One model: a section `[models.NAME]`. `None` stands for the value of [`Defaults`].
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModelSection {
-    /// A file, a well-known name, or a name on the hub, as `-m` takes it.
+    /// A file, a well-known name, or a name on the hub, in the form of `-m`.
     model: PathBuf,
-    /// More names; `*` stands for any text.
+    /// Further names; `*` matches any text.
     #[serde(default)]
     aliases: Vec<String>,
-    /// Load it when the server starts, and keep it.
+    /// Whether the model is loaded at the start of the server and stays loaded.
     #[serde(default)]
     resident: bool,
-    /// A file with a chat template to use instead of the model's.
+    /// A file with a chat template that replaces the model's.
     chat_template: Option<PathBuf>,
+    /// See [`Defaults`].
     context: Option<usize>,
+    /// See [`Defaults`].
     device: Option<String>,
+    /// See [`Defaults`].
     keep_alive: Option<KeepAlive>,
+    /// See [`Defaults`].
     system: Option<String>,
+    /// See [`Defaults`]. It replaces the defaults as a whole.
     sampling: Option<Sampling>,
+    /// See [`Defaults`].
     stop: Option<Vec<String>>,
+    /// See [`Defaults`].
     max_tokens: Option<usize>,
+    /// See [`Defaults`].
     context_shift: Option<bool>,
 }
 
-/// How tokens are chosen. A request may have options that are not known; here they are mistakes.
+/// Sampling options. Unknown ones are an error here, although a request may have them.
 #[derive(Debug, Clone, Default)]
 struct Sampling(SamplingFields);
 
@@ -87,18 +95,18 @@ impl<'de> Deserialize<'de> for Sampling {
 }
 
 impl Config {
-    /// How many models it names.
+    /// The number of models in the file.
     pub fn n_models(&self) -> usize {
         self.models.len()
     }
 
-    /// The names of the models, without their aliases.
+    /// The main names of the models.
     pub fn names(&self) -> Vec<&str> {
         self.models.keys().map(String::as_str).collect()
     }
 
-    /// The models, read as `args` say and set up as `setup` says where the file does not say otherwise.
-    pub fn models(self, args: &ModelArgs, setup: &Setup) -> Result<Vec<ModelConfig>, CliError> {
+    /// The models for the server. `args` say how files are read, `setup` how models run unless the file sets it.
+    pub fn models(self, args: &ModelArgs, setup: &ServingSetup) -> Result<Vec<ModelConfig>, CliError> {
         let defaults = &self.defaults;
         let model = |(name, section): (String, ModelSection)| {
             let wrong = |why: String| CliError::Usage(format!("the model {name:?} of the configuration: {why}"));
@@ -106,7 +114,7 @@ impl Config {
             let device = section.device.as_deref().or(defaults.device.as_deref());
             let engine = setup.engine.with(n_ctx, device).map_err(wrong)?;
             let chat_template = section.chat_template.or_else(|| setup.chat_template.clone());
-            let setup = Setup { engine, chat_template, ..setup.clone() };
+            let setup = ServingSetup { engine, chat_template, ..setup.clone() };
             let args = args.of_file(section.model);
             let source = if section.resident {
                 ServedModel::resident(args, setup)?
@@ -137,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_file_says_what_is_wrong() {
+    fn an_error_names_the_wrong_field() {
         let read = |text: &str| toml::from_str::<Config>(text).map_err(|error| error.to_string());
         let good = "[defaults]\ncontext = 8192\ncontext-shift = true\nkeep-alive = \"1h\"\n[models.a]\nmodel = \"a.gguf\"\naliases = [\"b-*\"]\n\
                     sampling = { temperature = 0.5, top_k = 20 }\nkeep-alive = -1\n";

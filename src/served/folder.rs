@@ -1,4 +1,4 @@
-//! The models of folders, and those that are pulled while the server runs.
+//! The models in folders (`--models-dir`), and models that clients pull while the server runs.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,34 +6,37 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metal_attention_hub::choose::{ModelFiles, models};
-use metal_attention_hub::{CachedModel, Environment, Hub, ModelName, Observer};
+use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, ModelName};
 use metal_attention_server::http::{ModelStore, PullProgress, SourceError, StoredModel};
 
-use super::{ServedModel, Setup};
+use super::{ServedModel, ServingSetup};
 use crate::find_model::{files_below, without_part};
 use crate::model_args::ModelArgs;
 
-/// Folders with models, each model by its file's name without the ending.
+/// The models in some folders, named by their files' names without `.gguf`.
 pub struct ModelFolders {
+    /// The folders.
     folders: Vec<PathBuf>,
-    /// How to read the files.
+    /// The flags for reading a model's file.
     args: ModelArgs,
-    setup: Arc<Setup>,
-    /// Models that were pulled, by the names that they were pulled by.
+    /// The settings that the models run with.
+    setup: Arc<ServingSetup>,
+    /// Models that clients pulled, by the names in their requests.
     pulled: Mutex<BTreeMap<String, CachedModel>>,
 }
 
 impl ModelFolders {
-    /// The models of `folders`, read as `args` say and set up as `setup` says.
-    pub fn new(folders: Vec<PathBuf>, args: ModelArgs, setup: Setup) -> Self {
+    /// The models of `folders`. `args` say how files are read.
+    pub fn new(folders: Vec<PathBuf>, args: ModelArgs, setup: ServingSetup) -> Self {
         Self { folders, args, setup: Arc::new(setup), pulled: Mutex::default() }
     }
 
+    /// Locks the list of pulled models.
     fn pulled(&self) -> MutexGuard<'_, BTreeMap<String, CachedModel>> {
         self.pulled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The files of each model in the folders, by its name.
+    /// The files of each complete model in the folders, by its name. If two folders have a name, the first one has it.
     fn in_folders(&self) -> BTreeMap<String, Vec<PathBuf>> {
         let mut found = BTreeMap::new();
         for folder in &self.folders {
@@ -48,10 +51,10 @@ impl ModelFolders {
         found
     }
 
-    /// The model of these files; `None`: there are none.
+    /// The model in `files`, the first part first. `None` if `files` is empty.
     fn stored(&self, name: String, files: &[PathBuf]) -> Option<StoredModel> {
         let (args, setup) = (self.args.of_file(files.first()?.clone()), Arc::clone(&self.setup));
-        let open = Box::new(move || Box::new(ServedModel::on_demand(args, Setup::clone(&setup))) as _);
+        let open = Box::new(move || Box::new(ServedModel::on_demand(args, ServingSetup::clone(&setup))) as _);
         Some(StoredModel { name, version: version(files), open })
     }
 }
@@ -71,13 +74,14 @@ impl ModelStore for ModelFolders {
     fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), SourceError> {
         let given: ModelName = name.parse()?;
         let hub = Hub::new(Environment::read()?);
-        let model = hub.pull(&given, &mut Reporter { report, current: PullProgress::default(), stops: false })?;
+        let model =
+            hub.pull(&given, &mut DownloadReporter { report, current: PullProgress::default(), stops: false })?;
         self.pulled().insert(name.to_owned(), model);
         Ok(())
     }
 
-    /// Files in folders go themselves, where they are links not what these lead to. Files in the hub's cache go as `rm`
-    /// removes them: with their blobs, which links in its snapshots lead to.
+    /// In a folder the files themselves are deleted; of a symbolic link the link, not its target. In the hub's cache a model
+    /// is removed as `rm` removes it: snapshot links together with their blobs.
     fn delete(&self, name: &str) -> Result<(), SourceError> {
         if let Some(files) = self.in_folders().remove(name) {
             for path in files {
@@ -92,7 +96,7 @@ impl ModelStore for ModelFolders {
     }
 }
 
-/// Another number where a file is another one than before.
+/// A hash that changes when one of the files changes (path, size, or time of the last change).
 fn version(files: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for path in files {
@@ -104,21 +108,24 @@ fn version(files: &[PathBuf]) -> u64 {
     hasher.finish()
 }
 
-/// The name of a model in a file: without folders, ending and number of the part. `None`: it is a part of another model,
-/// such as the eyes of one.
+/// The name of the model in a file: without folders, ending and number of the part. `None` if the file is a part of another
+/// model, such as the image projector (`mmproj`).
 fn name_of(file: &Path) -> Option<String> {
     let name = without_part(file.file_name()?.to_str()?).to_owned();
     (!name.to_ascii_lowercase().starts_with("mmproj")).then_some(name)
 }
 
-/// Passes a download's progress on.
-struct Reporter<'r> {
+/// Reports a download's progress to a callback.
+struct DownloadReporter<'r> {
+    /// The callback. It returns false to stop the download.
     report: &'r mut dyn FnMut(PullProgress) -> bool,
+    /// The progress of the present file.
     current: PullProgress,
+    /// Whether the callback has stopped the download.
     stops: bool,
 }
 
-impl Observer for Reporter<'_> {
+impl DownloadObserver for DownloadReporter<'_> {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         self.current = PullProgress { status: format!("pulling {name}"), total: bytes, completed: done };
         self.stops |= !(self.report)(self.current.clone());
@@ -143,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_counts_for_the_version_of_a_model() {
+    fn the_version_depends_on_each_part() {
         let folder = tempfile::tempdir().unwrap();
         let files = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| folder.path().join(name));
         for file in &files {

@@ -1,37 +1,39 @@
-//! How much memory a model takes of which device.
+//! The memory that a model takes on each device, so that the server can choose a device and decide which models to unload.
 
 use std::sync::OnceLock;
 
 use metal_attention::{Device, EngineOptions, Model, available_memory};
 use metal_attention_server::http::{MemoryNeed, Placement};
 
-/// Where `model` can run with a replica for each of `engines`: `auto` may be any card with room for it where that is empty, and
-/// is the CPU where there is none.
+/// The placements in which `model` can run, one replica for each of `engines`. The device `auto` may be any NVIDIA GPU with
+/// enough memory; if there is none, the only placement has it on the CPU. Capacities count as if no model were loaded.
 pub fn placements(engines: &[EngineOptions], model: &Model) -> Vec<Placement> {
     let auto = engines.iter().find(|engine| engine.device == Device::Auto);
-    let cards = auto.map_or_else(Vec::new, |engine| cards_with_room(engine, model, cards_for(model)));
-    if cards.is_empty() {
+    let gpus = auto.map_or_else(Vec::new, |engine| gpus_with_room(engine, model, gpus_for(model)));
+    if gpus.is_empty() {
         return vec![needs(engines, model)];
     }
-    let on_card = |card| engines.iter().map(|engine| with_auto(engine, Device::Cuda(card))).collect::<Vec<_>>();
-    cards.into_iter().map(|card| needs(&on_card(card), model)).collect()
+    let on_gpu = |gpu| engines.iter().map(|engine| with_auto(engine, Device::Cuda(gpu))).collect::<Vec<_>>();
+    gpus.into_iter().map(|gpu| needs(&on_gpu(gpu), model)).collect()
 }
 
-/// The options for the device that memory is set aside of, which is a card where `auto` found some.
+/// The options for the device that `placement` reserves memory of: if the device is `auto`, the GPU in `placement`, if it has
+/// one.
 pub fn placed(engine: &EngineOptions, placement: &Placement) -> EngineOptions {
     let device = placement.iter().find_map(|need| need.device.parse().ok());
     match device {
-        Some(card @ Device::Cuda(_)) => with_auto(engine, card),
+        Some(gpu @ Device::Cuda(_)) => with_auto(engine, gpu),
         _ => engine.clone(),
     }
 }
 
+/// The options with `auto` replaced by `device`.
 fn with_auto(engine: &EngineOptions, device: Device) -> EngineOptions {
     let device = if engine.device == Device::Auto { device } else { engine.device.clone() };
     EngineOptions { device, ..engine.clone() }
 }
 
-/// The memory that `model` takes with a replica for each of `engines`, of each device once.
+/// The memory that the replicas take together, one entry for each device.
 fn needs(engines: &[EngineOptions], model: &Model) -> Placement {
     let mut needs = Placement::new();
     for need in engines.iter().flat_map(|engine| of_replica(engine, model)) {
@@ -43,11 +45,12 @@ fn needs(engines: &[EngineOptions], model: &Model) -> Placement {
     needs
 }
 
+/// The memory that one replica takes, by device.
 fn of_replica(engine: &EngineOptions, model: &Model) -> Vec<MemoryNeed> {
     match &engine.device {
         Device::Cpu | Device::Auto => vec![on_cpu(engine, model)],
-        Device::Cuda(first) => on_cards(engine, model, *first),
-        // A GPU through wgpu does not tell.
+        Device::Cuda(first) => on_gpus(engine, model, *first),
+        // The capacity of a GPU is not known through wgpu.
         _ => {
             let bytes = engine.memory_bytes(model, None);
             vec![MemoryNeed { device: engine.device.to_string(), bytes, capacity: None }]
@@ -55,68 +58,70 @@ fn of_replica(engine: &EngineOptions, model: &Model) -> Vec<MemoryNeed> {
     }
 }
 
+/// The memory that a replica takes on the CPU.
 fn on_cpu(engine: &EngineOptions, model: &Model) -> MemoryNeed {
-    // What there was before any model was loaded.
+    // The free memory at the first call, before any model is loaded.
     static CAPACITY: OnceLock<Option<u64>> = OnceLock::new();
     let free = available_memory();
     let capacity = *CAPACITY.get_or_init(|| free);
     MemoryNeed { device: "cpu".to_owned(), bytes: engine.memory_bytes(model, free), capacity }
 }
 
-/// An NVIDIA GPU.
-struct Card {
+/// The memory of an NVIDIA GPU.
+struct GpuMemory {
+    /// The number of the GPU in CUDA's order.
     ordinal: usize,
-    /// Bytes.
+    /// Total memory in bytes.
     memory: u64,
 }
 
-/// The memory of the cards from `first` on that share a replica, each with its part of weights and KV cache.
-fn on_cards(engine: &EngineOptions, model: &Model, first: usize) -> Vec<MemoryNeed> {
-    // The driver and kernels take some.
+/// The memory that a replica takes of each of the GPUs that share it by tensor parallelism, of which `first` is the first.
+/// Each has an equal part of weights and KV cache.
+fn on_gpus(engine: &EngineOptions, model: &Model, first: usize) -> Vec<MemoryNeed> {
+    // The driver and the kernels take the rest.
     const PERCENT: u64 = 95;
-    let n_cards = engine.n_cards.max(1);
-    let ordinals = first..first.saturating_add(n_cards);
-    let capacity =
-        |ordinal| cards().iter().find(|card| card.ordinal == ordinal).map(|card| card.memory / 100 * PERCENT);
+    let n_gpus = engine.n_ranks.max(1);
+    let ordinals = first..first.saturating_add(n_gpus);
+    let capacity = |ordinal| all_gpus().iter().find(|gpu| gpu.ordinal == ordinal).map(|gpu| gpu.memory / 100 * PERCENT);
     let free = ordinals.clone().map(capacity).sum();
-    let bytes = engine.memory_bytes(model, free).div_ceil(n_cards as u64);
+    let bytes = engine.memory_bytes(model, free).div_ceil(n_gpus as u64);
     let need = |ordinal| MemoryNeed { device: format!("cuda:{ordinal}"), bytes, capacity: capacity(ordinal) };
     ordinals.map(need).collect()
 }
 
-/// Those of `cards` with room for `model`, a tenth of their memory kept free, as `--device auto` takes them.
-fn cards_with_room(engine: &EngineOptions, model: &Model, cards: &[Card]) -> Vec<usize> {
-    let has_room = |card: &&Card| {
-        let most = card.memory - card.memory / 10;
+/// The ordinals of the GPUs in which `model` fits with a tenth of the memory left free, the rule of `--device auto`.
+fn gpus_with_room(engine: &EngineOptions, model: &Model, gpus: &[GpuMemory]) -> Vec<usize> {
+    let has_room = |gpu: &&GpuMemory| {
+        let most = gpu.memory - gpu.memory / 10;
         engine.memory_bytes(model, Some(most)) <= most
     };
-    cards.iter().filter(has_room).map(|card| card.ordinal).collect()
+    gpus.iter().filter(has_room).map(|gpu| gpu.ordinal).collect()
 }
 
 /// The NVIDIA GPUs that can run `model`.
 #[cfg(feature = "cuda")]
-fn cards_for(model: &Model) -> &'static [Card] {
-    if metal_attention::CudaForwardPass::supports(model.spec()).is_ok() { cards() } else { &[] }
+fn gpus_for(model: &Model) -> &'static [GpuMemory] {
+    if metal_attention::CudaForwardPass::supports(model.spec()).is_ok() { all_gpus() } else { &[] }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cards_for(_: &Model) -> &'static [Card] {
+fn gpus_for(_: &Model) -> &'static [GpuMemory] {
     &[]
 }
 
-/// The NVIDIA GPUs that the kernels run on.
+/// The NVIDIA GPUs that are new enough for the kernels.
 #[cfg(feature = "cuda")]
-fn cards() -> &'static [Card] {
-    static CARDS: OnceLock<Vec<Card>> = OnceLock::new();
-    CARDS.get_or_init(|| {
+fn all_gpus() -> &'static [GpuMemory] {
+    static GPUS: OnceLock<Vec<GpuMemory>> = OnceLock::new();
+    GPUS.get_or_init(|| {
         let all = metal_attention::cuda_summaries().unwrap_or_default();
         let new = all.into_iter().filter(metal_attention::CudaSummary::is_new_enough);
-        new.map(|card| Card { ordinal: card.ordinal, memory: card.memory }).collect()
+        new.map(|gpu| GpuMemory { ordinal: gpu.ordinal, memory: gpu.memory }).collect()
     })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cards() -> &'static [Card] {
+fn all_gpus() -> &'static [GpuMemory] {
     &[]
 }
 
@@ -140,32 +145,32 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_share_a_replica_have_a_part_each() {
+    fn gpus_that_share_a_replica_have_a_part_each() {
         let model = Model::built_in().unwrap();
         let bytes = engine(Device::Cuda(2)).memory_bytes(&model, None);
-        let two = needs(&[EngineOptions { n_cards: 2, ..engine(Device::Cuda(2)) }], &model);
+        let two = needs(&[EngineOptions { n_ranks: 2, ..engine(Device::Cuda(2)) }], &model);
         let parts: Vec<_> = two.iter().map(|need| (need.device.as_str(), need.bytes)).collect();
         assert_eq!(parts, [("cuda:2", bytes.div_ceil(2)), ("cuda:3", bytes.div_ceil(2))]);
     }
 
     #[test]
-    fn auto_may_take_any_card_with_room() {
+    fn auto_may_take_any_gpu_with_enough_memory() {
         let (model, engine) = (Model::built_in().unwrap(), engine(Device::Auto));
         let bytes = engine.memory_bytes(&model, None);
-        let card = |ordinal, memory| Card { ordinal, memory };
-        let takes = |cards: &[Card]| cards_with_room(&engine, &model, cards);
-        // Nine tenths of it are enough, and no less.
+        let card = |ordinal, memory| GpuMemory { ordinal, memory };
+        let takes = |gpus: &[GpuMemory]| gpus_with_room(&engine, &model, gpus);
+        // The model takes exactly nine tenths of the GPU's memory.
         let enough = bytes.div_ceil(9) * 10;
         assert_eq!(takes(&[card(0, enough - 20), card(1, enough), card(2, 1 << 40)]), [1, 2]);
         assert!(takes(&[card(0, bytes)]).is_empty() && takes(&[]).is_empty());
     }
 
     #[test]
-    fn auto_runs_where_memory_is_set_aside() {
+    fn auto_runs_where_memory_is_reserved() {
         let on = |device: &str| vec![MemoryNeed { device: device.into(), bytes: 1, capacity: None }];
         let device = |asked, placement: &str| placed(&engine(asked), &on(placement)).device;
         assert_eq!(device(Device::Auto, "cuda:3"), Device::Cuda(3));
-        // It may be a GPU that does not tell.
+        // `auto` may still be a GPU through wgpu, for which no memory is reserved.
         assert_eq!(device(Device::Auto, "cpu"), Device::Auto);
         assert_eq!(device(Device::Cpu, "cuda:3"), Device::Cpu);
         assert_eq!(placed(&engine(Device::Auto), &Placement::new()).device, Device::Auto);

@@ -1,4 +1,7 @@
-//! The models of `serve`: named on the command line, in the configuration file, or files of a folder.
+//! The models of `serve`: named on the command line or in the configuration file, or files of a folder.
+//!
+//! [`ServedModel`] is one of them; it implements the server's `ModelSource`, which reads its metadata, lists the placements
+//! that its memory fits in (`memory.rs`), and loads it. `config.rs` and `folder.rs` find models.
 
 pub mod config;
 mod folder;
@@ -10,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
-use metal_attention_server::http::{LoadError, Loaded, ModelCard, ModelSource, Placement, SourceError};
+use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
 pub use folder::ModelFolders;
 
@@ -18,50 +21,53 @@ use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::replica_args::ReplicaArgs;
 use crate::{template_file, units};
 
-/// The context of a model that is loaded on demand, where nothing says otherwise: several have to fit beside each other.
+/// The context of a model that is loaded on demand, in tokens, unless it is set: several models have to fit in memory.
 const DEFAULT_N_CTX: usize = 8192;
 
-/// How the models of a server are set up.
+/// The settings that all models of a server run with.
 #[derive(Clone)]
-pub struct Setup {
-    /// Where and how they run.
+pub struct ServingSetup {
+    /// Devices, replicas and context.
     pub engine: ReplicaArgs,
-    /// Requests that run at once, of each replica.
+    /// Requests that run at once in each replica.
     pub n_parallel: usize,
-    /// Requests that may wait, of each replica.
+    /// Requests that may wait in each replica.
     pub n_queue: usize,
-    /// The chat template in this file instead of the model's.
+    /// A file with a chat template that replaces the models'.
     pub chat_template: Option<PathBuf>,
-    /// Where finished texts go that the KV caches have no room for.
+    /// The prefix cache beyond the KV cache: main memory and disk.
     pub cache: CacheArgs,
-    /// Models that may be loaded at a time: they share that memory out.
+    /// The number of models that may be loaded at a time; `cache` is divided among them.
     pub n_models: usize,
 }
 
-/// A model that `serve` loads.
+/// A model that `serve` loads, at the start or on demand.
 pub struct ServedModel {
+    /// The model's name and the flags for reading its file.
     args: ModelArgs,
-    setup: Setup,
-    /// It stays loaded: its context may take what memory there is, and its load is shown on stderr.
+    /// The settings that it runs with.
+    setup: ServingSetup,
+    /// Whether it is loaded at the start and stays loaded. Then its context may take all free memory, and its load is shown on
+    /// stderr.
     is_resident: bool,
-    /// The model where it was opened before it is loaded, so that a wrong name is told at once. Its file is mapped: it is read
-    /// when there is room for it.
+    /// The model, opened before it is loaded so that a wrong name is reported at the start. The file is mapped, not read.
     opened: Mutex<Option<Model>>,
+    /// The model's description for clients, read once.
     card: OnceLock<Arc<ModelCard>>,
 }
 
 impl ServedModel {
-    /// A model that is loaded when a request wants it.
-    pub fn on_demand(args: ModelArgs, setup: Setup) -> Self {
+    /// A model that is loaded when a request names it.
+    pub fn on_demand(args: ModelArgs, setup: ServingSetup) -> Self {
         Self { args, setup, is_resident: false, opened: Mutex::default(), card: OnceLock::new() }
     }
 
-    /// A model that is loaded when the server starts. Its file is opened here.
-    pub fn resident(args: ModelArgs, setup: Setup) -> Result<Self, CliError> {
+    /// A model that is loaded at the start of the server. Opens its file; an error is one of the file or the flags.
+    pub fn resident(args: ModelArgs, setup: ServingSetup) -> Result<Self, CliError> {
         let model = args.mapped().open()?;
         args.tokenizer(&model)?;
         setup.engine.options(&model)?;
@@ -69,19 +75,20 @@ impl ServedModel {
         Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new() })
     }
 
+    /// Locks the opened model.
     fn opened(&self) -> MutexGuard<'_, Option<Model>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The model to load, its file read where it is not to be mapped.
+    /// The model to load. Reads its file again if it must not be mapped.
     fn open(&self) -> Result<Model, CliError> {
         let opened = self.opened().take().filter(|_| self.args.is_mapped());
         opened.map_or_else(|| self.args.open(), Ok)
     }
 
-    /// How each replica is set up, and the scheduler over them.
+    /// The options of each replica, and of the scheduler over them.
     fn options(&self, model: &Model) -> Result<(Vec<EngineOptions>, SchedulerOptions), CliError> {
-        let Setup { engine, n_parallel, n_queue, .. } = &self.setup;
+        let ServingSetup { engine, n_parallel, n_queue, .. } = &self.setup;
         let options = SchedulerOptions { n_parallel: *n_parallel, n_queue: *n_queue, ..Default::default() };
         let mut engines = engine.options(model)?;
         for engine in &mut engines {
@@ -93,7 +100,8 @@ impl ServedModel {
         Ok((engines, options))
     }
 
-    fn load_model(&self, placement: &Placement) -> Result<Loaded, CliError> {
+    /// Loads the model into the memory of `placement`, and starts its scheduler. Prints the progress if it is resident.
+    fn load_model(&self, placement: &Placement) -> Result<LoadedModel, CliError> {
         let name = self.args.name();
         let model = self.open()?;
         let tokenizer = self.args.tokenizer(&model)?;
@@ -102,14 +110,14 @@ impl ServedModel {
         let (mut engines, mut options) = self.options(&model)?;
         let shown = self.is_resident.then(|| {
             if !std::io::stderr().is_terminal() {
-                say(&format!("loading {name}"));
+                print_line(&format!("loading {name}"));
             }
-            let shown = Progress::spinner("loading the model");
+            let shown = ProgressLine::spinner("loading the model");
             shown.weigh(model.gguf().tensor_bytes());
             shown
         });
         if !self.is_resident {
-            // The common one counts for what is shown of resident models.
+            // The shared watch counts the progress that is shown for resident models.
             let watch = Watch::default();
             for engine in &mut engines {
                 engine.watch = watch.clone();
@@ -121,7 +129,7 @@ impl ServedModel {
         self.setup.cache.set(&mut options, passes.len() * self.setup.n_models);
         let devices = device_names(&passes);
         let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
-        let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
+        let loaded = LoadedModel::start_replicas(model, passes, &options).map_err(|error| match error {
             LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
             LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
             LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
@@ -132,14 +140,15 @@ impl ServedModel {
         };
         if self.is_resident {
             let context = context_line(&loaded, kv_cache_bytes, options.n_parallel, engines.len());
-            // So far it ended the process; requests that run may finish.
-            interrupt::leave();
+            // Ctrl-C ended the process so far. From now on the server handles it, so that running requests can finish.
+            interrupt::ignore_ctrl_c();
             let each = if engines.len() > 1 { " on each" } else { "" };
-            say(&format!("ready: {devices}, {} requests at once{each}, {context}", options.n_parallel));
+            print_line(&format!("ready: {devices}, {} requests at once{each}, {context}", options.n_parallel));
         }
         Ok(loaded)
     }
 
+    /// Reads the model's description from its metadata.
     fn read_card(&self) -> Result<ModelCard, CliError> {
         match &*self.opened() {
             Some(model) => Ok(ModelCard::of(model.gguf())),
@@ -162,18 +171,18 @@ impl ModelSource for ServedModel {
         let model = opened.map_or_else(|| self.args.mapped().open(), Ok)?;
         let (engines, _) = self.options(&model)?;
         let placements = memory::placements(&engines, &model);
-        // It is loaded next.
+        // Kept for the load that follows.
         *self.opened() = Some(model);
         Ok(placements)
     }
 
-    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError> {
         Ok(self.load_model(placement)?)
     }
 }
 
-/// Sets a replica up where memory is set aside for it. Where that fails, as other programs may use a card, `auto` looks for another
-/// device.
+/// Builds the forward pass of a replica in the memory that `placement` reserves. If that fails, for example because another
+/// program uses the GPU, `auto` chooses a device by itself.
 fn forward_pass(
     model: &Model,
     engine: &EngineOptions,
@@ -189,8 +198,9 @@ fn forward_pass(
     })
 }
 
-/// What the start says of the context and the KV cache of a replica, which has so many bytes.
-fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
+/// The description of the context and the KV cache of a replica for the message at the start. `kv_cache_bytes` is the size
+/// of one replica's KV cache.
+fn context_line(loaded: &LoadedModel, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
     let each = if n_replicas > 1 { " each" } else { "" };
     format!(
         "context {} tokens a request, KV cache {}{each} shared by {}; -c changes it",
@@ -200,7 +210,7 @@ fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_rep
     )
 }
 
-/// The devices of the replicas, each once with how many run on it.
+/// The names of the devices that the replicas run on, each once with its number of replicas.
 fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for pass in passes {
@@ -215,7 +225,7 @@ fn device_names(passes: &[Box<dyn ForwardPass>]) -> String {
     counts.into_iter().map(one).collect::<Vec<_>>().join(" and ")
 }
 
-/// A line on stderr; where that is closed nothing is shown.
-pub fn say(line: &str) {
+/// Prints a line on stderr. Errors are ignored, because stderr may be closed.
+pub fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

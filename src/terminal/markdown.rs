@@ -1,58 +1,65 @@
-//! Marks of Markdown in a text that comes piece by piece. Marks stay in the text; what is between them gets a style.
+//! Finds Markdown in a text that arrives in pieces. The marks stay in the text; what they enclose gets a style.
 
-use super::Style;
+use super::TextStyle;
 
-/// A block of code ends with at least as many marks as it began with.
+/// The beginning of a block of code. It ends with at least as many marks of the same kind.
 struct Fence {
+    /// The mark: a backtick or a tilde.
     mark: char,
+    /// The number of marks.
     length: usize,
 }
 
-/// Finds headings, strong emphasis, code, and blocks of code (CommonMark, 4.2, 4.5, 6.1, 6.2; no other marks).
+/// The parser. It knows headings, strong emphasis, code, and blocks of code (CommonMark, 4.2, 4.5, 6.1, 6.2), no other marks.
 #[derive(Default)]
 pub struct Markdown {
-    /// The line so far where it may still begin with a mark of lines: blanks and `#`, backticks or tildes.
+    /// The beginning of the line, held back while it may become a mark of the line: blanks and `#`, backticks or tildes.
     start: String,
+    /// Whether the beginning of the line has been handled.
     in_line: bool,
+    /// The block of code that is open.
     fence: Option<Fence>,
-    /// The line is a heading.
+    /// Whether the line is a heading.
     heading: bool,
+    /// Whether strong emphasis is open.
     bold: bool,
-    /// Backticks that began the code, and that end it.
+    /// The number of backticks that began the code that is open, and that will end it.
     code: Option<usize>,
-    /// A run of asterisks or backticks whose end is not there yet.
+    /// A run of asterisks or backticks, held back until its end.
     run: String,
-    /// The last character of the line before the run.
+    /// The last character before the run, in the same line.
     before: Option<char>,
-    pieces: Vec<(Style, String)>,
+    /// The pieces that are complete, not yet returned.
+    pieces: Vec<(TextStyle, String)>,
 }
 
 impl Markdown {
-    /// The pieces that `text` completes, each with its style.
-    pub fn push(&mut self, text: &str) -> Vec<(Style, String)> {
+    /// Adds text. Returns the pieces that it completes, each with its style.
+    pub fn push(&mut self, text: &str) -> Vec<(TextStyle, String)> {
         for c in text.chars() {
             self.take(c);
         }
         std::mem::take(&mut self.pieces)
     }
 
-    /// What was held back. The text ends here.
-    pub fn finish(&mut self) -> Vec<(Style, String)> {
+    /// Ends the text. Returns the pieces that were held back, and resets the parser.
+    pub fn finish(&mut self) -> Vec<(TextStyle, String)> {
         self.begin_line(None);
         self.end_run(None);
         *self = Self { pieces: std::mem::take(&mut self.pieces), ..Self::default() };
         std::mem::take(&mut self.pieces)
     }
 
+    /// Adds a character.
     fn take(&mut self, c: char) {
         if !self.in_line {
             let mark = self.start.trim_start().chars().next();
-            let goes_on = match c {
+            let may_be_mark = match c {
                 ' ' => mark.is_none(),
                 '#' | '`' | '~' => mark.is_none_or(|mark| mark == c),
                 _ => false,
             };
-            if goes_on {
+            if may_be_mark {
                 self.start.push(c);
                 return;
             }
@@ -61,10 +68,10 @@ impl Markdown {
         match c {
             '\n' => {
                 self.end_run(None);
-                // Emphasis and code do not reach into the next line, so that a mark that is none spoils one line at most.
+                // Emphasis and code end with the line, so that a stray mark spoils one line at most.
                 (self.heading, self.bold, self.code, self.before) = (false, false, None, None);
                 self.in_line = false;
-                let style = if self.fence.is_some() { Style::Block } else { Style::Plain };
+                let style = if self.fence.is_some() { TextStyle::Block } else { TextStyle::Plain };
                 self.put(style, "\n");
             }
             '*' | '`' if self.fence.is_none() && (self.run.is_empty() || self.run.starts_with(c)) => self.run.push(c),
@@ -81,7 +88,7 @@ impl Markdown {
         }
     }
 
-    /// The beginning of the line is there; `next` comes after it.
+    /// Handles the beginning of a line, which is complete; `next` is the character after it.
     fn begin_line(&mut self, next: Option<char>) {
         self.in_line = true;
         let start = std::mem::take(&mut self.start);
@@ -94,27 +101,27 @@ impl Markdown {
         let is_fence = !indented && length >= 3 && matches!(mark, Some('`' | '~'));
         match (&self.fence, mark) {
             (Some(fence), Some(mark)) if is_fence && mark == fence.mark && length >= fence.length => {
-                self.put(Style::Fence, &start);
+                self.put(TextStyle::Fence, &start);
                 self.fence = None;
             }
-            (Some(_), _) => self.put(Style::Block, &start),
+            (Some(_), _) => self.put(TextStyle::Block, &start),
             (None, Some(mark)) if is_fence => {
-                self.put(Style::Fence, &start);
+                self.put(TextStyle::Fence, &start);
                 self.fence = Some(Fence { mark, length });
             }
             (None, Some('#')) if !indented && length <= 6 && matches!(next, Some(' ')) => {
                 self.heading = true;
-                self.put(Style::Bold, &start);
+                self.put(TextStyle::Bold, &start);
             }
             (None, Some('`')) => {
-                self.put(Style::Plain, &start[..start.len() - marks.len()]);
+                self.put(TextStyle::Plain, &start[..start.len() - marks.len()]);
                 marks.clone_into(&mut self.run);
             }
-            (None, _) => self.put(Style::Plain, &start),
+            (None, _) => self.put(TextStyle::Plain, &start),
         }
     }
 
-    /// The run of marks ends; `next` comes after it.
+    /// Handles a run of marks, which is complete; `next` is the character after it.
     fn end_run(&mut self, next: Option<char>) {
         let run = std::mem::take(&mut self.run);
         if run.is_empty() {
@@ -136,26 +143,28 @@ impl Markdown {
                 self.bold = true;
             }
         }
-        // Marks are drawn as what they surround: those that end something as what was before them.
+        // A mark that opens something has the new style, a mark that closes something the style it closes.
         let ends = (was_code && self.code.is_none()) || (was_bold && !self.bold);
         let style = if ends { inside } else { self.style() };
         self.put(style, &run);
         self.before = run.chars().last();
     }
 
-    fn style(&self) -> Style {
+    /// The style of text at this point.
+    fn style(&self) -> TextStyle {
         if self.fence.is_some() {
-            Style::Block
+            TextStyle::Block
         } else if self.code.is_some() {
-            Style::Code
+            TextStyle::Code
         } else if self.bold || self.heading {
-            Style::Bold
+            TextStyle::Bold
         } else {
-            Style::Plain
+            TextStyle::Plain
         }
     }
 
-    fn put(&mut self, style: Style, text: &str) {
+    /// Adds text to the pieces; neighbours of one style are joined.
+    fn put(&mut self, style: TextStyle, text: &str) {
         match self.pieces.last_mut() {
             Some((last, so_far)) if *last == style => *so_far += text,
             _ if text.is_empty() => {}
@@ -168,10 +177,10 @@ impl Markdown {
 mod tests {
     use super::*;
 
-    /// The pieces of a text that comes character by character, neighbours of one style joined.
-    fn pieces(text: &str) -> Vec<(Style, String)> {
+    /// The pieces of a text that arrives character by character, with neighbours of one style joined.
+    fn pieces(text: &str) -> Vec<(TextStyle, String)> {
         let mut markdown = Markdown::default();
-        let mut all: Vec<(Style, String)> = Vec::new();
+        let mut all: Vec<(TextStyle, String)> = Vec::new();
         let mut parts: Vec<_> = text.chars().flat_map(|c| markdown.push(&c.to_string())).collect();
         parts.extend(markdown.finish());
         for (style, text) in parts {
@@ -184,9 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn marks_give_what_they_surround_a_style() {
-        use Style::{Block, Bold, Code, Fence, Plain};
-        let cases: &[(&str, &[(Style, &str)])] = &[
+    fn enclosed_text_gets_the_style_of_its_marks() {
+        use TextStyle::{Block, Bold, Code, Fence, Plain};
+        let cases: &[(&str, &[(TextStyle, &str)])] = &[
             ("a **b c** d", &[(Plain, "a "), (Bold, "**b c**"), (Plain, " d")]),
             ("2 ** 3 ** 4, 2*3*4", &[(Plain, "2 ** 3 ** 4, 2*3*4")]),
             ("a `b **c` d", &[(Plain, "a "), (Code, "`b **c`"), (Plain, " d")]),
@@ -209,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_stays_whole() {
+    fn the_text_is_unchanged() {
         let marks = ['a', ' ', '*', '`', '#', '~', '\n'];
         let mut state = 1_u32;
         for _ in 0..3000 {

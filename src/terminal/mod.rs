@@ -1,4 +1,4 @@
-//! An answer on a terminal: words wrapped at the edge, Markdown lightly drawn, control characters escaped.
+//! Formats an answer for a terminal: words are wrapped at the edge, Markdown gets styles, control characters are escaped.
 
 mod markdown;
 mod wrap;
@@ -14,13 +14,13 @@ const FAINT: &str = "\u{1b}[2m";
 const CYAN: &str = "\u{1b}[36m";
 const GREY: &str = "\u{1b}[90m";
 
-/// Columns where the terminal does not say how many it has.
+/// The width of the terminal if it is not known.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// How a piece of text is drawn.
+/// The style of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Style {
-    /// As the terminal draws text.
+enum TextStyle {
+    /// The terminal's default style.
     #[default]
     Plain,
     /// Headings and strong emphasis.
@@ -29,14 +29,14 @@ enum Style {
     Code,
     /// The lines that begin and end a block of code.
     Fence,
-    /// A line of a block of code: not wrapped.
+    /// Text in a block of code, which is not wrapped.
     Block,
-    /// Thoughts.
+    /// A thought of the model.
     Thought,
 }
 
-impl Style {
-    /// What turns the style on, after [`RESET`].
+impl TextStyle {
+    /// The sequence that turns the style on after [`RESET`].
     fn sequence(self) -> &'static str {
         match self {
             Self::Plain | Self::Block => "",
@@ -47,7 +47,7 @@ impl Style {
         }
     }
 
-    /// Whether lines end between words at the edge of the terminal.
+    /// Whether lines are broken between words at the edge of the terminal.
     fn wraps(self) -> bool {
         match self {
             Self::Plain | Self::Bold | Self::Code | Self::Thought => true,
@@ -56,15 +56,18 @@ impl Style {
     }
 }
 
-/// Draws an answer as it comes. Each function returns what is to be written to the terminal.
+/// Formats an answer that arrives in pieces. Each function returns the bytes to write to the terminal.
 pub struct Screen {
+    /// Breaks lines.
     wrap: Wrap,
+    /// Finds Markdown.
     markdown: Markdown,
+    /// Whether styles are drawn.
     colours: bool,
 }
 
 impl Screen {
-    /// The terminal that stdout is, with the cursor at the beginning of a line.
+    /// For the terminal that stdout is, with the cursor at the beginning of a line.
     pub fn stdout() -> Self {
         let columns = terminal_size::terminal_size().map_or(DEFAULT_COLUMNS, |(width, _)| width.0.into());
         Self::new(columns, !no_colour())
@@ -74,24 +77,25 @@ impl Screen {
         Self { wrap: Wrap::new(columns), markdown: Markdown::default(), colours }
     }
 
-    /// More of the answer. The text is held back while it may be the beginning of a mark of Markdown.
+    /// Adds text of the answer. It is held back while it may be the beginning of a mark of Markdown.
     pub fn text(&mut self, text: &str) -> String {
         let pieces = self.markdown.push(&safe_lines(text));
         self.draw(&pieces)
     }
 
-    /// More of the thoughts before the answer.
+    /// Adds text of the thoughts before the answer.
     pub fn thought(&mut self, text: &str) -> String {
-        self.draw(&[(Style::Thought, safe_lines(text))])
+        self.draw(&[(TextStyle::Thought, safe_lines(text))])
     }
 
-    /// The end of the thoughts or of the answer: what was held back, and the terminal's own style.
+    /// Ends the thoughts or the answer: returns the text that was held back, and resets the style.
     pub fn end(&mut self) -> String {
         let pieces = self.markdown.finish();
-        self.draw(&pieces) + &self.wrap.style(if self.colours { Some(Style::Plain) } else { None })
+        self.draw(&pieces) + &self.wrap.style(if self.colours { Some(TextStyle::Plain) } else { None })
     }
 
-    fn draw(&mut self, pieces: &[(Style, String)]) -> String {
+    /// Draws pieces of text.
+    fn draw(&mut self, pieces: &[(TextStyle, String)]) -> String {
         let mut out = String::new();
         for (style, text) in pieces {
             out += &self.wrap.style(self.colours.then_some(*style));
@@ -101,7 +105,7 @@ impl Screen {
     }
 }
 
-/// `text` in faint letters where colours are wanted.
+/// `text` in faint letters, unless the user wants no colours.
 pub fn faint(text: &str) -> String {
     if no_colour() { text.to_owned() } else { format!("{FAINT}{text}{RESET}") }
 }
@@ -115,7 +119,7 @@ fn no_colour() -> bool {
 mod tests {
     use super::*;
 
-    /// What a terminal of `columns` shows after `bytes`: rows of characters, with the sequences that are used here.
+    /// The rows that a terminal of `columns` columns shows after `bytes`. It knows the sequences that are used here.
     fn shown(bytes: &str, columns: usize) -> String {
         let (mut rows, mut column) = (vec![Vec::new()], 0);
         let mut chars = bytes.chars().peekable();
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn styles_are_those_of_the_text_and_end_with_it() {
+    fn styles_end_with_the_text() {
         assert_eq!(drawn("a **b** c", 80, 1), format!("a {RESET}{BOLD}**b**{RESET} c"));
         assert_eq!(drawn("`a` b", 80, 1), format!("{RESET}{CYAN}`a`{RESET} b"));
         assert_eq!(drawn("# A\nb", 80, 1), format!("{RESET}{BOLD}# A{RESET}\nb"));

@@ -1,40 +1,44 @@
-//! Words that go to the next line where they do not fit into this one.
+//! Breaks lines between words at the edge of a terminal.
 
 use unicode_width::UnicodeWidthChar;
 
-use super::{RESET, Style};
+use super::{RESET, TextStyle};
 
-/// Columns from one tab stop to the next.
+/// The number of columns from one tab stop to the next.
 const TAB: usize = 8;
 
-/// Follows the cursor. A word is written as it comes; where it reaches the edge it is erased and written again in the next line.
+/// Follows the cursor. A word is written while it arrives; if it reaches the edge it is erased and written again in the next
+/// line.
 pub struct Wrap {
-    /// Columns that are used: without the last one, where terminals differ in what the cursor does.
+    /// The columns that are used: all but the last one, in which terminals move the cursor differently.
     columns: usize,
+    /// The column of the cursor.
     column: usize,
-    style: Style,
+    /// The present style.
+    style: TextStyle,
     /// The word before the cursor, with the sequences of its styles.
     word: String,
+    /// The width of the word.
     word_columns: usize,
-    /// The word is longer than a line and stays where it is.
+    /// Whether the word is longer than a line, so that it stays where it is.
     is_long: bool,
 }
 
 impl Wrap {
-    /// Lines of a terminal with `columns`, the cursor at the beginning of one.
+    /// A terminal with `columns` columns, the cursor at the beginning of a line.
     pub fn new(columns: usize) -> Self {
         Self {
             columns: columns.saturating_sub(1).max(1),
             column: 0,
-            style: Style::Plain,
+            style: TextStyle::Plain,
             word: String::new(),
             word_columns: 0,
             is_long: false,
         }
     }
 
-    /// Goes on in `style`; none: without styles.
-    pub fn style(&mut self, style: Option<Style>) -> String {
+    /// Sets the style and returns the sequence for it. `None`: styles are not drawn.
+    pub fn style(&mut self, style: Option<TextStyle>) -> String {
         let Some(style) = style.filter(|style| style.sequence() != self.style.sequence()) else {
             return String::new();
         };
@@ -44,7 +48,7 @@ impl Wrap {
         sequence
     }
 
-    /// More text; `wraps`: its lines end between words.
+    /// Adds text and returns the bytes to write. `wraps`: lines are broken between words.
     pub fn push(&mut self, text: &str, wraps: bool) -> String {
         let mut out = String::new();
         for c in text.chars() {
@@ -70,9 +74,10 @@ impl Wrap {
         out
     }
 
+    /// Adds a character that is no white space.
     fn put(&mut self, c: char, wraps: bool, out: &mut String) {
         let columns = c.width().unwrap_or(0);
-        // A line may be cut before and after a wide character: scripts that have them put no blanks between words.
+        // Scripts with wide characters have no blanks between words, so a line may be broken at each of them.
         if columns > 1 {
             self.end_word();
         }
@@ -85,7 +90,7 @@ impl Wrap {
                 out.extend(["\n", &self.word]);
                 self.column = self.word_columns;
             } else {
-                // The terminal goes on in the next line by itself, so that a copy has no line break.
+                // The terminal continues in the next line by itself, so that copied text has no line break.
                 self.is_long = true;
                 self.column = self.column.saturating_sub(self.columns + 1);
             }
@@ -99,7 +104,7 @@ impl Wrap {
         }
     }
 
-    /// The next character begins a word.
+    /// Begins a new word.
     fn end_word(&mut self) {
         self.word.clear();
         if self.style.sequence() != "" {

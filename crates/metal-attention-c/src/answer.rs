@@ -1,48 +1,51 @@
-//! Answers to conversations, taken apart.
+//! Answers to conversations, split into thoughts, text and tool calls while they are generated.
 
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use metal_attention_chat::{AnswerEvent, Message, ToolCallParser};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 
 use crate::chat::Chat;
 use crate::pointers::{Out, fill, free, reference};
 use crate::status::{Failure, Status, call};
 
-/// The answer to a conversation, which the library takes apart into thoughts, text and tool calls while it is generated: as the
-/// member `answer` of ma_generate_options. One answer is for one text.
-pub struct Answer(pub(crate) Arc<Mutex<Reading>>);
+/// The answer to a conversation, which the library splits into thoughts, text and tool calls while it is generated. Set it as the
+/// member `answer` of ma_generate_options. An answer is for one generation.
+pub struct Answer(pub(crate) Arc<Mutex<AnswerReader>>);
 
-/// An answer as it is read.
-pub struct Reading {
-    conversation: Arc<Conversation>,
-    /// `None`: the answer is not given to a text.
+/// The reader of an answer.
+pub struct AnswerReader {
+    /// The conversation that is answered.
+    conversation: Arc<RenderedConversation>,
+    /// Splits the text. `None`: the answer does not belong to a generation yet.
     parser: Option<ToolCallParser>,
-    /// There is something of the text.
+    /// Whether some of the text has been read.
     begun: bool,
+    /// The parts so far.
     events: Vec<AnswerEvent>,
 }
 
 impl Answer {
-    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Reading>, Failure> {
+    /// Locks the reader. An error after a panic.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, AnswerReader>, Failure> {
         self.0.lock().map_err(|_| Failure::new(Status::Defect, "an earlier call met a defect: free the answer"))
     }
 
-    /// Gives the answer to a text, and returns the strings that end it; `has_form`: the text has a form of its own. An error where
-    /// it is given to another text.
-    pub(crate) fn give(&self, has_form: bool) -> Result<&'static [&'static str], Failure> {
-        let mut reading = self.lock()?;
-        if reading.parser.is_some() {
+    /// Assigns the answer to a generation, and returns the strings that end its text. `has_form` tells whether a grammar gives the text
+    /// a form that is no tool call. An error if it is assigned already.
+    pub(crate) fn assign(&self, has_form: bool) -> Result<&'static [&'static str], Failure> {
+        let mut reader = self.lock()?;
+        if reader.parser.is_some() {
             return Err(Failure::argument("answer has been given a text already: make one for each text"));
         }
-        reading.parser = Some(reading.conversation.parser(has_form));
-        Ok(reading.conversation.stop_strings())
+        reader.parser = Some(reader.conversation.parser(has_form));
+        Ok(reader.conversation.stop_strings())
     }
 }
 
-impl Reading {
-    /// Takes a token, or a rest of text without one.
+impl AnswerReader {
+    /// Reads the text of a token, or text without one.
     pub fn add(&mut self, id: Option<u32>, text: &str) {
         let Some(parser) = &mut self.parser else { return };
         self.begun = true;
@@ -52,14 +55,14 @@ impl Reading {
         });
     }
 
-    /// The text is over; `is_cut`: it was cut off.
+    /// Ends the text. `is_cut` tells whether it is incomplete.
     pub fn finish(&mut self, is_cut: bool) {
         let Some(parser) = &mut self.parser else { return };
         self.begun = true;
         self.events.extend(if is_cut { parser.cut_off() } else { parser.finish() });
     }
 
-    /// The call failed. Where there is nothing of the text the answer may be given to another one.
+    /// Handles an error of the call. If none of the text has been read, the answer may be assigned to another generation.
     pub fn fail(&mut self) {
         if self.begun {
             self.finish(true);
@@ -69,30 +72,30 @@ impl Reading {
     }
 }
 
-/// Makes an answer to `chat`, to be filled by a call that generates, and writes it to `answer`. It is freed by ma_answer_free.
+/// Makes an empty answer to `chat`, which a call that generates fills, and writes it to `answer`. Free it by ma_answer_free.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here.
+/// Pointers are null or point to what is described here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_answer_new(chat: *const Chat, answer: *mut *mut Answer) -> Status {
     call(|| {
         // SAFETY: as the caller promises.
         let (out, chat) = unsafe { (Out::new(answer, "answer")?, reference(chat, "chat")?) };
-        let reading = Reading { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
-        out.set(Box::into_raw(Box::new(Answer(Arc::new(Mutex::new(reading))))));
+        let reader = AnswerReader { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
+        out.set(Box::into_raw(Box::new(Answer(Arc::new(Mutex::new(reader))))));
         Ok(())
     })
 }
 
-/// Writes the answer, so far as it was generated, to `message`, without a NUL behind it, and its bytes to `length`: OpenAI's message
-/// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation. A call that is not
-/// complete is left out.
+/// Writes the answer, as far as it has been generated, to `message`, without a NUL at its end, and its length in bytes to `length`. It is
+/// OpenAI's message in JSON, with `content`, `reasoning_content` and `tool_calls`, and can be added to the conversation. An incomplete
+/// tool call is left out.
 ///
-/// Where `message` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
-/// `length` what is needed.
+/// If the message is longer than `capacity` (a null `message` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
+/// `length` is written.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `message` to room for `capacity` bytes.
+/// Pointers are null or point to what is described here; `message` to memory for `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_answer_message(
     answer: *const Answer,
@@ -110,10 +113,10 @@ pub unsafe extern "C" fn ma_answer_message(
     })
 }
 
-/// Frees an answer. Null is nothing to free.
+/// Frees an answer. Null is allowed.
 ///
 /// # Safety
-/// `answer` is null or comes from ma_answer_new, and is not used after this by the caller.
+/// `answer` is null or comes from ma_answer_new, and the caller does not use it after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_answer_free(answer: *mut Answer) {
     // SAFETY: as the caller promises.

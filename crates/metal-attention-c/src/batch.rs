@@ -1,4 +1,4 @@
-//! Many texts side by side.
+//! Batches: many sequences that are generated concurrently, by the scheduler's continuous batching.
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,42 +15,47 @@ use crate::pointers::{Out, free, reference, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, c_string, call};
 
-/// A model that is set up to run many texts side by side. Prompts that begin alike share what was computed for them.
+/// A model that generates many sequences at once. Prompts with a common beginning share its KV cache.
 pub struct Batch {
+    /// The model.
     model: metal_attention::Model,
+    /// The scheduler.
     scheduler: Scheduler,
-    /// Texts that the next ma_batch_run runs to their ends.
-    added: Mutex<Vec<Sequence>>,
-    /// Ends ma_batch_run.
+    /// The sequences that the next ma_batch_run finishes.
+    added: Mutex<Vec<BatchSequence>>,
+    /// Ends the ma_batch_run that runs. `None`: none runs.
     running: Mutex<Option<AbortHandle>>,
-    /// Why texts of the last ma_batch_run failed.
+    /// The error messages of the last ma_batch_run, one for each sequence.
     errors: Mutex<Vec<CString>>,
 }
 
-/// A text of a batch.
-struct Sequence {
+/// A sequence of a batch.
+struct BatchSequence {
+    /// The converted arguments, and the callback.
     request: Request,
-    /// `None` once the text is over.
+    /// The scheduler's events. `None`: [`run`] has taken them.
     events: Option<Events>,
+    /// The result so far.
     result: BatchResult,
+    /// The error message. Empty: none.
     error: CString,
 }
 
-/// What came of a text of a batch.
+/// The result of one sequence of a batch.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BatchResult {
-    /// MA_STATUS_OK: it was generated. Else ma_batch_error says why not; `generation` then tells how far it came.
+    /// MA_STATUS_OK: it was generated. Otherwise ma_batch_error has a message, and `generation` is the state at the error.
     pub status: Status,
-    /// Its tokens, and why it ended. `n_cached` is 0 where the caller ended it.
+    /// The numbers of tokens, and the reason why it ended. `n_cached` is 0 if the callback ended it.
     pub generation: Generation,
 }
 
-/// Sets a model up to run up to `n_parallel` texts at once, and writes the batch to `batch`. It is freed by ma_batch_free. Null
-/// `options` are the defaults; `n_ctx` of them is for each text.
+/// Prepares a model to generate up to `n_parallel` sequences at once, and writes the batch to `batch`. Free it by ma_batch_free. Null
+/// `options` stand for the defaults; their `n_ctx` is that of each sequence.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here.
+/// Pointers are null or point to what is described here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_batch_new(
     model: *const Model,
@@ -64,7 +69,7 @@ pub unsafe extern "C" fn ma_batch_new(
         // SAFETY: as the caller promises.
         let engine = unsafe { ContextOptions::engine_of(options) }?;
         let model = model.inner.clone();
-        // Texts wait for places, and are not refused.
+        // The queue is unlimited: sequences wait for a slot and are never refused.
         let options = SchedulerOptions { n_parallel, n_queue: usize::MAX, ..Default::default() };
         let pass = model.forward_pass(&options.engine(&model, &engine))?;
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options)?;
@@ -79,12 +84,12 @@ pub unsafe extern "C" fn ma_batch_new(
     })
 }
 
-/// Adds a text to the batch: it continues the tokens of `prompt`, as with ma_generate. Its number among those that the next
-/// ma_batch_run runs is written to `index`, where that is not null. `on_token` is called by ma_batch_run, in its thread.
+/// Adds a sequence to the batch, which continues the tokens of `prompt`, with the arguments of ma_generate. Its index in the results of
+/// the next ma_batch_run is written to `index`, unless that is null. `on_token` is called by ma_batch_run, in its thread.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type, and may
-/// be called with `user` in the thread of ma_batch_run, until that returns.
+/// Pointers are null or point to what is described here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type, and
+/// may be called with `user` in the thread of ma_batch_run, until that returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_batch_add(
     batch: *const Batch,
@@ -111,23 +116,23 @@ pub unsafe extern "C" fn ma_batch_add(
             // SAFETY: as the caller promises.
             unsafe { Out::new(index, "index") }?.set(added.len());
         }
-        added.push(Sequence { request, events, result, error: CANCELLED.into() });
+        added.push(BatchSequence { request, events, result, error: CANCELLED.into() });
         Ok(())
     })
 }
 
-/// Why a text was not generated that ma_batch_cancel ended.
+/// The error of a sequence that ma_batch_cancel ended.
 const CANCELLED: &std::ffi::CStr = c"the batch was cancelled";
 
-/// Runs all texts that were added to their ends, and writes what came of each to `results`, in the order in which they were added,
-/// and how many there are to `n`. The batch is then empty, and can be filled again.
+/// Generates all sequences that were added, writes the result of each to `results`, in the order in which they were added, and their
+/// number to `n`. The batch is then empty and can be filled again.
 ///
-/// A text that fails does not hold the others up: its result says so. Where `results` has room for too few (`capacity`; null has room
-/// for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and the texts stay. After ma_batch_cancel it is MA_STATUS_CANCELLED, and
-/// `results` are written nevertheless. While another ma_batch_run goes on, it is MA_STATUS_BUSY.
+/// An error of one sequence does not affect the others; its result has the status. If there are more sequences than `capacity` (null
+/// `results` have room for none), the call returns MA_STATUS_BUFFER_TOO_SMALL and the sequences remain. After ma_batch_cancel it
+/// returns MA_STATUS_CANCELLED and `results` are written nevertheless. While another ma_batch_run runs, it returns MA_STATUS_BUSY.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `results` to room for `capacity` of them.
+/// Pointers are null or point to what is described here; `results` to memory for `capacity` of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_batch_run(
     batch: *const Batch,
@@ -153,21 +158,21 @@ pub unsafe extern "C" fn ma_batch_run(
             *running = Some(handle.clone());
             std::mem::take(&mut *added)
         };
-        let all_over = pollster::block_on(Abortable::new(run(&mut sequences, &handle), registration));
+        let finished = pollster::block_on(Abortable::new(run(&mut sequences, &handle), registration));
         *lock(&batch.running) = None;
         let all: Vec<_> = sequences.iter().map(|sequence| sequence.result).collect();
         *lock(&batch.errors) = sequences.into_iter().map(|sequence| sequence.error).collect();
-        // SAFETY: as the caller promises; there is room, as was seen above.
+        // SAFETY: as the caller promises; the capacity was checked above.
         unsafe { crate::pointers::fill(&all, results, capacity, &n) }?;
-        match all_over {
+        match finished {
             Ok(true) => Ok(()),
             Ok(false) | Err(_) => Err(Failure::new(Status::Cancelled, "the batch was cancelled")),
         }
     })
 }
 
-/// Tells each text of its events, as they come, until all are over, or `handle` ends it; whether all are over.
-async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
+/// Handles the events of all sequences until all are over, or `handle` is aborted. Returns whether all are over.
+async fn run(sequences: &mut [BatchSequence], handle: &AbortHandle) -> bool {
     let next = |i: usize, mut events: Events| async move {
         let event = events.recv().await;
         (i, events, event)
@@ -175,10 +180,10 @@ async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
     let begun = sequences.iter_mut().enumerate().filter_map(|(i, sequence)| Some(next(i, sequence.events.take()?)));
     let mut waiting: FuturesUnordered<_> = begun.collect();
     while let Some((i, events, event)) = waiting.next().await {
-        if event.is_some_and(|event| sequences[i].take(event)) {
+        if event.is_some_and(|event| sequences[i].handle_event(event)) {
             waiting.push(next(i, events));
         }
-        // Events that are there already come without a pause in which the future would be ended.
+        // Events that are there already are received without a pause in which the future could be aborted.
         if handle.is_aborted() {
             break;
         }
@@ -186,18 +191,18 @@ async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
     waiting.is_empty()
 }
 
-impl Sequence {
-    /// Takes an event; whether there are more.
-    fn take(&mut self, event: Event) -> bool {
+impl BatchSequence {
+    /// Handles an event. Returns whether there are more.
+    fn handle_event(&mut self, event: Event) -> bool {
         match event {
             Event::Prompt(_) => true,
             Event::Token { id, text, logprobs: _ } => {
                 self.result.generation.n_generated += 1;
-                let goes_on = self.request.on_token(id, text);
-                if !goes_on {
+                let wants_more = self.request.on_token(id, text);
+                if !wants_more {
                     self.end(Ok(StopReason::Callback));
                 }
-                goes_on
+                wants_more
             }
             Event::Done { reason, text, usage, .. } => {
                 if !text.is_empty() {
@@ -214,7 +219,7 @@ impl Sequence {
         }
     }
 
-    /// The text is over.
+    /// Ends the sequence with a reason or an error.
     fn end(&mut self, outcome: Result<StopReason, Failure>) {
         match outcome {
             Ok(reason) => {
@@ -231,6 +236,7 @@ impl Sequence {
     }
 }
 
+/// The reason why a sequence ended, or an error if it was cancelled.
 fn stop_reason(reason: FinishReason) -> Result<StopReason, Failure> {
     match reason {
         FinishReason::EndOfText => Ok(StopReason::EndOfGeneration),
@@ -243,8 +249,8 @@ fn stop_reason(reason: FinishReason) -> Result<StopReason, Failure> {
     }
 }
 
-/// Why text `index` of the last ma_batch_run failed: one line of UTF-8, empty where it did not, or where there was none. It stays as
-/// it is until the next ma_batch_run or ma_batch_free.
+/// The error of the sequence `index` of the last ma_batch_run: one line of UTF-8, empty if it has none, or if there is no such
+/// sequence. It is valid until the next ma_batch_run or ma_batch_free.
 ///
 /// # Safety
 /// `batch` is null or a batch.
@@ -255,7 +261,7 @@ pub unsafe extern "C" fn ma_batch_error(batch: *const Batch, index: usize) -> *c
     batch.and_then(|batch| lock(&batch.errors).get(index).map(|error| error.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
-/// Ends the ma_batch_run that goes on, from another thread or from a callback: texts that are not over are MA_STATUS_CANCELLED.
+/// Ends the ma_batch_run that runs, from another thread or from a callback: sequences that are not over are MA_STATUS_CANCELLED.
 ///
 /// # Safety
 /// `batch` is null or a batch.
@@ -267,7 +273,7 @@ pub unsafe extern "C" fn ma_batch_cancel(batch: *const Batch) {
     }
 }
 
-/// Frees a batch, and cancels its texts. Null is nothing to free.
+/// Frees a batch and cancels its sequences. Null is allowed.
 ///
 /// # Safety
 /// `batch` is null or comes from ma_batch_new; no call uses it, now or after this.
@@ -277,7 +283,7 @@ pub unsafe extern "C" fn ma_batch_free(batch: *mut Batch) {
     unsafe { free(batch) }
 }
 
-/// What is behind a lock is replaced as a whole: a panic elsewhere leaves it as it was.
+/// Locks a mutex, even if it is poisoned: its value is only ever replaced as a whole, so a panic leaves it valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

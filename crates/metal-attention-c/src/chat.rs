@@ -1,10 +1,10 @@
-//! Conversations as prompts.
+//! Conversations, rendered as prompts by the chat template.
 
 use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -12,28 +12,30 @@ use crate::model::{MA_NUL_TERMINATED, Model};
 use crate::pointers::{Out, check_struct, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
-/// A conversation as the model's chat template has rendered it. Any number of threads may use one at once.
-pub struct Chat(pub(crate) Arc<Conversation>);
+/// A conversation, rendered by the model's chat template. Any number of threads may use it at once.
+pub struct Chat(pub(crate) Arc<RenderedConversation>);
 
-/// How a conversation is rendered. ma_chat_options_default sets all members.
+/// The settings for rendering a conversation. ma_chat_options_default sets all members.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ChatOptions {
-    /// Bytes of this struct.
+    /// The size of this struct in bytes.
     pub size: usize,
-    /// The functions that the answer may call: a JSON list of OpenAI's tools, with a NUL at the end. Null: none.
+    /// The functions that the model may call: a JSON list of OpenAI's tools, with a NUL at its end. Null: none.
     pub tools: *const c_char,
-    /// Variables of the template, such as {"enable_thinking": false}: a JSON object, with a NUL at the end. Null: none.
+    /// Variables of the template, such as {"enable_thinking": false}: a JSON object, with a NUL at its end. Null: none.
     pub variables: *const c_char,
-    /// Another template than the model's, in Jinja, with a NUL at the end. Null: the model's, or where it has none lines of "User:".
+    /// A template in Jinja that replaces the model's, with a NUL at its end. Null: the model's; for a model without one, lines that begin
+    /// with "User:".
     pub chat_template: *const c_char,
-    /// Not 0: the prompt ends with what begins an answer.
+    /// Not 0: the prompt ends with the beginning of an answer.
     pub add_generation_prompt: i32,
-    /// Not 0: the answer goes on with the last message, which is the assistant's.
+    /// Not 0: the answer continues the last message, which is the assistant's.
     pub continue_final_message: i32,
 }
 
 impl ChatOptions {
+    /// The defaults.
     fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -49,7 +51,7 @@ impl ChatOptions {
 /// Sets all members of `options`; `size` is sizeof(ma_chat_options).
 ///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_chat_options_default(options: *mut ChatOptions, size: usize) -> Status {
     call(|| {
@@ -61,13 +63,13 @@ pub unsafe extern "C" fn ma_chat_options_default(options: *mut ChatOptions, size
     })
 }
 
-/// Renders a conversation through the model's chat template, and writes it to `chat`. It is freed by ma_chat_free.
+/// Renders a conversation by the model's chat template, and writes it to `chat`. Free it by ma_chat_free.
 ///
 /// `messages` is a JSON list of OpenAI's messages, such as [{"role": "user", "content": "Hello!"}]; its `length` is in bytes, or
-/// MA_NUL_TERMINATED. Null `options` are the defaults. The spelling of a control token in a message stays text.
+/// MA_NUL_TERMINATED. Null `options` stand for the defaults. Names of control tokens within messages remain text.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `messages` to `length` bytes.
+/// Pointers are null or point to what is described here; `messages` to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_chat_new(
     model: *const Model,
@@ -91,8 +93,10 @@ pub unsafe extern "C" fn ma_chat_new(
     })
 }
 
+/// Renders `messages`, a JSON list.
+///
 /// # Safety
-/// The texts of `options` are null or end with a NUL.
+/// The strings of `options` are null or end with a NUL.
 unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result<Chat, Failure> {
     let optional = |pointer: *const c_char, name| {
         if pointer.is_null() {
@@ -117,12 +121,12 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
         ..Default::default()
     };
     let continued = options.continue_final_message != 0;
-    let conversation = Conversation::render(template, &tokenizer, &request, continued)
+    let conversation = RenderedConversation::render(template, &tokenizer, &request, continued)
         .map_err(|error| Failure::argument(error.to_string()))?;
     Ok(Chat(Arc::new(conversation)))
 }
 
-/// Reads JSON; `name` names it in errors.
+/// Parses JSON; errors call it `name`.
 pub fn json<T: DeserializeOwned>(json: &str, name: &str) -> Result<T, Failure> {
     serde_json::from_str(json).map_err(|error| Failure::argument(format!("{name}: {error}")))
 }
@@ -133,7 +137,7 @@ impl From<TemplateError> for Failure {
     }
 }
 
-/// Frees a conversation. Grammars and answers that were made of it stay. Null is nothing to free.
+/// Frees a conversation. Grammars and answers that were made of it can still be used. Null is allowed.
 ///
 /// # Safety
 /// `chat` is null or comes from ma_chat_new, and is not used after this.
@@ -143,13 +147,14 @@ pub unsafe extern "C" fn ma_chat_free(chat: *mut Chat) {
     unsafe { free(chat) }
 }
 
-/// Writes the text of the prompt to `text`, without a NUL behind it, and its bytes to `length`.
+/// Writes the text of the prompt to `text`, without a NUL at its end, and its length in bytes to `length`.
 ///
-/// Where `text` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
-/// `length` what is needed. The model is given the ids of ma_chat_tokens, where the spelling of a control token in a message is text.
+/// If the text is longer than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
+/// `length` is written. Generate from the tokens of ma_chat_tokens, not from this text: in them the names of control tokens within
+/// messages are text.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `text` to room for `capacity` bytes.
+/// Pointers are null or point to what is described here; `text` to memory for `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_chat_prompt(
     chat: *const Chat,
@@ -165,13 +170,13 @@ pub unsafe extern "C" fn ma_chat_prompt(
     })
 }
 
-/// Writes the tokens of the prompt to `ids`, and how many there are to `n_ids`.
+/// Writes the tokens of the prompt to `ids`, and their number to `n_ids`.
 ///
-/// Where `ids` has room for too few (`capacity`; null has room for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and `n_ids` how
-/// many are needed.
+/// If there are more tokens than `capacity` (a null `ids` has room for none), the result is MA_STATUS_BUFFER_TOO_SMALL and only
+/// `n_ids` is written.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `ids` to room for `capacity` of them.
+/// Pointers are null or point to what is described here; `ids` to memory for `capacity` ids.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_chat_tokens(
     chat: *const Chat,

@@ -1,4 +1,4 @@
-//! Where a model runs, and the text that it is at.
+//! Contexts: a model on its device, with the KV cache of one sequence.
 
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -9,15 +9,17 @@ use crate::model::{MA_NUL_TERMINATED, Model};
 use crate::pointers::{Out, check_struct, free, options, reference, text};
 use crate::status::{Failure, Status, call};
 
-/// A model that is set up to run, with room for one text at a time. Threads take turns: a call while another one runs is
-/// MA_STATUS_BUSY.
+/// A model on its device, with the KV cache of one sequence at a time. It may be used by one call at a time: a call while another
+/// one runs returns MA_STATUS_BUSY.
 pub struct Context {
+    /// The forward pass and the sequence.
     generator: Mutex<Generator>,
+    /// Cancels the call that runs.
     watch: Watch,
 }
 
 impl Context {
-    /// The generator, for one call.
+    /// Locks the generator for one call, and clears an earlier cancellation. An error if another call runs.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Generator>, Failure> {
         match self.generator.try_lock() {
             Ok(generator) => {
@@ -35,35 +37,36 @@ impl Context {
     }
 }
 
-/// How a model is set up to run. ma_context_options_default sets all members.
+/// The settings of a context. ma_context_options_default sets all members.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ContextOptions {
-    /// Bytes of this struct.
+    /// The size of this struct in bytes.
     pub size: usize,
-    /// What runs the model: "auto", "cpu", "cuda", "cuda:1", "wgpu", "wgpu:1" by index, "wgpu:NAME". Null: "auto", a GPU with room
-    /// for it, through CUDA where that can be, else the CPU.
+    /// The device: "auto", "cpu", "cuda", "cuda:1", "wgpu", "wgpu:1" by index, "wgpu:NAME". Null: "auto", a GPU in which the model
+    /// fits, preferably through CUDA, else the CPU.
     pub device: *const c_char,
-    /// Tokens that a text has room for. 0: as many as the model was trained with, at most 4096.
+    /// The length of the context in tokens. 0: as long as the model was trained with, at most 4096.
     pub n_ctx: usize,
-    /// Threads that compute on the CPU. 0: one for each physical core.
+    /// The number of threads that compute on the CPU. 0: one for each physical core.
     pub n_threads: usize,
-    /// Most tokens of a prompt that go through the layers at once. 0: as many as suit the device.
+    /// The largest number of tokens of a micro-batch, which go through the layers at once. 0: the device's default.
     pub n_ubatch: usize,
-    /// Not 0: compute in F32 throughout, which is slower and as exact as the weights allow.
+    /// Not 0: compute in F32 throughout, which is slower and more exact.
     pub exact: i32,
 }
 
 impl ContextOptions {
+    /// The defaults.
     fn new() -> Self {
         let size = size_of::<Self>();
         Self { size, device: std::ptr::null(), n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0 }
     }
 
-    /// The engine's options of `options`, whose null pointer is the defaults.
+    /// The engine's options for `options`; a null pointer stands for the defaults.
     ///
     /// # Safety
-    /// `options` is null or leads to options whose `device` is null or ends with a NUL.
+    /// `options` is null or points to options whose `device` is null or ends with a NUL.
     pub(crate) unsafe fn engine_of(options: *const Self) -> Result<EngineOptions, Failure> {
         // SAFETY: as the caller promises.
         let options = unsafe { crate::context::options(options, "context_options") }?;
@@ -71,6 +74,8 @@ impl ContextOptions {
         unsafe { options.unwrap_or(&Self::new()).engine() }
     }
 
+    /// The engine's options.
+    ///
     /// # Safety
     /// `device` is null or ends with a NUL.
     unsafe fn engine(&self) -> Result<EngineOptions, Failure> {
@@ -96,7 +101,7 @@ impl ContextOptions {
 /// Sets all members of `options`; `size` is sizeof(ma_context_options).
 ///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_context_options_default(options: *mut ContextOptions, size: usize) -> Status {
     call(|| {
@@ -108,14 +113,13 @@ pub unsafe extern "C" fn ma_context_options_default(options: *mut ContextOptions
     })
 }
 
-/// Sets a model up to run and writes the context to `context`. It is freed by ma_context_free. Null `options` are the
+/// Prepares a model to run and writes the context to `context`. Free it by ma_context_free. Null `options` stand for the
 /// defaults.
 ///
-/// This takes a moment for a large model: weights are brought into the form that the device computes with, and the KV
-/// cache is allocated.
+/// This takes a moment for a large model: weights are repacked for the device, and the KV cache is allocated.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here.
+/// Pointers are null or point to what is described here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_context_new(
     model: *const Model,
@@ -134,7 +138,7 @@ pub unsafe extern "C" fn ma_context_new(
     })
 }
 
-/// Frees a context. Null is nothing to free.
+/// Frees a context. Null is allowed.
 ///
 /// # Safety
 /// `context` is null or comes from ma_context_new; no call uses it, now or after this.
@@ -144,7 +148,8 @@ pub unsafe extern "C" fn ma_context_free(context: *mut Context) {
     unsafe { free(context) }
 }
 
-/// Tokens that a text has room for, its prompt included; 0 for a null pointer, and while another call runs.
+/// The length of the context in tokens, for prompt and generated text together; 0 for a null pointer, and while another call
+/// runs.
 ///
 /// # Safety
 /// `context` is null or a context.
@@ -157,8 +162,8 @@ pub unsafe extern "C" fn ma_context_n_ctx(context: *const Context) -> usize {
         .map_or(0, |generator| generator.forward_pass().n_ctx())
 }
 
-/// Ends the call that runs on the context, from another thread: it returns MA_STATUS_CANCELLED within moments. Calls that
-/// begin after this are not concerned.
+/// Cancels the call that runs on the context, from another thread: it soon returns MA_STATUS_CANCELLED. Calls that begin later
+/// are not affected.
 ///
 /// # Safety
 /// `context` is null or a context.

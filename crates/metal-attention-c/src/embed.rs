@@ -1,4 +1,4 @@
-//! Texts as vectors.
+//! Embeddings of texts.
 
 use std::ffi::c_char;
 
@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::pointers::{Out, fill, reference};
 use crate::status::{Failure, Status, call};
 
-/// Elements of the vectors that ma_embed makes; 0 for a null pointer.
+/// The number of elements of the embeddings of ma_embed; 0 for a null pointer.
 ///
 /// # Safety
 /// `model` is null or a model.
@@ -22,14 +22,14 @@ pub unsafe extern "C" fn ma_model_n_embedding(model: *const Model) -> usize {
     spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
 }
 
-/// Writes the embedding of a text to `embedding`, and its elements to `n`: the states of its tokens, pooled as the model's file
-/// says, of length 1. `length` is in bytes, or MA_NUL_TERMINATED. The text that the context was at is forgotten.
+/// Writes the embedding of a text to `embedding`, and its number of elements to `n`: the hidden states of its tokens, pooled in the
+/// way that the model's file gives, with length 1. `length` is in bytes, or MA_NUL_TERMINATED. The context's sequence is discarded.
 ///
-/// Where `embedding` has room for too few (`capacity`) the result is MA_STATUS_BUFFER_TOO_SMALL; ma_model_n_embedding says how
-/// many there will be.
+/// If there are more elements than `capacity`, the result is MA_STATUS_BUFFER_TOO_SMALL and only `n` is written; ma_model_n_embedding
+/// returns their number.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `text` to `length` bytes, `embedding` to room for `capacity` elements.
+/// Pointers are null or point to what is described here; `text` to `length` bytes, `embedding` to memory for `capacity` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_embed(
     context: *const Context,

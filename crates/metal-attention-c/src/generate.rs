@@ -1,4 +1,4 @@
-//! Texts, token by token.
+//! Generation: continues a prompt token by token.
 
 use std::ffi::{c_char, c_void};
 use std::ops::ControlFlow;
@@ -7,44 +7,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Constraint, Generator};
 
-use crate::answer::{Answer, Reading};
+use crate::answer::{Answer, AnswerReader};
 use crate::context::Context;
 use crate::grammar::Grammar;
 use crate::model::check_ids;
-use crate::pointers::{Out, check_struct, options, reference, text, texts, values};
+use crate::pointers::{Out, check_struct, options, reference, strings, text, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, call};
 
-/// In the place of a token's id: the rest of a text, which was held back, without a token of its own.
+/// The id of text without a token: the rest of a text, which was held back until its end.
 pub const MA_NO_TOKEN: u32 = u32::MAX;
 
-/// When a text ends, and what it must look like. ma_generate_options_default sets all members.
+/// The end and the form of the generated text. ma_generate_options_default sets all members.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct GenerateOptions {
-    /// Bytes of this struct.
+    /// The size of this struct in bytes.
     pub size: usize,
-    /// Most tokens; SIZE_MAX: until the model ends the text, or the context is full.
+    /// The largest number of tokens to generate; SIZE_MAX: until the model ends the text, or the context is full.
     pub max_tokens: usize,
-    /// Strings that end the text, each of which ends with a NUL; they are not part of it.
+    /// Strings that end the text; each ends with a NUL. They are not part of the text.
     pub stop: *const *const c_char,
-    /// How many.
+    /// The number of these strings.
     pub n_stop: usize,
-    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    /// Ids of tokens that end the text, in addition to those of the vocabulary. They are not part of the text.
     pub stop_ids: *const u32,
-    /// How many.
+    /// The number of these ids.
     pub n_stop_ids: usize,
-    /// The least number of tokens before one that ends the text may be chosen.
+    /// The number of tokens before which no token that ends the text is chosen.
     pub min_tokens: usize,
-    /// Not 0: never choose a token with which the vocabulary ends a text.
+    /// Not 0: never choose a token by which the vocabulary ends a text.
     pub ignore_eos: i32,
-    /// What the text must look like; null: nothing in particular.
+    /// The grammar that the text follows. Null: the text is not constrained.
     pub grammar: *const Grammar,
-    /// Is given the text, which answers its conversation, and takes it apart; null: nothing does. It need not outlive the call.
+    /// The answer that reads the text, which answers its conversation. Null: none. It may be freed before the call is over.
     pub answer: *const Answer,
 }
 
 impl GenerateOptions {
+    /// The defaults.
     fn new() -> Self {
         let size = size_of::<Self>();
         Self {
@@ -61,13 +62,16 @@ impl GenerateOptions {
         }
     }
 
+    /// The options of the library.
+    ///
     /// # Safety
-    /// `stop` is null or leads to `n_stop` strings, each of which is null or ends with a NUL; `stop_ids` is null or leads to `n_stop_ids` ids.
+    /// `stop` is null or points to `n_stop` strings, each of which is null or ends with a NUL; `stop_ids` is null or points to
+    /// `n_stop_ids` ids.
     unsafe fn options(&self) -> Result<metal_attention::GenerateOptions, Failure> {
-        // SAFETY: there are so many.
+        // SAFETY: as the caller promises.
         let stop_ids = unsafe { values(self.stop_ids, self.n_stop_ids, "stop_ids") }?;
-        // SAFETY: there are so many, and each ends with a NUL.
-        let stop = unsafe { texts(self.stop, self.n_stop, "stop") }?;
+        // SAFETY: as the caller promises.
+        let stop = unsafe { strings(self.stop, self.n_stop, "stop") }?;
         Ok(metal_attention::GenerateOptions {
             n_predict: Some(self.max_tokens).filter(|&n| n < usize::MAX),
             stop,
@@ -78,41 +82,41 @@ impl GenerateOptions {
     }
 }
 
-/// A token that was generated. It is there for as long as the function that is told of it runs.
+/// A generated token. It is valid until the callback returns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Token {
-    /// Its number in the vocabulary, or MA_NO_TOKEN.
+    /// The token's id, or MA_NO_TOKEN.
     pub id: u32,
-    /// What can be shown of the text now, in UTF-8, with a NUL behind it: whole characters, and nothing that may turn out to
-    /// be the start of a stop string. May be empty.
+    /// The text that became final by this token, in UTF-8, with a NUL at its end: whole characters, and nothing that may be the
+    /// beginning of a stop string. May be empty.
     pub text: *const c_char,
-    /// Its bytes, without the NUL behind it.
+    /// Its length in bytes, without the NUL.
     pub length: usize,
 }
 
-/// Is told of each token, with what the caller gave as `user`. Where it returns anything but 0 the text ends. It must not
-/// leave by an exception or longjmp.
+/// The callback for each token; `user` is the caller's argument. Any result but 0 ends the text. It must not leave by an
+/// exception or longjmp.
 pub type OnToken = Option<unsafe extern "C" fn(token: *const Token, user: *mut c_void) -> i32>;
 
-/// Why a text ended.
+/// The reason why a text ended.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// The model ended it.
     EndOfGeneration = 0,
-    /// As many tokens as were asked for.
+    /// max_tokens were generated.
     Length = 1,
-    /// One of the stop strings.
+    /// A stop string was generated.
     StopString = 2,
-    /// No room in the context.
+    /// The context is full.
     ContextFull = 3,
-    /// The function that is told of tokens wanted no more.
+    /// The callback ended it.
     Callback = 4,
 }
 
 impl StopReason {
-    /// Whether the text was cut off.
+    /// Whether the text is incomplete.
     fn is_cut(self) -> bool {
         match self {
             Self::EndOfGeneration | Self::StopString => false,
@@ -121,24 +125,24 @@ impl StopReason {
     }
 }
 
-/// What came of a call that generates.
+/// The result of a generation.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Generation {
-    /// Tokens of the prompt.
+    /// The number of tokens of the prompt.
     pub n_prompt: usize,
-    /// Those of them that the context still held, and that were not computed again.
+    /// The number of those that were still in the KV cache and were not evaluated again.
     pub n_cached: usize,
-    /// Tokens that were generated.
+    /// The number of generated tokens.
     pub n_generated: usize,
-    /// Why the text ended.
+    /// The reason why the text ended.
     pub stop_reason: StopReason,
 }
 
 /// Sets all members of `options`; `size` is sizeof(ma_generate_options).
 ///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_generate_options_default(options: *mut GenerateOptions, size: usize) -> Status {
     call(|| {
@@ -150,14 +154,14 @@ pub unsafe extern "C" fn ma_generate_options_default(options: *mut GenerateOptio
     })
 }
 
-/// Continues the tokens of `prompt`, those that the model wants around a text included (see ma_tokenize), and tells `on_token`
-/// of each new one. What the context still holds of the prompt is not computed again.
+/// Continues the tokens of `prompt`, which include those that the model expects around a text (see ma_tokenize), and calls `on_token`
+/// for each new one. Tokens of the prompt that are still in the KV cache are not evaluated again.
 ///
-/// Null `sampling` is what the model's file recommends, null `options` the defaults; null `on_token` tells nobody, null
-/// `generation` is not written to. A call that fails on its way has told of the tokens before.
+/// Null `sampling` stands for the values that the model's file recommends, null `options` for the defaults; `on_token` and
+/// `generation` may be null. Before a call fails, `on_token` may have been called for some tokens.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type.
+/// Pointers are null or point to what is described here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_generate(
     context: *const Context,
@@ -177,15 +181,15 @@ pub unsafe extern "C" fn ma_generate(
         let mut generator = context.lock()?;
         let done = request.run(&mut generator, prompt)?;
         // SAFETY: as the caller promises.
-        unsafe { tell(done, generation) }
+        unsafe { write_generation(done, generation) }
     })
 }
 
-/// As ma_generate, of a text: its `length` is in bytes, or MA_NUL_TERMINATED. The tokens that the model wants around a text are
-/// added.
+/// Like ma_generate, with a text as prompt: its `length` is in bytes, or MA_NUL_TERMINATED. The tokens that the model expects around
+/// a text are added.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `prompt` to `length` bytes. `on_token` is null or a function of its type.
+/// Pointers are null or point to what is described here; `prompt` to `length` bytes. `on_token` is null or a function of its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_complete(
     context: *const Context,
@@ -207,15 +211,15 @@ pub unsafe extern "C" fn ma_complete(
         let ids = tokenizer.encode(prompt, EncodeOptions { add_special: true, parse_special: false });
         let done = request.run(&mut generator, &ids)?;
         // SAFETY: as the caller promises.
-        unsafe { tell(done, generation) }
+        unsafe { write_generation(done, generation) }
     })
 }
 
-/// Writes what came of a call to where the caller wants it, if anywhere.
+/// Writes the result of a call to `to`, if it is not null.
 ///
 /// # Safety
-/// `to` is null or leads to room for it.
-unsafe fn tell(done: Generation, to: *mut Generation) -> Result<(), Failure> {
+/// `to` is null or points to memory for it.
+unsafe fn write_generation(done: Generation, to: *mut Generation) -> Result<(), Failure> {
     if !to.is_null() {
         // SAFETY: as the caller promises.
         unsafe { Out::new(to, "generation") }?.set(done);
@@ -223,27 +227,33 @@ unsafe fn tell(done: Generation, to: *mut Generation) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a call asks for.
+/// The arguments of one generation, converted.
 pub struct Request {
-    /// `None`: as the model's file recommends.
+    /// The sampler's options. `None`: those that the model's file recommends.
     sampling: Option<metal_attention::sampling::SamplerOptions>,
+    /// The options of the generation.
     options: metal_attention::GenerateOptions,
+    /// The constraint of the grammar.
     constraint: Option<Box<dyn Constraint>>,
-    /// Tokens of the vocabulary that the constraint is for.
+    /// The size of the vocabulary that the grammar is compiled for.
     n_vocab: Option<usize>,
-    /// What reads the text as the answer to a conversation, until the text is over.
-    answer: Option<Arc<Mutex<Reading>>>,
+    /// The reader of the answer, until the text is over.
+    answer: Option<Arc<Mutex<AnswerReader>>>,
+    /// The caller's callback.
     on_token: OnToken,
+    /// The argument of the callback.
     user: *mut c_void,
 }
 
-// SAFETY: ma_batch_add is promised that `on_token` may be called with `user` in the thread of ma_batch_run; elsewhere a request
-// stays in its thread.
+// SAFETY: ma_batch_add is promised that `on_token` may be called with `user` in the thread of ma_batch_run; other requests stay
+// in their thread.
 unsafe impl Send for Request {}
 
 impl Request {
+    /// Converts the arguments. Assigns the answer, if there is one, to this generation.
+    ///
     /// # Safety
-    /// Pointers are null or lead to what they are said to. `on_token` may be called with `user`.
+    /// Pointers are null or point to what their types say. `on_token` may be called with `user`.
     pub unsafe fn new(
         sampling: *const SamplingOptions,
         options: *const GenerateOptions,
@@ -266,14 +276,14 @@ impl Request {
         if let Some(answer) = answer {
             options
                 .stop
-                .extend(answer.give(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
+                .extend(answer.assign(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
         }
         let (constraint, n_vocab) = (grammar.and_then(Grammar::constraint), grammar.map(|grammar| grammar.n_vocab));
         let answer = answer.map(|answer| Arc::clone(&answer.0));
         Ok(Self { sampling, options, constraint, n_vocab, answer, on_token, user })
     }
 
-    /// An error where it cannot be one of `model`.
+    /// An error if a stop token or the grammar does not fit the vocabulary of `model`.
     pub fn check(&self, model: &metal_attention::Model) -> Result<(), Failure> {
         check_ids(model, &self.options.stop_ids)?;
         let n_vocab = model.spec().n_vocab;
@@ -285,7 +295,7 @@ impl Request {
         }
     }
 
-    /// The request for a scheduler, of a prompt for `model`.
+    /// The request for a scheduler, which continues `prompt` with `model`. Takes the options and the constraint out of this value.
     pub fn queued(&mut self, model: &metal_attention::Model, prompt: &[u32]) -> metal_attention::scheduler::Request {
         let options = std::mem::take(&mut self.options);
         metal_attention::scheduler::Request {
@@ -301,7 +311,7 @@ impl Request {
         }
     }
 
-    /// Has the answer read a token, or a rest of text without one.
+    /// Passes text to the reader of the answer.
     fn read(&self, id: u32, text: &str) {
         if let Some(answer) = &self.answer {
             let id = (id != MA_NO_TOKEN).then_some(id);
@@ -309,19 +319,19 @@ impl Request {
         }
     }
 
-    /// The text is over.
+    /// Ends the text.
     pub fn finish(&mut self, reason: StopReason) {
         if let Some(answer) = self.answer.take() {
             answer.lock().unwrap_or_else(PoisonError::into_inner).finish(reason.is_cut());
         }
     }
 
-    /// Tells the caller of a token; whether it wants more.
+    /// Passes a token to the reader of the answer and to the callback. Returns whether the caller wants more.
     pub fn on_token(&self, id: u32, text: String) -> bool {
         self.read(id, &text);
         let Some(on_token) = self.on_token else { return true };
         let length = text.len();
-        // A text may have a NUL in it, which is why its length is told, too.
+        // The text may contain a NUL, so its length is passed, too.
         let mut bytes = text.into_bytes();
         bytes.push(0);
         let token = Token { id, text: bytes.as_ptr().cast(), length };
@@ -329,6 +339,7 @@ impl Request {
         unsafe { on_token(&raw const token, self.user) == 0 }
     }
 
+    /// Runs the generation.
     fn run(&mut self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
         self.check(generator.model())?;
         if generator.model().spec().output.head.is_none() {
@@ -372,7 +383,7 @@ impl Request {
             Some(metal_attention::StopReason::EndOfGeneration) => StopReason::EndOfGeneration,
             Some(metal_attention::StopReason::StopString) => StopReason::StopString,
             Some(metal_attention::StopReason::ContextFull) => StopReason::ContextFull,
-            // The library may have more reasons one day.
+            // The library may add reasons later.
             Some(_) | None => StopReason::Length,
         };
         self.finish(stop_reason);
@@ -381,7 +392,7 @@ impl Request {
 }
 
 impl Drop for Request {
-    /// A call that fails leaves the answer as it is then. After a defect nothing is known of it.
+    /// Tells the reader of the answer that the call failed, if the text is not over. A poisoned reader is left alone.
     fn drop(&mut self) {
         if let Some(Ok(mut answer)) = self.answer.as_ref().map(|answer| answer.lock()) {
             answer.fail();

@@ -1,32 +1,33 @@
-//! Structured outputs: the form that a text must have.
+//! Grammars: forms that constrain the generated text.
 
 use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, ConversationError, Form};
+use metal_attention_grammar::{AnswerForm, ConversationError, RenderedConversation};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
 use crate::pointers::{Out, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
-/// A grammar that texts follow, each from its beginning: the member `grammar` of ma_generate_options. Any number of texts may follow
-/// one at once.
+/// A grammar that constrains generated text: the member `grammar` of ma_generate_options. Any number of generations may use it at
+/// once; each begins at its start.
 pub struct Grammar {
+    /// The compiled grammar, at its start.
     rules: metal_attention_grammar::Grammar,
-    /// Tokens of the vocabulary that it is for.
+    /// The size of the vocabulary that it is compiled for.
     pub(crate) n_vocab: usize,
-    /// The conversation that texts answer.
-    conversation: Option<Arc<Conversation>>,
-    /// The text has a form of its own, and is no tool call.
+    /// The conversation that is answered. `None`: the text is no answer.
+    conversation: Option<Arc<RenderedConversation>>,
+    /// Whether the text has a form and is no tool call.
     pub(crate) is_form: bool,
-    /// Places of a JSON schema that are not enforced.
+    /// Parts of a JSON schema that are not enforced.
     left_out: Vec<String>,
 }
 
 impl Grammar {
-    /// Restricts one text, where it is an answer after its thoughts.
+    /// The constraint for one generation. In an answer it begins after the thoughts.
     pub(crate) fn constraint(&self) -> Option<Box<dyn Constraint>> {
         let rules = self.rules.clone();
         match &self.conversation {
@@ -36,30 +37,32 @@ impl Grammar {
     }
 }
 
-/// What a text must be.
-enum Wanted {
-    Form(Form),
-    /// Tool calls, several where `parallel`.
+/// The source of a grammar.
+enum GrammarSource {
+    /// A form of the text.
+    Form(AnswerForm),
+    /// Tool calls.
     Calls {
+        /// Whether there may be several.
         parallel: bool,
     },
 }
 
-/// What `kind` may be, in errors.
+/// The values of `kind`, for errors.
 const KINDS: &str =
     "\"json_schema\", \"json_object\", \"grammar\", \"regex\", \"choice\", \"tool_call\" and \"tool_calls\"";
 
-/// Makes a grammar of `form`, and writes it to `grammar`. It is freed by ma_grammar_free.
+/// Compiles a grammar of `form`, and writes it to `grammar`. Free it by ma_grammar_free.
 ///
-/// `kind`, with a NUL at the end, says what `form` is; its `length` is in bytes, or MA_NUL_TERMINATED:
+/// `kind`, with a NUL at its end, is the kind of `form`, whose `length` is in bytes, or MA_NUL_TERMINATED:
 /// "json_schema", a JSON schema; "json_object", any JSON object; "grammar", llama.cpp's GBNF or llguidance's Lark; "regex", a regular
 /// expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
-/// call, or one and more, of the tools of `chat`. `form` may be null where `kind` says all.
+/// call, or one or more, of the tools of `chat`. `form` may be null for the kinds that need none.
 ///
-/// `chat` is null, or the conversation that the text answers: what the model thinks first then has no form.
+/// `chat` is null, or the conversation that the text answers: then the model's thoughts, which come first, are not constrained.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `form` to `length` bytes.
+/// Pointers are null or point to what is described here; `form` to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_grammar_new(
     model: *const Model,
@@ -82,28 +85,30 @@ pub unsafe extern "C" fn ma_grammar_new(
         };
         // SAFETY: as the caller promises.
         let chat = unsafe { chat.as_ref() };
-        let wanted = match kind {
-            "json_schema" => Wanted::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
-            "json_object" => Wanted::Form(Form::JsonObject),
-            "grammar" => Wanted::Form(Form::grammar(form.to_owned())),
-            "regex" => Wanted::Form(Form::Regex(form.to_owned())),
-            "choice" => Wanted::Form(Form::Choice(json(form, "form")?)),
-            "tool_call" => Wanted::Calls { parallel: false },
-            "tool_calls" => Wanted::Calls { parallel: true },
+        let source = match kind {
+            "json_schema" => GrammarSource::Form(AnswerForm::JsonSchema { schema: json(form, "form")?, strict: None }),
+            "json_object" => GrammarSource::Form(AnswerForm::JsonObject),
+            "grammar" => GrammarSource::Form(AnswerForm::grammar(form.to_owned())),
+            "regex" => GrammarSource::Form(AnswerForm::Regex(form.to_owned())),
+            "choice" => GrammarSource::Form(AnswerForm::Choice(json(form, "form")?)),
+            "tool_call" => GrammarSource::Calls { parallel: false },
+            "tool_calls" => GrammarSource::Calls { parallel: true },
             other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),
         };
-        let is_form = matches!(wanted, Wanted::Form(_));
+        let is_form = matches!(source, GrammarSource::Form(_));
         let mut left_out = Vec::new();
         let grammars = model.grammars()?;
         let place = if is_form { "form".to_owned() } else { format!("kind {kind:?}") };
         let refused = |error: ConversationError| Failure::argument(format!("{place} {error}"));
-        let rules = match (wanted, chat) {
-            (Wanted::Form(form), None) => grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?,
-            (Wanted::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
-            (Wanted::Calls { parallel }, Some(chat)) => {
+        let rules = match (source, chat) {
+            (GrammarSource::Form(form), None) => {
+                grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?
+            }
+            (GrammarSource::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
+            (GrammarSource::Calls { parallel }, Some(chat)) => {
                 chat.0.calls(grammars, parallel, &mut left_out).map_err(refused)?
             }
-            (Wanted::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
+            (GrammarSource::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
         };
         let n_vocab = model.inner.spec().n_vocab;
         let conversation = chat.map(|chat| Arc::clone(&chat.0));
@@ -112,14 +117,14 @@ pub unsafe extern "C" fn ma_grammar_new(
     })
 }
 
-/// Writes the places of a JSON schema that the grammar does not enforce to `places`, without a NUL behind it, and its bytes to
-/// `length`: a JSON list of strings, mostly empty.
+/// Writes the parts of a JSON schema that the grammar does not enforce to `places`, without a NUL at its end, and its length in bytes to
+/// `length`: a JSON list of strings, which is mostly empty.
 ///
-/// Where `places` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
-/// `length` what is needed.
+/// If the list is longer than `capacity` (a null `places` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only
+/// `length` is written.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `places` to room for `capacity` bytes.
+/// Pointers are null or point to what is described here; `places` to memory for `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_grammar_left_out(
     grammar: *const Grammar,
@@ -136,7 +141,7 @@ pub unsafe extern "C" fn ma_grammar_left_out(
     })
 }
 
-/// Frees a grammar. Texts that follow it go on. Null is nothing to free.
+/// Frees a grammar. Generations that use it continue. Null is allowed.
 ///
 /// # Safety
 /// `grammar` is null or comes from ma_grammar_new, and is not used after this.

@@ -1,4 +1,4 @@
-//! Models, and text to token ids and back.
+//! Models: opening them, their vocabulary, and tokenization.
 
 use std::ffi::c_char;
 use std::path::PathBuf;
@@ -6,22 +6,26 @@ use std::sync::OnceLock;
 
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::pointers::{Out, fill, free, reference, text, values};
 use crate::status::{Failure, Status, call};
 
-/// In the place of a text's length: it ends with a NUL.
+/// The value of a text's length that stands for: the text ends with a NUL.
 pub const MA_NUL_TERMINATED: usize = usize::MAX;
 
-/// An open model. Any number of threads may use one at once.
+/// An open model. Any number of threads may use it at once.
 pub struct Model {
+    /// The model.
     pub(crate) inner: metal_attention::Model,
+    /// The chat template, parsed at first use.
     template: OnceLock<ChatTemplate>,
-    grammars: OnceLock<Grammars>,
+    /// The compiler of grammars for the vocabulary, made at first use.
+    grammars: OnceLock<GrammarCompiler>,
 }
 
 impl Model {
+    /// Wraps a model; template and grammars are made later.
     fn new(inner: metal_attention::Model) -> Self {
         Self { inner, template: OnceLock::new(), grammars: OnceLock::new() }
     }
@@ -32,18 +36,17 @@ impl Model {
         Ok(self.template.get_or_init(|| ChatTemplate::for_model(self.inner.gguf().metadata(), tokenizer)))
     }
 
-    /// What makes grammars for the model's vocabulary.
-    pub(crate) fn grammars(&self) -> Result<&Grammars, Failure> {
+    /// The compiler of grammars for the model's vocabulary.
+    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, Failure> {
         let tokenizer = self.inner.tokenizer()?;
-        Ok(self.grammars.get_or_init(|| Grammars::new(&tokenizer)))
+        Ok(self.grammars.get_or_init(|| GrammarCompiler::new(&tokenizer)))
     }
 }
 
-/// Opens the GGUF file at `path`, any of them where it is split, and writes the model to `model`. It is freed by
-/// ma_model_free.
+/// Opens the GGUF file at `path`, any part of a split one, and writes the model to `model`. Free it by ma_model_free.
 ///
 /// # Safety
-/// `path` is null or ends with a NUL; `model` is null or leads to room for a pointer.
+/// `path` is null or ends with a NUL; `model` is null or points to memory for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_model_open(path: *const c_char, model: *mut *mut Model) -> Status {
     call(|| {
@@ -55,10 +58,11 @@ pub unsafe extern "C" fn ma_model_open(path: *const c_char, model: *mut *mut Mod
     })
 }
 
-/// Opens the small model that is part of the library, which tells short stories for children: for a first try.
+/// Opens the small model that is part of the library, which tells short stories for children, for a first try. Free it by
+/// ma_model_free.
 ///
 /// # Safety
-/// `model` is null or leads to room for a pointer.
+/// `model` is null or points to memory for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_model_built_in(model: *mut *mut Model) -> Status {
     call(|| {
@@ -69,7 +73,7 @@ pub unsafe extern "C" fn ma_model_built_in(model: *mut *mut Model) -> Status {
     })
 }
 
-/// Frees a model. Contexts that were made of it go on. Null is nothing to free.
+/// Frees a model. Contexts that were made of it can still be used. Null is allowed.
 ///
 /// # Safety
 /// `model` is null or comes from ma_model_open or ma_model_built_in, and is not used after this.
@@ -79,7 +83,7 @@ pub unsafe extern "C" fn ma_model_free(model: *mut Model) {
     unsafe { free(model) }
 }
 
-/// Size of the vocabulary; 0 for a null pointer.
+/// The size of the vocabulary; 0 for a null pointer.
 ///
 /// # Safety
 /// `model` is null or a model.
@@ -89,7 +93,7 @@ pub unsafe extern "C" fn ma_model_n_vocab(model: *const Model) -> usize {
     unsafe { model.as_ref() }.map_or(0, |model| model.inner.spec().n_vocab)
 }
 
-/// Tokens of the texts that the model was trained with; 0 for a null pointer.
+/// The context that the model was trained with, in tokens; 0 for a null pointer.
 ///
 /// # Safety
 /// `model` is null or a model.
@@ -99,15 +103,15 @@ pub unsafe extern "C" fn ma_model_n_ctx_train(model: *const Model) -> usize {
     unsafe { model.as_ref() }.map_or(0, |model| model.inner.spec().n_ctx_train)
 }
 
-/// Writes the tokens of a text to `ids`, and how many there are to `n_ids`.
+/// Writes the tokens of a text to `ids`, and their number to `n_ids`.
 ///
-/// `length` is in bytes; MA_NUL_TERMINATED: the text ends with a NUL. `add_special`, where it is not 0, adds the tokens that
-/// the model wants around a text, as prompts need them; `parse_special` reads spellings of control tokens in it as these. Where
-/// `ids` has room for too few (`capacity`; null has room for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and `n_ids` how
-/// many are needed.
+/// `length` is in bytes, or MA_NUL_TERMINATED. If `add_special` is not 0, the tokens that the model expects around a text (BOS, EOS)
+/// are added, as prompts need them. If `parse_special` is not 0, the names of control tokens in the text become these tokens. If
+/// there are more tokens than `capacity` (a null `ids` has room for none), the result is MA_STATUS_BUFFER_TOO_SMALL and only `n_ids`
+/// is written.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `ids` to room for `capacity` of them.
+/// Pointers are null or point to what is described here; `ids` to memory for `capacity` ids.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_tokenize(
     model: *const Model,
@@ -131,13 +135,13 @@ pub unsafe extern "C" fn ma_tokenize(
     })
 }
 
-/// Writes the text of tokens to `text`, without a NUL behind it, and its bytes to `length`.
+/// Writes the text of tokens to `text`, without a NUL at its end, and its length in bytes to `length`.
 ///
-/// Control tokens are left out, unless `special` is not 0. What is no whole character is U+FFFD. Where `text` has room for too
-/// little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and `length` what is needed.
+/// Control tokens are left out, unless `special` is not 0. Bytes that are no whole character become U+FFFD. If the text is longer
+/// than `capacity` (a null `text` has room for nothing), the result is MA_STATUS_BUFFER_TOO_SMALL and only `length` is written.
 ///
 /// # Safety
-/// Pointers are null or lead to what is said here; `ids` to `n_ids` ids, `text` to room for `capacity` bytes.
+/// Pointers are null or point to what is described here; `ids` to `n_ids` ids, `text` to memory for `capacity` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_detokenize(
     model: *const Model,
@@ -160,7 +164,7 @@ pub unsafe extern "C" fn ma_detokenize(
     })
 }
 
-/// An error where the model does not know one of the ids.
+/// An error if one of the ids is not in the model's vocabulary.
 pub(crate) fn check_ids(model: &metal_attention::Model, ids: &[u32]) -> Result<(), Failure> {
     let n_vocab = model.spec().n_vocab;
     match ids.iter().find(|&&id| id as usize >= n_vocab) {

@@ -1,4 +1,4 @@
-//! What callers hand over: pointers that may be null, lengths that may be anything.
+//! Converts arguments of C: pointers that may be null, and lengths that may be wrong.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::NonNull;
@@ -6,38 +6,41 @@ use std::ptr::NonNull;
 use crate::MA_NUL_TERMINATED;
 use crate::status::{Failure, Status, call};
 
-/// What `pointer` leads to; an error where it is null.
+/// The value that `pointer` points to. An error if it is null; `name` is the argument's name.
 ///
 /// # Safety
-/// A pointer that is not null leads to a `T` that stays as it is for `'a`.
+/// A pointer that is not null points to a `T` that does not change for `'a`.
 pub unsafe fn reference<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
-    // SAFETY: the caller says so.
+    // SAFETY: as the caller promises.
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name} is a null pointer")))
 }
 
-/// A place of the caller's to write a `T` to, which need not hold one yet.
+/// The caller's memory for a `T`, which may be uninitialised.
 pub struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
+    /// Wraps `pointer`. An error if it is null.
+    ///
     /// # Safety
-    /// A pointer that is not null leads to room for a `T` that nobody else uses while this exists.
+    /// A pointer that is not null points to memory for a `T` that nothing else uses while this value exists.
     pub unsafe fn new(pointer: *mut T, name: &str) -> Result<Self, Failure> {
         NonNull::new(pointer).map(Self).ok_or_else(|| Failure::argument(format!("{name} is a null pointer")))
     }
 
+    /// Writes `value`.
     pub fn set(&self, value: T) {
-        // SAFETY: there is room for it, as `new` was promised. What was there, if anything, is plain data.
+        // SAFETY: `new` was promised memory for a `T`. An earlier value is plain data and is not dropped.
         unsafe { self.0.write(value) }
     }
 }
 
-/// Drops what [`Box::into_raw`] gave. Null is nothing to drop.
+/// Drops a value that [`Box::into_raw`] returned. Null is allowed.
 ///
 /// # Safety
 /// A pointer that is not null comes from `Box::into_raw`, and nothing uses it after this.
 pub unsafe fn free<T>(pointer: *mut T) {
     if !pointer.is_null() {
-        // SAFETY: it is a box's, as the caller says.
+        // SAFETY: it comes from a box, as the caller promises.
         let value = unsafe { Box::from_raw(pointer) };
         call(|| {
             drop(value);
@@ -46,10 +49,10 @@ pub unsafe fn free<T>(pointer: *mut T) {
     }
 }
 
-/// The `n` values from `pointer` on. Where there are none the pointer may be null.
+/// The `n` values that `pointer` points to. If `n` is 0, the pointer may be null.
 ///
 /// # Safety
-/// A pointer that is not null leads to `n` values that stay as they are for `'a`.
+/// A pointer that is not null points to `n` values that do not change for `'a`.
 pub unsafe fn values<'a, T>(pointer: *const T, n: usize, name: &str) -> Result<&'a [T], Failure> {
     if n == 0 {
         return Ok(&[]);
@@ -58,11 +61,11 @@ pub unsafe fn values<'a, T>(pointer: *const T, n: usize, name: &str) -> Result<&
     if pointer.is_null() {
         return Err(Failure::argument(format!("{name} is a null pointer, and there should be {n} of them")));
     }
-    // SAFETY: it is not null, and no longer than memory is; the rest the caller says.
+    // SAFETY: the pointer is not null and the size is valid; the caller promises the rest.
     Ok(unsafe { std::slice::from_raw_parts(pointer, n) })
 }
 
-/// A list of `n` values cannot be longer than memory is.
+/// An error if `n` values would be more than memory can hold.
 fn check_size<T>(n: usize, name: &str) -> Result<(), Failure> {
     match n.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok()) {
         Some(_) => Ok(()),
@@ -70,40 +73,41 @@ fn check_size<T>(n: usize, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// The text of `length` bytes, or up to its NUL where that is [`MA_NUL_TERMINATED`].
+/// The string of `length` bytes, or up to its NUL if `length` is [`MA_NUL_TERMINATED`]. An error if it is no UTF-8.
 ///
 /// # Safety
-/// A pointer that is not null leads to so many bytes, or to a NUL at last, that stay as they are for `'a`.
+/// A pointer that is not null points to `length` bytes, or to bytes that end with a NUL, that do not change for `'a`.
 pub unsafe fn text<'a>(pointer: *const c_char, length: usize, name: &str) -> Result<&'a str, Failure> {
     let bytes = if length == MA_NUL_TERMINATED {
         if pointer.is_null() {
             return Err(Failure::argument(format!("{name} is a null pointer")));
         }
-        // SAFETY: it is not null, and a NUL follows, as the caller says.
+        // SAFETY: the pointer is not null, and a NUL follows, as the caller promises.
         unsafe { CStr::from_ptr(pointer) }.to_bytes()
     } else {
-        // SAFETY: the caller says so.
+        // SAFETY: as the caller promises.
         unsafe { values(pointer.cast(), length, name) }?
     };
     std::str::from_utf8(bytes).map_err(|error| Failure::argument(format!("{name} is no UTF-8: {error}")))
 }
 
-/// The `n` strings from `pointer` on, each of which ends with a NUL.
+/// The `n` strings that `pointer` points to; each ends with a NUL.
 ///
 /// # Safety
-/// A pointer that is not null leads to `n` pointers, each of which is null or leads to a NUL at last.
-pub unsafe fn texts(pointer: *const *const c_char, n: usize, name: &str) -> Result<Vec<String>, Failure> {
-    // SAFETY: there are `n`, as the caller says.
+/// A pointer that is not null points to `n` pointers, each of which is null or points to a string that ends with a NUL.
+pub unsafe fn strings(pointer: *const *const c_char, n: usize, name: &str) -> Result<Vec<String>, Failure> {
+    // SAFETY: there are `n`, as the caller promises.
     let pointers = unsafe { values(pointer, n, name) }?;
-    // SAFETY: each ends with a NUL, as the caller says.
+    // SAFETY: each ends with a NUL, as the caller promises.
     let owned = |&each: &*const c_char| Ok(unsafe { text(each, MA_NUL_TERMINATED, name) }?.to_owned());
     pointers.iter().map(owned).collect()
 }
 
-/// Writes `from` to the `capacity` values from `to` on, and how many there are to `n`. An error where there are more.
+/// Copies `from` to the buffer `to`, which has room for `capacity` values, and writes their number to `n`. If they do not fit,
+/// only `n` is written, and the error is `BufferTooSmall`.
 ///
 /// # Safety
-/// `to` is null, or leads to room for `capacity` values that nobody else uses now.
+/// `to` is null, or points to memory for `capacity` values that nothing else uses now.
 pub unsafe fn fill<T: Copy>(from: &[T], to: *mut T, capacity: usize, n: &Out<usize>) -> Result<(), Failure> {
     n.set(from.len());
     if from.len() > capacity || to.is_null() && !from.is_empty() {
@@ -111,28 +115,28 @@ pub unsafe fn fill<T: Copy>(from: &[T], to: *mut T, capacity: usize, n: &Out<usi
         return Err(Failure::new(Status::BufferTooSmall, message));
     }
     if !from.is_empty() {
-        // SAFETY: there is room, as the caller says; and `from` is memory of this library's.
+        // SAFETY: there is room, as the caller promises, and `from` is memory of this library, so that the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
     Ok(())
 }
 
-/// A struct of options whose first member is its size: `None` where the pointer is null.
+/// A struct of options, whose first member is its size. `None`: the pointer is null. An error if the size is another one.
 ///
 /// # Safety
-/// A pointer that is not null leads to a size, and where that is the size of a `T` to a `T`, for `'a`.
+/// A pointer that is not null points to a size, and if that is the size of a `T`, to a `T`, for `'a`.
 pub unsafe fn options<'a, T>(pointer: *const T, name: &str) -> Result<Option<&'a T>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: a size comes first, as the caller says.
+    // SAFETY: a size comes first, as the caller promises.
     let size = unsafe { pointer.cast::<usize>().read() };
     check_struct::<T>(size, name)?;
     // SAFETY: it is a `T`, by its size.
     Ok(Some(unsafe { &*pointer }))
 }
 
-/// Whether a caller's struct has the size that it has here.
+/// An error if the size of a caller's struct differs from its size in this library.
 pub fn check_struct<T>(size: usize, name: &str) -> Result<(), Failure> {
     if size == size_of::<T>() {
         return Ok(());

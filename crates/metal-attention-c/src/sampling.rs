@@ -1,87 +1,88 @@
-//! How tokens are chosen.
+//! Sampling options.
 
 use std::ffi::c_char;
 
 use metal_attention::sampling::{SamplerKind, SamplerOptions};
 
 use crate::model::MA_NUL_TERMINATED;
-use crate::pointers::{Out, check_struct, text, texts, values};
+use crate::pointers::{Out, check_struct, strings, text, values};
 use crate::status::{Failure, Status, call};
 
 /// A number that is added to the logit of a token.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LogitBias {
-    /// The token.
+    /// The token's id.
     pub id: u32,
     /// The number; minus infinity forbids the token.
     pub bias: f32,
 }
 
-/// How tokens are chosen. ma_sampling_options_default sets all members: names, values and order of llama.cpp's samplers.
+/// The options of the sampler. ma_sampling_options_default sets all members, with the values and the order of llama.cpp's samplers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct SamplingOptions {
-    /// Bytes of this struct.
+    /// The size of this struct in bytes.
     pub size: usize,
-    /// Not 0: random numbers begin from `seed`; 0: from the system's.
+    /// Not 0: random numbers are those of `seed`; 0: they differ each time.
     pub has_seed: i32,
-    /// Divides the logits; 0 takes the highest.
+    /// Divides the logits; 0 chooses the most probable token.
     pub temperature: f32,
-    /// Where the same text is to come again.
+    /// The seed; the same seed gives the same text.
     pub seed: u64,
-    /// Keeps so many of the highest logits; 0: all.
+    /// Keeps this many of the most probable tokens; 0: all.
     pub top_k: usize,
     /// Keeps the most probable tokens up to this total probability; 1: all.
     pub top_p: f32,
-    /// Keeps tokens at least so probable relative to the most probable; 0: all.
+    /// Keeps tokens whose probability is at least this share of the largest one; 0: all.
     pub min_p: f32,
     /// Keeps the most typical tokens up to this total probability; 1: all.
     pub typical_p: f32,
-    /// Keeps logits within so many standard deviations of the highest; 0 or less: all.
+    /// Keeps logits within this many standard deviations of the highest; 0 or less: all.
     pub top_n_sigma: f32,
-    /// The least number of tokens that top_p, min_p, typical_p and XTC leave.
+    /// The smallest number of tokens that top_p, min_p, typical_p and XTC keep.
     pub min_keep: usize,
-    /// How often, from 0 to 1, the most probable tokens are excluded.
+    /// The probability, from 0 to 1, that XTC removes the most probable tokens.
     pub xtc_probability: f32,
-    /// The probability that a token needs to be among these.
+    /// The probability that a token must have for XTC to remove it.
     pub xtc_threshold: f32,
-    /// Half the width of the interval of temperatures of which entropy picks one; 0: none.
+    /// Half the width of the interval of temperatures from which entropy chooses one; 0: off.
     pub dynatemp_range: f32,
-    /// The power of the entropy that picks it.
+    /// The power of the entropy in this choice.
     pub dynatemp_exponent: f32,
-    /// Of how many of the last tokens the next three take note; SIZE_MAX: of all.
+    /// The number of last tokens that the next three penalties consider; SIZE_MAX: all.
     pub penalty_last_n: usize,
-    /// Divides the positive logits of tokens that were there; 1: nothing.
+    /// Divides the positive logits of tokens that occurred; 1: off.
     pub repeat_penalty: f32,
-    /// Subtracted for each time that a token was there.
+    /// Subtracted from a token's logit for each occurrence.
     pub frequency_penalty: f32,
-    /// Subtracted where a token was there.
+    /// Subtracted from a token's logit if it occurred.
     pub presence_penalty: f32,
-    /// The penalty of the shortest repetition that DRY penalises; 0: none.
+    /// The penalty of the shortest repetition that DRY penalises; 0: off.
     pub dry_multiplier: f32,
-    /// The factor by which it grows with each token.
+    /// The factor by which DRY's penalty grows with each further token.
     pub dry_base: f32,
-    /// The length from which repetitions are penalised.
+    /// The length from which on DRY penalises repetitions.
     pub dry_allowed_length: usize,
-    /// At how many of the last tokens DRY looks; SIZE_MAX: at all.
+    /// The number of last tokens that DRY considers; SIZE_MAX: all.
     pub dry_penalty_last_n: usize,
-    /// Strings that end a repetition for DRY, each of which ends with a NUL. Null: line breaks, colons, quotation marks and
-    /// asterisks; not null, and none of them: none.
+    /// Strings that end a repetition for DRY; each ends with a NUL. Null: line breaks, colons, quotation marks and asterisks; not
+    /// null, with a number of 0: none.
     pub dry_sequence_breakers: *const *const c_char,
-    /// How many.
+    /// The number of these strings.
     pub n_dry_sequence_breakers: usize,
-    /// The samplers in their order, such as "penalties;top_k;temperature". Null: all.
+    /// The samplers in their order, such as "penalties;top_k;temperature", with a NUL at its end. Null: all, in the default order.
     pub samplers: *const c_char,
     /// Numbers that are added to logits.
     pub logit_bias: *const LogitBias,
-    /// How many.
+    /// The number of these.
     pub n_logit_bias: usize,
 }
 
 impl SamplingOptions {
+    /// The members for `options`, except for lists, which are null.
     fn new(options: &SamplerOptions) -> Self {
-        // All are named: an option that the library learns does not compile before it is here.
+        // All fields are named, so that a new option of the library does not compile until it is added here.
         let &SamplerOptions {
             temperature,
             dynatemp_range,
@@ -138,9 +139,11 @@ impl SamplingOptions {
         }
     }
 
+    /// The sampler's options.
+    ///
     /// # Safety
-    /// `samplers` is null or ends with a NUL; `logit_bias` and `dry_sequence_breakers` are null or lead to so many, strings that are
-    /// null or end with a NUL.
+    /// `samplers` is null or ends with a NUL; `logit_bias` and `dry_sequence_breakers` are null or point to as many elements as their
+    /// numbers say, the latter to strings that are null or end with a NUL.
     pub(crate) unsafe fn sampler(&self) -> Result<SamplerOptions, Failure> {
         let order = if self.samplers.is_null() {
             SamplerKind::ALL.to_vec()
@@ -148,13 +151,13 @@ impl SamplingOptions {
             // SAFETY: it ends with a NUL.
             SamplerKind::parse_order(unsafe { text(self.samplers, MA_NUL_TERMINATED, "samplers") }?)?
         };
-        // SAFETY: there are so many.
+        // SAFETY: as the caller promises.
         let logit_bias = unsafe { values(self.logit_bias, self.n_logit_bias, "logit_bias") }?;
         let dry_sequence_breakers = if self.dry_sequence_breakers.is_null() && self.n_dry_sequence_breakers == 0 {
             SamplerOptions::default().dry_sequence_breakers
         } else {
-            // SAFETY: there are so many.
-            unsafe { texts(self.dry_sequence_breakers, self.n_dry_sequence_breakers, "dry_sequence_breakers") }?
+            // SAFETY: as the caller promises.
+            unsafe { strings(self.dry_sequence_breakers, self.n_dry_sequence_breakers, "dry_sequence_breakers") }?
         };
         Ok(SamplerOptions {
             temperature: self.temperature,
@@ -184,8 +187,10 @@ impl SamplingOptions {
     }
 }
 
+/// Sets all members of `options` to those of `to`.
+///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 unsafe fn set(options: *mut SamplingOptions, size: usize, to: &SamplerOptions) -> Status {
     call(|| {
         // SAFETY: as the caller promises.
@@ -199,17 +204,17 @@ unsafe fn set(options: *mut SamplingOptions, size: usize, to: &SamplerOptions) -
 /// Sets all members of `options`; `size` is sizeof(ma_sampling_options).
 ///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_sampling_options_default(options: *mut SamplingOptions, size: usize) -> Status {
     // SAFETY: as the caller promises.
     unsafe { set(options, size, &SamplerOptions::default()) }
 }
 
-/// Like ma_sampling_options_default, but always the token with the highest logit.
+/// Like ma_sampling_options_default, but always chooses the token with the highest logit.
 ///
 /// # Safety
-/// `options` is null or leads to room for `size` bytes.
+/// `options` is null or points to memory for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_sampling_options_greedy(options: *mut SamplingOptions, size: usize) -> Status {
     // SAFETY: as the caller promises.

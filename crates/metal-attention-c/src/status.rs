@@ -1,4 +1,4 @@
-//! How a call ended, and why.
+//! The status of a call, and the message of an error.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,10 +10,10 @@ use metal_attention::sampling::SamplingError;
 use metal_attention::scheduler::{RequestError, StartError, SubmitError};
 use metal_attention::{CpuError, Error, ForwardError};
 
-/// The version of this interface. It grows with each change after which programs have to be compiled again.
+/// The version of this interface. It is raised by each change after which programs have to be compiled again.
 pub const MA_ABI_VERSION: u32 = 2;
 
-/// The version of the interface that the library has; MA_ABI_VERSION is the one that a program was compiled with.
+/// The version of the interface that the library was built with; MA_ABI_VERSION is that of the program's header.
 #[unsafe(no_mangle)]
 pub extern "C" fn ma_abi_version() -> u32 {
     MA_ABI_VERSION
@@ -29,51 +29,53 @@ pub extern "C" fn ma_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// How a call ended. After all but OK ma_last_error says why.
+/// The result of a call. After all but OK, ma_last_error has a message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// It did what it should.
+    /// The call succeeded.
     Ok = 0,
-    /// An argument cannot be: a null pointer, a text that is no UTF-8, a number outside its range, the wrong size of a
+    /// An argument is invalid: a null pointer, a string that is no UTF-8, a number outside its range, the wrong size of a
     /// struct.
     InvalidArgument = 1,
-    /// A buffer is too small. How much there is was written to where the length goes.
+    /// A buffer is too small. The needed size was written to the argument for the length.
     BufferTooSmall = 2,
-    /// The context has no room for the prompt.
+    /// The prompt does not fit into the context.
     ContextFull = 3,
     /// The context, or the batch, is in use by another call.
     Busy = 4,
-    /// The call was ended by ma_context_cancel.
+    /// The call was cancelled: by ma_context_cancel or ma_batch_cancel.
     Cancelled = 5,
-    /// The file is missing or damaged, or no model that is supported.
+    /// The file is missing or damaged, or the model is not supported.
     Model = 6,
     /// The device is not available, or failed.
     Device = 7,
-    /// There is no memory left.
+    /// There is not enough memory.
     OutOfMemory = 8,
-    /// The model cannot do it: it writes no text, or makes no embeddings.
+    /// The model cannot do it: it generates no text, or makes no embeddings.
     Unsupported = 9,
     /// Anything else.
     Failed = 10,
-    /// A defect of this library. What the call worked on should be freed.
+    /// A bug of this library. The objects of the call should be freed.
     Defect = 11,
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug)]
 pub struct Failure {
-    /// What it returns.
+    /// The status that the call returns.
     pub status: Status,
-    /// What `ma_last_error` says.
+    /// The message of `ma_last_error`.
     pub message: String,
 }
 
 impl Failure {
+    /// An error with a status and a message.
     pub fn new(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 
+    /// An error of an argument.
     pub fn argument(message: impl Into<String>) -> Self {
         Self::new(Status::InvalidArgument, message)
     }
@@ -106,7 +108,7 @@ impl From<StartError> for Failure {
 impl From<SubmitError> for Failure {
     fn from(error: SubmitError) -> Self {
         let status = match &error {
-            SubmitError::QueueFull { .. } | SubmitError::TooManyTexts { .. } => Status::Busy,
+            SubmitError::QueueFull { .. } | SubmitError::TooManySequences { .. } => Status::Busy,
             SubmitError::ShuttingDown => Status::Cancelled,
             SubmitError::EngineFailed => Status::Defect,
             SubmitError::NoText | SubmitError::NoLogits => Status::Unsupported,
@@ -134,6 +136,7 @@ impl From<RequestError> for Failure {
     }
 }
 
+/// The status of an error of the library.
 fn status_of(error: &Error) -> Status {
     match error {
         error if error.is_cancelled() => Status::Cancelled,
@@ -156,26 +159,27 @@ fn status_of(error: &Error) -> Status {
 }
 
 thread_local! {
+    /// The message of the last error in this thread.
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Why the last call of this thread that failed did so: one line of UTF-8, empty where none failed yet. It stays as it is
-/// until another call of this thread fails.
+/// The message of the last call of this thread that failed: one line of UTF-8, empty if none has failed. It is valid until
+/// another call of this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ma_last_error() -> *const c_char {
-    // A thread that ends has no error any more.
+    // The variable is gone while a thread ends.
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Runs what a call does. No panic leaves it.
+/// Runs the body of a call. Converts errors and panics to a status and stores the message.
 pub fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What a panic leaves half done is behind a lock, which refuses to be used again.
+    // Objects that a panic leaves in a bad state are behind a lock, which is poisoned by the panic.
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Status::Ok,
         Ok(Err(failure)) => failure,
         Err(panic) => {
             let message = format!("a defect of the library: {}", panic_message(&*panic));
-            // Whatever the panic holds is not to panic again on its way out.
+            // The payload is leaked, because dropping it might panic again.
             std::mem::forget(panic);
             Failure::new(Status::Defect, message)
         }
@@ -185,11 +189,12 @@ pub fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
     failure.status
 }
 
-/// A message as C has it; a NUL in it is replaced.
+/// A message as a C string; NULs in it are replaced.
 pub fn c_string(message: &str) -> CString {
     CString::new(message.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
+/// The message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let message = panic.downcast_ref::<String>().map(String::as_str);
     message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")

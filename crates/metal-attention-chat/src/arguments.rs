@@ -1,14 +1,15 @@
-//! The arguments of filters, functions and methods, by place or by name.
+//! Binds the arguments of Jinja filters, functions and methods to parameters, by position or by name, as Python does.
 
 use minijinja::{Error, ErrorKind, Value};
 
-/// An error in the use of a filter, function or method.
+/// An error for a wrong use of a filter, function or method.
 pub(crate) fn invalid(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.into())
 }
 
-/// The arguments that the parameters `names` of `function` get; `None` where there is none.
-pub(crate) fn given<const N: usize>(
+/// The value of each parameter of `function`, in the order of `names`; `None` if it was not passed. A parameter with
+/// an empty name is positional only. Returns an error for surplus, unknown and repeated arguments.
+pub(crate) fn bind_arguments<const N: usize>(
     function: &str,
     args: &[Value],
     names: [&str; N],
@@ -37,13 +38,13 @@ pub(crate) fn given<const N: usize>(
     Ok(given)
 }
 
-/// A text that a function requires.
+/// A required string argument.
 pub(crate) fn required_text<'v>(function: &str, value: Option<&'v Value>) -> Result<&'v str, Error> {
     let value = value.ok_or_else(|| Error::new(ErrorKind::MissingArgument, format!("{function} needs a text")))?;
     value.as_str().ok_or_else(|| invalid(format!("{function} needs a text, not a value of type {}", value.kind())))
 }
 
-/// An integer; `None` where there is none, or Python's `None`.
+/// An optional integer argument; `None` if it was not passed or is Python's `None`. Values beyond 64 bits are clamped.
 pub(crate) fn integer(value: Option<&Value>) -> Result<Option<i64>, Error> {
     match value {
         Some(value) if !value.is_none() => {

@@ -1,19 +1,20 @@
-//! minijinja's filters, tests, functions and methods, each with its price.
+//! Registers the built-in filters, tests, functions and methods of the template language. Each is charged its price
+//! (`prices.rs`) to the meter before it runs, and its result is measured (`measured.rs`).
 
 use minijinja::value::{DynObject, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
 use crate::bound_method::bound_method;
 use crate::counters;
-use crate::filters as own;
-use crate::measured::{NODE, len, made};
+use crate::filters as jinja_filters;
+use crate::measured::{NODE, len, measure};
 use crate::meter::charge;
 use crate::operators::check_attributes;
-use crate::prices::{self, Args, Price};
+use crate::prices::{self, CallArgs, Price};
 use crate::python_methods;
-use crate::python_text::ExactNumber;
+use crate::python_str::ExactNumber;
 
-/// Adds all of them but methods.
+/// Adds the built-in filters, tests and functions to `env`.
 pub(crate) fn add_builtins(env: &mut Environment<'_>) {
     for (names, price, filter) in all_filters() {
         for &name in names {
@@ -25,37 +26,38 @@ pub(crate) fn add_builtins(env: &mut Environment<'_>) {
             env.add_test(name, priced(price, test.clone()));
         }
     }
-    env.add_function("dict", priced(prices::items, of(own::dictionary)));
+    env.add_function("dict", priced(prices::items, stateless(jinja_filters::dictionary)));
     env.add_function("range", range);
     env.add_function("namespace", namespace);
     env.add_function("joiner", priced(prices::text, Value::from_function(counters::joiner)));
     env.add_function("cycler", priced(prices::text, Value::from_function(counters::cycler)));
 }
 
+/// A built-in: its names, its price and its function.
 type Builtin = (&'static [&'static str], Price, Value);
 
-/// The built-in filters, but for `tojson` and what shows the engine's insides.
+/// The built-in filters, except `tojson` (see `environment.rs`) and those that expose the engine's internals.
 fn all_filters() -> Vec<Builtin> {
     let f = |names: &'static [&'static str], price: Price, filter: Value| (names, price, filter);
     vec![
-        f(&["abs"], prices::free, of(own::abs)),
+        f(&["abs"], prices::free, stateless(jinja_filters::abs)),
         f(&["attr"], prices::text, Value::from_function(filters::attr)),
         f(&["batch"], prices::grouped, Value::from_function(filters::batch)),
         f(&["bool"], prices::free, Value::from_function(filters::bool)),
         f(&["capitalize"], prices::changed_text, Value::from_function(filters::capitalize)),
         f(&["chain"], prices::ordered, Value::from_function(filters::chain)),
-        f(&["default", "d"], prices::free, of(own::default)),
-        f(&["dictsort"], prices::ordered, of(own::dictsort)),
-        f(&["escape", "e"], prices::changed_text, of(own::escape)),
-        f(&["first"], prices::free, of(|args| own::at_end(args, false))),
-        f(&["float"], prices::text, of(own::to_float)),
-        f(&["format"], prices::formatted, of(own::format)),
-        f(&["groupby"], prices::ordered, stateful(own::group_by)),
-        f(&["indent"], prices::indented, of(own::indent)),
-        f(&["int"], prices::text, of(own::int)),
-        f(&["items"], prices::items, of(own::items)),
-        f(&["join"], prices::joined, of(own::join)),
-        f(&["last"], prices::last, of(|args| own::at_end(args, true))),
+        f(&["default", "d"], prices::free, stateless(jinja_filters::default)),
+        f(&["dictsort"], prices::ordered, stateless(jinja_filters::dictsort)),
+        f(&["escape", "e"], prices::changed_text, stateless(jinja_filters::escape)),
+        f(&["first"], prices::free, stateless(|args| jinja_filters::at_end(args, false))),
+        f(&["float"], prices::text, stateless(jinja_filters::to_float)),
+        f(&["format"], prices::formatted, stateless(jinja_filters::format)),
+        f(&["groupby"], prices::ordered, stateful(jinja_filters::group_by)),
+        f(&["indent"], prices::indented, stateless(jinja_filters::indent)),
+        f(&["int"], prices::text, stateless(jinja_filters::int)),
+        f(&["items"], prices::items, stateless(jinja_filters::items)),
+        f(&["join"], prices::joined, stateless(jinja_filters::join)),
+        f(&["last"], prices::last, stateless(|args| jinja_filters::at_end(args, true))),
         f(&["length", "count"], prices::last, Value::from_function(length)),
         f(&["lines"], prices::lines, Value::from_function(filters::lines)),
         f(&["list"], prices::items, Value::from_function(filters::list)),
@@ -63,32 +65,32 @@ fn all_filters() -> Vec<Builtin> {
         f(&["map"], prices::items, Value::from_function(filters::map)),
         f(&["max"], prices::ordered, Value::from_function(filters::max)),
         f(&["min"], prices::ordered, Value::from_function(filters::min)),
-        f(&["pprint"], prices::pretty, of(own::pretty)),
+        f(&["pprint"], prices::pretty, stateless(jinja_filters::pretty)),
         f(&["reject"], prices::items, Value::from_function(filters::reject)),
         f(&["rejectattr"], prices::items, Value::from_function(filters::rejectattr)),
-        f(&["replace"], prices::replaced, of(own::replace)),
-        f(&["reverse"], prices::items, of(own::reverse)),
-        f(&["round"], prices::free, of(own::round)),
+        f(&["replace"], prices::replaced, stateless(jinja_filters::replace)),
+        f(&["reverse"], prices::items, stateless(jinja_filters::reverse)),
+        f(&["round"], prices::free, stateless(jinja_filters::round)),
         f(&["safe"], prices::text, Value::from_function(filters::safe)),
         f(&["select"], prices::items, Value::from_function(filters::select)),
         f(&["selectattr"], prices::items, Value::from_function(filters::selectattr)),
         f(&["slice"], prices::grouped, Value::from_function(filters::slice)),
-        f(&["sort"], prices::ordered, stateful(own::sort)),
+        f(&["sort"], prices::ordered, stateful(jinja_filters::sort)),
         f(&["split"], prices::parts, Value::from_function(filters::split)),
-        f(&["string"], prices::text, of(own::string)),
+        f(&["string"], prices::text, stateless(jinja_filters::string)),
         f(&["sum"], prices::sum, Value::from_function(filters::sum)),
         f(&["title"], prices::changed_text, Value::from_function(filters::title)),
         f(&["trim"], prices::stripped, Value::from_function(filters::trim)),
-        f(&["unique"], prices::ordered, stateful(own::unique)),
+        f(&["unique"], prices::ordered, stateful(jinja_filters::unique)),
         f(&["upper"], prices::changed_text, Value::from_function(filters::upper)),
-        f(&["center"], prices::padded, of(own::center)),
-        f(&["forceescape"], prices::changed_text, of(own::force_escape)),
-        f(&["striptags"], prices::changed_text, of(own::strip_tags)),
-        f(&["truncate"], prices::changed_text, of(own::truncate)),
-        f(&["urlencode"], prices::changed_text, of(own::url_encode)),
-        f(&["wordcount"], prices::changed_text, of(own::word_count)),
-        f(&["wordwrap"], prices::wrapped, of(own::word_wrap)),
-        f(&["xmlattr"], prices::changed_text, of(own::xml_attributes)),
+        f(&["center"], prices::padded, stateless(jinja_filters::center)),
+        f(&["forceescape"], prices::changed_text, stateless(jinja_filters::force_escape)),
+        f(&["striptags"], prices::changed_text, stateless(jinja_filters::strip_tags)),
+        f(&["truncate"], prices::changed_text, stateless(jinja_filters::truncate)),
+        f(&["urlencode"], prices::changed_text, stateless(jinja_filters::url_encode)),
+        f(&["wordcount"], prices::changed_text, stateless(jinja_filters::word_count)),
+        f(&["wordwrap"], prices::wrapped, stateless(jinja_filters::word_wrap)),
+        f(&["xmlattr"], prices::changed_text, stateless(jinja_filters::xml_attributes)),
         f(&["zip"], prices::items, Value::from_function(filters::zip)),
     ]
 }
@@ -127,13 +129,13 @@ fn all_tests() -> Vec<Builtin> {
         t(&["true"], prices::free, Value::from_function(tests::is_true)),
         t(&["undefined"], prices::free, Value::from_function(tests::is_undefined)),
         t(&["upper"], prices::text, Value::from_function(tests::is_upper)),
-        // As Jinja2 has them: whatever has a length and items is a sequence, texts too.
+        // As in Jinja2, everything with a length and items is a sequence, strings included.
         t(&["sequence"], prices::free, Value::from_function(is_sequence)),
         t(&["iterable"], prices::free, Value::from_function(is_iterable)),
     ]
 }
 
-/// As in Python, where what is not there has no items.
+/// The length of a value. As in Jinja2, an undefined value has length 0.
 fn length(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() { Ok(0.into()) } else { filters::length(value).map(Value::from) }
 }
@@ -142,13 +144,13 @@ fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
 }
 
-/// Functions, macros and methods; undefined values, too, which fail only when they are called.
+/// Whether a value is a function, macro or method. Undefined values are callable, too, as in Jinja2; the call fails.
 fn is_callable(value: &Value) -> bool {
     let is_function = |object: &DynObject| object.repr() == ObjectRepr::Plain && !object.is::<ExactNumber>();
     value.is_undefined() || value.as_object().is_some_and(is_function)
 }
 
-/// `true` and `false` are numbers in Python.
+/// Whether a value is a number. In Python `true` and `false` are numbers.
 fn is_number(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || value.downcast_object_ref::<ExactNumber>().is_some()
 }
@@ -158,7 +160,7 @@ fn is_integer(value: &Value) -> bool {
     exact.map_or_else(|| value.is_integer() && value.kind() == ValueKind::Number, ExactNumber::is_integer)
 }
 
-/// minijinja's own panics for zero, by which nothing is divisible.
+/// Replaces minijinja's test, which panics on zero. Nothing is divisible by zero.
 fn is_divisible_by(value: &Value, other: &Value) -> bool {
     if let (Ok(value), Ok(other)) = (i128::try_from(value.clone()), i128::try_from(other.clone())) {
         return other != 0 && value.wrapping_rem(other) == 0;
@@ -166,34 +168,34 @@ fn is_divisible_by(value: &Value, other: &Value) -> bool {
     matches!((f64::try_from(value.clone()), f64::try_from(other.clone())), (Ok(a), Ok(b)) if a % b == 0.0)
 }
 
-/// As in Python, where nothing is in `None` because it cannot be asked.
+/// Whether a value can be iterated over. As in Python, `None` cannot.
 fn is_iterable(value: &Value) -> bool {
     value.kind() == ValueKind::String || (!value.is_none() && value.try_iter().is_ok())
 }
 
-/// A function that is charged for before it runs, and gives what other values may hold.
+/// Wraps a function so that it is charged before it runs, and its arguments and result are measured.
 fn priced(
     price: Price,
     function: Value,
 ) -> impl Fn(&mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
     move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-        let args = measured(args.into_values())?;
+        let args = measure_all(args.into_values())?;
         run(price, &args, |args| function.call(state, args))
     }
 }
 
-/// Arguments whose parts are measured.
-fn measured(args: Vec<Value>) -> Result<Vec<Value>, Error> {
-    args.into_iter().map(|arg| if arg.is_kwargs() { Ok(arg) } else { made(arg) }).collect()
+/// The arguments with their values measured.
+fn measure_all(args: Vec<Value>) -> Result<Vec<Value>, Error> {
+    args.into_iter().map(|arg| if arg.is_kwargs() { Ok(arg) } else { measure(arg) }).collect()
 }
 
-/// What `function` gives, if its price can be paid.
+/// Charges the price, runs `function` and measures its result.
 fn run(price: Price, args: &[Value], function: impl FnOnce(&[Value]) -> Result<Value, Error>) -> Result<Value, Error> {
-    charge(price(&Args(args))?)?;
-    made(function(args)?)
+    charge(price(&CallArgs(args))?)?;
+    measure(function(args)?)
 }
 
-/// A method of Python's texts, lists and dictionaries.
+/// Calls a method of a string, list or dictionary, after charging for it. `method` has Python's name.
 pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let price: Price = match (value.kind(), method) {
         (ValueKind::String, "startswith" | "endswith") if args.len() == 1 => prices::ends,
@@ -209,16 +211,16 @@ pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Resu
         (ValueKind::String, _) => prices::changed_text,
         (ValueKind::Map, "get") => prices::key,
         (ValueKind::Map, _) => prices::items,
-        // Of lists there are `count` and `index`.
+        // Lists have the methods `count` and `index`.
         (_, _) => prices::contained_in,
     };
     let mut all = vec![value.clone()];
     all.extend_from_slice(args);
-    let all = measured(all)?;
+    let all = measure_all(all)?;
     run(price, &all, |all| python_methods::call(&all[0], method, &all[1..]))
 }
 
-/// `value.name`: as in Python, a method comes before an item of the same name.
+/// The attribute `name` of a value. As in Python, a method takes precedence over an item of the same name.
 pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     if python_methods::has_method(value, name) {
         return bound_method(value, name);
@@ -226,8 +228,8 @@ pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     value.get_attr(name)
 }
 
-/// A filter of its arguments alone.
-fn of(filter: fn(&[Value]) -> Result<Value, Error>) -> Value {
+/// A filter that depends on its arguments only.
+fn stateless(filter: fn(&[Value]) -> Result<Value, Error>) -> Value {
     Value::from_function(move |args: Rest<ValueOrKwargs>| filter(&args.into_values()))
 }
 
@@ -249,10 +251,10 @@ fn range(lower: i64, upper: Option<i64>, step: Option<i64>) -> Result<Value, Err
     crate::measured::list((0..n as i64).map(|i| Value::from(start + i * step)).collect())
 }
 
-/// A namespace, whose attributes are as other values may hold them.
+/// Jinja's `namespace()`, with measured attributes.
 fn namespace(state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = measured(args.into_values())?;
-    let attributes = made(own::dictionary(&args)?)?;
+    let args = measure_all(args.into_values())?;
+    let attributes = measure(jinja_filters::dictionary(&args)?)?;
     check_attributes(len(&attributes)? as usize)?;
     Value::from_function(functions::namespace).call(state, &[attributes])
 }

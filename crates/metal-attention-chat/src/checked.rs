@@ -1,8 +1,9 @@
-//! A template in which every operator asks the meter first.
+//! Rewrites a parsed template so that every operator is charged to the meter before it runs.
 //!
-//! minijinja runs operators itself, without a hook. So the parsed template is written anew before it is compiled:
-//! operators that make or search values become calls of filters (`operators.rs`) that are named as no template can name
-//! them. What a template means stays as it is.
+//! minijinja evaluates operators itself and has no hook for them. So the syntax tree is rewritten before it is
+//! compiled: operators that create or search values become calls of filters (`operators.rs`), whose names cannot be
+//! written in a template. The meaning of the template does not change. The rewrite also enforces limits of nesting and
+//! rejects constructs that minijinja does not handle safely.
 
 use std::collections::BTreeSet;
 
@@ -16,42 +17,44 @@ use minijinja::machinery::ast::{
 
 use crate::TemplateLimit;
 use crate::operators::{
-    ADD, ATTRIBUTE, CHARGED, CONCAT, EQ, GE, GT, ITERATED, LE, LT, MADE, MAX_ATTRIBUTES, MUL, NE, REM, SLICE, SPREAD,
+    ADD, ATTRIBUTE, CHARGED, CONCAT, EQ, GE, GT, ITERATED, LE, LT, MAX_ATTRIBUTES, MEASURED, MUL, NE, REM, SLICE,
+    SPREAD,
 };
-use crate::program::Refusal;
+use crate::program::CompileError;
 use crate::python_methods::is_name_of_method;
 
-/// Blocks and operators in each other. In published templates: 19.
+/// The maximum nesting of blocks and operators. Published templates have at most 19.
 pub(crate) const MAX_NESTING: usize = 400;
-/// Bytes of a constant that nothing needs to be charged for.
+/// The maximum length in bytes of a string constant that is not charged for.
 const SMALL: usize = 64;
 
-/// Writes a template anew.
+/// The rewriter of one template.
 pub(crate) struct Checker<'s> {
     depth: usize,
-    /// How deep it has been.
+    /// The greatest nesting depth so far.
     pub deepest: usize,
-    /// The names of variables that the template reads.
+    /// The variables that the template reads.
     pub names: BTreeSet<&'s str>,
     /// The attributes that the template sets.
     pub attributes: BTreeSet<&'s str>,
-    /// Whether nothing lies between here and the innermost loop that a `break` would leave open.
+    /// Whether a `break` here would leave only blocks that minijinja can leave. Inside some blocks (with, set, filter)
+    /// it cannot.
     breaks: bool,
 }
 
-type Checked<T> = Result<T, Refusal>;
+type Checked<T> = Result<T, CompileError>;
 
 impl<'s> Checker<'s> {
     pub fn new() -> Self {
         Self { depth: 0, deepest: 0, names: BTreeSet::new(), attributes: BTreeSet::new(), breaks: true }
     }
 
-    /// `template` with checked operators.
+    /// Rewrites a template.
     pub fn template(&mut self, template: &Stmt<'s>) -> Checked<Stmt<'s>> {
         self.stmt(template)
     }
 
-    /// Runs `inner` one level deeper.
+    /// Runs `inner` one nesting level deeper; an error if that is too deep.
     fn deeper<T>(&mut self, span: Span, inner: impl FnOnce(&mut Self) -> Checked<T>) -> Checked<T> {
         self.depth += 1;
         self.deepest = self.deepest.max(self.depth);
@@ -72,7 +75,7 @@ impl<'s> Checker<'s> {
         Ok(match stmt {
             Stmt::Template(t) => Stmt::Template(Spanned::new(Template { children: self.stmts(&t.children)? }, span)),
             Stmt::EmitExpr(e) => Stmt::EmitExpr(Spanned::new(EmitExpr { expr: self.expr(&e.expr)? }, span)),
-            // As an expression, so that what is captured is counted.
+            // An expression, so that text that is captured by a block is charged, too.
             Stmt::EmitRaw(raw) => Stmt::EmitExpr(Spanned::new(EmitExpr { expr: constant(raw.raw, span) }, span)),
             Stmt::ForLoop(l) => Stmt::ForLoop(Spanned::new(self.for_loop(l)?, span)),
             Stmt::IfCond(c) => {
@@ -90,8 +93,8 @@ impl<'s> Checker<'s> {
             Stmt::Set(s) if appended(&s.expr).is_some() => Stmt::Set(Spanned::new(self.append(&s.expr, span)?, span)),
             Stmt::Set(s) => {
                 let (target, expr) = (self.target(&s.target)?, self.expr(&s.expr)?);
-                // A namespace holds no lazy sequence, and no namespace.
-                let expr = if sets_attribute(&target) { call(MADE, expr, [], span) } else { expr };
+                // A namespace must not contain a lazy sequence or a namespace, which could contain itself.
+                let expr = if sets_attribute(&target) { call(MEASURED, expr, [], span) } else { expr };
                 Stmt::Set(Spanned::new(Set { target, expr }, span))
             }
             Stmt::SetBlock(s) => {
@@ -133,7 +136,7 @@ impl<'s> Checker<'s> {
                 Stmt::CallBlock(Spanned::new(CallBlock { call, macro_decl }, span))
             }
             Stmt::Continue(_) | Stmt::Break(_) if !self.breaks => {
-                return Err(Refusal::new("a loop cannot be left from within a block that is not done", span));
+                return Err(CompileError::new("a loop cannot be left from within a block that is not done", span));
             }
             Stmt::Continue(_) => Stmt::Continue(Spanned::new(minijinja::machinery::ast::Continue, span)),
             Stmt::Break(_) => Stmt::Break(Spanned::new(minijinja::machinery::ast::Break, span)),
@@ -141,19 +144,20 @@ impl<'s> Checker<'s> {
         })
     }
 
-    /// `namespace.list.append(item)` as `namespace.list = namespace.list + [item]`: values do not change here.
+    /// Rewrites `namespace.list.append(item)` to `namespace.list = namespace.list + [item]`, because values are
+    /// immutable here.
     fn append(&mut self, expr: &Expr<'s>, span: Span) -> Checked<Set<'s>> {
-        let Some((list, item)) = appended(expr) else { return Err(Refusal::new("append() takes an item", span)) };
+        let Some((list, item)) = appended(expr) else { return Err(CompileError::new("append() takes an item", span)) };
         let (target, old, item) = (self.target(list)?, self.expr(list)?, self.expr(item)?);
-        let items = call(MADE, Expr::List(Spanned::new(List { items: vec![item] }, span)), [], span);
-        Ok(Set { target, expr: call(MADE, call(ADD, old, [items], span), [], span) })
+        let items = call(MEASURED, Expr::List(Spanned::new(List { items: vec![item] }, span)), [], span);
+        Ok(Set { target, expr: call(MEASURED, call(ADD, old, [items], span), [], span) })
     }
 
     fn stmts(&mut self, stmts: &[Stmt<'s>]) -> Checked<Vec<Stmt<'s>>> {
         stmts.iter().map(|stmt| self.stmt(stmt)).collect()
     }
 
-    /// The statements of a block; whether loops may be left from there.
+    /// Rewrites the statements of a block. `breaks`: whether loops may be left from within it.
     fn inside(&mut self, body: &[Stmt<'s>], breaks: bool) -> Checked<Vec<Stmt<'s>>> {
         let outside = std::mem::replace(&mut self.breaks, breaks);
         let body = self.stmts(body);
@@ -182,7 +186,7 @@ impl<'s> Checker<'s> {
         })
     }
 
-    /// What is assigned to.
+    /// Rewrites the target of an assignment, which may be a name, an attribute or a list of such.
     fn target(&mut self, target: &Expr<'s>) -> Checked<Expr<'s>> {
         let span = target.span();
         self.deeper(span, |this| match target {
@@ -210,7 +214,7 @@ impl<'s> Checker<'s> {
             | Expr::GetItem(_)
             | Expr::Call(_)
             | Expr::Tuple(_)
-            | Expr::Map(_) => Err(Refusal::new("only names and attributes can be assigned to", span)),
+            | Expr::Map(_) => Err(CompileError::new("only names and attributes can be assigned to", span)),
         })
     }
 
@@ -243,7 +247,7 @@ impl<'s> Checker<'s> {
                 call(SLICE, value, [bound(&s.start)?, bound(&s.stop)?, bound(&s.step)?], span)
             }
             Expr::UnaryOp(u) => {
-                // It cannot be copied.
+                // `UnaryOpKind` implements neither Copy nor Clone.
                 #[allow(clippy::needless_match)]
                 let op = match u.op {
                     UnaryOpKind::Not => UnaryOpKind::Not,
@@ -277,7 +281,8 @@ impl<'s> Checker<'s> {
             Expr::GetAttr(a) => Expr::GetAttr(Spanned::new(GetAttr { expr: self.expr(&a.expr)?, name: a.name }, span)),
             Expr::GetItem(i) => {
                 let (expr, subscript_expr) = (self.expr(&i.expr)?, charged(self.expr(&i.subscript_expr)?));
-                // A text is gone through for its characters; it has no names.
+                // Indexing a string takes time linear in its length. Looking up a constant key does not apply to
+                // strings.
                 let is_name = matches!(&subscript_expr, Expr::Const(c) if c.value.as_str().is_some());
                 let expr = if is_name { expr } else { call(ITERATED, expr, [], span) };
                 Expr::GetItem(Spanned::new(GetItem { expr, subscript_expr }, span))
@@ -285,23 +290,24 @@ impl<'s> Checker<'s> {
             Expr::Call(c) => Expr::Call(Spanned::new(self.call(c)?, span)),
             Expr::List(l) => {
                 let items = self.exprs(&l.items)?;
-                call(MADE, Expr::List(Spanned::new(List { items }, span)), [], span)
+                call(MEASURED, Expr::List(Spanned::new(List { items }, span)), [], span)
             }
             Expr::Tuple(t) => {
                 let items = self.exprs(&t.items)?;
-                call(MADE, Expr::Tuple(Spanned::new(Tuple { items }, span)), [], span)
+                call(MEASURED, Expr::Tuple(Spanned::new(Tuple { items }, span)), [], span)
             }
             Expr::Map(m) => {
                 let keys = m.keys.iter().map(|key| Ok(charged(self.expr(key)?))).collect::<Checked<_>>()?;
                 let values = self.exprs(&m.values)?;
-                call(MADE, Expr::Map(Spanned::new(Map { keys, values }, span)), [], span)
+                call(MEASURED, Expr::Map(Spanned::new(Map { keys, values }, span)), [], span)
             }
         })
     }
 
     fn operator(&mut self, op: &Spanned<BinOp<'s>>, span: Span) -> Checked<Expr<'s>> {
         let (left, right) = (self.expr(&op.left)?, self.expr(&op.right)?);
-        // What is compared with a small constant is compared when that ends, and the constant is no tuple.
+        // Comparison with a small constant stops at the constant's length, so it is not charged. The constant is not a
+        // tuple, so minijinja's own operator is correct.
         let small = is_small(&left) || is_small(&right);
         let priced = |expr| if small { expr } else { charged(expr) };
         let (left, right) = match op.op {
@@ -318,14 +324,14 @@ impl<'s> Checker<'s> {
             BinOpKind::Gt => return Ok(call(GT, priced(left), [priced(right)], span)),
             BinOpKind::Gte => return Ok(call(GE, priced(left), [priced(right)], span)),
             BinOpKind::ScAnd | BinOpKind::ScOr => (condition(left), condition(right)),
-            // Of numbers.
+            // Operators on numbers take constant time.
             BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Pow => (left, right),
         };
         Ok(Expr::BinOp(Spanned::new(BinOp { op: op.op, left, right }, span)))
     }
 
     fn call(&mut self, c: &Spanned<Call<'s>>) -> Checked<Call<'s>> {
-        // A method that is called is looked up when it is.
+        // The method is looked up by the call.
         let expr = match &c.expr {
             Expr::GetAttr(a) => {
                 let span = a.span();
@@ -336,22 +342,22 @@ impl<'s> Checker<'s> {
         };
         let mut args = self.args(&c.args)?;
         match c.identify_call() {
-            // A loop keeps what it is given, so it must not be given itself.
+            // `loop.changed` stores its arguments. They are measured, so that the loop cannot store itself.
             CallType::Method(_, "changed") => {
                 args = args
                     .into_iter()
                     .map(|arg| match arg {
-                        CallArg::Pos(value) => Ok(CallArg::Pos(call(MADE, value, [], c.span()))),
+                        CallArg::Pos(value) => Ok(CallArg::Pos(call(MEASURED, value, [], c.span()))),
                         CallArg::Kwarg(..) | CallArg::PosSplat(_) | CallArg::KwargSplat(_) => {
-                            Err(Refusal::new("changed() takes plain values", c.span()))
+                            Err(CompileError::new("changed() takes plain values", c.span()))
                         }
                     })
                     .collect::<Checked<_>>()?;
             }
             CallType::Method(_, "cycle") if !args.iter().any(|arg| matches!(arg, CallArg::Pos(_))) => {
-                return Err(Refusal::new("cycle() takes values", c.span()));
+                return Err(CompileError::new("cycle() takes values", c.span()));
             }
-            // Perhaps a loop's, which goes through it.
+            // The function could be a recursive `loop(...)`, which iterates over its argument.
             CallType::Function(_) if args.len() == 1 => {
                 args = args
                     .into_iter()
@@ -379,7 +385,7 @@ impl<'s> Checker<'s> {
     }
 }
 
-/// The list and the item of `namespace.list.append(item)`.
+/// The list and the item of an expression `namespace.list.append(item)`; `None` for other expressions.
 fn appended<'e, 's>(expr: &'e Expr<'s>) -> Option<(&'e Expr<'s>, &'e Expr<'s>)> {
     let Expr::Call(call) = expr else { return None };
     let (Expr::GetAttr(method), [CallArg::Pos(item)]) = (&call.expr, &call.args[..]) else { return None };
@@ -387,7 +393,7 @@ fn appended<'e, 's>(expr: &'e Expr<'s>) -> Option<(&'e Expr<'s>, &'e Expr<'s>)> 
     (method.name == "append" && is_attribute).then_some((&method.expr, item))
 }
 
-/// The call of a filter.
+/// A call of the filter `name`.
 fn call<'s, const N: usize>(name: &'static str, value: Expr<'s>, args: [Expr<'s>; N], span: Span) -> Expr<'s> {
     let args = args.into_iter().map(CallArg::Pos).collect();
     Expr::Filter(Spanned::new(Filter { name, expr: Some(value), args }, span))
@@ -397,13 +403,14 @@ fn constant<'s>(value: impl Into<Value>, span: Span) -> Expr<'s> {
     Expr::Const(Spanned::new(Const { value: value.into() }, span))
 }
 
-/// `expr`, charged for before it is searched or compared.
+/// `expr`, charged for its size before it is searched or compared.
 fn charged(expr: Expr<'_>) -> Expr<'_> {
     let span = expr.span();
     if is_small(&expr) { expr } else { call(CHARGED, expr, [], span) }
 }
 
-/// `expr` as a condition: a namespace is one by its attributes, which are gone through. Only names stand for namespaces.
+/// `expr` as a condition. The truth value of a namespace is found by iterating over its attributes, so it is charged.
+/// Only variables can be namespaces.
 fn condition(expr: Expr<'_>) -> Expr<'_> {
     let span = expr.span();
     if matches!(expr, Expr::Var(_) | Expr::IfExpr(_)) { call(ITERATED, expr, [], span) } else { expr }
@@ -417,7 +424,7 @@ fn sets_attribute(target: &Expr<'_>) -> bool {
     match target {
         Expr::GetAttr(_) => true,
         Expr::List(list) => list.items.iter().any(sets_attribute),
-        // `target` lets nothing else through than names.
+        // `target` allows only names here.
         _ => false,
     }
 }

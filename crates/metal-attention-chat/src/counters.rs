@@ -1,4 +1,4 @@
-//! Jinja2's functions whose results count their calls.
+//! Jinja2's `joiner` and `cycler`, whose results depend on how often they were called.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Object, ObjectRepr, Rest};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Is called for a text that stands between others: the first time there is none.
+/// The result of `joiner(separator)`: the first call returns an empty string, later calls the separator.
 #[derive(Debug)]
 struct Joiner {
     separator: Value,
@@ -19,7 +19,7 @@ pub(crate) fn joiner(separator: Option<Value>) -> Result<Value, Error> {
     Ok(Value::from_object(Joiner { separator, calls: AtomicUsize::new(0) }))
 }
 
-/// Nothing counts how deep what these functions give lies in itself, so it holds plain values.
+/// Rejects values with parts. The depth of a value within a joiner or cycler would not be limited.
 fn without_parts(value: &Value) -> Result<(), Error> {
     match value.as_object() {
         None => Ok(()),
@@ -38,7 +38,7 @@ impl Object for Joiner {
     }
 }
 
-/// Goes through values again and again.
+/// The result of `cycler(a, b, ...)`: `next()` returns its values in turn.
 #[derive(Debug)]
 struct Cycler {
     values: Vec<Value>,

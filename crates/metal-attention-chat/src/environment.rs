@@ -1,28 +1,29 @@
-//! The Jinja that chat templates are written in: what Python's `transformers` gives them.
+//! The Jinja environment in which chat templates run. It has the functions and filters that Python's `transformers`
+//! provides.
 
 use jiff::Zoned;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use crate::arguments::{given, integer};
+use crate::arguments::{bind_arguments, integer};
 use crate::builtins::{add_builtins, priced_method};
-use crate::error::Raised;
+use crate::error::RaisedException;
 use crate::exact_json;
-use crate::measured::{Size, from_json as from_parsed, made, printed};
+use crate::measured::{Size, from_json as from_parsed, measure, printed};
 use crate::meter::{MAX_STEPS, charge};
 use crate::operators::add_operators;
 use crate::prices;
-use crate::python_json::{self, Format};
+use crate::python_json::{self, JsonFormat};
 
-/// The variable that has the time of the rendering, for `strftime_now`.
+/// The name of the variable with the time of the rendering, in seconds since 1970. `strftime_now` reads it.
 pub(crate) const NOW: &str = "__now";
-/// Loops in each other, each of which makes a look at a variable longer; the call of a macro counts as some. A macro that
-/// goes through a schema by calling itself gets some 25 levels deep.
+/// The maximum nesting of loops; the call of a macro counts as several. Each level makes the lookup of a variable
+/// slower. A macro that recurses over a schema reaches about 25 levels.
 const MAX_RECURSION: usize = 200;
-/// Bytes of a form for `strftime_now`; models ask for less than 20.
+/// The maximum length in bytes of a format for `strftime_now`. Published templates use fewer than 20.
 const MAX_TIME_FORMAT: usize = 256;
 
-/// What templates run in.
+/// Builds the environment, with the limits of minijinja's own counters.
 pub(crate) fn environment() -> Environment<'static> {
     let mut env = Environment::empty();
     env.set_debug(false);
@@ -39,10 +40,11 @@ pub(crate) fn environment() -> Environment<'static> {
 }
 
 fn raise_exception(message: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(Raised(message.to_owned())))
+    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(RaisedException(message.to_owned())))
 }
 
-/// The time of the rendering in the form `format`, as Python's `strftime`.
+/// The time of the rendering in the format `format`, like Python's `strftime`. Without the variable [`NOW`] it is the
+/// current time.
 fn strftime_now(state: &State, format: &str) -> Result<String, Error> {
     let invalid = |e: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}"));
     if format.len() > MAX_TIME_FORMAT {
@@ -56,13 +58,13 @@ fn strftime_now(state: &State, format: &str) -> Result<String, Error> {
     jiff::fmt::strtime::format(format, &now).map_err(invalid)
 }
 
-/// Python's `json.dumps`, with `ensure_ascii=False` unless asked for.
+/// The filter `tojson`: Python's `json.dumps` with `ensure_ascii=False` as the default.
 fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "an undefined value has no JSON form"));
     }
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    let options = given("tojson", &options.into_values(), names)?;
+    let options = bind_arguments("tojson", &options.into_values(), names)?;
     let [ensure_ascii, indent, separators, sort_keys] = options.map(|option| option.filter(|value| !value.is_none()));
     let indent = match &indent {
         Some(indent) => Some(match indent.as_str() {
@@ -71,13 +73,13 @@ fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
         }),
         None => None,
     };
-    let mut format = Format::new(indent);
+    let mut format = JsonFormat::new(indent);
     if let Some(separators) = separators {
         (format.item_separator, format.key_separator) = pair(&separators)?;
     }
     format.ensure_ascii = ensure_ascii.is_some_and(|flag| flag.is_true());
     format.sort_keys = sort_keys.is_some_and(|flag| flag.is_true());
-    let value = made(value.clone())?;
+    let value = measure(value.clone())?;
     let indent = format.indent.as_ref().map_or(0, String::len) as u64;
     charge(prices::json(&value, indent, (format.item_separator.len() + format.key_separator.len()) as u64)?)?;
     let text = python_json::dumps(&value, &format)?;
@@ -85,7 +87,7 @@ fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     Ok(text.into())
 }
 
-/// The value of a JSON text, which some templates read arguments with.
+/// The filter `from_json`: parses a JSON text. Some templates parse arguments of tool calls with it.
 fn from_json(text: &str) -> Result<Value, Error> {
     charge(text.len() as u64)?;
     let value = exact_json::from_str(text)

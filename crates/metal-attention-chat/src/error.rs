@@ -1,131 +1,131 @@
-//! What can be wrong with a template, or with a conversation for it.
+//! The errors of compiling and rendering a chat template.
 
 use metal_attention_gguf::GgufError;
 use minijinja::ErrorKind;
 
 use crate::meter::MAX_STEPS;
 
-/// Characters of an error message that come from a template.
+/// The maximum length in characters of an error message that comes from a template.
 const MAX_MESSAGE: usize = 2000;
 
-/// Why a conversation could not be rendered.
+/// The reason why a template cannot be compiled, or a conversation not be rendered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// A key of the file has a value of the wrong type.
+    /// A metadata key of the file has a value of the wrong type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// The template is not written in Jinja as it is understood here.
+    /// The template is not valid Jinja, or uses a construct that is not supported.
     #[error("the chat template does not compile: {message}")]
     Syntax {
-        /// What is wrong, and in which line.
+        /// The error and its line.
         message: String,
     },
-    /// The template refuses the conversation, through its `raise_exception`.
+    /// The template refuses the conversation, by calling `raise_exception`.
     #[error("the model's chat template refuses this conversation: {message}")]
     Refused {
-        /// What the template says.
+        /// The message of the template.
         message: String,
-        /// The line of the template that says it, from 1; 0 where it is not known.
+        /// The line of the template that raises it, from 1; 0 if it is not known.
         line: usize,
     },
-    /// The template goes beyond a limit, as one does that was written to take memory, stack or time.
+    /// The template exceeds a limit, as a malicious template does that would use too much memory, stack or time.
     #[error("the {template} goes beyond a limit: {limit}")]
     Limit {
-        /// Which of the model's templates.
+        /// The name of the template, for the message.
         template: &'static str,
-        /// The limit.
+        /// The limit that is exceeded.
         limit: TemplateLimit,
     },
-    /// There is no thread for the template to run on.
+    /// The operating system refused to start a thread for the template.
     #[error("the chat template cannot run: no thread could be started: {0}")]
     Thread(#[source] std::io::Error),
-    /// The template failed on this conversation.
+    /// Rendering failed on this conversation.
     #[error("the chat template fails on this conversation: {message}")]
     Render {
-        /// What went wrong, and in which line.
+        /// The error and its line.
         message: String,
     },
 }
 
-/// What a template may not exceed. Real templates stay far below each of these.
+/// A limit that a template exceeds. Published templates stay far below every limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateLimit {
-    /// The length of its text.
+    /// The size of the template's source.
     #[error("it has {bytes} bytes; at most {limit} are read")]
     Source {
-        /// Its size.
+        /// The size of the source in bytes.
         bytes: usize,
-        /// The largest size.
+        /// The maximum size in bytes.
         limit: usize,
     },
-    /// The length of a line, which minijinja counts with 16 bits.
+    /// The length of a line: minijinja counts columns with 16 bits.
     #[error("line {line} has more than {limit} bytes")]
     Line {
-        /// The line.
+        /// The number of the line, from 1.
         line: usize,
-        /// How many it may have.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// What stands between `{{` and `}}`, or `{%` and `%}`.
+    /// The number of tokens in a tag, between `{{` and `}}` or `{%` and `%}`.
     #[error("the tag in line {line} has more than {limit} words and signs")]
     Tag {
-        /// Where it begins.
+        /// The line where the tag begins.
         line: usize,
-        /// How many there may be.
+        /// The maximum number of tokens.
         limit: usize,
     },
-    /// A variable's or an attribute's name.
+    /// The length of the name of a variable or attribute.
     #[error("a name in line {line} has more than {limit} bytes")]
     Name {
-        /// Where it is.
+        /// The line of the name.
         line: usize,
-        /// How many it may have.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// Blocks in blocks, branches after branches, and operators in operators.
+    /// The nesting of blocks, `elif` branches and operators.
     #[error("blocks or operators are nested more than {limit} deep in line {line}")]
     Nesting {
-        /// Where it gets too deep.
+        /// The line where the nesting gets too deep.
         line: usize,
-        /// How deep it may be.
+        /// The maximum depth.
         limit: usize,
     },
-    /// Attributes of a namespace.
+    /// The number of attributes of a namespace.
     #[error("a namespace has more than {limit} attributes")]
     Attributes {
-        /// How many there may be.
+        /// The maximum number of attributes.
         limit: usize,
     },
-    /// Instructions that one rendering runs.
+    /// The number of instructions of one rendering.
     #[error("it takes more than {limit} steps")]
     Steps {
-        /// How many it may take.
+        /// The maximum number of instructions.
         limit: u64,
     },
-    /// What one rendering writes.
+    /// The size of the output of one rendering.
     #[error("it writes more than {limit} bytes")]
     Output {
-        /// How much it may write.
+        /// The maximum size in bytes.
         limit: usize,
     },
-    /// What one rendering makes, compares and searches.
+    /// The size of the values that one rendering creates, compares and searches.
     #[error("it makes or searches more than {limit} bytes of values")]
     Work {
-        /// How much it may handle.
+        /// The maximum size in bytes.
         limit: u64,
     },
-    /// Lists and dictionaries in each other.
+    /// The nesting of lists and dictionaries.
     #[error("a value is nested more than {limit} deep")]
     Depth {
-        /// How deep it may be.
+        /// The maximum depth.
         limit: u32,
     },
-    /// How long one rendering takes.
+    /// The time of one rendering.
     #[error("it takes more than {seconds} seconds")]
     Time {
-        /// How long it may take.
+        /// The maximum time in seconds.
         seconds: u64,
     },
 }
@@ -136,13 +136,14 @@ impl From<TemplateLimit> for minijinja::Error {
     }
 }
 
-/// What a template passed to `raise_exception`.
+/// An exception that a template raised by `raise_exception`, with its message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Raised(pub String);
+pub(crate) struct RaisedException(pub String);
 
 impl TemplateError {
-    /// How far into the template the conversation got, where another form of it may get further.
+    /// The line of the template that the rendering reached, for errors after which another variant of the conversation
+    /// may get further; else `None`.
     pub(crate) fn line_of_conversation(&self) -> Option<usize> {
         match self {
             Self::Refused { line, .. } => Some(*line),
@@ -151,13 +152,13 @@ impl TemplateError {
         }
     }
 
-    /// An error of a template's rendering.
+    /// The error of a rendering, from minijinja's error and its causes.
     pub(crate) fn of_rendering(template: &'static str, error: &minijinja::Error) -> Self {
         let line = error.line().unwrap_or(0);
         let mut source: Option<&dyn std::error::Error> = Some(error);
         let mut out_of_fuel = false;
         while let Some(error) = source {
-            if let Some(Raised(message)) = error.downcast_ref() {
+            if let Some(RaisedException(message)) = error.downcast_ref() {
                 return Self::Refused { message: shortened(message.clone()), line };
             }
             if let Some(&limit) = error.downcast_ref() {
@@ -173,7 +174,7 @@ impl TemplateError {
     }
 }
 
-/// An error and what caused it, in one line.
+/// The error and its causes, in one line.
 pub(crate) fn with_causes(error: &minijinja::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -184,7 +185,7 @@ pub(crate) fn with_causes(error: &minijinja::Error) -> String {
     shortened(text)
 }
 
-/// `message` with at most [`MAX_MESSAGE`] characters: a template chooses what its errors say.
+/// `message` cut to [`MAX_MESSAGE`] characters. A template controls the text of its errors.
 fn shortened(mut message: String) -> String {
     if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
         message.truncate(end);

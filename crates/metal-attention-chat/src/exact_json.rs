@@ -1,17 +1,17 @@
-//! JSON whose numbers keep all their digits.
+//! A JSON parser that keeps all digits of numbers.
 //!
-//! `serde_json` reads an integer of more than 64 bits as a float, and refuses a float beyond all floats. Here such a number
-//! is an object with one key, which [`number`] makes a value of templates.
+//! `serde_json` reads an integer of more than 64 bits as a float and refuses a float beyond the range of doubles. Here
+//! such a number becomes an object with one special key, which [`number`] converts to a template value.
 
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
-use crate::python_text::ExactNumber;
+use crate::python_str::ExactNumber;
 
-/// The key of a number, which no one writes: the character stands for nothing.
+/// The key of such an object. It begins with a noncharacter, so no other JSON has it.
 const KEY: &str = "\u{10ffff}number";
 
-/// Reads JSON.
+/// Parses JSON. Numbers that `serde_json` cannot represent become objects with [`KEY`].
 pub(crate) fn from_str(text: &str) -> serde_json::Result<Json> {
     match with_exact_numbers(text) {
         Some(rewritten) => serde_json::from_str(&rewritten),
@@ -19,7 +19,7 @@ pub(crate) fn from_str(text: &str) -> serde_json::Result<Json> {
     }
 }
 
-/// `text` with objects in place of the numbers that `serde_json` cannot hold; `None` where it holds them all.
+/// `text` with the numbers that `serde_json` cannot represent replaced by objects; `None` if there are none.
 fn with_exact_numbers(text: &str) -> Option<String> {
     let mut out = String::new();
     let (mut done, mut at) = (0, 0);
@@ -51,7 +51,8 @@ fn with_exact_numbers(text: &str) -> Option<String> {
     (done > 0).then(|| out + &text[done..])
 }
 
-/// Whether `serde_json` holds a number as Python does. What is no number is for `serde_json` to refuse.
+/// Whether `serde_json` represents a number as Python does. True for text that is not a number, which `serde_json`
+/// then refuses.
 fn is_held(number: &str) -> bool {
     if !is_number(number) {
         return true;
@@ -59,11 +60,11 @@ fn is_held(number: &str) -> bool {
     if number.contains(['.', 'e', 'E']) {
         return number.parse().is_ok_and(f64::is_finite);
     }
-    // An integer has no negative zero.
+    // Python's integer -0 is 0, but `serde_json` reads a float.
     number != "-0" && (number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok())
 }
 
-/// Whether a text is a number as JSON has it.
+/// Whether a text is a number in JSON's syntax.
 fn is_number(text: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let text = text.strip_prefix('-').unwrap_or(text);
@@ -75,7 +76,7 @@ fn is_number(text: &str) -> bool {
         && digits(exponent.strip_prefix(['-', '+']).unwrap_or(exponent))
 }
 
-/// The number that an object stands for.
+/// The template value of the number that an object represents; `None` for other objects.
 pub(crate) fn number(object: &Map<String, Json>) -> Option<Value> {
     let text = object.get(KEY).filter(|_| object.len() == 1)?.as_str().filter(|text| is_number(text))?;
     if text == "-0" {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_refused() {
+    fn invalid_json_is_refused() {
         for text in ["{\"a\": 01}", "{\"a\": 1-2}", "[1", "\"\\", "-", "99999999999999999999x"] {
             assert!(from_str(text).is_err(), "{text}");
         }

@@ -1,21 +1,22 @@
-//! The filters of Jinja2 that minijinja lacks or has otherwise.
+//! The Jinja2 filters that minijinja lacks or implements differently. Each takes its arguments as a slice: the value
+//! that it is applied to, then the others.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value, filters};
 
-use crate::arguments::{given, integer, invalid, required_text};
+use crate::arguments::{bind_arguments, integer, invalid, required_text};
 use crate::printf::printf;
 use crate::python_methods::{self, lines, stripped};
-use crate::python_text::{repr, text};
+use crate::python_str::{repr, text};
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// The value that a filter is for, and the other arguments.
+/// The value that the filter is applied to, and the other arguments.
 fn subject(args: &[Value]) -> Result<(&Value, &[Value])> {
     args.split_first().ok_or_else(|| Error::new(ErrorKind::MissingArgument, "a filter needs a value"))
 }
 
-/// As `str()`, which no undefined value refuses.
+/// Like `subject`, with the value as Python's `str(value)`. An undefined value is the empty string.
 fn subject_text(args: &[Value]) -> Result<(String, &[Value])> {
     let (value, others) = subject(args)?;
     Ok((text(value), others))
@@ -23,12 +24,13 @@ fn subject_text(args: &[Value]) -> Result<(String, &[Value])> {
 
 pub(crate) fn string(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("string", others, []).map(|[]| if value.as_str().is_some() { value.clone() } else { text(value).into() })
+    bind_arguments("string", others, [])
+        .map(|[]| if value.as_str().is_some() { value.clone() } else { text(value).into() })
 }
 
 pub(crate) fn abs(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("abs", others, []).map(drop)?;
+    bind_arguments("abs", others, []).map(drop)?;
     match value.kind() {
         ValueKind::Bool => Ok(i64::from(value.is_true()).into()),
         _ => filters::abs(value.clone()),
@@ -37,20 +39,20 @@ pub(crate) fn abs(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn center(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    let [width] = given("center", others, ["width"])?;
+    let [width] = bind_arguments("center", others, ["width"])?;
     python_methods::call(&text.into(), "center", &[width.unwrap_or_else(|| 80.into())])
 }
 
 pub(crate) fn default(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default, boolean] = given("default", others, ["default_value", "boolean"])?;
+    let [default, boolean] = bind_arguments("default", others, ["default_value", "boolean"])?;
     let replaced = value.is_undefined() || (boolean.is_some_and(|b| b.is_true()) && !value.is_true());
     Ok(if replaced { default.unwrap_or_else(|| "".into()) } else { value.clone() })
 }
 
 pub(crate) fn dictsort(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [case_sensitive, by, reverse] = given("dictsort", others, ["case_sensitive", "by", "reverse"])?;
+    let [case_sensitive, by, reverse] = bind_arguments("dictsort", others, ["case_sensitive", "by", "reverse"])?;
     if let Some(by) = &by
         && !matches!(by.as_str(), Some("key" | "value"))
     {
@@ -62,7 +64,8 @@ pub(crate) fn dictsort(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn sort(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [reverse, case_sensitive, attribute] = given("sort", others, ["reverse", "case_sensitive", "attribute"])?;
+    let [reverse, case_sensitive, attribute] =
+        bind_arguments("sort", others, ["reverse", "case_sensitive", "attribute"])?;
     let named = [("case_sensitive", case_sensitive), ("attribute", attribute), ("reverse", reverse)];
     let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
     filters::sort(state, value.clone(), named.collect::<Kwargs>())
@@ -70,16 +73,16 @@ pub(crate) fn sort(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
 
 pub(crate) fn unique(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [case_sensitive, attribute] = given("unique", others, ["case_sensitive", "attribute"])?;
+    let [case_sensitive, attribute] = bind_arguments("unique", others, ["case_sensitive", "attribute"])?;
     let named = [("case_sensitive", case_sensitive), ("attribute", attribute)];
     let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
     filters::unique(state, value.clone(), named.collect::<Kwargs>())
 }
 
-/// The first or the last item; undefined where there is none.
+/// The first or the last item, or character; undefined if there is none.
 pub(crate) fn at_end(args: &[Value], last: bool) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given(if last { "last" } else { "first" }, others, []).map(drop)?;
+    bind_arguments(if last { "last" } else { "first" }, others, []).map(drop)?;
     if let Some(text) = value.as_str() {
         let found = if last { text.chars().next_back() } else { text.chars().next() };
         return Ok(found.map_or(Value::UNDEFINED, Value::from));
@@ -90,7 +93,7 @@ pub(crate) fn at_end(args: &[Value], last: bool) -> Result<Value> {
 
 pub(crate) fn items(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("items", others, []).map(drop)?;
+    bind_arguments("items", others, []).map(drop)?;
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Map => python_methods::call(value, "items", &[]),
@@ -100,7 +103,7 @@ pub(crate) fn items(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn reverse(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("reverse", others, []).map(drop)?;
+    bind_arguments("reverse", others, []).map(drop)?;
     if let Some(text) = value.as_str() {
         return Ok(text.chars().rev().collect::<String>().into());
     }
@@ -111,7 +114,7 @@ pub(crate) fn reverse(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn join(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [separator, attribute] = given("join", others, ["d", "attribute"])?;
+    let [separator, attribute] = bind_arguments("join", others, ["d", "attribute"])?;
     let separator = separator.as_ref().map(text).unwrap_or_default();
     let mut out = String::new();
     for (i, item) in value.try_iter()?.enumerate() {
@@ -124,7 +127,7 @@ pub(crate) fn join(args: &[Value]) -> Result<Value> {
     Ok(out.into())
 }
 
-/// The attribute `a.b.0` of a value, or the item of a number.
+/// The value at the path `a.b.0`, or the item with a number as index.
 fn at_path(mut value: Value, path: &Value) -> Result<Value> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     for part in path.split('.') {
@@ -138,7 +141,7 @@ fn at_path(mut value: Value, path: &Value) -> Result<Value> {
 
 pub(crate) fn int(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default, base] = given("int", others, ["default", "base"])?;
+    let [default, base] = bind_arguments("int", others, ["default", "base"])?;
     let default = default.unwrap_or_else(|| 0.into());
     let base = integer(base.as_ref())?.unwrap_or(10);
     if let Some(text) = value.as_str() {
@@ -165,7 +168,7 @@ pub(crate) fn int(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn to_float(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default] = given("float", others, ["default"])?;
+    let [default] = bind_arguments("float", others, ["default"])?;
     if let Some(text) = value.as_str() {
         return Ok(float_of_text(text).map_or(default.unwrap_or_else(|| 0.0.into()), Value::from));
     }
@@ -181,23 +184,23 @@ fn undefined() -> Error {
     Error::new(ErrorKind::UndefinedError, "an undefined value is no number")
 }
 
-/// An integer as the engine prefers it.
+/// An integer value, of 64 bits if it fits.
 fn narrow(number: i128) -> Value {
     i64::try_from(number).map_or_else(|_| number.into(), Value::from)
 }
 
-/// A number as a float.
+/// A numeric value as a float.
 fn number(value: &Value) -> Result<f64> {
     f64::try_from(value.clone()).or_else(|_| i128::try_from(value.clone()).map(|number| number as f64))
 }
 
-/// Digits without the underscores that may stand between them.
+/// Digits without the underscores between them; `None` if underscores are misplaced.
 fn without_underscores(digits: &str) -> Option<String> {
     let misplaced = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!misplaced).then(|| digits.replace('_', ""))
 }
 
-/// Python's `int(text, base)`.
+/// Python's `int(text, base)`; `None` if the text is not such an integer.
 fn integer_of_text(text: &str, base: i64) -> Option<i128> {
     let text = stripped(text, None, true, true);
     let (negative, digits) = match text.strip_prefix('-') {
@@ -225,14 +228,14 @@ fn integer_of_text(text: &str, base: i64) -> Option<i128> {
     Some(if negative { -number } else { number })
 }
 
-/// Python's `float(text)`.
+/// Python's `float(text)`; `None` if the text is not a number.
 fn float_of_text(text: &str) -> Option<f64> {
     without_underscores(stripped(text, None, true, true))?.parse().ok()
 }
 
 pub(crate) fn round(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [precision, method] = given("round", others, ["precision", "method"])?;
+    let [precision, method] = bind_arguments("round", others, ["precision", "method"])?;
     let precision = integer(precision.as_ref())?.unwrap_or(0).clamp(-400, 400) as i32;
     let method = method.as_ref().map_or(Ok("common"), |method| required_text("round", Some(method)))?;
     if !matches!(value.kind(), ValueKind::Number | ValueKind::Bool) {
@@ -257,7 +260,7 @@ pub(crate) fn round(args: &[Value]) -> Result<Value> {
         "common" => {
             let number = f64::try_from(value.clone())?;
             Ok(match usize::try_from(precision) {
-                // The digits are those of the exact value.
+                // Formatting rounds the exact decimal expansion, as Python does.
                 Ok(digits) => format!("{number:.digits$}").parse().unwrap_or(number),
                 Err(_) => (number * scale).round_ties_even() / scale,
             }
@@ -271,7 +274,7 @@ pub(crate) fn round(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn indent(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [width, first, blank] = given("indent", others, ["width", "first", "blank"])?;
+    let [width, first, blank] = bind_arguments("indent", others, ["width", "first", "blank"])?;
     let source = required_text("indent", Some(value))?;
     let by = match &width {
         None => " ".repeat(4),
@@ -298,19 +301,20 @@ pub(crate) fn indent(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn truncate(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    let [length, kill_words, end, leeway] = given("truncate", others, ["length", "killwords", "end", "leeway"])?;
+    let [length, kill_words, end, leeway] =
+        bind_arguments("truncate", others, ["length", "killwords", "end", "leeway"])?;
     let count = |value: Option<&Value>, default: usize| {
         Ok::<_, Error>(integer(value)?.map_or(default, |n| usize::try_from(n).unwrap_or_default()))
     };
     let (length, leeway) = (count(length.as_ref(), 255)?, count(leeway.as_ref(), 5)?);
     let end = end.as_ref().map_or(Ok("..."), |end| required_text("truncate", Some(end)))?;
-    let room = length
+    let n_kept = length
         .checked_sub(end.chars().count())
         .ok_or_else(|| invalid("truncate needs a length for at least the text at the end"))?;
     if text.chars().count() <= length.saturating_add(leeway) {
         return Ok(text.into());
     }
-    let mut kept: String = text.chars().take(room).collect();
+    let mut kept: String = text.chars().take(n_kept).collect();
     if !kill_words.is_some_and(|kill| kill.is_true())
         && let Some(last_word) = kept.rfind(' ')
     {
@@ -321,16 +325,16 @@ pub(crate) fn truncate(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn word_count(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("wordcount", others, []).map(drop)?;
+    bind_arguments("wordcount", others, []).map(drop)?;
     let words = text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
     Ok(words.count().into())
 }
 
-/// Lines of at most `width` characters, broken at blanks and after hyphens.
+/// The filter `wordwrap`: lines of at most `width` characters, broken at blanks and after hyphens.
 pub(crate) fn word_wrap(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
     let names = ["width", "break_long_words", "wrapstring", "break_on_hyphens"];
-    let [width, break_long_words, wrap, break_on_hyphens] = given("wordwrap", others, names)?;
+    let [width, break_long_words, wrap, break_on_hyphens] = bind_arguments("wordwrap", others, names)?;
     let width = integer(width.as_ref())?.unwrap_or(79);
     let width = usize::try_from(width).ok().filter(|&width| width > 0);
     let width = width.ok_or_else(|| invalid("wordwrap needs a width above 0"))?;
@@ -365,14 +369,14 @@ fn wrapped_line(line: &str, width: usize, break_long_words: bool, break_on_hyphe
             finish(&mut current, &mut n);
         }
         while break_long_words && n + length > width {
-            let room = chunk.char_indices().nth(width - n).map_or(chunk.len(), |(at, _)| at);
-            let (head, tail) = chunk.split_at(room);
+            let split_at = chunk.char_indices().nth(width - n).map_or(chunk.len(), |(at, _)| at);
+            let (head, tail) = chunk.split_at(split_at);
             current += head;
             finish(&mut current, &mut n);
             chunk = tail;
             length = chunk.chars().count();
         }
-        // Blanks do not begin a line, but for the first.
+        // A line does not begin with blanks, except the first one.
         if n == 0 && begun && chunk.trim().is_empty() {
             continue;
         }
@@ -384,7 +388,7 @@ fn wrapped_line(line: &str, width: usize, break_long_words: bool, break_on_hyphe
     out
 }
 
-/// Runs of blanks, and words, which end after a hyphen between letters.
+/// The line split into runs of white space and words. A word ends after a hyphen between letters.
 fn chunks(line: &str, break_on_hyphens: bool) -> Vec<&str> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -406,7 +410,7 @@ fn chunks(line: &str, break_on_hyphens: bool) -> Vec<&str> {
 
 pub(crate) fn strip_tags(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("striptags", others, []).map(drop)?;
+    bind_arguments("striptags", others, []).map(drop)?;
     let without = |text: &str, start: &str, end: &str| {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((before, after)) = rest.split_once(start)
@@ -422,7 +426,7 @@ pub(crate) fn strip_tags(args: &[Value]) -> Result<Value> {
     Ok(unescaped(&words.join(" ")).into())
 }
 
-/// A text without the entities that `escape` writes.
+/// A text with the HTML entities that `escape` writes decoded.
 fn unescaped(text: &str) -> String {
     let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#34;", "\""), ("&#39;", "'"), ("&amp;", "&")];
     entities.into_iter().fold(text.to_owned(), |text, (entity, c)| text.replace(entity, c))
@@ -430,7 +434,7 @@ fn unescaped(text: &str) -> String {
 
 pub(crate) fn url_encode(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("urlencode", others, []).map(drop)?;
+    bind_arguments("urlencode", others, []).map(drop)?;
     let pairs = match value.kind() {
         ValueKind::Map => python_methods::call(value, "items", &[])?,
         ValueKind::Seq | ValueKind::Iterable => value.clone(),
@@ -444,7 +448,7 @@ pub(crate) fn url_encode(args: &[Value]) -> Result<Value> {
     Ok(parts.join("&").into())
 }
 
-/// A text for an address, or for its query.
+/// A percent-encoded text, for a URL path or for a query string.
 fn quoted(text: &str, in_query: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -461,10 +465,10 @@ fn quoted(text: &str, in_query: bool) -> String {
     out
 }
 
-/// A text for HTML, escaped even where it is so already.
+/// The filter `escape`: HTML-escapes a text, unless it is marked as safe.
 pub(crate) fn escape(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("escape", others, []).map(drop)?;
+    bind_arguments("escape", others, []).map(drop)?;
     if value.is_safe() {
         return Ok(value.clone());
     }
@@ -473,7 +477,7 @@ pub(crate) fn escape(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn force_escape(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("forceescape", others, []).map(drop)?;
+    bind_arguments("forceescape", others, []).map(drop)?;
     Ok(Value::from_safe_string(escaped(&text)))
 }
 
@@ -484,7 +488,7 @@ fn escaped(text: &str) -> String {
 
 pub(crate) fn xml_attributes(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [space] = given("xmlattr", others, ["autospace"])?;
+    let [space] = bind_arguments("xmlattr", others, ["autospace"])?;
     let mut parts = Vec::new();
     for pair in items(std::slice::from_ref(value))?.try_iter()? {
         let (key, value) = (pair.get_item(&0.into())?, pair.get_item(&1.into())?);
@@ -501,10 +505,10 @@ pub(crate) fn xml_attributes(args: &[Value]) -> Result<Value> {
     Ok(format!("{space}{}", parts.join(" ")).into())
 }
 
-/// Python's `pprint.pformat`: one line where that is short enough.
+/// The filter `pprint`, like Python's `pprint.pformat`: one line if it is short enough.
 pub(crate) fn pretty(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("pprint", others, []).map(drop)?;
+    bind_arguments("pprint", others, []).map(drop)?;
     let line = repr(value);
     Ok(if line.chars().count() <= 80 { line.into() } else { filters::pprint(value).into() })
 }
@@ -518,7 +522,7 @@ pub(crate) fn format(args: &[Value]) -> Result<Value> {
     printf(&value, &values).map(Value::from)
 }
 
-/// The pairs of named arguments.
+/// The names and values of named arguments.
 fn items_of(named: &Value) -> Vec<(Value, Value)> {
     let names = named.try_iter().into_iter().flatten();
     names.map(|name| (name.clone(), named.get_item(&name).unwrap_or_default())).collect()
@@ -526,7 +530,7 @@ fn items_of(named: &Value) -> Vec<(Value, Value)> {
 
 pub(crate) fn replace(args: &[Value]) -> Result<Value> {
     let (source, others) = subject_text(args)?;
-    let [old, new, count] = given("replace", others, ["old", "new", "count"])?;
+    let [old, new, count] = bind_arguments("replace", others, ["old", "new", "count"])?;
     let needed = |value: Option<Value>| {
         let missing = || Error::new(ErrorKind::MissingArgument, "replace needs an old and a new text");
         value.as_ref().map(text).ok_or_else(missing)
@@ -536,7 +540,7 @@ pub(crate) fn replace(args: &[Value]) -> Result<Value> {
     python_methods::call(&source.into(), "replace", &args)
 }
 
-/// Python's `dict()`: the pairs of a dictionary or of a list, and the named arguments.
+/// Python's `dict()`: the pairs of a dictionary or of a list of pairs, and the named arguments.
 pub(crate) fn dictionary(args: &[Value]) -> Result<Value> {
     let (named, positional) = match args.split_last() {
         Some((last, others)) if last.is_kwargs() => (Some(last), others),
@@ -563,10 +567,11 @@ pub(crate) fn dictionary(args: &[Value]) -> Result<Value> {
     Ok(Value::from_pairs(pairs))
 }
 
-/// Jinja2's `groupby`, as pairs of a value and the items that have it.
+/// The filter `groupby`: pairs of a value of the attribute and the list of items that have it.
 pub(crate) fn group_by(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [attribute, default, case_sensitive] = given("groupby", others, ["attribute", "default", "case_sensitive"])?;
+    let [attribute, default, case_sensitive] =
+        bind_arguments("groupby", others, ["attribute", "default", "case_sensitive"])?;
     let path = attribute.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "groupby needs an attribute"))?;
     let case_sensitive = case_sensitive.is_some_and(|flag| flag.is_true());
     let mut keyed = Vec::new();

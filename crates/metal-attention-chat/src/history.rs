@@ -1,19 +1,20 @@
-//! Conversations in the forms that chat templates accept.
+//! Variants of a conversation, for chat templates that refuse it as it is.
 //!
-//! A template may refuse what a client sends: a system message after the first one, two messages of one role in a row,
-//! several calls in one message, arguments that are no object. [`variants`] lists the conversation as it is, and then
-//! forms of it that say the same in other messages.
+//! A template may refuse what a client sends: a system message that is not the first one, two messages in a row with
+//! the same role, several calls in one message, arguments that are not an object. [`variants`] yields the conversation
+//! unchanged, and then variants with the same content in other messages. `template.rs` uses the first one that the
+//! template accepts.
 
 use serde_json::{Value, json};
 
-use crate::tool_calls::answer_in_plain_words;
+use crate::tool_calls::tool_result_as_text;
 use crate::{Message, Role, ToolCall};
 
-/// Letters and digits in the ids of calls that Mistral's templates accept.
+/// The length of the call ids that Mistral's templates accept: letters and digits.
 const SHORT_ID: usize = 9;
 
-/// The messages with what the calls before them say: a tool's message without a name gets that of its call, one without
-/// an id answers the next call that has no answer.
+/// The messages with missing references filled in: a tool message without a name gets the name of its call; one
+/// without a call id gets that of the next unanswered call.
 pub(crate) fn completed(messages: &[Message]) -> Vec<Message> {
     let mut calls: Vec<(&ToolCall, bool)> = Vec::new();
     let mut completed = messages.to_vec();
@@ -40,12 +41,12 @@ pub(crate) fn completed(messages: &[Message]) -> Vec<Message> {
     completed
 }
 
-/// Makes another form of a conversation.
-type Form = fn(&[Message]) -> Vec<Message>;
+/// A function that rewrites a conversation.
+type HistoryRewrite = fn(&[Message]) -> Vec<Message>;
 
-/// The forms of a conversation, as it is first. Each is made when it is asked for.
+/// The variants of a conversation, the conversation itself first. They are made on demand.
 pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message>> {
-    let roles: [Form; 7] = [
+    let roles: [HistoryRewrite; 7] = [
         <[Message]>::to_vec,
         alternating,
         |messages| closed_calls(alternating(messages)),
@@ -54,23 +55,24 @@ pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message
         no_system_message,
         |messages| closed_calls(no_system_message(messages)),
     ];
-    let calls: [Form; 3] = [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
+    let calls: [HistoryRewrite; 3] =
+        [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
     roles.into_iter().flat_map(move |roles| {
         let messages = roles(messages);
         calls.into_iter().map(move |calls| calls(&messages))
     })
 }
 
-/// Whether a message instructs the model.
+/// Whether a message is an instruction: its role is system or developer.
 pub(crate) fn instructs(message: &Message) -> bool {
     matches!(message.role, Role::System | Role::Developer)
 }
 
-/// Calls whose arguments are objects, with ids of nine letters and digits.
+/// Rewrites calls so that their arguments are objects and their ids are nine letters and digits.
 fn plain_calls(messages: &[Message]) -> Vec<Message> {
     let mut messages = messages.to_vec();
     let mut n = 0;
-    // The ids of the calls that have no answer yet, as they were and as they are.
+    // The ids of the unanswered calls, old and new.
     let mut renamed: Vec<(String, String)> = Vec::new();
     for message in &mut messages {
         for call in &mut message.tool_calls {
@@ -96,7 +98,7 @@ fn plain_calls(messages: &[Message]) -> Vec<Message> {
     messages
 }
 
-/// Messages with one call each, which the tool's answer follows.
+/// Splits messages with several calls into messages with one call, each followed by its result.
 fn single_calls(messages: &[Message]) -> Vec<Message> {
     let mut single: Vec<Message> = Vec::new();
     let mut rest = messages.iter().peekable();
@@ -122,8 +124,8 @@ fn single_calls(messages: &[Message]) -> Vec<Message> {
     single
 }
 
-/// One system message at the beginning, of those that are there; later ones are the user's. Neighbours of one role are
-/// one message, and a tool's message that answers no call is the user's.
+/// Merges the leading system messages into one and turns later ones into user messages. Adjacent messages of the same
+/// role are joined, and a tool message that answers no call becomes a user message.
 fn alternating(messages: &[Message]) -> Vec<Message> {
     let n_leading = messages.iter().take_while(|message| instructs(message)).count();
     let role = |(i, message): (usize, &Message)| match message.role {
@@ -134,14 +136,15 @@ fn alternating(messages: &[Message]) -> Vec<Message> {
     joined(messages.iter().enumerate().map(role))
 }
 
-/// All system messages as one at the beginning, else as [`alternating`].
+/// Merges all system messages into one at the beginning; otherwise like [`alternating`].
 fn one_system_message(messages: &[Message]) -> Vec<Message> {
     let (system, others): (Vec<_>, Vec<_>) = messages.iter().cloned().partition(instructs);
     let system = system.into_iter().map(|message| Message { role: Role::System, ..message });
     joined(system.chain(others))
 }
 
-/// The instructions stand before the text of the first user's message, else as [`alternating`]. The user begins.
+/// Puts the instructions before the text of the first user message; otherwise like [`alternating`]. The conversation
+/// begins with a user message.
 fn no_system_message(messages: &[Message]) -> Vec<Message> {
     let users = alternating(messages).into_iter().map(|message| match message.role {
         Role::System => Message { role: Role::User, ..message },
@@ -152,7 +155,8 @@ fn no_system_message(messages: &[Message]) -> Vec<Message> {
     joined(begins.into_iter().chain(users))
 }
 
-/// A word of the assistant's between a call or what it gave and the user's next message: Mistral's templates demand one.
+/// Inserts a message "OK." of the assistant between a call or its result and the next user message. Mistral's
+/// templates require it.
 fn closed_calls(messages: Vec<Message>) -> Vec<Message> {
     let mut closed: Vec<Message> = Vec::new();
     for message in messages {
@@ -165,7 +169,7 @@ fn closed_calls(messages: Vec<Message>) -> Vec<Message> {
     closed
 }
 
-/// Neighbours of one role as one message. Tools' messages stay apart where they answer a call.
+/// Joins adjacent messages of the same role. Tool messages that answer a call stay separate.
 fn joined(messages: impl Iterator<Item = Message>) -> Vec<Message> {
     let mut joined: Vec<Message> = Vec::new();
     for mut message in messages {
@@ -174,7 +178,7 @@ fn joined(messages: impl Iterator<Item = Message>) -> Vec<Message> {
             None => false,
         };
         if message.role == Role::Tool && !answers {
-            message = Message::user(answer_in_plain_words(message.text()));
+            message = Message::user(tool_result_as_text(message.text()));
         }
         match joined.last_mut().filter(|last| last.role == message.role && message.role != Role::Tool) {
             Some(last) => join(last, message),
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_made_plain() {
+    fn calls_get_complete_ids_and_plain_arguments() {
         let messages =
             [calls(&[("call_1", "{\"a\":"), ("", "[1]"), ("abcdefgh9", "{}")]), answer(None, "x"), answer(None, "y")];
         let plain = plain_calls(&completed(&messages));
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_without_a_call_are_the_users() {
+    fn tool_results_without_a_call_become_user_messages() {
         let messages = [Message::user("a"), answer(None, "b"), Message::assistant("c")];
         assert_eq!(brief(&alternating(&messages)), ["user a\n\nThe function answers: b", "assistant c"]);
     }

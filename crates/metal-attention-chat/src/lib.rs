@@ -1,8 +1,14 @@
-//! Conversations for language models: messages, chat templates, tool calls and reasoning.
+//! Chat with language models: messages, chat templates, tool calls and reasoning.
 //!
-//! A [`ChatTemplate`] from a GGUF file turns [`Message`]s into the text a model was trained to read, as Python's
-//! `transformers` does. The [`Prompt`] it gives knows which of its text came from the messages: there the spelling of a
-//! control token stays text.
+//! A [`ChatTemplate`] from a GGUF file renders [`Message`]s to the prompt format that a model was trained on, like
+//! Python's `transformers`. The resulting [`Prompt`] records which of its text came from messages, so that the
+//! spelling of a control token in a message stays plain text when the prompt is encoded. A [`ToolCallParser`] splits
+//! the generated answer into reasoning, text and tool calls. [`fit_context`] drops old turns of a conversation that
+//! exceeds the context.
+//!
+//! Templates come with model files and are not trusted. They are compiled from Jinja by `minijinja`, rewritten so that
+//! every operation is charged to a meter (`program.rs`, `checked.rs`, `meter.rs`), with Python's semantics of strings,
+//! numbers and JSON (`python_*.rs`, `filters.rs`).
 //!
 //! ```
 //! use metal_attention_chat::{ChatTemplate, Message, RenderRequest};
@@ -39,7 +45,7 @@ mod program;
 mod prompt;
 mod python_json;
 mod python_methods;
-mod python_text;
+mod python_str;
 mod reasoning;
 mod rewritten;
 mod scan;
@@ -48,12 +54,12 @@ mod thinking;
 mod tool_calls;
 
 pub use error::{TemplateError, TemplateLimit};
-pub use fit_context::{ContextRoom, DroppedTurns, FittedPrompt, fit_context};
+pub use fit_context::{ContextBudget, DroppedTurns, FittedPrompt, fit_context};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use message_json::SentMessage;
 pub use prefill::Continuation;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;
 pub use template::{ChatTemplate, RenderRequest};
-pub use thinking::{Effort, HARMONY_ANSWER, Thinking};
+pub use thinking::{HARMONY_ANSWER, ReasoningEffort, Thinking};
 pub use tool_calls::{AnswerEvent, DerivedFormat, ToolCallParser, ToolFormat, ToolNameError};

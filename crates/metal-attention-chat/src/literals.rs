@@ -1,8 +1,9 @@
-//! Marks text from users on its way through a template.
+//! Marks the spellings of control tokens in message texts, so that they can be found again in the rendered prompt.
 //!
-//! A template handles the text of messages and its own alike, and what comes out is one text. So where a control token's
-//! spelling begins in a user's text, a character that occurs nowhere else is put in after the first one. Texts without
-//! such spellings pass unchanged, and templates that cut, trim and compare them see what they expect.
+//! A template mixes the text of messages with its own, and its output is one string. So where the spelling of a
+//! control token begins in a message, a private-use character that occurs nowhere else is inserted after its first
+//! character. After rendering, the marks are removed and their positions recorded ([`Prompt::literals`]). Texts
+//! without such spellings pass unchanged, so that templates can trim, split and compare them as usual.
 
 use std::collections::BTreeSet;
 
@@ -11,21 +12,21 @@ use serde_json::Value;
 
 use crate::Prompt;
 
-/// The characters of texts that have no meaning of their own.
+/// The private-use characters that occur in a set of texts.
 #[derive(Default)]
 pub(crate) struct PrivateUse(BTreeSet<char>);
 
 impl PrivateUse {
-    /// Adds those of `text`.
+    /// Adds the private-use characters of `text`.
     pub fn add(&mut self, text: &str) {
-        // The first bytes that such characters have in UTF-8.
+        // The first UTF-8 bytes of private-use characters.
         if text.bytes().any(|byte| matches!(byte, 0xee | 0xef | 0xf3)) {
             let is_one = |c: &char| matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{f0000}'..='\u{ffffd}');
             self.0.extend(text.chars().filter(is_one));
         }
     }
 
-    /// Adds those of all texts in `value`.
+    /// Adds the private-use characters of all strings in `value`.
     pub fn add_value(&mut self, value: &Value) {
         match value {
             Value::String(text) => self.add(text),
@@ -39,23 +40,24 @@ impl PrivateUse {
     }
 }
 
-/// Marks texts, and finds the marks again.
+/// Inserts marks into texts and removes them from the rendered prompt.
 pub(crate) struct Marker<'t> {
-    /// Knows control tokens; without one nothing is marked.
+    /// The tokenizer with the control tokens. Without one nothing is marked.
     tokenizer: Option<&'t Tokenizer>,
+    /// The character that is inserted as the mark.
     mark: char,
 }
 
 impl<'t> Marker<'t> {
-    /// A marker for texts that hold none of the characters `taken`.
+    /// A marker that uses a character which is not in `taken`.
     pub fn new(tokenizer: Option<&'t Tokenizer>, taken: &PrivateUse) -> Self {
         let mut private_use = ('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{ffffd}');
-        // A text in which all 70 000 occur is not one that control tokens matter in.
+        // If all 70 000 private-use characters are taken, a noncharacter is used.
         let mark = private_use.find(|c| !taken.0.contains(c)).unwrap_or('\u{10fffd}');
         Self { tokenizer, mark }
     }
 
-    /// `text` with its marks.
+    /// `text` with marks in it.
     pub fn mark(&self, text: &str) -> String {
         let starts = self.tokenizer.map_or(Vec::new(), |tokenizer| tokenizer.control_starts(text));
         let mut marked = String::with_capacity(text.len() + starts.len() * self.mark.len_utf8());
@@ -69,7 +71,7 @@ impl<'t> Marker<'t> {
         marked + &text[done..]
     }
 
-    /// `value` with marks in all its texts.
+    /// `value` with marks in all its strings.
     pub fn mark_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.mark(text).into(),
@@ -79,7 +81,7 @@ impl<'t> Marker<'t> {
         }
     }
 
-    /// Takes the marks out of a rendered text.
+    /// Removes the marks from a rendered text and records their positions.
     pub fn prompt(&self, rendered: &str) -> Prompt {
         let mut text = String::with_capacity(rendered.len());
         let mut literals = Vec::new();

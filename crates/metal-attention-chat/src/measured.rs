@@ -1,9 +1,10 @@
-//! Lists and dictionaries that know how large and how deep they are.
+//! Lists and dictionaries of templates that record their size and depth.
 //!
-//! Values share their parts: sixty lists that each hold the one before twice are small in memory and endless to print. So
-//! each list, tuple and dictionary of a rendering is a [`Measured`]: whoever prints, compares or walks one knows what that
-//! costs before. What else has parts (lazy sequences, namespaces, loops) becomes one when it is put into another value, so
-//! no value holds itself, and none is deeper than [`MAX_DEPTH`].
+//! Values share their parts: sixty nested lists, each with the previous one twice, take little memory but are endless
+//! when printed. So each list, tuple and dictionary of a rendering is a [`MeasuredValue`]. Its size is known without
+//! traversing it, and operations on it can be charged beforehand. Other values with parts (lazy sequences, namespaces,
+//! loops) are converted to measured ones when they are put into another value. So no value contains itself, and none
+//! is deeper than [`MAX_DEPTH`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,33 +14,33 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::TemplateLimit;
-use crate::bound_method::Method;
+use crate::bound_method::BoundMethod;
 use crate::exact_json;
 use crate::meter::charge;
-use crate::python_text::{ExactNumber, repr};
+use crate::python_str::{ExactNumber, repr};
 
-/// Lists in lists. JSON of a request has at most 128, and the messages around it some.
+/// The maximum nesting of lists and dictionaries. The JSON of a request has at most 128 levels; messages add a few.
 const MAX_DEPTH: u32 = 256;
-/// What a value counts for besides its text.
+/// The weight of a value in bytes, in addition to its text.
 pub(crate) const NODE: u64 = 32;
-/// What a number with hundreds of digits counts for, which take long to find.
+/// The weight of a float with hundreds of digits, which is slow to print.
 const LONG_NUMBER: u64 = 512;
-/// What a pair of a dictionary counts for besides its key and its value.
+/// The weight of a dictionary entry in bytes, in addition to its key and value.
 const PAIR: u64 = 64;
-/// The most that a byte of a text or of a [`NODE`] becomes when it is printed within a list, or as JSON.
+/// The maximum factor by which a byte of weight grows when it is printed in a list or as JSON.
 const PRINTED: u64 = 8;
 
-/// How much there is of a value.
+/// The size of a value.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Size {
-    /// In bytes, as often as a part is there.
+    /// The weight in bytes. A shared part counts each time it occurs.
     pub weight: u64,
-    /// Lists in lists.
+    /// The nesting depth.
     pub depth: u32,
 }
 
 impl Size {
-    /// The size of what holds `parts`.
+    /// The size of a container of `parts`; an error if it would be too deep.
     pub fn around<'v>(parts: impl Iterator<Item = &'v Value>) -> Result<Self, Error> {
         let mut size = Self { weight: NODE, depth: 0 };
         for part in parts {
@@ -57,7 +58,7 @@ impl Size {
         if let Some(text) = value.as_str() {
             return Ok(Self { weight: NODE + text.len() as u64, depth: 0 });
         }
-        if let Some(measured) = value.downcast_object_ref::<Measured>() {
+        if let Some(measured) = value.downcast_object_ref::<MeasuredValue>() {
             return Ok(measured.size);
         }
         if value.kind() == ValueKind::Number && !value.is_integer() {
@@ -67,25 +68,25 @@ impl Size {
         if let Some(ExactNumber(digits)) = value.downcast_object_ref() {
             return Ok(Self { weight: NODE + digits.len() as u64, depth: 0 });
         }
-        if let Some(method) = value.downcast_object_ref::<Method>() {
+        if let Some(method) = value.downcast_object_ref::<BoundMethod>() {
             return Ok(method.size());
         }
         match value.as_object().map(DynObject::repr) {
             None | Some(ObjectRepr::Plain) => Ok(Self { weight: NODE, depth: 0 }),
-            // What this makes is a `Measured`.
-            Some(_) => Self::of(&made(value.clone())?),
+            // `measure` returns a `MeasuredValue`, so this recursion ends.
+            Some(_) => Self::of(&measure(value.clone())?),
         }
     }
 }
 
-/// A list, tuple or dictionary with its size.
-struct Measured {
+/// A list, tuple or dictionary with its length and size.
+struct MeasuredValue {
     inner: DynObject,
     len: usize,
     size: Size,
 }
 
-impl Measured {
+impl MeasuredValue {
     fn value(inner: &Value, len: usize, size: Size) -> Value {
         match inner.as_object() {
             Some(inner) => Value::from_object(Self { inner: inner.clone(), len, size }),
@@ -94,13 +95,13 @@ impl Measured {
     }
 }
 
-impl fmt::Debug for Measured {
+impl fmt::Debug for MeasuredValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.render(f)
     }
 }
 
-impl Object for Measured {
+impl Object for MeasuredValue {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         self.inner.repr()
     }
@@ -126,14 +127,15 @@ impl Object for Measured {
     }
 }
 
-/// `value` as other values may hold it: what has parts is a list, tuple or dictionary of them, as they are now.
-pub(crate) fn made(value: Value) -> Result<Value, Error> {
-    part(value, 0)
+/// Converts a value so that it can be put into other values: containers become measured lists, tuples and
+/// dictionaries, with a copy of their current items.
+pub(crate) fn measure(value: Value) -> Result<Value, Error> {
+    measure_nested(value, 0)
 }
 
-fn part(value: Value, level: u32) -> Result<Value, Error> {
+fn measure_nested(value: Value, level: u32) -> Result<Value, Error> {
     let Some(object) = value.as_object() else { return Ok(value) };
-    if object.downcast_ref::<Measured>().is_some() {
+    if object.downcast_ref::<MeasuredValue>().is_some() {
         return Ok(value);
     }
     if level > MAX_DEPTH {
@@ -146,7 +148,7 @@ fn part(value: Value, level: u32) -> Result<Value, Error> {
             let mut items = Vec::new();
             for item in value.try_iter()?.checked() {
                 charge(NODE)?;
-                items.push(part(item?, level + 1)?);
+                items.push(measure_nested(item?, level + 1)?);
             }
             if value.is_tuple() { tuple(items) } else { list(items) }
         }
@@ -154,66 +156,67 @@ fn part(value: Value, level: u32) -> Result<Value, Error> {
             let mut pairs = Vec::new();
             for (key, value) in object.try_iter_pairs().into_iter().flatten() {
                 charge(NODE + PAIR)?;
-                pairs.push((part(key, level + 1)?, part(value, level + 1)?));
+                pairs.push((measure_nested(key, level + 1)?, measure_nested(value, level + 1)?));
             }
             dictionary(pairs)
         }
-        // minijinja has no others.
+        // minijinja has no other kinds; the type is non-exhaustive.
         _ => Err(Error::new(ErrorKind::InvalidOperation, "a value of an unknown kind")),
     }
 }
 
-/// A list of what [`made`] gave.
+/// A measured list. The items must come from [`measure`].
 pub(crate) fn list(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
-    Ok(Measured::value(&Value::from(items), len, size))
+    Ok(MeasuredValue::value(&Value::from(items), len, size))
 }
 
-/// A tuple of what [`made`] gave.
+/// A measured tuple. The items must come from [`measure`].
 pub(crate) fn tuple(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
-    Ok(Measured::value(&Tuple::from(items).into(), len, size))
+    Ok(MeasuredValue::value(&Tuple::from(items).into(), len, size))
 }
 
+/// A measured dictionary. Keys and values must come from [`measure`].
 fn dictionary(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
     let size = Size::around(pairs.iter().flat_map(|(key, value)| [key, value]))?;
     let size = Size { weight: size.weight.saturating_add(PAIR * pairs.len() as u64), ..size };
     let inner = Value::from_pairs(pairs);
-    // A key that came twice is there once.
+    // Duplicate keys are stored once.
     let len = inner.len().unwrap_or_default();
-    Ok(Measured::value(&inner, len, size))
+    Ok(MeasuredValue::value(&inner, len, size))
 }
 
-/// Whether a value is a [`Measured`].
+/// Whether a value is a [`MeasuredValue`].
 pub(crate) fn is_measured(value: &Value) -> bool {
-    value.downcast_object_ref::<Measured>().is_some()
+    value.downcast_object_ref::<MeasuredValue>().is_some()
 }
 
 /// Whether a value is a tuple.
 pub(crate) fn is_tuple(value: &Value) -> bool {
-    let inner = value.downcast_object_ref::<Measured>().map(|measured| &measured.inner);
+    let inner = value.downcast_object_ref::<MeasuredValue>().map(|measured| &measured.inner);
     value.is_tuple() || inner.is_some_and(|inner| inner.downcast_ref::<Tuple>().is_some())
 }
 
-/// Whether a value is a namespace, or another that can still change.
-pub(crate) fn is_live(value: &Value) -> bool {
-    let is_live = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<Measured>();
-    value.as_object().is_some_and(is_live)
+/// Whether a value can still change: a namespace, loop or lazy sequence.
+pub(crate) fn is_mutable(value: &Value) -> bool {
+    let is_mutable = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<MeasuredValue>();
+    value.as_object().is_some_and(is_mutable)
 }
 
-/// The items of a list, or the characters of a text: how many there are at most.
+/// An upper bound of the number of items of a container or characters of a string.
 pub(crate) fn len(value: &Value) -> Result<u64, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.len() as u64);
     }
-    match value.downcast_object_ref::<Measured>() {
+    match value.downcast_object_ref::<MeasuredValue>() {
         Some(measured) => Ok(measured.len as u64),
-        // At least as many as there are.
+        // The weight is at least NODE per item.
         None => Ok(Size::of(value)?.weight / NODE),
     }
 }
 
-/// The bytes of a value as text, at most.
+/// An upper bound of the length in bytes of a printed value.
 pub(crate) fn printed(value: &Value) -> Result<u64, Error> {
     match value.as_str() {
         Some(text) => Ok(text.len() as u64),
@@ -221,7 +224,7 @@ pub(crate) fn printed(value: &Value) -> Result<u64, Error> {
     }
 }
 
-/// Variables for a rendering, and their weight.
+/// The variables of a rendering as one value, and their total weight.
 pub(crate) fn variables(map: &Map<String, Json>) -> Result<(Value, u64), Error> {
     let mut weight = 0u64;
     let mut pairs = Vec::with_capacity(map.len());
@@ -233,7 +236,7 @@ pub(crate) fn variables(map: &Map<String, Json>) -> Result<(Value, u64), Error> 
     Ok((Value::from_pairs(pairs), weight))
 }
 
-/// A value of JSON that was read by [`exact_json`].
+/// The template value of JSON that [`exact_json`] parsed.
 pub(crate) fn from_json(value: &Json) -> Result<Value, Error> {
     match value {
         Json::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),

@@ -1,26 +1,26 @@
-//! Messages and tools, in the JSON shape of the `OpenAI` API.
+//! Messages, tool calls and tools, with the JSON representation of the `OpenAI` API.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Who says a message.
+/// The role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Instructions that hold for the whole conversation.
+    /// Instructions for the whole conversation.
     System,
-    /// The same, under the name that newer APIs give it. Templates that do not know it see a system message.
+    /// Instructions, under the name of newer APIs. A template without this role sees a system message.
     Developer,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// What a tool that the model called has answered.
+    /// The result of a tool call.
     Tool,
 }
 
 impl Role {
-    /// The role as JSON and templates have it: `"user"`.
+    /// The name of the role in JSON and in templates, such as "user".
     pub fn name(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -32,26 +32,26 @@ impl Role {
     }
 }
 
-/// A message of a conversation. JSON is read as clients write it: a list of parts as content,
-/// `reasoning` for `reasoning_content`, calls without an id, null for what is missing.
+/// A message of a conversation. Deserialisation is lenient (`message_json.rs`): content may be a list of parts,
+/// `reasoning` is accepted for `reasoning_content`, calls may lack an id, and null means missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "crate::message_json::MessageJson")]
 pub struct Message {
-    /// Who says it.
+    /// The role of the author.
     pub role: Role,
-    /// Its text. In JSON also a list of `{"type": "text", "text": ...}`, which are joined; `None`, JSON's `null`, where
-    /// the message has tool calls and nothing else.
+    /// The text. In JSON also a list of `{"type": "text", "text": ...}`, which are joined. `None` (null) if the
+    /// message consists of tool calls only.
     pub content: Option<String>,
-    /// What the model thought before it answered.
+    /// The reasoning that preceded the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The tools that the model calls.
+    /// The tool calls that the model made.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a tool's message answers.
+    /// The id of the call that a tool message answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The name of the speaker or of the tool.
+    /// The name of the author or of the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -69,12 +69,12 @@ impl Message {
         }
     }
 
-    /// Instructions for the whole conversation.
+    /// A system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new(Role::System, content)
     }
 
-    /// A message of the person.
+    /// A message of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new(Role::User, content)
     }
@@ -84,27 +84,27 @@ impl Message {
         Self::new(Role::Assistant, content)
     }
 
-    /// The text, empty where there is none.
+    /// The text; empty if there is none.
     pub fn text(&self) -> &str {
         self.content.as_deref().unwrap_or_default()
     }
 }
 
-/// A tool that the model calls.
+/// A tool call that the model made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "crate::message_json::ToolCallJson")]
 pub struct ToolCall {
-    /// The call's own name, which the tool's answer gives back.
+    /// The id of the call, which the tool message with its result refers to.
     pub id: String,
-    /// The kind of tool: `"function"`.
+    /// The type of the tool: "function".
     #[serde(rename = "type")]
     pub kind: String,
-    /// What is called, and with what.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
 impl ToolCall {
-    /// A call of the function `name` with `arguments`, a JSON object as text.
+    /// A call of the function `name` with `arguments`, a JSON object in text form.
     pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: impl Into<String>) -> Self {
         Self {
             id: id.into(),
@@ -118,31 +118,31 @@ impl ToolCall {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "crate::message_json::FunctionCallJson")]
 pub struct FunctionCall {
-    /// The function.
+    /// The name of the function.
     pub name: String,
-    /// The arguments: a JSON object as text, or any text that a model wrote in its place.
+    /// The arguments: a JSON object in text form, or the text that a model wrote instead.
     pub arguments: String,
 }
 
-/// A tool the model may call: a JSON object `{"type": "function", "function": {"name": ..., "description": ...,
-/// "parameters": JSON schema}}`, which templates see as it is.
+/// A tool that the model may call: a JSON object `{"type": "function", "function": {"name": ..., "description": ...,
+/// "parameters": JSON schema}}`. Templates get it unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub struct Tool(Value);
 
 impl Tool {
-    /// The function's name.
+    /// The name of the function.
     pub fn name(&self) -> &str {
         self.0["function"]["name"].as_str().unwrap_or_default()
     }
 
-    /// The JSON schema of the arguments; `None` where the tool takes whatever it gets.
+    /// The JSON schema of the arguments; `None` if the tool has no schema.
     pub fn parameters(&self) -> Option<&Value> {
         self.0["function"].get("parameters").filter(|schema| !schema.is_null())
     }
 
-    /// The tool with an empty description, parameters and properties where they are missing or null; `None` where
-    /// there is nothing to add.
+    /// The tool with an empty description, parameters and properties in place of missing ones; `None` if nothing is
+    /// missing.
     pub(crate) fn completed(&self) -> Option<Self> {
         let mut tool = self.0.clone();
         let function = tool["function"].as_object_mut()?;
@@ -159,13 +159,13 @@ impl Tool {
         (tool != self.0).then_some(Self(tool))
     }
 
-    /// The whole object.
+    /// The whole JSON object.
     pub fn as_value(&self) -> &Value {
         &self.0
     }
 }
 
-/// A tool is not described as it has to be.
+/// The error for a tool with an invalid description.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a tool must be {{\"type\": \"function\", \"function\": {{\"name\": ..., \"parameters\": ...}}}}: {problem}")]
 pub struct ToolError {
@@ -175,7 +175,8 @@ pub struct ToolError {
 impl TryFrom<Value> for Tool {
     type Error = ToolError;
 
-    /// Reads a tool of the chat API, or of the responses API, whose function is not an object of its own.
+    /// Reads a tool in the format of the chat completions API, or of the responses API, where the function's fields
+    /// are at the top level.
     fn try_from(mut tool: Value) -> Result<Self, ToolError> {
         if let Some(fields) = tool.as_object_mut() {
             if fields.get("type").is_none_or(Value::is_null) && fields.contains_key("function") {

@@ -1,38 +1,38 @@
-//! Messages in the JSON that clients send: earlier turns may come from any model and any client, so what is missing, null
-//! or malformed in them gets the nearest meaning. Only content that is no text is refused.
+//! Lenient deserialisation of messages. Earlier turns of a conversation may come from any model and any client, so
+//! missing, null and malformed fields get the nearest meaning. Only content that is not text is refused.
 
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::Value;
 
 use crate::{FunctionCall, Message, Role, ToolCall};
 
-/// A message as it is sent.
+/// The JSON of a message.
 #[derive(Deserialize)]
 pub(crate) struct MessageJson {
     role: RoleJson,
     #[serde(default)]
-    content: Content,
+    content: MessageContent,
     reasoning_content: Option<Value>,
-    /// The name that newer APIs have for `reasoning_content`.
+    /// The name of `reasoning_content` in newer APIs.
     reasoning: Option<Value>,
-    /// Text of a refusal, which some clients send in place of a content.
+    /// The text of a refusal, which some clients send instead of content.
     refusal: Option<Value>,
     tool_calls: Option<Vec<Option<ToolCall>>>,
-    /// The one call of the API before tools.
+    /// The single call of the legacy API.
     function_call: Option<FunctionCall>,
     tool_call_id: Option<Value>,
     name: Option<Value>,
-    /// `DeepSeek` and Mistral mark a message so that is continued.
+    /// A mark of `DeepSeek`'s and Mistral's APIs: the answer continues this message.
     prefix: Option<Value>,
 }
 
-/// A message as a client sends it, with what is said about it and not in it.
+/// A message with the options that a client sent along with it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "MessageJson")]
 pub struct SentMessage {
-    /// The message.
+    /// The message itself.
     pub message: Message,
-    /// The message says that the answer goes on with it (`"prefix": true`).
+    /// Whether the answer is to continue this message (`"prefix": true`).
     pub is_prefix: bool,
 }
 
@@ -42,7 +42,7 @@ impl From<MessageJson> for SentMessage {
     }
 }
 
-/// A role, or the role `function` of the API before tools.
+/// A role. `function` is the legacy name of `tool`.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum RoleJson {
@@ -80,7 +80,7 @@ impl From<MessageJson> for Message {
     }
 }
 
-/// The text of a value that is expected to be one: a number as it is written, nothing of others.
+/// The text of a string or number; `None` for other values and for an empty text.
 fn nonempty_text(value: Value) -> Option<String> {
     let text = match value {
         Value::String(text) => text,
@@ -92,13 +92,13 @@ fn nonempty_text(value: Value) -> Option<String> {
 
 /// The content of a message.
 #[derive(Default)]
-struct Content {
+struct MessageContent {
     text: Option<String>,
-    /// The text of parts that are thoughts.
+    /// The text of the parts that are reasoning.
     thoughts: Option<String>,
 }
 
-impl<'de> Deserialize<'de> for Content {
+impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
             Value::Null => return Ok(Self::default()),
@@ -140,18 +140,18 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// A call as it is sent.
+/// The JSON of a tool call.
 #[derive(Deserialize)]
 pub(crate) struct ToolCallJson {
     id: Option<Value>,
     #[serde(rename = "type")]
     kind: Option<Value>,
     function: Option<FunctionCall>,
-    /// A call of a tool that takes a text.
+    /// A call of a custom tool, which takes a text.
     custom: Option<CustomCall>,
 }
 
-/// The tool and the text that it is called with.
+/// The name and the input of a custom tool call.
 #[derive(Deserialize)]
 struct CustomCall {
     name: Option<String>,
@@ -173,7 +173,7 @@ impl From<ToolCallJson> for ToolCall {
     }
 }
 
-/// A function and its arguments as they are sent.
+/// The JSON of a function call.
 #[derive(Deserialize)]
 pub(crate) struct FunctionCallJson {
     name: Option<String>,
@@ -187,8 +187,8 @@ impl From<FunctionCallJson> for FunctionCall {
     }
 }
 
-/// The arguments as text: those of a function without parameters are `{}`, however that is sent, and a text that holds
-/// an object is that object. Any other text stays as it is.
+/// The arguments in text form. Missing and empty arguments become `{}`, and a string that contains an object becomes
+/// that object. Other text is kept.
 fn arguments(sent: Value) -> String {
     let text = match sent {
         Value::Null => return "{}".into(),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_by_name() {
+    fn fields_that_are_not_text_are_refused_by_name() {
         let refused = |content: Value| {
             let read = serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
             read.unwrap_err().to_string()
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_an_object_where_they_can_be() {
+    fn arguments_become_an_object_if_possible() {
         let read = |arguments: Value| {
             let call: FunctionCall = serde_json::from_value(json!({"name": "f", "arguments": arguments})).unwrap();
             call.arguments
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_is_missing() {
+    fn null_counts_as_missing() {
         let sent = json!({"role": "assistant", "content": null, "name": null, "tool_call_id": null, "refusal": null,
             "audio": null, "function_call": null, "annotations": [], "reasoning": "Hm.", "reasoning_content": null,
             "tool_calls": [null, {"id": null, "type": null, "index": 0, "function": {"name": "f", "arguments": null}}]});

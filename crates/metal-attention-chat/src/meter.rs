@@ -1,8 +1,8 @@
-//! What one rendering may take.
+//! The meter: a budget of work for each rendering of a template.
 //!
-//! minijinja counts instructions; what an instruction makes, it does not. So every operator, filter, test, function and
-//! method asks here before it makes, compares or searches something, for as many bytes as that will be. A rendering has a
-//! thread of its own, and the thread has one meter.
+//! minijinja limits the number of instructions, but not the work of an instruction. So every operator, filter, test,
+//! function and method calls [`charge`] first, with the number of bytes that it will create, compare or search. Each
+//! rendering runs on a thread of its own, and the meter is thread-local.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,17 +11,19 @@ use minijinja::Error;
 
 use crate::TemplateLimit;
 
-/// Instructions of one rendering; real templates take some hundred for a message.
+/// The maximum number of instructions of one rendering. Published templates run a few hundred per message.
 pub(crate) const MAX_STEPS: u64 = 5_000_000;
-/// Bytes that one rendering writes.
+/// The maximum size in bytes of the output of one rendering.
 pub(crate) const MAX_OUTPUT: usize = 32 << 20;
-/// Bytes of values that one rendering handles, besides [`WORK_PER_BYTE`] for each byte of the conversation. Published
-/// templates take up to 8 for a byte.
+/// The base budget of work in bytes. [`WORK_PER_BYTE`] is added for each byte of the conversation; published templates
+/// use up to 8 per byte.
 const MAX_WORK: u64 = 128 << 20;
+/// The additional budget of work per byte of the conversation.
 const WORK_PER_BYTE: u64 = 16;
-/// The last resort, for what costs more than it is charged for. Real conversations take milliseconds.
+/// The maximum time of one rendering, in case the charges underestimate its cost. Real conversations take
+/// milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Charges between two looks at the clock.
+/// The amount of charges between two checks of the time.
 const UNTIMED: u64 = 64 << 10;
 
 struct Meter {
@@ -44,7 +46,8 @@ thread_local! {
     };
 }
 
-/// Starts the rendering of a conversation with values of `bytes`, on this thread. Before that, nothing is limited.
+/// Starts a rendering on this thread, of a conversation whose values weigh `bytes`. Before the first call nothing is
+/// limited.
 pub(crate) fn start(bytes: u64) {
     METER.with(|meter| {
         let limit = MAX_WORK.saturating_add(bytes.saturating_mul(WORK_PER_BYTE));
@@ -55,14 +58,14 @@ pub(crate) fn start(bytes: u64) {
     });
 }
 
-/// Takes `bytes` of the work that is left.
+/// Takes `bytes` off the budget of work; an error if it is exceeded.
 pub(crate) fn charge(bytes: u64) -> Result<(), Error> {
     METER.with(|meter| {
         let Some(left) = meter.left.get().checked_sub(bytes) else {
             return Err(TemplateLimit::Work { limit: meter.limit.get() }.into());
         };
         meter.left.set(left);
-        // Each charge stands for some work, however small.
+        // Every charge counts for some time, however small it is.
         let untimed = meter.untimed.get().saturating_add(bytes.max(64));
         meter.untimed.set(untimed);
         if untimed > UNTIMED {
@@ -75,7 +78,7 @@ pub(crate) fn charge(bytes: u64) -> Result<(), Error> {
     })
 }
 
-/// Takes `bytes` of the output that is left, and the work to write them.
+/// Takes `bytes` off the limit of the output, and off the budget of work.
 pub(crate) fn charge_output(bytes: usize) -> Result<(), Error> {
     METER.with(|meter| {
         let written = meter.written.get().saturating_add(bytes);
@@ -87,7 +90,7 @@ pub(crate) fn charge_output(bytes: usize) -> Result<(), Error> {
     })
 }
 
-/// The work that is done since [`start`], in bytes.
+/// The work since [`start`], in bytes.
 #[cfg(test)]
 pub(crate) fn work() -> u64 {
     METER.with(|meter| meter.limit.get() - meter.left.get())

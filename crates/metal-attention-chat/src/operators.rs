@@ -1,4 +1,5 @@
-//! The operators that `checked.rs` puts in place of minijinja's: what they make is charged for before it is made.
+//! The filters that `checked.rs` puts in place of operators. They have Python's semantics and charge their work before
+//! they do it.
 
 use std::cmp::Ordering;
 
@@ -7,13 +8,13 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::TemplateLimit;
 use crate::builtins::attribute;
-use crate::measured::{NODE, Size, is_live, is_measured, is_tuple, len, list, made, printed, tuple};
+use crate::measured::{NODE, Size, is_measured, is_mutable, is_tuple, len, list, measure, printed, tuple};
 use crate::meter::{charge, charge_output};
-use crate::prices::{self, Args};
+use crate::prices::{self, CallArgs};
 use crate::printf::printf;
-use crate::python_text::{ExactNumber, text};
+use crate::python_str::{ExactNumber, text};
 
-/// The names of the operators as filters, which no template can write.
+/// The names of the operators as filters. No template can write these names.
 pub(crate) const ADD: &str = "+";
 pub(crate) const MUL: &str = "*";
 pub(crate) const CONCAT: &str = "~";
@@ -25,21 +26,22 @@ pub(crate) const LT: &str = "<";
 pub(crate) const LE: &str = "<=";
 pub(crate) const GT: &str = ">";
 pub(crate) const GE: &str = ">=";
-/// Finds an attribute that has the name of a method.
+/// Looks up an attribute whose name is also that of a method.
 pub(crate) const ATTRIBUTE: &str = ".";
-/// Makes what a list, tuple or dictionary of a template is.
-pub(crate) const MADE: &str = "[]";
+/// Measures a new list, tuple or dictionary.
+pub(crate) const MEASURED: &str = "[]";
 /// Charges for a value that is compared or searched.
 pub(crate) const CHARGED: &str = "?";
-/// Charges for a value whose items are looked for.
+/// Charges for a value that is iterated over or indexed.
 pub(crate) const ITERATED: &str = "[?]";
-/// Charges for a value whose items become arguments.
+/// Charges for a value whose items become arguments (`*args`).
 pub(crate) const SPREAD: &str = "*[?]";
 
-/// Attributes of a namespace, which are gone through whenever it is a condition. In published templates: 10.
+/// The maximum number of attributes of a namespace. They are iterated over whenever the namespace is a condition.
+/// Published templates have at most 10.
 pub(crate) const MAX_ATTRIBUTES: usize = 64;
 
-/// Adds the operators, and what writes values to the output.
+/// Adds the operators and the formatter to `env`.
 pub(crate) fn add_operators(env: &mut Environment<'_>) {
     env.add_filter(ADD, add);
     env.add_filter(MUL, mul);
@@ -53,14 +55,14 @@ pub(crate) fn add_operators(env: &mut Environment<'_>) {
     env.add_filter(GT, |a: &Value, b: &Value| Ok::<_, Error>(order(">", a, b)? == Some(Ordering::Greater)));
     env.add_filter(GE, |a: &Value, b: &Value| Ok::<_, Error>(order(">=", a, b)?.is_some_and(Ordering::is_ge)));
     env.add_filter(ATTRIBUTE, attribute);
-    env.add_filter(MADE, made);
+    env.add_filter(MEASURED, measure);
     env.add_filter(CHARGED, charged);
     env.add_filter(ITERATED, iterated);
     env.add_filter(SPREAD, spread);
     env.set_formatter(write);
 }
 
-/// Writes a value to the output.
+/// Writes a value to the output: minijinja's formatter.
 fn write(out: &mut minijinja::Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let plain = matches!(state.auto_escape(), minijinja::AutoEscape::None);
     if let Some(plain) = value.as_str().filter(|_| plain) {
@@ -74,7 +76,7 @@ fn write(out: &mut minijinja::Output<'_>, state: &mut State<'_, '_>, value: &Val
         return out.write_str(&shown).map_err(Error::from);
     }
     let text = value.to_string();
-    // No character becomes longer than `&quot;`.
+    // No character is longer than `&quot;` when escaped.
     charge_output(text.len().saturating_mul("&quot;".len()))?;
     minijinja::escape_formatter(out, state, value)
 }
@@ -87,7 +89,7 @@ fn charged(value: Value) -> Result<Value, Error> {
 fn iterated(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         charge(text.len() as u64)?;
-    } else if is_live(&value) {
+    } else if is_mutable(&value) {
         charge(MAX_ATTRIBUTES as u64 * NODE)?;
     }
     Ok(value)
@@ -103,7 +105,7 @@ fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
     Ok((text(a) + &text(b)).into())
 }
 
-/// `a % b`: the rest of a division, or a text with values in it.
+/// `a % b`: the remainder with the sign of the divisor, or `%`-formatting of a string.
 fn rem(a: &Value, b: &Value) -> Result<Value, Error> {
     let Some(form) = a.as_str() else {
         if matches!(b.kind(), ValueKind::Number | ValueKind::Bool) && !b.is_true() {
@@ -125,11 +127,11 @@ fn rem(a: &Value, b: &Value) -> Result<Value, Error> {
     } else {
         values.push(b.clone());
     }
-    charge(prices::formatted(&Args(&values))?)?;
+    charge(prices::formatted(&CallArgs(&values))?)?;
     printf(form, b).map(Value::from)
 }
 
-/// `a == b`, where a tuple is no list.
+/// `a == b`. A tuple and a list are never equal, as in Python.
 fn equal(a: &Value, b: &Value) -> bool {
     if let (Some(ExactNumber(a)), Some(ExactNumber(b))) = (a.downcast_object_ref(), b.downcast_object_ref()) {
         return a == b;
@@ -152,7 +154,7 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// How two values compare: numbers, texts, lists or tuples. `None`: one is not a number.
+/// The order of two numbers, strings, lists or tuples; `None` if one is NaN. An error for other combinations.
 fn order(sign: &str, a: &Value, b: &Value) -> Result<Option<Ordering>, Error> {
     let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
     let alike = (is_number(a) && is_number(b))
@@ -172,7 +174,7 @@ fn add(a: &Value, b: &Value) -> Result<Value, Error> {
         return Ok([a, b].concat().into());
     }
     if is_sequence(a) && is_sequence(b) && is_tuple(a) == is_tuple(b) {
-        let (a, b) = (made(a.clone())?, made(b.clone())?);
+        let (a, b) = (measure(a.clone())?, measure(b.clone())?);
         let mut items = Vec::new();
         for item in a.try_iter()?.chain(b.try_iter()?) {
             charge(NODE)?;
@@ -185,7 +187,7 @@ fn add(a: &Value, b: &Value) -> Result<Value, Error> {
 
 fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
     let (repeated, times) = if b.as_str().is_some() || is_sequence(b) { (b, a) } else { (a, b) };
-    // As in Python, less than none is none.
+    // As in Python, a negative count gives an empty result.
     let times = || match i64::try_from(times.clone()) {
         Ok(n) => Ok(u64::try_from(n).unwrap_or_default()),
         Err(_) => Err(Error::new(ErrorKind::InvalidOperation, "texts and lists can only be multiplied with integers")),
@@ -196,7 +198,7 @@ fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
         return Ok(text.repeat(times as usize).into());
     }
     if is_sequence(repeated) {
-        let (once, times) = (made(repeated.clone())?, times()?);
+        let (once, times) = (measure(repeated.clone())?, times()?);
         let once_items: Vec<Value> = once.try_iter()?.collect();
         charge((once_items.len() as u64).saturating_mul(times).saturating_mul(NODE))?;
         let times = if once_items.is_empty() { 0 } else { times as usize };
@@ -210,7 +212,7 @@ fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
 }
 
-/// An operator of numbers, among which are `true` and `false`.
+/// An arithmetic operator on numbers; `true` and `false` are numbers.
 fn arithmetic(
     sign: &str,
     a: &Value,
@@ -234,7 +236,7 @@ fn arithmetic(
     Ok(i64::try_from(result).map_or_else(|_| result.into(), Value::from))
 }
 
-/// `value[start:stop:step]`, as Python cuts.
+/// `value[start:stop:step]` with Python's semantics.
 fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value, Error> {
     let bound = |bound: &Value| if bound.is_none() { Ok(None) } else { i64::try_from(bound.clone()).map(Some) };
     let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
@@ -242,7 +244,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
         return Err(Error::new(ErrorKind::InvalidOperation, "cannot slice by step size of 0"));
     }
     if let Some(text) = value.as_str() {
-        // A character of four bytes for each.
+        // The vector of characters takes four bytes per character.
         charge(4 * text.len() as u64)?;
         let chars: Vec<char> = text.chars().collect();
         return Ok(indices(chars.len(), start, stop, step).map(|i| chars[i]).collect::<String>().into());
@@ -253,7 +255,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     if !is_sequence(value) {
         return Ok(Value::UNDEFINED);
     }
-    let value = made(value.clone())?;
+    let value = measure(value.clone())?;
     let n = value.len().unwrap_or_default();
     let mut items = Vec::new();
     for i in indices(n, start, stop, step) {
@@ -263,7 +265,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     if is_tuple(&value) { tuple(items) } else { list(items) }
 }
 
-/// The places that a slice takes of `len`.
+/// The indices that a slice selects from `len` items.
 fn indices(len: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
     let (len, step) = (len as i128, i128::from(step));
     let (first, last) = if step > 0 { (0, len) } else { (-1, len - 1) };
@@ -277,7 +279,7 @@ fn indices(len: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl
     std::iter::successors(Some(start), move |&i| Some(i + step)).take_while(inside).map(|i| i as usize)
 }
 
-/// A namespace, with as many attributes as one may have.
+/// An error if a namespace would have `n` attributes, more than the maximum.
 pub(crate) fn check_attributes(n: usize) -> Result<(), Error> {
     if n > MAX_ATTRIBUTES { Err(TemplateLimit::Attributes { limit: MAX_ATTRIBUTES }.into()) } else { Ok(()) }
 }

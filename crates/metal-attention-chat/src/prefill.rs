@@ -1,27 +1,30 @@
-//! Prompts that end within a message of the model, which the answer goes on with.
+//! Prompts that end within a message of the model, which the answer continues (prefill).
 
 use crate::{ChatTemplate, Message, Prompt, RenderRequest, Role, TemplateError, Tool, ToolCallParser};
 
-/// A prompt that ends within the model's own message.
+/// A prompt that ends within the model's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continuation {
-    /// The prompt.
+    /// The prompt, with the beginning of the message.
     pub prompt: Prompt,
-    /// Byte offset in the prompt's text of the part that the model would have written itself: the beginning of its
-    /// message, thoughts included.
+    /// The byte offset in the prompt's text where the part begins that the model would otherwise have generated,
+    /// reasoning included.
     pub begin: usize,
 }
 
 impl ChatTemplate {
-    /// The prompt that has the model continue the last of `messages`, which is the assistant's: its text, or its thoughts
-    /// where it has no text. Nothing follows what is continued: no blank is cut off, and no end of the turn is written.
+    /// Renders a prompt that lets the model continue the last of `messages`, if that is the assistant's: its text, or
+    /// its reasoning if it has no text. The prompt ends exactly where the message ends; trailing white space is kept
+    /// and no end of turn is written.
+    ///
+    /// If the last message is not the assistant's, the prompt ends with the header of a new answer.
     pub fn render_continued(&self, request: &RenderRequest<'_>) -> Result<Continuation, TemplateError> {
         let Some((last, before)) = request.messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
         else {
             let prompt = self.render(&RenderRequest { add_generation_prompt: true, ..*request })?;
             return Ok(Continuation { begin: prompt.text.len(), prompt });
         };
-        // Templates may refuse a conversation without messages.
+        // A template may refuse a conversation without messages.
         let opened = self.render(&RenderRequest { messages: before, add_generation_prompt: true, ..*request });
         let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
         if last.text().is_empty() && thoughts.is_empty() {
@@ -46,7 +49,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The beginning of an answer and the text of `last`, for templates that do not write it.
+    /// The header of a new answer followed by the text of `last`, for templates that do not render it.
     fn appended(&self, mut prompt: Prompt, last: &Message) -> Continuation {
         let begin = prompt.text.len();
         let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
@@ -67,17 +70,17 @@ impl ChatTemplate {
         Continuation { prompt, begin }
     }
 
-    /// A parser for what the model adds to a continuation of this template.
+    /// A parser for the text that the model adds to `continuation`. It has parsed the part that the prompt contains.
     pub fn continued_parser(&self, continuation: &Continuation, tools: &[Tool]) -> ToolCallParser {
         let (before, own) = continuation.prompt.text.split_at(continuation.begin);
         let mut parser = self.answer_parser(before, tools);
-        // Blanks at the end are no reason to hold text back.
+        // Trailing white space would only be held back by the parser.
         parser.push(own.trim_end());
         parser
     }
 }
 
-/// A character that occurs in none of the messages.
+/// A private-use character that occurs in none of the messages.
 fn unused_character(messages: &[Message]) -> char {
     let texts = || messages.iter().flat_map(|message| [&message.content, &message.reasoning_content]).flatten();
     let is_private = |c: &char| matches!(c, '\u{f0000}'..='\u{ffffd}');
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_continued() {
+    fn reasoning_is_continued() {
         for name in ["qwen3", "qwen3.5", "deepseek-r1-distill", "gpt-oss"] {
             let template = template(name);
             let last = Message { reasoning_content: Some("Well, ".into()), ..Message::assistant("") };
@@ -145,14 +148,14 @@ mod tests {
         }
     }
 
-    /// No published template drops or cuts a text so that its end is not found.
+    /// Every published template renders the end of the last message unchanged.
     #[test]
     fn all_templates_continue() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
         for path in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
             let name = path.file_stem().unwrap().to_string_lossy().into_owned();
             let template = template(&name);
-            // That of tests writes no texts.
+            // The template "python" writes no message texts.
             if name == "python" {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Python's `%` of a text and values.
+//! Python's `%`-formatting of strings.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::ValueKind;
@@ -6,9 +6,10 @@ use minijinja::{Error, Value};
 
 use crate::arguments::{integer, invalid};
 use crate::measured::is_tuple;
-use crate::python_text::{repr, text};
+use crate::python_str::{repr, text};
 
-/// `form % values`: a tuple has a value for each place, a dictionary one for each name, and else there is one value.
+/// `form % values`. A tuple supplies one value per placeholder, a dictionary one per name; any other value is the only
+/// one.
 pub(crate) fn printf(form: &str, values: &Value) -> Result<String, Error> {
     let by_place: Vec<Value> = if is_tuple(values) { values.try_iter()?.collect() } else { vec![values.clone()] };
     let mut by_place = by_place.into_iter();
@@ -32,7 +33,7 @@ pub(crate) fn printf(form: &str, values: &Value) -> Result<String, Error> {
                 c => options.push(c),
             }
         }
-        // Python reads modifiers of C and passes them over.
+        // Python ignores C's length modifiers.
         let after = after[end..].trim_start_matches(['h', 'l', 'L']);
         let kind = after.chars().next().ok_or_else(unfinished)?;
         rest = &after[kind.len_utf8()..];
@@ -63,7 +64,7 @@ pub(crate) fn printf(form: &str, values: &Value) -> Result<String, Error> {
         };
         out += &format(FormatStyle::Printf, &format!("%{options}{kind}"), &[value])?;
     }
-    // Python lets lists and dictionaries be left over.
+    // As in Python, a list or dictionary may remain unused.
     let has_items = !is_tuple(values) && matches!(values.kind(), ValueKind::Map | ValueKind::Seq);
     if !by_name && !has_items && by_place.next().is_some() {
         return Err(invalid("a text has fewer places than there are values"));
@@ -71,7 +72,7 @@ pub(crate) fn printf(form: &str, values: &Value) -> Result<String, Error> {
     Ok(out + rest)
 }
 
-/// A text cut to the precision and padded to the width of `options`, both in characters.
+/// A string cut to the precision and padded to the width of `options`, both in characters.
 fn padded(text: &str, options: &str) -> Result<String, Error> {
     let sizes = options.trim_start_matches(['-', '+', ' ', '#', '0']);
     let left = options[..options.len() - sizes.len()].contains('-');
@@ -85,7 +86,7 @@ fn padded(text: &str, options: &str) -> Result<String, Error> {
     Ok(if left { cut + &blanks } else { blanks + &cut })
 }
 
-/// A number without its fraction.
+/// The integer part of a number.
 fn whole(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Number if value.is_integer() => Ok(value.clone()),

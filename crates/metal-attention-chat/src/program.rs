@@ -1,4 +1,6 @@
-//! A template, compiled and run within limits, on a thread with a stack of known size.
+//! Compiles a template and runs it within limits, on a thread with a stack of known size. The stages are
+//! `rewritten.rs` (source), `scan.rs` (limits), minijinja's parser, `checked.rs` (syntax tree) and minijinja's code
+//! generator and interpreter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -17,15 +19,16 @@ use crate::rewritten::rewritten;
 use crate::scan::scan;
 use crate::{TemplateError, TemplateLimit, meter};
 
-/// The largest template. The longest published one has 20 KB.
+/// The maximum size of a template in bytes. The largest published one has 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
-/// What parsing and running need at most, several times over; memory that is not touched is not taken.
+/// The size of the thread's stack in bytes, several times what parsing and running need. Pages that are not touched
+/// take no memory.
 const STACK: usize = 32 << 20;
 
-/// A template that can be run.
+/// A compiled template.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// Which of the model's templates this is.
+    /// The name of the template, for errors.
     name: &'static str,
     env: Environment<'static>,
     compiled: Compiled,
@@ -42,50 +45,50 @@ self_cell!(
     impl { Debug }
 );
 
-/// The instructions of a template, which refer to its text.
+/// The compiled code of a template. It borrows from the source.
 #[derive(Debug)]
 struct Code<'s> {
     instructions: Instructions<'s>,
     blocks: BTreeMap<&'s str, Instructions<'s>>,
-    /// The names of variables that the template reads.
+    /// The variables that the template reads.
     names: BTreeSet<&'s str>,
 }
 
-/// Why a text is not taken as a template.
-pub(crate) enum Refusal {
+/// The reason why a source is not accepted as a template.
+pub(crate) enum CompileError {
     Limit(TemplateLimit),
     Syntax(String),
 }
 
-impl Refusal {
+impl CompileError {
     pub fn new(what: &str, span: Span) -> Self {
         Self::Syntax(format!("syntax error: {what} (in line {})", span.start_line))
     }
 }
 
-impl From<TemplateLimit> for Refusal {
+impl From<TemplateLimit> for CompileError {
     fn from(limit: TemplateLimit) -> Self {
         Self::Limit(limit)
     }
 }
 
-/// As `transformers` has it.
+/// The syntax options that `transformers` uses.
 pub(crate) fn syntax() -> SyntaxConfig {
-    // These delimiters are the default ones, which always build.
+    // These options are valid, so building them does not fail.
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
 }
 
 impl Program {
-    /// The template with the text `source`.
+    /// Compiles the template `source`. `name` is used in errors.
     pub fn compile(name: &'static str, source: &str) -> Result<Self, TemplateError> {
         let limit = |limit| TemplateError::Limit { template: name, limit };
         if source.len() > MAX_SOURCE {
             return Err(limit(TemplateLimit::Source { bytes: source.len(), limit: MAX_SOURCE }));
         }
         let compiled = on_large_stack(|| Compiled::try_new(rewritten(source), |s| compile(name, s)))?;
-        let compiled = compiled.map_err(|refusal| match refusal {
-            Refusal::Limit(exceeded) => limit(exceeded),
-            Refusal::Syntax(message) => TemplateError::Syntax { message },
+        let compiled = compiled.map_err(|error| match error {
+            CompileError::Limit(exceeded) => limit(exceeded),
+            CompileError::Syntax(message) => TemplateError::Syntax { message },
         })?;
         Ok(Self { name, env: environment(), compiled })
     }
@@ -95,13 +98,13 @@ impl Program {
         self.compiled.borrow_dependent().names.contains(name)
     }
 
-    /// What the template writes with these variables.
+    /// Renders the template with the variables `context`.
     pub fn run(&self, context: &Map<String, Json>) -> Result<String, TemplateError> {
         let run = || self.run_here(context).map_err(|error| TemplateError::of_rendering(self.name, &error));
         on_large_stack(run)?
     }
 
-    /// As `run`, on this thread and its meter.
+    /// Renders on the current thread, with its meter.
     fn run_here(&self, context: &Map<String, Json>) -> Result<String, Error> {
         let Code { instructions, blocks, .. } = self.compiled.borrow_dependent();
         let (root, bytes) = variables(context)?;
@@ -114,9 +117,9 @@ impl Program {
     }
 }
 
-fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal> {
+fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, CompileError> {
     scan(source)?;
-    let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| Refusal::Syntax(with_causes(&error)))?;
+    let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| CompileError::Syntax(with_causes(&error)))?;
     let mut generator = CodeGenerator::new(name, source);
     let mut checker = Checker::new();
     generator.compile_stmt(&checker.template(&parsed)?);
@@ -124,7 +127,8 @@ fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal>
     Ok(Code { instructions, blocks, names: checker.names })
 }
 
-/// Runs `work` where parser, renderer and the dropping of values have the stack that the limits allow them to need.
+/// Runs `work` on a thread with a stack large enough for the parser, the interpreter and the destructors of values,
+/// given the limits of nesting.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("chat template".into()).stack_size(STACK);
@@ -141,7 +145,7 @@ mod tests {
     use super::*;
     use crate::checked::MAX_NESTING;
     use crate::operators::MAX_ATTRIBUTES;
-    use crate::scan::{Extent, MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG};
+    use crate::scan::{MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG, SourceExtent};
 
     fn published() -> Vec<(String, String)> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
@@ -149,10 +153,10 @@ mod tests {
         files.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
     }
 
-    /// The comments beside the limits say how far.
+    /// The limits' comments state these numbers.
     #[test]
     fn published_templates_are_far_below_the_limits() {
-        let mut largest = Extent::default();
+        let mut largest = SourceExtent::default();
         let (mut deepest, mut attributes) = (0, 0);
         for (name, source) in published() {
             let source = rewritten(&source);
@@ -172,7 +176,7 @@ mod tests {
         assert!(found.iter().zip(limits).all(|(found, limit)| found * 6 < limit));
     }
 
-    /// As one text and as many, a conversation of a mebibyte takes a small part of the work that it may.
+    /// A conversation of 1 MiB, as one message and as many, takes a small part of the budget.
     #[test]
     fn published_templates_do_little_work() {
         for (texts, length) in [(1, 1 << 20), (255, 4 << 10)] {
@@ -188,7 +192,7 @@ mod tests {
                 let program = Program::compile("chat template", &source).unwrap();
                 let Ok(rendered) = program.run_here(context) else { panic!("{name}") };
                 assert!(rendered.len() > texts * text.len() / 2 || name.contains("python"), "{name}");
-                // Ours tries out what the others leave out.
+                // The test template "python" exercises features that others do not use.
                 let most = if name.contains("python") { 25 } else { 9 };
                 assert!(meter::work() < most * bytes, "{name}: {} for {bytes}", meter::work());
             }

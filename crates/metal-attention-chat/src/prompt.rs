@@ -1,20 +1,20 @@
-//! A rendered conversation.
+//! [`Prompt`]: a rendered conversation.
 
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
-/// The text of a conversation for a model.
+/// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// The text, with the template's control tokens as they are spelled.
+    /// The text. Control tokens of the template appear in their spelling.
     pub text: String,
-    /// Byte offsets in `text`, ascending, of characters that came from messages and tools and would begin a control
-    /// token: there the spelling is plain text.
+    /// Byte offsets in `text`, ascending, where the spelling of a control token begins that came from a message or
+    /// tool. There it is encoded as plain text.
     pub literals: Vec<usize>,
 }
 
 impl Prompt {
-    /// The token ids. BOS comes first where the model wants it, once, be it from the template or from here; EOS comes
-    /// only from the template.
+    /// Encodes the prompt to token ids. BOS is put first if the model wants it and the template has not written it.
+    /// EOS comes from the template only.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let options = EncodeOptions { add_special: false, parse_special: true };
         let mut ids = tokenizer.encode_with_literals(&self.text, &self.literals, options);

@@ -1,43 +1,43 @@
-//! JSON as Python's `json.dumps` writes it, which is what models were trained on.
+//! JSON in the format of Python's `json.dumps`, which models were trained on.
 
 use std::fmt::Write;
 
 use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::python_text::{ExactNumber, float};
+use crate::python_str::{ExactNumber, float};
 
-/// How to write.
+/// The options of `json.dumps`.
 #[derive(Debug, Clone)]
-pub(crate) struct Format {
-    /// One level of indentation; `None`: all in one line.
+pub(crate) struct JsonFormat {
+    /// The indentation of one level; `None` for a single line.
     pub indent: Option<String>,
-    /// What stands between items.
+    /// The separator between items.
     pub item_separator: String,
-    /// What stands between a key and its value.
+    /// The separator between a key and its value.
     pub key_separator: String,
-    /// Write other characters than ASCII as `\uXXXX`.
+    /// Whether characters outside ASCII are written as `\uXXXX`.
     pub ensure_ascii: bool,
-    /// Order keys by name.
+    /// Whether keys are sorted by name.
     pub sort_keys: bool,
 }
 
-impl Format {
-    /// The format with Python's default separators.
+impl JsonFormat {
+    /// The defaults of Python.
     pub fn new(indent: Option<String>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " }.into();
         Self { indent, item_separator, key_separator: ": ".into(), ensure_ascii: false, sort_keys: false }
     }
 }
 
-/// `value` as text. What JSON has no form for is an error: undefined values, functions, and lists as keys.
-pub(crate) fn dumps(value: &Value, format: &Format) -> Result<String, Error> {
+/// `value` as JSON. An error for values without a JSON form: undefined values, functions, and lists as keys.
+pub(crate) fn dumps(value: &Value, format: &JsonFormat) -> Result<String, Error> {
     let mut out = String::new();
     write_value(&mut out, value, format, 0)?;
     Ok(out)
 }
 
-fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) -> Result<(), Error> {
+fn write_value(out: &mut String, value: &Value, format: &JsonFormat, depth: usize) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         string(out, text, format);
         return Ok(());
@@ -67,12 +67,12 @@ fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) -
     }
 }
 
-/// A key, which JSON writes as a text.
+/// The text of a dictionary key.
 fn key_text(key: &Value) -> Result<String, Error> {
     key.as_str().map_or_else(|| scalar(key), |text| Ok(text.to_owned()))
 }
 
-/// A value without parts.
+/// The JSON of a value that is neither a string nor a container.
 fn scalar(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::None => Ok("null".into()),
@@ -96,13 +96,13 @@ fn scalar(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Brackets around items.
+/// Writes a list or an object: brackets, separators and indentation around `items`.
 fn list<T>(
     out: &mut String,
     open: char,
     close: char,
     items: &[T],
-    format: &Format,
+    format: &JsonFormat,
     depth: usize,
     write: impl Fn(&mut String, &T) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -125,8 +125,8 @@ fn list<T>(
     Ok(())
 }
 
-fn string(out: &mut String, text: &str, format: &Format) {
-    // A text always has a JSON form.
+fn string(out: &mut String, text: &str, format: &JsonFormat) {
+    // Serialising a string does not fail.
     let quoted = serde_json::to_string(text).unwrap_or_default();
     if !format.ensure_ascii {
         *out += &quoted;
@@ -137,7 +137,7 @@ fn string(out: &mut String, text: &str, format: &Format) {
             out.push(c);
         } else {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // Writing to a text cannot fail.
+                // Writing to a String does not fail.
                 let _ = write!(out, "\\u{unit:04x}");
             }
         }
@@ -156,10 +156,10 @@ mod tests {
         let value =
             json!({"b": [1, 2.0, -0.5, 1e16, 1e-5, 0.0001, 1.5e300], "a": {}, "é\"\n\u{1}": [], "t": [true, null]});
         assert_eq!(
-            dumps(&Value::from(Serde(&value)), &Format::new(None)).unwrap(),
+            dumps(&Value::from(Serde(&value)), &JsonFormat::new(None)).unwrap(),
             r#"{"b": [1, 2.0, -0.5, 1e+16, 1e-05, 0.0001, 1.5e+300], "a": {}, "é\"\n\u0001": [], "t": [true, null]}"#
         );
-        let sorted = Format { sort_keys: true, ensure_ascii: true, ..Format::new(Some("  ".into())) };
+        let sorted = JsonFormat { sort_keys: true, ensure_ascii: true, ..JsonFormat::new(Some("  ".into())) };
         let value = json!({"b": [1, {"c": "é😀"}], "a": {}});
         assert_eq!(
             dumps(&Value::from(Serde(&value)), &sorted).unwrap(),

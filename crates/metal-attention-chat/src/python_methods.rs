@@ -1,14 +1,14 @@
-//! The methods of Python's texts, lists, dictionaries and numbers.
+//! The methods of Python's strings, lists, dictionaries and numbers.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::arguments::{given, integer, invalid, required_text};
+use crate::arguments::{bind_arguments, integer, invalid, required_text};
 use crate::measured::is_measured;
-use crate::python_text::is_printable;
+use crate::python_str::is_printable;
 
-/// The methods of texts.
+/// The names of the methods of strings.
 const OF_TEXT: &[&str] = &[
     "capitalize",
     "casefold",
@@ -58,14 +58,14 @@ const OF_TEXT: &[&str] = &[
     "upper",
     "zfill",
 ];
-/// The methods of lists. Those that change a list may not be called.
+/// The names of the methods of lists. Methods that modify a list exist, but cannot be called.
 const OF_LIST: &[&str] =
     &["append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"];
-/// The methods of dictionaries. Those that change a dictionary may not be called.
+/// The names of the methods of dictionaries. Methods that modify a dictionary exist, but cannot be called.
 const OF_DICTIONARY: &[&str] =
     &["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
 
-/// Whether some type has a method of this name.
+/// Whether any type has a method of this name.
 pub(crate) fn is_name_of_method(name: &str) -> bool {
     [OF_TEXT, OF_LIST, OF_DICTIONARY].iter().any(|names| names.contains(&name))
 }
@@ -80,7 +80,7 @@ pub(crate) fn has_method(value: &Value, name: &str) -> bool {
     }
 }
 
-/// Calls a method.
+/// Calls the method of a value.
 pub(crate) fn call(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         return of_text(text, method, args);
@@ -93,18 +93,18 @@ pub(crate) fn call(value: &Value, method: &str, args: &[Value]) -> Result<Value,
     }
 }
 
-/// minijinja adds which method of what is unknown.
+/// The error for an unknown method. minijinja adds the method and the type.
 fn unknown() -> Error {
     Error::from(ErrorKind::UnknownMethod)
 }
 
-/// White space as `str.isspace` has it.
+/// Whether `str.isspace` counts a character as white space.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
 
 fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let none = || given(method, args, []).map(drop);
+    let none = || bind_arguments(method, args, []).map(drop);
     Ok(match method {
         "capitalize" => {
             none()?;
@@ -137,24 +137,24 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         "count" | "find" | "index" | "rfind" | "rindex" => search(text, method, args)?,
         "startswith" | "endswith" => ends(text, method, args)?.into(),
         "expandtabs" => {
-            expanded_tabs(text, integer(given(method, args, ["tabsize"])?[0].as_ref())?.unwrap_or(8)).into()
+            expanded_tabs(text, integer(bind_arguments(method, args, ["tabsize"])?[0].as_ref())?.unwrap_or(8)).into()
         }
         "format" => format(FormatStyle::StrFormat, text, args)?.into(),
         "join" => joined(text, args)?.into(),
         "strip" | "lstrip" | "rstrip" => {
-            let [chars] = given(method, args, [""])?;
+            let [chars] = bind_arguments(method, args, [""])?;
             let chars = chars.filter(|chars| !chars.is_none());
             let chars = chars.as_ref().map(|chars| required_text(method, Some(chars))).transpose()?;
             stripped(text, chars, method != "rstrip", method != "lstrip").into()
         }
         "removeprefix" | "removesuffix" => {
-            let [affix] = given(method, args, [""])?;
+            let [affix] = bind_arguments(method, args, [""])?;
             let affix = required_text(method, affix.as_ref())?;
             let rest = if method == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             rest.unwrap_or(text).into()
         }
         "partition" | "rpartition" => {
-            let [separator] = given(method, args, [""])?;
+            let [separator] = bind_arguments(method, args, [""])?;
             let separator = required_text(method, separator.as_ref())?;
             if separator.is_empty() {
                 return Err(invalid(format!("{method} needs a separator that is not empty")));
@@ -167,7 +167,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
             Tuple::from(parts.map(Value::from)).into()
         }
         "replace" => {
-            let [old, new, count] = given(method, args, ["", "", "count"])?;
+            let [old, new, count] = bind_arguments(method, args, ["", "", "count"])?;
             let (old, new) = (required_text(method, old.as_ref())?, required_text(method, new.as_ref())?);
             match integer(count.as_ref())?.and_then(|count| usize::try_from(count).ok()) {
                 Some(count) => text.replacen(old, new, count),
@@ -177,7 +177,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         }
         "split" | "rsplit" => split(text, method, args)?.into(),
         "splitlines" => {
-            let [keep_ends] = given(method, args, ["keepends"])?;
+            let [keep_ends] = bind_arguments(method, args, ["keepends"])?;
             lines(text, keep_ends.is_some_and(|keep| keep.is_true())).into_iter().map(Value::from).collect()
         }
         _ => {
@@ -188,7 +188,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     })
 }
 
-/// The methods that answer with true or false.
+/// The methods of strings that return a boolean; `None` for other methods.
 fn question(text: &str, method: &str) -> Option<bool> {
     let all = |is: fn(char) -> bool| !text.is_empty() && text.chars().all(is);
     let cased = || text.chars().filter(|c| c.is_lowercase() || c.is_uppercase());
@@ -211,20 +211,20 @@ fn question(text: &str, method: &str) -> Option<bool> {
     })
 }
 
-/// Decimal digits of the scripts whose blocks of ten begin at these places.
+/// Whether a character is a decimal digit of one of the scripts whose digits begin at these code points.
 fn is_decimal(c: char) -> bool {
     const ZEROS: [u32; 12] = [0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xe50, 0xed0, 0xff10];
     ZEROS.iter().any(|zero| (*zero..zero + 10).contains(&u32::from(c)))
 }
 
-/// The first character in upper case, the others in lower case.
+/// The text with its first character in upper case and the others in lower case.
 fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map(char::to_uppercase);
     first.into_iter().flatten().chain(chars.as_str().to_lowercase().chars()).collect()
 }
 
-/// Letters that follow a letter in lower case, others in upper case.
+/// The text with the first letter of each word in upper case and the others in lower case.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut after_letter = false;
@@ -241,10 +241,10 @@ fn title(text: &str) -> String {
 
 fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     let [width, fill] = if method == "zfill" {
-        let [width] = given(method, args, [""])?;
+        let [width] = bind_arguments(method, args, [""])?;
         [width, Some("0".into())]
     } else {
-        given(method, args, ["", ""])?
+        bind_arguments(method, args, ["", ""])?
     };
     let width = integer(width.as_ref())?
         .ok_or_else(|| Error::new(ErrorKind::MissingArgument, format!("{method} needs a width")))?;
@@ -257,7 +257,7 @@ fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     let (left, right) = match method {
         "ljust" => (0, missing),
         "rjust" | "zfill" => (missing, 0),
-        // Where the two sides differ, the side depends on whether the width is odd.
+        // As in CPython: if the padding is uneven, the side depends on whether the width is odd.
         _ => {
             let left = missing / 2 + (missing & width & 1);
             (left, missing - left)
@@ -267,7 +267,7 @@ fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     Ok([&text[..sign], &fill.repeat(left), &text[sign..], &fill.repeat(right)].concat())
 }
 
-/// The part of a text between two places in characters, and the place where it begins; `None` where there is none.
+/// The part of a text between two character positions, and its start position; `None` if the start is after the end.
 fn window<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Result<Option<(usize, &'t str)>, Error> {
     let (start, end) = (integer(start)?, integer(end)?);
     if start.is_none() && end.is_none() {
@@ -286,9 +286,9 @@ fn window<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Resu
     Ok(Some((start, &text[byte(start)..byte(end)])))
 }
 
-/// Where a text is, or how often, in characters.
+/// Finds or counts a substring. Positions are in characters.
 fn search(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let [part, start, end] = given(method, args, ["", "", ""])?;
+    let [part, start, end] = bind_arguments(method, args, ["", "", ""])?;
     let part = required_text(method, part.as_ref())?;
     let within = window(text, start.as_ref(), end.as_ref())?;
     if method == "count" {
@@ -305,9 +305,9 @@ fn search(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Whether a text begins or ends with another, or with one of several.
+/// `startswith` and `endswith`, with one affix or a tuple of them.
 fn ends(text: &str, method: &str, args: &[Value]) -> Result<bool, Error> {
-    let [affix, start, end] = given(method, args, ["", "", ""])?;
+    let [affix, start, end] = bind_arguments(method, args, ["", "", ""])?;
     let Some((_, within)) = window(text, start.as_ref(), end.as_ref())? else { return Ok(false) };
     let one = |affix: &Value| {
         let affix = required_text(method, Some(affix))?;
@@ -342,7 +342,7 @@ fn expanded_tabs(text: &str, size: i64) -> String {
 }
 
 fn joined(separator: &str, args: &[Value]) -> Result<String, Error> {
-    let [items] = given("join", args, [""])?;
+    let [items] = bind_arguments("join", args, [""])?;
     let items = items.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "join needs a list"))?;
     let mut out = String::new();
     for (i, item) in items.try_iter()?.enumerate() {
@@ -352,7 +352,7 @@ fn joined(separator: &str, args: &[Value]) -> Result<String, Error> {
     Ok(out)
 }
 
-/// A text without the characters `chars`, or white space, at its ends.
+/// The text without the characters `chars` (white space if `None`) at its ends.
 pub(crate) fn stripped<'t>(text: &'t str, chars: Option<&str>, left: bool, right: bool) -> &'t str {
     let goes = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
     let text = if left { text.trim_start_matches(goes) } else { text };
@@ -360,9 +360,9 @@ pub(crate) fn stripped<'t>(text: &'t str, chars: Option<&str>, left: bool, right
 }
 
 fn split(text: &str, method: &str, args: &[Value]) -> Result<Vec<Value>, Error> {
-    let [separator, most] = given(method, args, ["sep", "maxsplit"])?;
+    let [separator, most] = bind_arguments(method, args, ["sep", "maxsplit"])?;
     let from_end = method == "rsplit";
-    // Less than none is any number.
+    // A negative maximum means no limit.
     let most = integer(most.as_ref())?.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
     let Some(separator) = separator.filter(|separator| !separator.is_none()) else {
         let mut words = words(text, most, from_end);
@@ -384,7 +384,7 @@ fn split(text: &str, method: &str, args: &[Value]) -> Result<Vec<Value>, Error> 
     Ok(parts)
 }
 
-/// The words of a text, in the order they are found, and what is left after `most` of them.
+/// At most `most` words of a text, from the start or the end in the order they are found, and then the rest.
 fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = stripped(text, None, !from_end, from_end);
@@ -406,7 +406,7 @@ fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     words
 }
 
-/// The lines of a text, as `str.splitlines` has them.
+/// The lines of a text, as `str.splitlines` returns them.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let is_end = |c: char| {
         matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c' | '\x1d' | '\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
@@ -426,12 +426,12 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match method {
         "count" => {
-            let [wanted] = given(method, args, [""])?;
+            let [wanted] = bind_arguments(method, args, [""])?;
             let wanted = wanted.unwrap_or_default();
             Ok(list.try_iter()?.filter(|item| *item == wanted).count().into())
         }
         "index" => {
-            let [wanted, start, end] = given(method, args, ["", "", ""])?;
+            let [wanted, start, end] = bind_arguments(method, args, ["", "", ""])?;
             let wanted = wanted.unwrap_or_default();
             let n = list.len().unwrap_or_default();
             let place = |bound: i64| if bound < 0 { bound.saturating_add_unsigned(n as u64).max(0) } else { bound };
@@ -441,7 +441,7 @@ fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
             let found = places.find(|(place, item)| (start..end).contains(place) && *item == wanted);
             found.map(|(place, _)| place.into()).ok_or_else(|| invalid("the value is not in the list"))
         }
-        "copy" => given(method, args, []).map(|[]| list.clone()),
+        "copy" => bind_arguments(method, args, []).map(|[]| list.clone()),
         _ => Err(unknown()),
     }
 }
@@ -450,18 +450,18 @@ fn of_dictionary(dictionary: &Value, method: &str, args: &[Value]) -> Result<Val
     let pairs = || dictionary.as_object().and_then(minijinja::value::DynObject::try_iter_pairs).into_iter().flatten();
     match method {
         "get" => {
-            let [key, default] = given(method, args, ["", ""])?;
+            let [key, default] = bind_arguments(method, args, ["", ""])?;
             let key = key.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "get needs a key"))?;
             let found = dictionary.as_object().and_then(|object| object.get_value(&key));
             Ok(found.or(default).unwrap_or_else(|| ().into()))
         }
-        "keys" => given(method, args, []).map(|[]| pairs().map(|(key, _)| key).collect()),
-        "values" => given(method, args, []).map(|[]| pairs().map(|(_, value)| value).collect()),
+        "keys" => bind_arguments(method, args, []).map(|[]| pairs().map(|(key, _)| key).collect()),
+        "values" => bind_arguments(method, args, []).map(|[]| pairs().map(|(_, value)| value).collect()),
         "items" => {
             let pair = |(key, value)| Value::from(Tuple::from([key, value]));
-            given(method, args, []).map(|[]| pairs().map(pair).collect())
+            bind_arguments(method, args, []).map(|[]| pairs().map(pair).collect())
         }
-        "copy" => given(method, args, []).map(|[]| dictionary.clone()),
+        "copy" => bind_arguments(method, args, []).map(|[]| dictionary.clone()),
         _ => Err(unknown()),
     }
 }
@@ -469,11 +469,11 @@ fn of_dictionary(dictionary: &Value, method: &str, args: &[Value]) -> Result<Val
 fn of_number(number: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match method {
         "is_integer" => {
-            given(method, args, []).map(drop)?;
+            bind_arguments(method, args, []).map(drop)?;
             Ok(f64::try_from(number.clone())?.fract().eq(&0.0).into())
         }
         "bit_length" if number.is_integer() => {
-            given(method, args, []).map(drop)?;
+            bind_arguments(method, args, []).map(drop)?;
             Ok((u128::BITS - i128::try_from(number.clone())?.unsigned_abs().leading_zeros()).into())
         }
         _ => Err(unknown()),

@@ -1,15 +1,15 @@
-//! What a model thinks before it answers, by the texts around it.
+//! The markers around a model's reasoning.
 
 use metal_attention_tokenizer::Tokenizer;
 
-/// The texts between which a model thinks, and those around its answer where there are some.
+/// The strings that delimit the reasoning of a model, and its answer if that is delimited, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReasoningMarkers {
-    /// Begins the thoughts.
+    /// The start of the reasoning.
     pub start: &'static str,
-    /// Ends them.
+    /// The end of the reasoning.
     pub end: &'static str,
-    /// Begins the answer and ends it: neither is part of it.
+    /// The start and the end of the answer, which are not part of it.
     pub answer: Option<(&'static str, &'static str)>,
 }
 
@@ -19,7 +19,7 @@ impl ReasoningMarkers {
 
     const COMMAND: Self = Self { start: "<|START_THINKING|>", end: "<|END_THINKING|>", answer: None };
 
-    /// Those that models are known to write; of two that fit the first one holds.
+    /// The known markers. If several fit a model, the first one is used.
     const KNOWN: [Self; 8] = [
         // Command R.
         Self { answer: Some(("<|START_RESPONSE|>", "<|END_RESPONSE|>")), ..Self::COMMAND },
@@ -36,28 +36,28 @@ impl ReasoningMarkers {
         Self::THINK,
     ];
 
-    /// Those that a chat template writes, or else those that are tokens of the vocabulary; `None` for a model that is
-    /// not known to think.
+    /// The markers that a chat template contains, else those that are tokens of the vocabulary; `None` for a model
+    /// that is not known to reason.
     pub fn of_model(template: &str, tokenizer: Option<&Tokenizer>) -> Option<Self> {
         let written = |marker: &str| template.contains(marker);
         let token = |marker: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(marker).is_some());
-        // Templates that cut thoughts out may name their end alone.
+        // A template that strips reasoning may contain only its end marker.
         let in_template = |m: &&Self| written(m.end) && m.answer.is_none_or(|(start, _)| written(start));
         let in_vocabulary = |m: &&Self| m.texts().all(token);
         Self::KNOWN.iter().find(in_template).or_else(|| Self::KNOWN.iter().find(in_vocabulary)).copied()
     }
 
-    /// Whether `prompt` ends with the beginning of thoughts, so that the answer goes on with them.
+    /// Whether `prompt` ends with the start marker, so that the answer begins within reasoning.
     pub fn begun_in(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.start)
     }
 
-    /// Whether `prompt` ends with the end of thoughts.
+    /// Whether `prompt` ends with the end marker.
     pub fn ended_in(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.end)
     }
 
-    /// All the texts.
+    /// All markers.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &'static str> {
         let answer = self.answer.into_iter().flat_map(|(start, end)| [start, end]);
         [self.start, self.end].into_iter().chain(answer)

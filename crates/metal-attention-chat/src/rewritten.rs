@@ -1,7 +1,7 @@
-//! A template's text as minijinja parses it.
+//! Rewrites the source of a template for minijinja's parser.
 //!
-//! minijinja's parser lacks some of what Jinja2's has: line ends of other systems, a sign before a number, some escapes in
-//! constant texts, `{% generation %}`. Each is written here as what means the same.
+//! The parser lacks some syntax of Jinja2: CR line ends, a plus sign before a number, some escapes in string
+//! constants, `{% generation %}`. Each is replaced by something equivalent.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use minijinja::machinery::{Token, Tokenizer};
 
 use crate::program::syntax;
 
-/// `source` in what minijinja parses.
+/// `source` in the syntax that minijinja accepts.
 pub(crate) fn rewritten(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = without_generation_tags(&source);
@@ -23,12 +23,12 @@ pub(crate) fn rewritten(source: &str) -> String {
     out + &source[done..]
 }
 
-/// What in the tags of a template is written otherwise, in order.
+/// The replacements within tags, in order of position.
 fn edits(source: &str) -> Vec<(Range<usize>, String)> {
     let mut edits = Vec::new();
     let mut tokens = Tokenizer::new(source, "", false, syntax());
     let mut before_operand = false;
-    // A text that has no tokens is for the parser to refuse: it says where.
+    // If the source cannot be tokenized, the parser reports the error with its line.
     while let Ok(Some((token, span))) = tokens.next_token() {
         let range = span.start_offset as usize..span.end_offset as usize;
         match &token {
@@ -79,7 +79,8 @@ fn edits(source: &str) -> Vec<(Range<usize>, String)> {
     edits
 }
 
-/// The edit of a constant text whose escapes Python reads otherwise than minijinja, which reads `text`.
+/// The replacement of a string constant whose escapes minijinja reads differently from Python; `text` is minijinja's
+/// reading.
 fn constant(source: &str, range: Range<usize>, text: &str) -> Option<(Range<usize>, String)> {
     let literal = source.get(range.clone()).filter(|literal| literal.contains('\\'))?;
     let body = literal.get(1..literal.len().checked_sub(1)?)?;
@@ -88,7 +89,7 @@ fn constant(source: &str, range: Range<usize>, text: &str) -> Option<(Range<usiz
     Some((range, format!("\"{escaped}\"")))
 }
 
-/// A constant text without its escapes, as Python reads it; `None` where Python refuses it.
+/// The string that Python reads from the inside of a constant; `None` if Python refuses it.
 fn unescaped(body: &str) -> Option<String> {
     let mut out = String::with_capacity(body.len());
     let mut rest = body;
@@ -133,8 +134,8 @@ fn unescaped(body: &str) -> Option<String> {
     Some(out + rest)
 }
 
-/// `source` without `{% generation %}` and its end, which mark the model's words for training: a condition that always
-/// holds is the same, white space included.
+/// `source` without `{% generation %}` and `{% endgeneration %}`, which mark the model's text for training. They
+/// become a condition that is always true, which handles white space alike.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -147,7 +148,7 @@ fn without_generation_tags(source: &str) -> String {
         let replacement = match word {
             "generation" => " if true",
             "endgeneration" => " endif",
-            // Jinja2 keeps the line end after this tag.
+            // Jinja2 keeps the line end after this tag, minijinja drops it.
             "raw" if body[word.len()..].trim_start().starts_with("%}\n") => {
                 let end = tag.find('\n').unwrap_or(tag.len());
                 out += &tag[..end];

@@ -1,46 +1,46 @@
-//! Looks over a template's text before minijinja's parser does.
+//! Checks limits of a template's source before minijinja parses it.
 //!
-//! The parser calls itself for each operator before its operand, each `else` of a condition and each `elif`, and what it
-//! makes is as deep as a chain of operators is long. So the length of a tag and the depth of blocks are bounded first.
+//! The parser recurses for each prefix operator, `else` and `elif`, and a chain of operators makes a syntax tree as
+//! deep as the chain is long. So the length of tags and the nesting of blocks are limited first.
 
 use minijinja::machinery::{Token, Tokenizer};
 
 use crate::TemplateLimit;
-use crate::program::{Refusal, syntax};
+use crate::program::{CompileError, syntax};
 
-/// Bytes of a line. In published templates the longest has 1180.
+/// The maximum length of a line in bytes. Published templates have at most 1180.
 pub(crate) const MAX_LINE: usize = 60_000;
-/// Words and signs of a tag. In published templates the longest has 52.
+/// The maximum number of tokens in a tag. Published templates have at most 52.
 pub(crate) const MAX_TAG: usize = 2000;
-/// Bytes of a name. In published templates the longest has 31.
+/// The maximum length of a name in bytes. Published templates have at most 31.
 pub(crate) const MAX_NAME: usize = 256;
-/// Blocks in blocks, where each `elif` counts as one. In published templates: 12.
+/// The maximum nesting of blocks; each `elif` counts as a level. Published templates have at most 12.
 pub(crate) const MAX_BLOCKS: usize = 150;
 
-/// A tag that is being read.
+/// The tag that is being scanned.
 #[derive(Default)]
-struct Tag<'s> {
+struct OpenTag<'s> {
     line: usize,
     parts: usize,
-    /// The word that begins it, in `{% %}`.
+    /// The first word of a `{% %}` tag.
     keyword: Option<&'s str>,
     is_block: bool,
     brackets: usize,
     assigns: bool,
 }
 
-/// The longest line, tag and name of a template, and the deepest block.
+/// The extremes of a template, in the units of the limits above.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Extent {
+pub(crate) struct SourceExtent {
     pub line: usize,
     pub tag: usize,
     pub name: usize,
     pub blocks: usize,
 }
 
-/// Refuses what is too long or too deep to be parsed.
-pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
-    let mut extent = Extent::default();
+/// Measures a source; an error if it exceeds a limit.
+pub(crate) fn scan(source: &str) -> Result<SourceExtent, CompileError> {
+    let mut extent = SourceExtent::default();
     for (i, line) in source.lines().enumerate() {
         extent.line = extent.line.max(line.len());
         if line.len() > MAX_LINE {
@@ -48,16 +48,16 @@ pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
         }
     }
     let mut tokens = Tokenizer::new(source, "", false, syntax());
-    let mut tag = Tag::default();
-    // For each open block, how many branches it has.
+    let mut tag = OpenTag::default();
+    // The number of branches of each open block.
     let mut blocks: Vec<usize> = Vec::new();
-    // A text that has no tokens is for the parser to refuse: it says where.
+    // If the source cannot be tokenized, the parser reports the error with its line.
     while let Ok(Some((token, span))) = tokens.next_token() {
         let line = usize::from(span.start_line);
         tag.parts += 1;
         match token {
-            Token::VariableStart => tag = Tag { line, ..Tag::default() },
-            Token::BlockStart => tag = Tag { line, is_block: true, ..Tag::default() },
+            Token::VariableStart => tag = OpenTag { line, ..OpenTag::default() },
+            Token::BlockStart => tag = OpenTag { line, is_block: true, ..OpenTag::default() },
             Token::Ident(name) => {
                 extent.name = extent.name.max(name.len());
                 if name.len() > MAX_NAME {
@@ -83,7 +83,7 @@ pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
                         }
                     }
                     _ if keyword.starts_with("end") => drop(blocks.pop()),
-                    // Tags without an end.
+                    // Tags without an end tag.
                     _ => {}
                 }
                 extent.blocks = extent.blocks.max(blocks.iter().sum());
@@ -91,7 +91,7 @@ pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
                     return Err(TemplateLimit::Nesting { line, limit: MAX_BLOCKS }.into());
                 }
             }
-            // What counts towards the length of a tag, and nothing else.
+            // Other tokens only count towards the length of the tag.
             Token::TemplateData(_)
             | Token::VariableEnd
             | Token::Str(_)

@@ -1,4 +1,6 @@
-//! A model's chat template.
+//! [`ChatTemplate`]: renders conversations with the chat template of a model. On loading, the template is probed: it
+//! is rendered with test messages to find out in which form it accepts tool calls and empty contents, and in which
+//! format the model writes tool calls.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,14 +14,14 @@ use crate::exact_json;
 use crate::history::{completed, instructs, variants};
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{Telling, Tools, derived, in_plain_words};
+use crate::tool_calls::{TemplateToolSupport, ToolPlacement, derived, with_tools_as_text};
 use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
-/// What errors call the templates.
+/// The names of the templates in errors.
 const DEFAULT: &str = "chat template";
 const TOOL_USE: &str = "chat template for tools";
 
-/// For models that come without a template.
+/// The template for models that have none.
 const FALLBACK: &str = "\
 {%- for message in messages %}
 {%- if message.role == 'system' %}{{ message.content }}
@@ -29,7 +31,7 @@ const FALLBACK: &str = "\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
-/// What files of RWKV models may have in place of a template, and what it means.
+/// A name that files of RWKV models may have in place of a template, and the template that it stands for.
 const RWKV_WORLD: &str = "rwkv-world";
 const RWKV_WORLD_TEMPLATE: &str = "\
 {{- bos_token }}
@@ -41,43 +43,44 @@ const RWKV_WORLD_TEMPLATE: &str = "\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
-/// Turns conversations into prompts.
+/// A chat template that renders conversations to prompts.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     program: Arc<Program>,
     source: String,
-    /// The variant for tools, and its text.
+    /// The variant of the template for conversations with tools, and its source.
     tool_use: Option<(Arc<Program>, String)>,
-    /// Tells the control tokens, which the texts of messages must not contain.
+    /// The tokenizer with the control tokens, whose spelling in messages must stay plain text.
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Texts of special tokens, as variables.
+    /// The variables with the spelling of special tokens, such as `bos_token`.
     tokens: Map<String, Json>,
     is_fallback: bool,
-    /// Assistant messages without a text have the empty text: the template does not do with `none`.
+    /// Whether an assistant message without a text is passed an empty text, because the template does not handle
+    /// `none`.
     null_content_is_empty: bool,
-    /// The template takes the arguments of calls as a JSON text, not as an object.
+    /// Whether the template takes the arguments of calls as JSON text, not as an object.
     arguments_are_text: bool,
     tool_format: ToolFormat,
 }
 
-/// A conversation to render.
+/// A conversation to render, with options.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RenderRequest<'a> {
-    /// The messages, the first one first.
+    /// The messages, oldest first.
     pub messages: &'a [Message],
-    /// The tools the model may call.
+    /// The tools that the model may call.
     pub tools: &'a [Tool],
-    /// End with what begins an answer of the model.
+    /// Whether the prompt ends with the header of a new answer.
     pub add_generation_prompt: bool,
-    /// Further variables, such as `enable_thinking`.
+    /// Additional variables of the template, such as `enable_thinking`.
     pub variables: Option<&'a Map<String, Json>>,
-    /// The time that the template may tell; `None`: the present.
+    /// The time that the template may write; `None` for the current time.
     pub now: Option<SystemTime>,
 }
 
 impl ChatTemplate {
-    /// The template in a file's metadata: `tokenizer.chat_template`, with the variant `tool_use` for conversations with
-    /// tools where there is one. `None` where the file has none.
+    /// The template in a file's metadata: `tokenizer.chat_template`, and its variant `tool_use` if there is one.
+    /// `None` if the file has no template.
     pub fn from_metadata(metadata: &Metadata, tokenizer: Arc<Tokenizer>) -> Result<Option<Self>, TemplateError> {
         let named = |name: &str| metadata.str(&format!("tokenizer.chat_template.{name}"));
         let tool_use = named("tool_use")?;
@@ -94,8 +97,8 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// The template of a model, or [`fallback`](Self::fallback) where it has none or one that does not compile; then a
-    /// warning says so.
+    /// The template of a model. If it has none, or one that does not compile, a warning is logged and the result is
+    /// [`fallback`](Self::fallback).
     pub fn for_model(metadata: &Metadata, tokenizer: Arc<Tokenizer>) -> Self {
         let problem = match Self::from_metadata(metadata, Arc::clone(&tokenizer)) {
             Ok(Some(template)) => return template,
@@ -106,18 +109,18 @@ impl ChatTemplate {
         Self::fallback(tokenizer)
     }
 
-    /// Lines of "User: " and "Assistant: ", which any model can continue.
+    /// A template that writes lines of "User: " and "Assistant: ", which any model can continue.
     pub fn fallback(tokenizer: Arc<Tokenizer>) -> Self {
         let template = Self::compile(FALLBACK, Some(tokenizer)).expect("the fallback template compiles");
         Self { is_fallback: true, ..template }
     }
 
-    /// A template without a model: no text is a control token, and there are no variables like `bos_token`.
+    /// Compiles a template without a model: there are no control tokens and no variables like `bos_token`.
     pub fn new(source: &str) -> Result<Self, TemplateError> {
         Self::with_tokenizer(source, None)
     }
 
-    /// A template for the vocabulary of `tokenizer`.
+    /// Compiles a template for the vocabulary of `tokenizer`.
     pub fn with_tokenizer(source: &str, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, TemplateError> {
         let mut template = Self::compile(source, tokenizer)?;
         template.probe()?;
@@ -149,48 +152,49 @@ impl ChatTemplate {
         })
     }
 
-    /// Gives the template a variable like `bos_token` (the text of a token).
+    /// Sets a variable of the template, such as `bos_token`.
     #[must_use]
     pub fn with_token(mut self, name: &str, text: &str) -> Self {
         self.tokens.insert(name.to_owned(), text.into());
         self
     }
 
-    /// The template's text.
+    /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether the model brought no template that works.
+    /// Whether this is the fallback, because the model has no working template.
     pub fn is_fallback(&self) -> bool {
         self.is_fallback
     }
 
-    /// Strings that end an answer where the model has no token for it: only the fallback has some.
+    /// The strings that end an answer, for a model without a token that does. Only the fallback has some.
     pub fn stop_strings(&self) -> &'static [&'static str] {
         if self.is_fallback { &["\nUser:", "\nAssistant:"] } else { &[] }
     }
 
-    /// Whether the template tells the model of tools itself. Where it does not, they are described in plain words, which
-    /// models that were not trained with tools follow badly.
+    /// Whether the template itself describes tools to the model. If not, [`render`](Self::render) adds a description
+    /// as text, which models that were not trained with tools follow badly.
     pub fn knows_tools(&self) -> bool {
-        self.takes_functions_as_text() || Telling::of_template(self.source_for_tools()).tools != Tools::Nowhere
+        self.takes_functions_as_text()
+            || TemplateToolSupport::of_template(self.source_for_tools()).tools != ToolPlacement::Nowhere
     }
 
-    /// How the model writes tool calls.
+    /// The format in which the model writes tool calls.
     pub fn tool_format(&self) -> ToolFormat {
         self.tool_format
     }
 
-    /// The texts between which the model thinks; `None`: it is not known to, or does so in messages of their own
-    /// ([`ToolFormat::Harmony`]).
+    /// The markers of the model's reasoning; `None` if it is not known to reason, or if its reasoning is a message of
+    /// its own ([`ToolFormat::Harmony`]).
     pub fn reasoning(&self) -> Option<ReasoningMarkers> {
         let of_model = || ReasoningMarkers::of_model(&self.source, self.tokenizer.as_deref());
         if self.tool_format() == ToolFormat::Harmony { None } else { of_model() }
     }
 
-    /// The texts around the thoughts that the answer to a prompt of this template begins with: the prompt has what begins
-    /// them.
+    /// The markers of the reasoning within which the answer to `prompt` begins; `None` if the prompt does not end with
+    /// the start of reasoning.
     pub fn reasoning_begun(&self, prompt: &str) -> Option<ReasoningMarkers> {
         self.reasoning().filter(|markers| markers.begun_in(prompt))
     }
@@ -204,7 +208,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The text of the template that conversations with tools go through.
+    /// The source of the template that renders conversations with tools.
     pub(crate) fn source_for_tools(&self) -> &str {
         self.tool_use.as_ref().map_or(&self.source, |(_, source)| source)
     }
@@ -215,9 +219,10 @@ impl ChatTemplate {
         [Some(&self.program), tool_use].into_iter().flatten().any(|program| program.reads(name))
     }
 
-    /// The text of a conversation. Tools that the template does not know are described in plain words. A conversation
-    /// that the template refuses, or whose system messages it leaves out, is rendered in a form that it accepts, where
-    /// there is one.
+    /// Renders a conversation. Tools that the template does not support are described as text. If the template refuses
+    /// the conversation, or leaves out its system messages, variants of it are tried (`history.rs`).
+    ///
+    /// Returns the error of the variant that got furthest if the template accepts none.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
         let messages = completed(request.messages);
         let mut tried: Vec<Vec<Message>> = Vec::new();
@@ -247,9 +252,10 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether `prompt`, the rendering of `request`, which is a form of the conversation `messages`, has the texts of all
-    /// its system messages. Where one is not found, the template may have read it as a switch: then it is enough that a
-    /// plain word in its place is written.
+    /// Whether `prompt` contains the texts of all system messages. `request` is the variant of the conversation
+    /// `messages` that `prompt` was rendered from. A text that is missing may be an option that the template
+    /// interprets; so if the variant is rendered with plain words as system messages and these appear, that is
+    /// sufficient.
     fn has_instructions(&self, messages: &[Message], request: &RenderRequest<'_>, prompt: &Prompt) -> bool {
         let found = |texts: &[&str], mut rest: &str| {
             texts.iter().all(|text| match rest.find(text.trim()) {
@@ -280,29 +286,31 @@ impl ChatTemplate {
             .is_ok_and(|prompt| found(&words, &prompt.text))
     }
 
-    /// Adds text of a message to `prompt`, where the spelling of a control token is text.
+    /// Appends text of a message to `prompt`, with the spellings of control tokens recorded as literals.
     pub(crate) fn append_text(&self, prompt: &mut Prompt, text: &str) {
         let starts = self.tokenizer.as_ref().map_or(Vec::new(), |tokenizer| tokenizer.control_starts(text));
         prompt.literals.extend(starts.into_iter().map(|start| prompt.text.len() + start));
         prompt.text += text;
     }
 
+    /// Renders one variant of a conversation. Tools that the template does not support are described as text.
     pub(crate) fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let telling = Telling::of_template(self.source_for_tools());
+        let support = TemplateToolSupport::of_template(self.source_for_tools());
         if self.takes_functions_as_text() {
             return self.render_known(request, None);
         }
-        if telling.suffices(request.messages, request.tools) {
+        if support.suffices(request.messages, request.tools) {
             return self.render_known(request, None);
         }
-        let messages = in_plain_words(telling, request.messages, request.tools);
-        let tools = if telling.tools == Tools::Variable { request.tools } else { &[] };
-        let in_message = telling.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
+        let messages = with_tools_as_text(support, request.messages, request.tools);
+        let tools = if support.tools == ToolPlacement::Variable { request.tools } else { &[] };
+        let in_message = support.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
         self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, in_message.as_ref())
     }
 
-    /// The text of a conversation that has nothing the template does not know; `system_tools`: the tools, for the first
-    /// message. Some templates fail on tools without a description or parameters: then these are empty.
+    /// Renders a conversation in which everything is supported by the template. `system_tools` are tools to be put
+    /// into the first message. If the template fails on tools without description or parameters, it is tried again
+    /// with empty ones.
     fn render_known(&self, request: &RenderRequest<'_>, system_tools: Option<&Json>) -> Result<Prompt, TemplateError> {
         let result = self.render_as_it_is(request, system_tools);
         let completed: Vec<_> = request.tools.iter().map(Tool::completed).collect();
@@ -315,6 +323,7 @@ impl ChatTemplate {
         self.render_as_it_is(&RenderRequest { tools: &tools, ..*request }, system_tools)
     }
 
+    /// Renders a conversation unchanged, with marks around untrusted control tokens.
     fn render_as_it_is(
         &self,
         request: &RenderRequest<'_>,
@@ -348,7 +357,7 @@ impl ChatTemplate {
     fn context(&self, request: &RenderRequest<'_>, marker: &Marker<'_>) -> Map<String, Json> {
         let mut context = self.tokens.clone();
         let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
-        let fields = Fields::of(self.source_for_tools());
+        let fields = MessageFields::of(self.source_for_tools());
         context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, fields, marker)).collect());
         context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.clone().into() });
         context.insert("documents".into(), Json::Null);
@@ -368,26 +377,28 @@ impl ChatTemplate {
         context
     }
 
-    /// A message as templates expect it: arguments of calls are objects, and what is not there is missing.
-    fn message(&self, message: &Message, names: Fields, marker: &Marker<'_>) -> Json {
+    /// The JSON of a message as templates expect it: the arguments of calls are objects, and missing fields are
+    /// absent.
+    fn message(&self, message: &Message, names: MessageFields, marker: &Marker<'_>) -> Json {
         let role = match message.role {
             Role::Developer if !self.source.contains("developer") => Role::System,
             role => role,
         };
         let mut fields = Map::new();
-        let role_name = if role == Role::Tool { names.telling.role_of_results() } else { role.name() };
+        let role_name = if role == Role::Tool { names.support.role_of_results() } else { role.name() };
         fields.insert("role".into(), role_name.into());
         let content = match &message.content {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
             content => content.as_deref(),
         };
         let content = content.map(|text| marker.mark(text));
-        let content = match names.telling.in_text(&message.tool_calls) {
+        let content = match names.support.in_text(&message.tool_calls) {
             Some([start, calls, end]) => Some(content.unwrap_or_default() + &start + &marker.mark(&calls) + &end),
             None => content,
         };
         fields.insert("content".into(), content.into());
-        // Some templates have another name for it. That of gpt-oss wants no text beside it where there are calls.
+        // Some templates call the reasoning `thinking`. gpt-oss's template accepts no text beside it in a message with
+        // calls.
         let has_text = message.content.as_ref().is_some_and(|text| !text.is_empty());
         let excluded = names.either_thinking_or_text && has_text && !message.tool_calls.is_empty();
         let thinking = if names.has_thinking && !excluded { &message.reasoning_content } else { &None };
@@ -395,7 +406,7 @@ impl ChatTemplate {
             ("reasoning_content", &message.reasoning_content),
             ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
-            (if role == Role::Assistant { names.telling.field_of_name() } else { "name" }, &message.name),
+            (if role == Role::Assistant { names.support.field_of_name() } else { "name" }, &message.name),
         ] {
             if let Some(text) = text {
                 fields.insert(name.into(), marker.mark(text).into());
@@ -408,7 +419,7 @@ impl ChatTemplate {
         fields.into()
     }
 
-    /// The arguments of a call: the object, or the text where it is none or the template takes a text.
+    /// The arguments of a call: an object, or text if they are not an object or the template takes text.
     fn arguments(&self, call: &ToolCall) -> Json {
         let text = match call.function.arguments.trim() {
             "" => "{}",
@@ -420,12 +431,12 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether tools are a JSON text in the variable `functions`, as for Firefunction.
+    /// Whether the template takes the tools as JSON text in the variable `functions` (Firefunction).
     fn takes_functions_as_text(&self) -> bool {
         self.tool_use.is_none() && self.program.reads("functions") && !self.program.reads("tools")
     }
 
-    /// Finds out in which form the template takes the parts of messages.
+    /// Probes the template: finds out in which form it takes the parts of messages, and the format of tool calls.
     fn probe(&mut self) -> Result<(), TemplateError> {
         self.arguments_are_text = self.takes_arguments_as_text()?;
         self.null_content_is_empty = !self.takes_null_content()?;
@@ -440,7 +451,7 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// The template with empty texts for the tokens that there are no texts of.
+    /// The template with empty strings for `bos_token` and `eos_token` if they are not set.
     pub(crate) fn with_missing_tokens(&self) -> Self {
         let mut template = self.clone();
         for name in ["bos_token", "eos_token"] {
@@ -449,7 +460,8 @@ impl ChatTemplate {
         template
     }
 
-    /// Whether the arguments of a call come out as JSON only where they are a text: some templates append them to one.
+    /// Whether the arguments of a call must be passed as text to be rendered as JSON: some templates concatenate them
+    /// with strings.
     fn takes_arguments_as_text(&self) -> Result<bool, TemplateError> {
         const ARGUMENTS: &str = r#"{"probe_key": "probe value"}"#;
         let call = |content: Option<&str>| {
@@ -463,7 +475,7 @@ impl ChatTemplate {
             for n in [2, 3] {
                 let messages = [Message::user("text"), call(content), result.clone()];
                 let request = RenderRequest { messages: &messages[..n], ..Default::default() };
-                // What a template refuses it may quote.
+                // A template may quote the arguments in a refusal.
                 let rendered = |template: &Self| match template.render_variant(&request) {
                     Ok(prompt) => Ok(prompt.text),
                     Err(TemplateError::Refused { message, .. }) => Ok(message),
@@ -471,7 +483,7 @@ impl ChatTemplate {
                     Err(_) => Ok(String::new()),
                 };
                 let object = rendered(&as_object)?;
-                // Written as Python writes a dictionary, which no model was trained on.
+                // It was printed as a Python dictionary, which no model was trained on.
                 let is_python = object.contains("{'probe_key': 'probe value'}");
                 if object.contains("probe_key") && object.contains("probe value") && !is_python {
                     return Ok(false);
@@ -484,8 +496,8 @@ impl ChatTemplate {
         Ok(false)
     }
 
-    /// Whether the template leaves out a text that is `none`, as in a message that only calls a tool. Some fail, some
-    /// write "None". One that goes beyond a limit with these two messages does so with any.
+    /// Whether the template renders a content of `none`, as in a message with calls only, as nothing. Some templates
+    /// fail, some write "None". A template that exceeds a limit on these two messages does so on any.
     fn takes_null_content(&self) -> Result<bool, TemplateError> {
         let call = ToolCall::new("call00000", "name", "{}");
         let result = Message { tool_call_id: Some(call.id.clone()), ..Message::new(Role::Tool, "text") };
@@ -496,7 +508,7 @@ impl ChatTemplate {
             Err(error @ TemplateError::Limit { .. }) => Err(error),
             Err(_) => Ok(false),
             Ok(prompt) if prompt.text.contains("None") => Ok(false),
-            // Some look only at a message that is not the last one. What they refuse then has other reasons.
+            // Some templates only check a message that is not the last one. If they refuse that, it has other reasons.
             Ok(_) => {
                 let result = self.render_variant(&RenderRequest { messages: &messages, ..request });
                 Ok(!matches!(result, Err(TemplateError::Render { .. })))
@@ -505,34 +517,34 @@ impl ChatTemplate {
     }
 }
 
-/// The time of a rendering in UTC, as templates that do not ask for a form expect it.
+/// The time of a rendering in UTC, in the format of templates that expect `datetime`.
 fn date_and_time(now: Option<SystemTime>) -> String {
     let now = jiff::Timestamp::try_from(now.unwrap_or_else(SystemTime::now)).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     now.strftime("%b %d %Y %H:%M:%S GMT").to_string()
 }
 
-/// What a template calls the fields of a message.
+/// The names that a template uses for the fields of a message.
 #[derive(Debug, Clone, Copy)]
-struct Fields {
-    telling: Telling,
-    /// Thoughts are in `thinking`.
+struct MessageFields {
+    support: TemplateToolSupport,
+    /// Whether the template reads reasoning from `thinking`.
     has_thinking: bool,
-    /// Messages that call a tool have thoughts or a text there.
+    /// Whether a message with calls may have only one of reasoning and text.
     either_thinking_or_text: bool,
 }
 
-impl Fields {
-    /// Those that the template of this text knows.
+impl MessageFields {
+    /// The names in the template `source`.
     fn of(source: &str) -> Self {
         Self {
-            telling: Telling::of_template(source),
+            support: TemplateToolSupport::of_template(source),
             has_thinking: source.contains("message.thinking"),
             either_thinking_or_text: ToolFormat::known(source) == Some(ToolFormat::Harmony),
         }
     }
 }
 
-/// All texts of a message but the arguments of its calls.
+/// All texts of a message, except the arguments of its calls.
 fn texts(message: &Message) -> impl Iterator<Item = &str> {
     let fields = [&message.content, &message.reasoning_content, &message.tool_call_id, &message.name];
     let calls = message.tool_calls.iter().flat_map(|c| [&*c.id, &*c.kind, &*c.function.name]);

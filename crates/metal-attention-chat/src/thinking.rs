@@ -1,4 +1,4 @@
-//! Whether a model thinks before it answers, and how hard: what a chat template is given for it.
+//! Controls whether and how much a model reasons, by the variables of its chat template.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,34 +8,34 @@ use serde_json::{Map, Value};
 
 use crate::{ChatTemplate, Continuation, RenderRequest, TemplateError, ToolFormat};
 
-/// Begins the message that is the answer, where thoughts are messages of their own (gpt-oss).
+/// The header of the final answer in gpt-oss's format, where reasoning is a message of its own.
 pub const HARMONY_ANSWER: &str = "<|channel|>final<|message|>";
 
-/// How hard a model thinks: the values of OpenAI's `reasoning_effort`, the least first.
+/// The effort that a model spends on reasoning: the values of OpenAI's `reasoning_effort`, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Effort {
-    /// Not at all.
+pub enum ReasoningEffort {
+    /// No reasoning.
     None,
-    /// As little as it can.
+    /// The minimum.
     Minimal,
-    /// A little.
+    /// Little reasoning.
     Low,
-    /// The usual.
+    /// The usual amount.
     Medium,
-    /// Much.
+    /// Much reasoning.
     High,
-    /// More.
+    /// Very much reasoning.
     Xhigh,
-    /// As much as it can.
+    /// The maximum.
     Max,
 }
 
-impl Effort {
-    /// All values, the least first.
+impl ReasoningEffort {
+    /// All values, in ascending order.
     pub const ALL: [Self; 7] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
 
-    /// The name, as requests have it.
+    /// The name in requests.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -48,13 +48,14 @@ impl Effort {
         }
     }
 
-    /// The value of the variable `reasoning_effort` for a template that reads it; `None`: it has none for this.
+    /// The value of the variable `reasoning_effort` for a template that reads it; `None` if the template has no such
+    /// value.
     fn for_template(self, template: &ChatTemplate) -> Option<&'static str> {
         let source = template.source();
         let quoted = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
         let is_harmony = template.tool_format() == ToolFormat::Harmony;
         if self == Self::None {
-            // A harmony template has no value for it: the least comes nearest.
+            // A harmony template cannot turn reasoning off; "low" comes nearest.
             let least = is_harmony.then_some(Self::Low.name());
             return ["none", "no_think"].into_iter().find(|word| quoted(word)).or(least);
         }
@@ -62,7 +63,7 @@ impl Effort {
             return Some(self.clamp(Self::Low, Self::High).name());
         }
         if quoted(Self::Low.name()) && quoted(Self::High.name()) {
-            // A template that lists its values may refuse others.
+            // A template that lists its values may refuse others, so the nearest listed one is used.
             let distance = |other: &&Self| (**other as u8).abs_diff(self as u8);
             let listed = Self::ALL[1..].iter().rev().filter(|effort| quoted(effort.name()));
             return listed.min_by_key(distance).map(|effort| effort.name());
@@ -71,18 +72,18 @@ impl Effort {
     }
 }
 
-/// Whether a model thinks, or how hard.
+/// A setting of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thinking {
-    /// It does.
+    /// Reasoning is on.
     On,
-    /// It does so hard; [`Effort::None`]: it does not.
-    Effort(Effort),
+    /// Reasoning with this effort; [`ReasoningEffort::None`] turns it off.
+    Effort(ReasoningEffort),
 }
 
 impl Thinking {
-    /// It does not.
-    pub const OFF: Self = Self::Effort(Effort::None);
+    /// Reasoning is off.
+    pub const OFF: Self = Self::Effort(ReasoningEffort::None);
 }
 
 impl fmt::Display for Thinking {
@@ -94,7 +95,7 @@ impl fmt::Display for Thinking {
     }
 }
 
-/// `true` and `false`, as well as the names of efforts.
+/// Parses "true", "false", "on", "off", "yes", "no" and the names of efforts.
 impl FromStr for Thinking {
     type Err = String;
 
@@ -102,7 +103,7 @@ impl FromStr for Thinking {
         match text {
             "true" | "on" | "yes" => Ok(Self::On),
             "false" | "off" | "no" => Ok(Self::OFF),
-            name => match Effort::ALL.into_iter().find(|effort| effort.name() == name) {
+            name => match ReasoningEffort::ALL.into_iter().find(|effort| effort.name() == name) {
                 Some(effort) => Ok(Self::Effort(effort)),
                 None => Err("it is true, false, none, minimal, low, medium, high, xhigh or max".into()),
             },
@@ -111,13 +112,13 @@ impl FromStr for Thinking {
 }
 
 impl ChatTemplate {
-    /// Whether the model is known to think.
+    /// Whether the model is known to reason.
     pub fn thinks(&self) -> bool {
         self.reasoning().is_some() || self.tool_format() == ToolFormat::Harmony
     }
 
-    /// Sets those of `variables` by which this template has the model think as `thinking` says; what is set already stays.
-    /// False: the template reads none of them.
+    /// Sets those `variables` by which this template controls reasoning, unless they are set already. Returns false if
+    /// the template reads none of them.
     pub fn set_thinking(&self, thinking: Thinking, variables: &mut Map<String, Value>) -> bool {
         let mut set = |name: &str, value: Value| {
             let reads = self.reads(name);
@@ -128,10 +129,10 @@ impl ChatTemplate {
         };
         match thinking {
             Thinking::On => set("enable_thinking", true.into()) || set("thinking", true.into()),
-            Thinking::Effort(Effort::None) => {
+            Thinking::Effort(ReasoningEffort::None) => {
                 let switched = set("enable_thinking", false.into()) || set("thinking", false.into());
                 let budget = set("thinking_budget", 0.into());
-                let effort = Effort::None.for_template(self);
+                let effort = ReasoningEffort::None.for_template(self);
                 effort.is_some_and(|value| set("reasoning_effort", value.into())) || switched || budget
             }
             Thinking::Effort(effort) => {
@@ -140,9 +141,9 @@ impl ChatTemplate {
         }
     }
 
-    /// The prompt of a conversation whose answer has thoughts as `thinking` says; `None`: as the template has it.
+    /// Renders a prompt whose answer reasons as `thinking` says; `None` leaves it to the template.
     ///
-    /// The prompt of an answer without thoughts ends with empty ones where the template has no variable for it.
+    /// If reasoning is to be off and the template has no variable for it, the prompt ends with empty reasoning.
     pub fn render_thinking(
         &self,
         request: &RenderRequest<'_>,
@@ -161,7 +162,7 @@ impl ChatTemplate {
         Ok(Continuation { begin: begin.min(prompt.text.len()), prompt })
     }
 
-    /// Adds thoughts that are empty to a prompt without ones.
+    /// Appends empty reasoning to a prompt that does not end with reasoning.
     fn end_thoughts(&self, prompt: &mut String) {
         match self.reasoning() {
             Some(markers) if !markers.ended_in(prompt) => {
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_switched_as_templates_know_it() {
+    fn reasoning_is_switched_by_the_templates_variable() {
         let set = |name: &str, thinking: &str| {
             let mut variables = Map::new();
             let is_read = template(name).set_thinking(thinking.parse().unwrap(), &mut variables);
@@ -215,14 +216,14 @@ mod tests {
         let source = "{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}";
         let listed = ChatTemplate::new(source).unwrap();
         assert_eq!(
-            Effort::ALL.map(|effort| effort.for_template(&listed)),
+            ReasoningEffort::ALL.map(|effort| effort.for_template(&listed)),
             [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]
         );
     }
 
     #[test]
-    fn an_answer_without_thoughts_begins_after_empty_ones() {
-        // It begins thoughts, whatever is wanted.
+    fn an_answer_without_reasoning_follows_an_empty_block() {
+        // This template always begins reasoning.
         const BEGUN: &str = "{{ messages[0].content }}{% if '</think>' %}<think>\n{% endif %}";
         let messages = [Message::user("Hi")];
         for (name, end, own) in [

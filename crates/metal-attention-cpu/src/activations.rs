@@ -1,11 +1,11 @@
-//! Activations quantised to 8 bits, once per token, for all the matrices that
-//! read them.
+//! Activations quantised to 8 bits: the input of products with quantised weights. A row is quantised once and read by all the
+//! matrices that it is multiplied by.
 
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 
-/// Elements that share a scale.
+/// Elements of an activation block, which share a scale.
 pub(crate) const BLOCK: usize = 32;
 
 /// Rows of activations as 8-bit codes: `x = scale * code`, one scale per
@@ -20,23 +20,25 @@ pub(crate) struct Q8Activations {
     blocks: Vec<Q8Block>,
 }
 
-/// What the kernels need of a block besides its codes. The halves serve weight
-/// formats with a scale per 16 columns.
+/// The scale of a block of activations, and sums that the kernels use for the offset and the minimum of weights:
+/// `sum((code - offset) * a) = sum(code * a) - offset * sum(a)`. The sums of each half are for weight formats with a scale per
+/// 16 columns.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Q8Block {
+    /// An element is `scale * code`.
     pub(crate) scale: f32,
     /// Minus the sum of the codes.
     pub(crate) neg_sum: i32,
-    /// The same of each half.
+    /// Minus the sum of the codes of each half.
     pub(crate) neg_half_sums: [i32; 2],
-    /// `scale` times the sum of the codes: the sum of the elements.
+    /// The sum of the elements: `scale` times the sum of the codes.
     pub(crate) scaled_sum: f32,
-    /// The same of each half.
+    /// The sum of the elements of each half.
     pub(crate) scaled_half_sums: [f32; 2],
 }
 
-/// Where one token's row of a [`Q8Activations`] lies.
+/// Pointers to one token's row of [`Q8Activations`]: `n_in` codes and `n_in / BLOCK` blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Q8Row {
     pub(crate) codes: *const i8,
@@ -44,7 +46,11 @@ pub(crate) struct Q8Row {
 }
 
 impl Q8Activations {
-    /// Quantises the rows of `x`, `[n_tokens, n_in]`.
+    /// Replaces the contents by the quantised rows of `x`, `[n_tokens, n_in]`.
+    ///
+    /// # Panics
+    ///
+    /// When `n_in` is not a multiple of [`BLOCK`], or `x` is not whole rows.
     pub(crate) fn quantize(&mut self, pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) {
         assert!(n_in.is_multiple_of(BLOCK) && x.len().is_multiple_of(n_in), "rows are whole blocks");
         self.n_in = n_in;
@@ -67,16 +73,18 @@ impl Q8Activations {
         Q8Row { codes: self.codes[at..at + self.n_in].as_ptr(), blocks: self.blocks[at / BLOCK..].as_ptr() }
     }
 
+    /// The length of a row.
     pub(crate) fn n_in(&self) -> usize {
         self.n_in
     }
 
+    /// Bytes of the buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.codes.capacity() + size_of::<Q8Block>() * self.blocks.capacity()
     }
 }
 
-/// One row: `codes[n]` and `blocks[n / BLOCK]` from `x[n]`.
+/// The kernel that quantises one row: `codes[n]` and `blocks[n / BLOCK]` from `x[n]`.
 struct Quantize<'a> {
     x: &'a [f32],
     codes: &'a mut [i8],

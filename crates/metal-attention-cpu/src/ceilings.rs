@@ -1,4 +1,5 @@
-//! What this CPU can do at best: the ceilings that the forward pass is held against.
+//! The limits of this CPU that the speed of the forward pass is compared with: memory bandwidth, multiplication rates, the cost
+//! of a parallel region, and the time of matrix products by themselves.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -9,44 +10,45 @@ use metal_attention_gguf::Tensor;
 
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
-use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul};
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 
-/// Words of memory that one task reads or copies: 256 KiB.
+/// 8-byte words of memory that one task reads or copies: 256 KiB.
 const CHUNK: usize = 1 << 15;
-/// Steps of the loop in one task of a multiplication rate: some tens of microseconds.
+/// Iterations of one task that measures a multiplication rate: some tens of microseconds.
 const STEPS: usize = 1 << 14;
-/// Operands of these loops, read over and over: a part of the first-level cache.
+/// Operands of such a task, which are read again and again: a part of the first-level cache.
 const OPERANDS: usize = 1 << 10;
 
-/// Measures with a thread pool as a forward pass has it. Every rate is the best of many runs within the `time` given.
+/// Measures the limits of this CPU, with a thread pool like that of a forward pass. Every result is the best of many runs
+/// within the given `time`.
 pub struct CpuCeilings {
     pool: ThreadPool,
     isa: Isa,
 }
 
 impl CpuCeilings {
-    /// Starts `n_threads` threads, the caller's included.
+    /// Starts `n_threads` threads, the caller's included. An error where the system refuses them.
     pub fn new(n_threads: usize) -> Result<Self, CpuError> {
         let pool = ThreadPool::new(n_threads).map_err(|source| CpuError::Threads { n_threads, source })?;
         Ok(Self { pool, isa: Isa::best() })
     }
 
-    /// The same with kernels for `isa`, which need not be the best that this CPU has.
+    /// Replaces the instruction set of the kernels by `isa`, which need not be the best one that this CPU has.
     #[must_use]
     pub fn with_isa(self, isa: Isa) -> Self {
         Self { isa, ..self }
     }
 
-    /// The instruction set of the multiplications.
+    /// The instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// Bytes per second that all threads together read from a buffer of `bytes`; that of memory where `bytes` is much
-    /// more than the caches hold.
+    /// Bytes per second that all threads together read from a buffer of `bytes`. It is the bandwidth of memory where `bytes` is
+    /// much larger than the caches.
     pub fn read_bandwidth(&self, bytes: usize, time: Duration) -> Result<f64, CpuError> {
         let words = words("the buffer to read", bytes)?;
         let chunks: Vec<_> = words.chunks(CHUNK).collect();
@@ -58,15 +60,14 @@ impl CpuCeilings {
         Ok(8.0 * words.len() as f64 / seconds)
     }
 
-    /// Bytes per second that all threads together move from one buffer of `bytes` to another: those read plus those
-    /// written.
+    /// Bytes per second that all threads together copy from one buffer of `bytes` to another: bytes read plus bytes written.
     pub fn copy_bandwidth(&self, bytes: usize, time: Duration) -> Result<f64, CpuError> {
         let from = words("the buffer to copy", bytes)?;
         let mut to = words("the buffer to copy to", bytes)?;
         let chunks: Vec<_> = from.chunks(CHUNK).zip(to.chunks_mut(CHUNK)).map(Mutex::new).collect();
         let seconds = best(time, || {
             self.pool.for_each(chunks.len(), &|i| {
-                // Each task has its own chunk, so nobody waits; a panic has no other thread to reach.
+                // Each task has its own chunk, so no lock waits, and none is poisoned by another thread.
                 if let Ok(mut chunk) = chunks[i].lock() {
                     let (from, to) = &mut *chunk;
                     to.copy_from_slice(from);
@@ -94,26 +95,25 @@ impl CpuCeilings {
         })
     }
 
-    /// `task` adds the number of its multiplications to what it is given.
-    fn rate(&self, time: Duration, task: impl Fn(&mut Counted) + Sync) -> f64 {
-        let mut counted = Counted::default();
-        task(&mut counted);
+    /// Multiplications per second of `task` on all threads. `task` adds the number of its multiplications to its argument.
+    fn rate(&self, time: Duration, task: impl Fn(&mut RateSample) + Sync) -> f64 {
+        let mut sample = RateSample::default();
+        task(&mut sample);
         let n_tasks = 16 * self.pool.n_threads();
         let seconds = best(time, || {
             self.pool.for_each(n_tasks, &|_| {
-                let mut counted = Counted::default();
-                task(&mut counted);
-                black_box(counted.value);
+                let mut sample = RateSample::default();
+                task(&mut sample);
+                black_box(sample.value);
             });
         });
-        counted.multiplications as f64 * n_tasks as f64 / seconds
+        sample.multiplications as f64 * n_tasks as f64 / seconds
     }
 
-    /// Seconds that a parallel region takes in which every thread has come to take part, and nothing else to do: the
-    /// mean of many, one after the other; the best of several such means.
+    /// Seconds of an empty parallel region that every thread enters: the best of several means over many regions.
     pub fn region(&self, time: Duration) -> f64 {
         const REGIONS: usize = 64;
-        /// Looks at the count before a thread yields to one that the system does not run.
+        /// Iterations before a waiting thread yields, in case another one waits for its core.
         const SPINS: u32 = 1000;
         let n_threads = self.pool.n_threads();
         let seconds = best(time, || {
@@ -122,7 +122,7 @@ impl CpuCeilings {
                 self.pool.for_each(n_threads, &|_| {
                     arrived.fetch_add(1, Ordering::AcqRel);
                     let mut spins = 0;
-                    // A thread that waits takes no other task, so each task has a thread of its own.
+                    // A waiting thread takes no other task, so each task runs on another thread.
                     while arrived.load(Ordering::Acquire) < n_threads {
                         spins += 1;
                         if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
@@ -133,8 +133,9 @@ impl CpuCeilings {
         seconds / REGIONS as f64
     }
 
-    /// Seconds that the products of `matrices`, one after the other, with `n_tokens` tokens take, for each of
-    /// `n_tokens`. Matrices together larger than the caches are read from memory, as in a step of decode.
+    /// Seconds of the products of `matrices`, one after the other, with `n` tokens, for each `n` in `n_tokens`. Matrices that
+    /// together exceed the caches are read from memory, as in a decode step. `exact`: as in
+    /// [`CpuOptions`](crate::CpuOptions::exact).
     pub fn products(
         &self,
         matrices: &[&Tensor],
@@ -147,12 +148,12 @@ impl CpuCeilings {
             .iter()
             .map(|tensor| {
                 let bytes = tensor.bytes().len() as u64;
-                let matrix = Matrix::new(&self.pool, &mut memory, tensor, exact);
+                let matrix = WeightMatrix::new(&self.pool, &mut memory, tensor, exact);
                 matrix.ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let widest = |width: fn(&Matrix) -> usize| matrices.iter().map(width).max().unwrap_or(0);
-        let (n_in, n_out) = (widest(Matrix::n_in), widest(Matrix::n_out));
+        let widest = |width: fn(&WeightMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(0);
+        let (n_in, n_out) = (widest(WeightMatrix::n_in), widest(WeightMatrix::n_out));
         let mut q8 = Q8Activations::default();
         let measure = |&n: &usize| {
             let x: Vec<f32> = (0..n * n_in).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -160,7 +161,7 @@ impl CpuCeilings {
             best(time, || {
                 for matrix in &matrices {
                     let y = &mut y[..n * matrix.n_out()];
-                    let mut products = [Product { matrix, rows: 0..n, y, accumulate: false }];
+                    let mut products = [MatmulOp { matrix, rows: 0..n, y, accumulate: false }];
                     matmul(&self.pool, self.isa, &x[..n * matrix.n_in()], &mut q8, &mut products);
                 }
             })
@@ -169,7 +170,7 @@ impl CpuCeilings {
     }
 }
 
-/// A buffer of `bytes`, every page of it written.
+/// A buffer of `bytes`, all of whose pages have been written to. `what` names it in the error.
 fn words(what: &'static str, bytes: usize) -> Result<Vec<u64>, CpuError> {
     let mut words = Vec::new();
     words.try_reserve_exact(bytes / 8).map_err(|_| CpuError::OutOfMemory { what, bytes: bytes as u64 })?;
@@ -177,7 +178,7 @@ fn words(what: &'static str, bytes: usize) -> Result<Vec<u64>, CpuError> {
     Ok(words)
 }
 
-/// The shortest time of `run`, in seconds, over at least 3 runs and `time`. The first run warms up.
+/// The shortest time of `run` in seconds, over at least 3 runs and at least `time`, after one run to warm up.
 fn best(time: Duration, mut run: impl FnMut()) -> f64 {
     run();
     let start = Instant::now();
@@ -192,7 +193,7 @@ fn best(time: Duration, mut run: impl FnMut()) -> f64 {
     shortest.max(1e-9)
 }
 
-/// All words combined, in parallel lanes.
+/// The exclusive or of all words, computed in parallel lanes: it reads memory as fast as possible.
 fn checksum(words: &[u64]) -> u64 {
     let (lines, rest) = words.as_chunks::<32>();
     let mut lanes = [0; 32];
@@ -204,25 +205,27 @@ fn checksum(words: &[u64]) -> u64 {
     lanes.iter().chain(rest).fold(0, |a, b| a ^ b)
 }
 
-/// What a loop computed and how many multiplications it took.
+/// The result of a task that measures a multiplication rate.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-struct Counted {
+struct RateSample {
+    /// The number of multiplications.
     multiplications: u64,
+    /// The sum of all products, so that the compiler does not remove them.
     value: f32,
 }
 
-/// Dot products of `codes` (below 128) with `x`, in a register tile as matrix products have it.
+/// Dot products of `codes` (below 128) with `x`, in a register tile like that of matrix products.
 struct DotRate<'a> {
     codes: &'a [u8],
     x: &'a [i8],
     steps: usize,
-    sum: &'a mut Counted,
+    sum: &'a mut RateSample,
 }
 
 impl Kernel for DotRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on; tiles are no larger than the operands.
+        // SAFETY: as the caller vouches; tiles are no larger than the operands.
         unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }
@@ -230,13 +233,13 @@ impl Kernel for DotRate<'_> {
 impl DotRate<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const R: usize, const T: usize>(self) {
-        let places = self.codes.len().min(self.x.len()) / (64 * R);
-        assert!(places > 0 && 4 * T <= 64 * R, "a tile's operands are there");
-        // SAFETY: place < places, so every load lies inside the operands.
+        let n_offsets = self.codes.len().min(self.x.len()) / (64 * R);
+        assert!(n_offsets > 0 && 4 * T <= 64 * R, "a tile's operands are there");
+        // SAFETY: step % n_offsets is below n_offsets, so every load lies inside the operands.
         unsafe {
             let mut acc = [[S::i_splat(0); T]; R];
             for step in 0..self.steps {
-                let at = 64 * R * (step % places);
+                let at = 64 * R * (step % n_offsets);
                 let codes: [S::B; R] = std::array::from_fn(|r| S::b_load(self.codes.as_ptr().add(at + 64 * r)));
                 for r in 0..R {
                     for t in 0..T {
@@ -252,17 +255,17 @@ impl DotRate<'_> {
     }
 }
 
-/// Sums of products of floats, in as many registers as hide the latency.
+/// Sums of products of floats, in enough registers to hide the latency.
 struct FmaRate<'a> {
     x: &'a [f32],
     steps: usize,
-    sum: &'a mut Counted,
+    sum: &'a mut RateSample,
 }
 
 impl Kernel for FmaRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on; a tile is no larger than the operands.
+        // SAFETY: as the caller vouches; a tile is no larger than the operands.
         unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }
@@ -270,13 +273,13 @@ impl Kernel for FmaRate<'_> {
 impl FmaRate<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const R: usize, const T: usize>(self) {
-        let places = self.x.len() / (LANES * R);
-        assert!(places > 0 && T <= R * LANES, "a tile's operands are there");
-        // SAFETY: place < places, so every load lies inside the operands.
+        let n_offsets = self.x.len() / (LANES * R);
+        assert!(n_offsets > 0 && T <= R * LANES, "a tile's operands are there");
+        // SAFETY: step % n_offsets is below n_offsets, so every load lies inside the operands.
         unsafe {
             let mut acc = [[S::f_splat(0.0); T]; R];
             for step in 0..self.steps {
-                let at = LANES * R * (step % places);
+                let at = LANES * R * (step % n_offsets);
                 let w: [S::F; R] = std::array::from_fn(|r| S::f_load(self.x.as_ptr().add(at + LANES * r)));
                 let x: [S::F; T] = std::array::from_fn(|t| S::f_splat(self.x[at + t]));
                 for r in 0..R {
@@ -302,18 +305,18 @@ mod tests {
         let codes: Vec<u8> = (0..OPERANDS).map(|i| (i % 128) as u8).collect();
         let (ones, halves) = (vec![1; OPERANDS], vec![0.5; OPERANDS]);
         for isa in Isa::available() {
-            let mut counted = Counted::default();
-            isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut counted });
+            let mut sample = RateSample::default();
+            isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut sample });
             // Codes 0 to 127, each as often as the others: 63.5 on average.
-            assert_eq!(f64::from(counted.value), 63.5 * counted.multiplications as f64, "{}", isa.name());
-            let mut counted = Counted::default();
-            isa.run(FmaRate { x: &halves, steps: 5, sum: &mut counted });
-            assert_eq!(f64::from(counted.value), 0.25 * counted.multiplications as f64, "{}", isa.name());
+            assert_eq!(f64::from(sample.value), 63.5 * sample.multiplications as f64, "{}", isa.name());
+            let mut sample = RateSample::default();
+            isa.run(FmaRate { x: &halves, steps: 5, sum: &mut sample });
+            assert_eq!(f64::from(sample.value), 0.25 * sample.multiplications as f64, "{}", isa.name());
         }
     }
 
     #[test]
-    fn the_checksum_takes_in_every_word() {
+    fn the_checksum_contains_every_word() {
         for n in [0, 1, 31, 32, 33, 100] {
             let words: Vec<u64> = (0..n).map(|i| i * i + 1).collect();
             assert_eq!(checksum(&words), words.iter().fold(0, |a, b| a ^ b), "{n}");

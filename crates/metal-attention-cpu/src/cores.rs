@@ -1,13 +1,13 @@
-//! How many threads to use.
+//! The default number of threads.
 
-/// Physical cores that this process may use: hardware threads of one core count
-/// once. Never more than the processors that the process is allowed to run on.
+/// The number of physical cores that this process may use: hardware threads of one core count once. At most the number of
+/// processors that the process is allowed to run on.
 pub fn physical_cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     core_ids().map_or(allowed, |n| n.clamp(1, allowed))
 }
 
-/// Number of different (package, core) pairs, from sysfs.
+/// The number of different (package, core) pairs in sysfs; `None` where sysfs does not list them.
 #[cfg(target_os = "linux")]
 fn core_ids() -> Option<usize> {
     let mut cores = std::collections::HashSet::new();

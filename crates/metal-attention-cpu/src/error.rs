@@ -1,4 +1,4 @@
-//! Why a CPU forward pass could not be set up.
+//! Errors of setting up a CPU forward pass.
 
 use metal_attention_model::ModelError;
 
@@ -9,12 +9,12 @@ pub enum CpuError {
     /// The file does not describe a model that can run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Memory that could not be had.
+    /// Too little memory.
     #[error("out of memory: {what} needs {} MiB", bytes >> 20)]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// The [`Watch`](metal_attention_model::Watch) was cancelled.
@@ -28,12 +28,12 @@ pub enum CpuError {
         /// The largest value that can work.
         max: usize,
     },
-    /// The system gave no threads.
+    /// The system could not start the threads.
     #[error("could not start {n_threads} threads: {source}")]
     Threads {
-        /// Threads asked for.
+        /// Threads requested.
         n_threads: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

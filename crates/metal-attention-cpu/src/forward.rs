@@ -1,5 +1,15 @@
-//! The forward pass on the CPU, in the order of the paper: embedding; per layer mixer and feed-forward, each with its norms
-//! and its way into the residual stream; output head.
+//! The forward pass of one micro-batch on the CPU: token embedding; per layer the mixer and the feed-forward, each with its
+//! norms and its residual join; output norm and head.
+//!
+//! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for each.
+//! Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a row of logits
+//! or of hidden states for each token that requests one. Between the layers there is one buffer, the residual stream
+//! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are
+//! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer.
+//!
+//! A *requested* token is one with [`BatchToken::logits`] set: its logits or its hidden state are an output of the pass. The
+//! other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows as soon as
+//! it has stored these.
 
 mod attention;
 mod channel_mix;
@@ -23,88 +33,111 @@ use metal_attention_model::{
 
 use crate::activations::Q8Activations;
 use crate::kernels::elementwise::{LayerNorm, RmsNorm};
-use crate::kernels::matmul::{Product, embedding, matmul};
-use crate::kv_cache::{Element, SharedCache};
+use crate::kernels::matmul::{MatmulOp, embedding, matmul};
+use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::layers::{PreparedLinear, PreparedWeights};
 use crate::observer::{MatrixInput, Observer};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
-use crate::state::SharedStates;
+use crate::state::SharedStateSlots;
 
-/// Elements that are worth spreading over threads where little is done with each: a few microseconds.
+/// The least number of elements for which a cheap elementwise kernel is spread over the threads: below it, waking the other
+/// threads takes longer than the kernel, a few microseconds.
 const MIN_ELEMENTS: usize = 4096;
 
-/// Elements of states, over all tokens, whose steps are worth spreading over threads.
+/// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the threads.
 const MIN_STEPS: usize = 1 << 15;
 
-/// Activations of one run through the layers; buffers grow to the largest batch
-/// and are kept.
+/// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one; their old
+/// contents are overwritten.
+///
+/// Only `x`, `rope_tables`, `per_layer`, `streams` and RWKV-7's `rwkv.first_value` outlive a layer. The other buffers are
+/// written and read within one layer; several of them serve different kinds of layer, as their comments list.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Residual stream, `[n_tokens, n_embd]`.
+    /// The residual stream, `[n_tokens, n_embd]`.
     x: Vec<f32>,
-    /// Normalised input of a mixer or feed-forward, `[n_tokens, n_embd]`.
-    h: Vec<f32>,
-    /// What a mixer or feed-forward gives, where it is not added to `x` at once, `[n_tokens, n_embd]`.
-    result: Vec<f32>,
-    /// `[n_tokens, n_head * head_dim]`
+    /// The normalised residual stream: the input of the mixer, then of the feed-forward, `[n_tokens, n_embd]`.
+    normed: Vec<f32>,
+    /// The output of a mixer or feed-forward that is normalised, scaled or delayed before it joins `x`, `[n_tokens, n_embd]`.
+    /// Outputs that are added as they are go to `x` directly.
+    branch_out: Vec<f32>,
+    /// Queries, `[n_tokens, n_head * head_dim]`; also the queries of the delta rule, the receptances of RWKV and the input
+    /// projection of a short convolution.
     q: Vec<f32>,
-    /// `[n_tokens, n_head_kv * head_dim]`
+    /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache; of latent
+    /// attention the compressed rows. Also the keys of RWKV and the delta rule.
     k: Vec<f32>,
-    /// `[n_tokens, n_head_kv * head_dim]`
+    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the values of
+    /// RWKV and the delta rule.
     v: Vec<f32>,
-    /// Queries of attention with the gate of each head after it, `[n_tokens, n_head * 2 * head_dim]`.
+    /// The query projection of attention with an output gate: of each head the query, then its gate,
+    /// `[n_tokens, n_head * 2 * head_dim]`.
     q_and_gate: Vec<f32>,
-    /// Attention's result, `[n_tokens, n_head * head_dim]`.
-    att: Vec<f32>,
-    /// `[n_tokens, n_ff]`
+    /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
+    mixer_out: Vec<f32>,
+    /// The gate projection of a feed-forward, then its activated hidden vector, `[n_tokens, n_ff]`; also the keys of a channel
+    /// mix and the output gate of the delta rule.
     gate: Vec<f32>,
-    /// `[n_tokens, n_ff]`
+    /// The up projection of a feed-forward, `[n_tokens, n_ff]`; also the receptances of a channel mix.
     up: Vec<f32>,
-    /// The input of the next product in 8 bits.
+    /// The input of the current product, quantised to 8 bits.
     q8: Q8Activations,
-    /// Cosines and sines of the angles of each rotation, `[n_tokens, n_rot / 2]` each.
-    turns: Vec<Turns>,
-    /// Splits of attention before they are joined.
+    /// The RoPE cos/sin tables of the micro-batch, one for each different rotation of the model.
+    rope_tables: Vec<RopeTable>,
+    /// Partial results of split-KV attention, before they are merged.
     partial: Vec<f32>,
+    /// The maximum and the sum of the softmax of each partial result.
     max_sum: Vec<[f32; 2]>,
+    /// Buffers of a mixture of experts.
     experts: experts::ExpertScratch,
+    /// Buffers of latent attention.
     latent: latent_attention::LatentScratch,
-    /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`.
+    /// The per-layer embeddings of each token (Gemma 3n, Gemma 4), `[n_tokens, n_layer * width]`.
     per_layer: Vec<f32>,
+    /// The residual streams of AltUp (Gemma 3n).
     streams: streams::StreamScratch,
+    /// Buffers of the delta rule.
     delta: delta_rule::DeltaScratch,
+    /// Buffers of Mamba and Mamba-2.
     mamba: mamba::MambaScratch,
+    /// Buffers of RWKV.
     rwkv: token_shift::RwkvScratch,
 }
 
-/// Cosines and sines of the angles of a batch's tokens.
+/// The RoPE cos/sin table of one rotation: a row for each token of the micro-batch, at the token's position.
 #[derive(Default)]
-struct Turns {
+struct RopeTable {
+    /// Cosines, `[n_tokens, n_rot / 2]`, times the rotation's length factor.
     cos: Vec<f32>,
+    /// Sines, `[n_tokens, n_rot / 2]`, times the rotation's length factor.
     sin: Vec<f32>,
 }
 
 impl Scratch {
+    /// Bytes of all buffers.
     pub(crate) fn bytes(&self) -> usize {
         let floats = [
             &self.x,
-            &self.h,
-            &self.result,
+            &self.normed,
+            &self.branch_out,
             &self.q,
             &self.k,
             &self.v,
             &self.q_and_gate,
-            &self.att,
+            &self.mixer_out,
             &self.gate,
             &self.up,
             &self.partial,
             &self.per_layer,
         ];
-        let turns = self.turns.iter().map(|t| 4 * (t.cos.capacity() + t.sin.capacity())).sum::<usize>();
-        let own = floats.iter().map(|v| 4 * v.capacity()).sum::<usize>() + 8 * self.max_sum.capacity() + turns;
-        own + self.q8.bytes()
+        let floats = floats.iter().map(|v| 4 * v.capacity()).sum::<usize>();
+        let rope_tables = self.rope_tables.iter().map(|t| 4 * (t.cos.capacity() + t.sin.capacity())).sum::<usize>();
+        floats
+            + 8 * self.max_sum.capacity()
+            + rope_tables
+            + self.q8.bytes()
             + self.experts.bytes()
             + self.latent.bytes()
             + self.streams.bytes()
@@ -114,111 +147,69 @@ impl Scratch {
     }
 }
 
-/// What a run leaves of each token that is wanted.
-pub(crate) enum Wanted<'a> {
-    /// Logits, `[n_wanted, n_vocab]`.
+/// The buffer for the output of the requested tokens, in the order of the micro-batch.
+pub(crate) enum RequestedOutput<'a> {
+    /// Logits, `[n_requested, n_vocab]`.
     Logits(&'a mut [f32]),
-    /// States after the last norm, `[n_wanted, n_embd]`.
+    /// Hidden states after the output norm, `[n_requested, n_embd]`.
     Hidden(&'a mut [f32]),
 }
 
-/// One run of a few tokens through all layers. Runs may go on side by side, with tokens of different sequences.
-pub(crate) struct Run<'a> {
+/// The evaluation of one micro-batch through all layers. Several may run at the same time, on tokens of different sequences.
+pub(crate) struct MicroBatchRun<'a> {
+    /// The model's description.
     pub(crate) spec: &'a ModelSpec,
+    /// The model's weights.
     pub(crate) weights: &'a PreparedWeights,
+    /// The threads that compute.
     pub(crate) pool: &'a ThreadPool,
+    /// The instruction set of the kernels.
     pub(crate) isa: Isa,
-    /// Where the tokens lie in the KV cache, those of the batch included.
+    /// The KV pages of all sequences; the positions of this micro-batch have pages already.
     pub(crate) pages: &'a PageTable,
-    /// The recurrent states of their sequences, and those that come of them.
-    pub(crate) states: &'a SharedStates<'a>,
-    pub(crate) s: &'a mut Scratch,
-    /// Takes a lap after every kernel, where somebody asked for a profile.
+    /// The recurrent states: of each sequence the slot that is read and the slot that is written.
+    pub(crate) states: &'a SharedStateSlots<'a>,
+    /// The activations.
+    pub(crate) scratch: &'a mut Scratch,
+    /// Records the time of every kernel; `None`: no profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
-    /// Sees the input of every matrix, where somebody asked for it.
+    /// Receives the input of every matrix; `None`: nothing does.
     pub(crate) observer: Option<&'a mut Observer>,
 }
 
-impl Run<'_> {
-    /// Evaluates `tokens` and writes what is wanted; nothing of use where the work of the pool was cancelled. `caches`: of
-    /// each layer its own or that of the layer whose keys and values it reads, where it reads any.
-    pub(crate) fn forward<E: Element>(
+impl MicroBatchRun<'_> {
+    /// Evaluates `tokens`, stores their keys, values and recurrent states, and writes the output of the requested ones to
+    /// `output`.
+    ///
+    /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys and
+    /// values it shares, and `None` for a layer without attention. `trace` is called with the residual stream after each
+    /// layer, and needs all rows, so none are dropped early.
+    ///
+    /// Returns early when the pool's work is cancelled; `output`, the new positions of the KV cache and the new states are
+    /// then incomplete, and the caller takes the positions back.
+    pub(crate) fn forward<E: CacheElement>(
         mut self,
-        caches: &[Option<&SharedCache<'_, E>>],
+        caches: &[Option<&SharedKvCache<'_, E>>],
         tokens: &[BatchToken],
-        wanted: Wanted<'_>,
+        output: RequestedOutput<'_>,
         mut trace: Option<LayerTrace<'_>>,
     ) {
         let (spec, weights) = (self.spec, self.weights);
         let mut tokens = tokens.to_vec();
         let n_tokens = tokens.len() as u64;
         self.embed(&tokens);
-        self.fill_turns(&tokens);
+        self.fill_rope_tables(&tokens);
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
             let last = i + 1 == spec.n_layer() && trace.is_none();
-            // Rows that nobody asked for go as early as can be: a feed-forward with a state needs them still.
-            let drops = last && layer.feed_forward.state_elements() == 0;
-            self.begin_streams(w);
+            // A feed-forward with a recurrent state (RWKV's channel mix) needs the rows of all tokens and drops them itself.
+            let drop_rows = last && layer.feed_forward.state_elements() == 0;
+            self.predict_streams(w);
             self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
-            match (&layer.mixer, &w.mixer, cache) {
-                (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
-                    self.project_and_cache(i, a, w, cache, &tokens);
-                    if drops {
-                        self.keep_wanted_rows(&mut tokens);
-                    }
-                    if !tokens.is_empty() {
-                        self.attend(&attention::Attended::of(a, w), cache, &tokens);
-                        self.gate_heads(a);
-                    }
-                }
-                (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
-                    self.compress_and_cache(i, a, w, cache, &tokens);
-                    if drops {
-                        self.keep_wanted_rows(&mut tokens);
-                    }
-                    if !tokens.is_empty() {
-                        self.attend_latent(a, w, cache, &tokens);
-                    }
-                }
-                (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => self.short_conv(i, *conv, w, &tokens),
-                (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, &tokens),
-                (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, &tokens),
-                (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
-                    self.mamba2(i, &both.mamba2, &w.mamba2, &tokens);
-                    std::mem::swap(&mut self.s.att, &mut self.s.mamba.beside);
-                    self.project_and_cache(i, &both.attention, &w.attention, cache, &tokens);
-                    if last {
-                        self.keep_wanted_rows(&mut tokens);
-                    }
-                    if !tokens.is_empty() {
-                        self.attend(&attention::Attended::of(&both.attention, &w.attention), cache, &tokens);
-                    }
-                }
-                (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, &tokens),
-                (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w), None) => self.rwkv6(i, spec, w, &tokens),
-                (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w), None) => self.rwkv7(i, spec, w, &tokens),
-                (Mixer::None, MixerWeights::None, None) => {}
-                (
-                    Mixer::Attention(_)
-                    | Mixer::LatentAttention(_)
-                    | Mixer::ShortConv(_)
-                    | Mixer::Mamba(_)
-                    | Mixer::Mamba2(_)
-                    | Mixer::AttentionAndMamba2(_)
-                    | Mixer::DeltaRule(_)
-                    | Mixer::Rwkv6(_)
-                    | Mixer::Rwkv7(_)
-                    | Mixer::None,
-                    _,
-                    _,
-                ) => {
-                    panic!("the weights are those of the layers: both were made from one description")
-                }
-            }
-            // What attends has dropped the rows that nobody asked for before it did.
-            if drops && tokens.iter().any(|t| !t.logits) {
-                self.keep_wanted_rows(&mut tokens);
+            self.run_mixer(i, layer, w, *cache, &mut tokens, drop_rows);
+            // Attention has dropped these rows before it read the cache; the other mixers needed them until now.
+            if drop_rows && tokens.iter().any(|t| !t.logits) {
+                self.drop_unrequested_rows(&mut tokens);
             }
             if tokens.is_empty() {
                 self.pool.watch().advance(n_tokens);
@@ -233,30 +224,102 @@ impl Run<'_> {
                 return;
             }
             if let Some(trace) = trace.as_deref_mut() {
-                trace(i, &self.s.x);
+                trace(i, &self.scratch.x);
             }
         }
         if trace.is_some() {
-            self.keep_wanted_rows(&mut tokens);
+            self.drop_unrequested_rows(&mut tokens);
         }
         if !tokens.is_empty() {
-            self.output(wanted);
+            self.output(output);
         }
     }
 
-    /// `kernel` has run since the last lap.
+    /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores keys,
+    /// values and states. Attention beside Mamba-2 leaves the result of Mamba-2 in `mamba.parallel_out`.
+    ///
+    /// Where `drop_rows` is set, attention drops the rows of tokens that are not requested once their keys and values are
+    /// stored; where no row is left, it stops there.
+    fn run_mixer<E: CacheElement>(
+        &mut self,
+        i: usize,
+        layer: &LayerSpec,
+        w: &LayerWeights<PreparedLinear>,
+        cache: Option<&SharedKvCache<'_, E>>,
+        tokens: &mut Vec<BatchToken>,
+        drop_rows: bool,
+    ) {
+        match (&layer.mixer, &w.mixer, cache) {
+            (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
+                self.project_and_cache(i, a, w, cache, tokens);
+                if drop_rows {
+                    self.drop_unrequested_rows(tokens);
+                }
+                if !tokens.is_empty() {
+                    self.attend(&attention::AttentionParams::new(a, w), cache, tokens);
+                    self.gate_heads(a);
+                }
+            }
+            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
+                self.compress_and_cache(i, a, w, cache, tokens);
+                if drop_rows {
+                    self.drop_unrequested_rows(tokens);
+                }
+                if !tokens.is_empty() {
+                    self.attend_latent(a, w, cache, tokens);
+                }
+            }
+            (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => self.short_conv(i, *conv, w, tokens),
+            (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, tokens),
+            (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, tokens),
+            (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
+                self.mamba2(i, &both.mamba2, &w.mamba2, tokens);
+                std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
+                self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
+                if drop_rows {
+                    self.drop_unrequested_rows(tokens);
+                }
+                if !tokens.is_empty() {
+                    self.attend(&attention::AttentionParams::new(&both.attention, &w.attention), cache, tokens);
+                }
+            }
+            (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, tokens),
+            (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w), None) => self.rwkv6(i, spec, w, tokens),
+            (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w), None) => self.rwkv7(i, spec, w, tokens),
+            (Mixer::None, MixerWeights::None, None) => {}
+            (
+                Mixer::Attention(_)
+                | Mixer::LatentAttention(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba(_)
+                | Mixer::Mamba2(_)
+                | Mixer::AttentionAndMamba2(_)
+                | Mixer::DeltaRule(_)
+                | Mixer::Rwkv6(_)
+                | Mixer::Rwkv7(_)
+                | Mixer::None,
+                _,
+                _,
+            ) => {
+                panic!("the weights are those of the layers: both were made from one description")
+            }
+        }
+    }
+
+    /// Ends the profiler's current interval as the time of `kernel`.
     fn lap(&mut self, kernel: &'static str) {
         if let Some(profiler) = &mut self.profiler {
             profiler.lap(kernel);
         }
     }
 
-    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
+    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and the inputs that later layers take from the embedding: the
+    /// per-layer embeddings and the other residual streams.
     fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
         let mut position = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
-        resize(&mut self.s.x, tokens.len() * n_embd);
-        for (token, row) in tokens.iter().zip(self.s.x.chunks_exact_mut(n_embd)) {
+        resize(&mut self.scratch.x, tokens.len() * n_embd);
+        for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
             embedding(&weights.token_embd, token.id as usize, row);
             if spec.embedding.scale != 1.0 {
                 scale_by(row, spec.embedding.scale);
@@ -270,26 +333,25 @@ impl Run<'_> {
             }
         }
         if let (Some(norm), Some(w)) = (&spec.embedding.norm, &weights.embedding_norm) {
-            self.normalize_input(Some(norm), Some(w));
-            std::mem::swap(&mut self.s.x, &mut self.s.h);
+            self.normalize_x(norm, w);
         }
         self.lap("embedding");
-        self.embed_for_layers(tokens);
-        self.spread_over_streams();
+        self.compute_per_layer_inputs(tokens);
+        self.init_streams();
     }
 
-    /// Cosines and sines of every token's angles, of each rotation, with its factor on both.
-    fn fill_turns(&mut self, tokens: &[BatchToken]) {
-        self.s.turns.resize_with(self.weights.rotations.len(), Turns::default);
-        for (turns, rotation) in self.s.turns.iter_mut().zip(&self.weights.rotations) {
-            turns.cos.clear();
-            turns.sin.clear();
+    /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.
+    fn fill_rope_tables(&mut self, tokens: &[BatchToken]) {
+        self.scratch.rope_tables.resize_with(self.weights.rotations.len(), RopeTable::default);
+        for (table, rotation) in self.scratch.rope_tables.iter_mut().zip(&self.weights.rotations) {
+            table.cos.clear();
+            table.sin.clear();
             for token in tokens {
                 for f in &rotation.frequencies {
                     // In f64: at position 100 000 an f32 angle is off by a hundredth.
                     let (sin, cos) = (token.pos as f64 * f).sin_cos();
-                    turns.cos.push((cos * rotation.length) as f32);
-                    turns.sin.push((sin * rotation.length) as f32);
+                    table.cos.push((cos * rotation.length) as f32);
+                    table.sin.push((sin * rotation.length) as f32);
                 }
             }
         }
@@ -298,8 +360,12 @@ impl Run<'_> {
         }
     }
 
-    /// The mixer's way back into the residual stream, from attention's result on, the feed-forward, and what else the layer
-    /// does. In the last layer a feed-forward with a state leaves only the tokens that are wanted.
+    /// Adds the mixer's result and the feed-forward to the residual stream `x`, as the layer's [`Residual`] defines; then the
+    /// per-layer embedding and the layer's output scale.
+    ///
+    /// In the formulas `m` and `f` are mixer and feed-forward with the norms of their inputs and outputs; `m(x)` is `mixer_out`
+    /// times the output projection. `i` is the layer's index. In the last layer a feed-forward with a recurrent state reduces
+    /// `tokens`, and all buffers, to the requested ones.
     fn finish_layer(
         &mut self,
         i: usize,
@@ -308,61 +374,110 @@ impl Run<'_> {
         tokens: &mut Vec<BatchToken>,
         last: bool,
     ) {
-        let scale = match layer.residual {
-            Residual::Sequential { scale } => scale,
-            Residual::Parallel | Residual::PostNorm { .. } => 1.0,
-        };
-        let parallel = layer.residual == Residual::Parallel;
-        let mixer_post = layer.mixer_post_norm.as_ref().zip(w.mixer_post_norm.as_ref());
-        let straight = scale == 1.0 && mixer_post.is_none() && !(parallel && layer.feed_forward_norm.is_some());
-        if let Some(out) = w.mixer.out() {
-            self.product(out, Input::Att, straight);
-            self.lap("matmul_attn_output");
+        let context = channel_mix::LayerContext { layer: i, state_start: layer.mixer.state_elements(), last };
+        let feed_forward_norm = (layer.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref());
+        match &layer.residual {
+            // x += scale * m(x)
+            // x += scale * f(x)
+            Residual::Sequential { scale } => {
+                self.add_mixer(layer, w, *scale);
+                self.add_laurel();
+                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                self.add_feed_forward(&context, layer, w, tokens, *scale);
+            }
+            // x += m(x) + f(x)
+            Residual::Parallel => {
+                // f reads x without m(x): where it has a norm of its own, m(x) must not be in x yet. A norm of m(x) has to
+                // wait, too: it overwrites `normed`, which f may still read.
+                let delayed = layer.mixer_post_norm.is_some() || layer.feed_forward_norm.is_some();
+                self.project_mixer(w, !delayed);
+                let mixer_out = delayed.then(|| std::mem::take(&mut self.scratch.branch_out));
+                self.add_laurel();
+                // Without a norm of its own f reads the mixer's input, which `normed` still contains.
+                if layer.feed_forward_norm.is_some() {
+                    self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                }
+                self.add_feed_forward(&context, layer, w, tokens, 1.0);
+                if let Some(mixer_out) = mixer_out {
+                    self.scratch.branch_out = mixer_out;
+                    self.add_branch_out(mixer_post_norm(layer, w), 1.0);
+                }
+            }
+            // x = mixer(x + m(x))
+            // x = feed_forward(x + f(x))
+            Residual::PostNorm { mixer, feed_forward } => {
+                self.add_mixer(layer, w, 1.0);
+                self.add_laurel();
+                if let Some([weights, _]) = &w.sum_norms {
+                    self.normalize_x(mixer, weights);
+                }
+                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                self.add_feed_forward(&context, layer, w, tokens, 1.0);
+                if let Some([_, weights]) = &w.sum_norms {
+                    self.normalize_x(feed_forward, weights);
+                }
+            }
         }
-        if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
-            self.add_product(&both.mamba2.out, Input::Beside, straight);
-            self.lap("matmul_ssm_out");
-        }
-        // Side by side: what the feed-forward reads does not have it yet.
-        let waits = (!straight && parallel).then(|| std::mem::take(&mut self.s.result));
-        if w.mixer.out().is_some() && !straight && !parallel {
-            self.add_result(mixer_post, scale);
-        }
-        self.add_laurel();
-        if let (Residual::PostNorm { mixer, .. }, Some([norm, _])) = (&layer.residual, &w.sum_norms) {
-            self.normalize_input(Some(mixer), Some(norm));
-            std::mem::swap(&mut self.s.x, &mut self.s.h);
-        }
-        if layer.feed_forward_norm.is_some() || !parallel {
-            self.normalize_input(layer.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref());
-        }
-        let post = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
-        let straight = scale == 1.0 && post.is_none();
-        let place = channel_mix::Place { layer: i, state: layer.mixer.state_elements(), last };
-        let something = self.feed_forward(&place, &layer.feed_forward, &w.feed_forward, tokens, straight);
-        if something && !straight {
-            self.add_result(post, scale);
-        }
-        if let Some(mixer) = waits {
-            self.s.result = mixer;
-            self.add_result(mixer_post, scale);
-        }
-        if let (Residual::PostNorm { feed_forward, .. }, Some([_, norm])) = (&layer.residual, &w.sum_norms) {
-            self.normalize_input(Some(feed_forward), Some(norm));
-            std::mem::swap(&mut self.s.x, &mut self.s.h);
-        }
-        self.add_own_embedding(i, w);
+        self.add_per_layer_embedding(i, w);
         if w.output_scale != 1.0 {
-            scale_by(&mut self.s.x, w.output_scale);
+            scale_by(&mut self.scratch.x, w.output_scale);
         }
     }
 
-    /// Drops the rows of tokens that nobody asked for.
-    fn keep_wanted_rows(&mut self, tokens: &mut Vec<BatchToken>) {
-        let s = &mut *self.s;
+    /// `x += scale * norm(W mixer_out + b)`, where the mixer has an output projection.
+    fn add_mixer(&mut self, layer: &LayerSpec, w: &LayerWeights<PreparedLinear>, scale: f32) {
+        let post_norm = mixer_post_norm(layer, w);
+        let to_x = scale == 1.0 && post_norm.is_none();
+        self.project_mixer(w, to_x);
+        if w.mixer.out().is_some() && !to_x {
+            self.add_branch_out(post_norm, scale);
+        }
+    }
+
+    /// Multiplies `mixer_out` by the mixer's output projection; for attention beside Mamba-2 adds that of `mamba.parallel_out`.
+    /// The result is added to `x` where `to_x` is set, otherwise it replaces `branch_out`.
+    fn project_mixer(&mut self, w: &LayerWeights<PreparedLinear>, to_x: bool) {
+        if let Some(out) = w.mixer.out() {
+            self.project(out, ProductInput::MixerOut, to_x);
+            self.lap("matmul_attn_output");
+        }
+        if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
+            self.project_onto(&both.mamba2.out, ProductInput::ParallelOut, to_x, true);
+            self.lap("matmul_ssm_out");
+        }
+    }
+
+    /// `x += scale * norm(f(normed))`; nothing where the layer has no feed-forward.
+    fn add_feed_forward(
+        &mut self,
+        context: &channel_mix::LayerContext,
+        layer: &LayerSpec,
+        w: &LayerWeights<PreparedLinear>,
+        tokens: &mut Vec<BatchToken>,
+        scale: f32,
+    ) {
+        let post_norm = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
+        let to_x = scale == 1.0 && post_norm.is_none();
+        let computed = self.feed_forward(context, &layer.feed_forward, &w.feed_forward, tokens, to_x);
+        if computed && !to_x {
+            self.add_branch_out(post_norm, scale);
+        }
+    }
+
+    /// Removes the rows of tokens that are not requested from `tokens` and from every buffer that a later part of the last
+    /// layer reads.
+    fn drop_unrequested_rows(&mut self, tokens: &mut Vec<BatchToken>) {
+        let s = &mut *self.scratch;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
-        let mut buffers =
-            vec![&mut s.x, &mut s.h, &mut s.q, &mut s.q_and_gate, &mut s.att, &mut s.mamba.beside, &mut s.per_layer];
+        let mut buffers = vec![
+            &mut s.x,
+            &mut s.normed,
+            &mut s.q,
+            &mut s.q_and_gate,
+            &mut s.mixer_out,
+            &mut s.mamba.parallel_out,
+            &mut s.per_layer,
+        ];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
             let len = rows.len() / tokens.len();
@@ -376,17 +491,22 @@ impl Run<'_> {
         tokens.retain(|t| t.logits);
     }
 
-    /// What is wanted of the tokens that are left.
-    fn output(&mut self, wanted: Wanted<'_>) {
-        self.join_streams();
+    /// Output norm and, for logits, the head: `logits = cap * tanh(scale * (W normed + b) / cap)`, of all rows that are left.
+    ///
+    /// # Panics
+    ///
+    /// When logits are requested of a model without a head; batches are checked for that before.
+    fn output(&mut self, output: RequestedOutput<'_>) {
+        self.merge_streams();
         self.normalize_input(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
-        match (wanted, &self.weights.output, self.spec.output.head) {
-            (Wanted::Hidden(out), _, _) => out.copy_from_slice(&self.s.h),
-            (Wanted::Logits(logits), Some(linear), Some(head)) => {
-                self.show(&[linear], Input::Normed);
-                let rows = 0..self.s.h.len() / self.spec.n_embd;
-                let mut products = [Product { matrix: &linear.weight, rows, y: logits, accumulate: false }];
-                matmul(self.pool, self.isa, &self.s.h, &mut self.s.q8, &mut products);
+        match (output, &self.weights.output, self.spec.output.head) {
+            (RequestedOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
+            (RequestedOutput::Logits(logits), Some(linear), Some(head)) => {
+                self.observe(&[linear], ProductInput::Normed);
+                let s = &mut *self.scratch;
+                let rows = 0..s.normed.len() / self.spec.n_embd;
+                let mut products = [MatmulOp { matrix: &linear.weight, rows, y: logits, accumulate: false }];
+                matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
                 for row in logits.chunks_exact_mut(self.spec.n_vocab) {
                     add_bias(row, linear);
                     if head.scale != 1.0 {
@@ -400,84 +520,81 @@ impl Run<'_> {
                 }
                 self.lap("matmul_output");
             }
-            (Wanted::Logits(_), _, _) => {
+            (RequestedOutput::Logits(_), _, _) => {
                 panic!("logits were asked of a model that has none: batches are checked for it")
             }
         }
     }
 
-    /// Shows the observer what the matrices are multiplied by.
-    fn show(&mut self, linears: &[&PreparedLinear], input: Input) {
+    /// Passes the input of the products with `linears` to the observer.
+    fn observe(&mut self, linears: &[&PreparedLinear], input: ProductInput) {
         let Some(observer) = &mut self.observer else { return };
-        let x = match input {
-            Input::Normed => &self.s.h,
-            Input::Att => &self.s.att,
-            Input::Beside => &self.s.mamba.beside,
-            Input::Gate => &self.s.gate,
-        };
+        let x = input.buffer(self.scratch);
         for linear in linears {
-            observer(MatrixInput { matrix: &linear.name, part: None, x, n_in: linear.weight.n_in() });
+            observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: linear.weight.n_in() });
         }
     }
 
-    /// `h = norm(x)`, row by row; without a norm `x` as it is.
+    /// `normed = norm(x)`, row by row; a copy of `x` where there is no norm.
     fn normalize_input(&mut self, norm: Option<&Norm>, weights: Option<&NormWeights>) {
-        let s = &mut *self.s;
-        resize(&mut s.h, s.x.len());
+        let s = &mut *self.scratch;
+        resize(&mut s.normed, s.x.len());
         match norm.zip(weights) {
-            Some(norm) => normalize(self.pool, self.isa, norm, &s.x, &mut s.h),
-            None => s.h.copy_from_slice(&s.x),
+            Some(norm) => normalize(self.pool, self.isa, norm, &s.x, &mut s.normed),
+            None => s.normed.copy_from_slice(&s.x),
         }
         if norm.is_some() {
             self.lap("norm");
         }
     }
 
-    /// `x += scale * norm(result)`; `h` is overwritten.
-    fn add_result(&mut self, norm: Option<(&Norm, &NormWeights)>, scale: f32) {
+    /// `x = norm(x)`, row by row; `normed` gets the old `x`.
+    fn normalize_x(&mut self, norm: &Norm, weights: &NormWeights) {
+        self.normalize_input(Some(norm), Some(weights));
+        std::mem::swap(&mut self.scratch.x, &mut self.scratch.normed);
+    }
+
+    /// `x += scale * norm(branch_out)`; overwrites `normed`.
+    fn add_branch_out(&mut self, norm: Option<(&Norm, &NormWeights)>, scale: f32) {
         let (n_embd, isa) = (self.spec.n_embd, self.isa);
-        let s = &mut *self.s;
-        resize(&mut s.h, s.x.len());
-        let (result, x, h) = (&s.result, SharedMut::new(&mut s.x), SharedMut::new(&mut s.h));
-        self.pool.for_each_if(result.len() >= MIN_ELEMENTS, result.len() / n_embd, &|t| {
+        let s = &mut *self.scratch;
+        resize(&mut s.normed, s.x.len());
+        let (branch_out, x, normed) = (&s.branch_out, SharedMut::new(&mut s.x), SharedMut::new(&mut s.normed));
+        self.pool.for_each_if(branch_out.len() >= MIN_ELEMENTS, branch_out.len() / n_embd, &|t| {
             // SAFETY: each token owns its rows.
-            let (x, h) = unsafe { (x.slice(t * n_embd, n_embd), h.slice(t * n_embd, n_embd)) };
-            let mut more = &result[t * n_embd..][..n_embd];
+            let (x, normed) = unsafe { (x.slice(t * n_embd, n_embd), normed.slice(t * n_embd, n_embd)) };
+            let mut addend = &branch_out[t * n_embd..][..n_embd];
             if let Some((norm, weights)) = norm {
-                normalize_row(isa, norm.kind, norm.eps, weights, more, h);
-                more = h;
+                normalize_row(isa, norm.kind, norm.eps, weights, addend, normed);
+                addend = normed;
             }
-            for (x, r) in x.iter_mut().zip(more) {
-                *x += scale * r;
+            for (x, a) in x.iter_mut().zip(addend) {
+                *x += scale * a;
             }
         });
         self.lap("residual_add");
     }
 
-    /// `W input + b`, added to `x`, or instead of what `result` was.
-    fn product(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool) {
-        self.product_onto(linear, input, to_stream, to_stream);
+    /// `W input + b`, added to `x` where `to_x` is set, otherwise written to `branch_out`.
+    fn project(&mut self, linear: &PreparedLinear, input: ProductInput, to_x: bool) {
+        self.project_onto(linear, input, to_x, to_x);
     }
 
-    /// `W input + b`, added to `x`, or to `result`.
-    fn add_product(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool) {
-        self.product_onto(linear, input, to_stream, true);
-    }
-
-    fn product_onto(&mut self, linear: &PreparedLinear, input: Input, to_stream: bool, accumulate: bool) {
-        self.show(&[linear], input);
-        let s = &mut *self.s;
+    /// `W input + b` to `x` (where `to_x` is set) or to `branch_out`; added to the old contents where `accumulate` is set.
+    fn project_onto(&mut self, linear: &PreparedLinear, input: ProductInput, to_x: bool, accumulate: bool) {
+        self.observe(&[linear], input);
+        let s = &mut *self.scratch;
         let n_embd = self.spec.n_embd;
         let rows = 0..s.x.len() / n_embd;
         let x = match input {
-            Input::Normed => &s.h,
-            Input::Att => &s.att,
-            Input::Beside => &s.mamba.beside,
-            Input::Gate => &s.gate,
+            ProductInput::Normed => &s.normed,
+            ProductInput::MixerOut => &s.mixer_out,
+            ProductInput::ParallelOut => &s.mamba.parallel_out,
+            ProductInput::Gate => &s.gate,
         };
-        let y = if to_stream { &mut s.x } else { &mut s.result };
+        let y = if to_x { &mut s.x } else { &mut s.branch_out };
         resize(y, rows.len() * n_embd);
-        let mut products = [Product { matrix: &linear.weight, rows, y, accumulate }];
+        let mut products = [MatmulOp { matrix: &linear.weight, rows, y, accumulate }];
         matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
         for row in y.chunks_exact_mut(n_embd) {
             add_bias(row, linear);
@@ -485,16 +602,40 @@ impl Run<'_> {
     }
 }
 
-/// Which buffer a matrix is multiplied by.
+/// The scratch buffer that a matrix is multiplied by.
 #[derive(Clone, Copy)]
-enum Input {
+enum ProductInput {
+    /// [`Scratch::normed`].
     Normed,
-    Att,
-    Beside,
+    /// [`Scratch::mixer_out`].
+    MixerOut,
+    /// The output of Mamba-2 beside attention.
+    ParallelOut,
+    /// [`Scratch::gate`]: the activated hidden vector of a feed-forward.
     Gate,
 }
 
-/// `out = norm(x)`, rows as long as the norm's weight.
+impl ProductInput {
+    /// The buffer in `scratch`.
+    fn buffer(self, scratch: &Scratch) -> &[f32] {
+        match self {
+            Self::Normed => &scratch.normed,
+            Self::MixerOut => &scratch.mixer_out,
+            Self::ParallelOut => &scratch.mamba.parallel_out,
+            Self::Gate => &scratch.gate,
+        }
+    }
+}
+
+/// The norm of the mixer's output and its weights; `None` where the layer has none.
+fn mixer_post_norm<'a>(
+    layer: &'a LayerSpec,
+    w: &'a LayerWeights<PreparedLinear>,
+) -> Option<(&'a Norm, &'a NormWeights)> {
+    layer.mixer_post_norm.as_ref().zip(w.mixer_post_norm.as_ref())
+}
+
+/// `out = norm(x)`, in rows as long as the norm's weight; `x` and `out` have the same shape.
 fn normalize(pool: &ThreadPool, isa: Isa, (norm, weights): (&Norm, &NormWeights), x: &[f32], out: &mut [f32]) {
     let n = weights.weight.len();
     let out = SharedMut::new(out);
@@ -505,6 +646,7 @@ fn normalize(pool: &ThreadPool, isa: Isa, (norm, weights): (&Norm, &NormWeights)
     });
 }
 
+/// `out = norm(x)` of one row; an RMS norm may have a bias, too.
 fn normalize_row(isa: Isa, kind: NormKind, eps: f32, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
     let (weight, bias) = (&weights.weight, weights.bias.as_deref());
     match kind {
@@ -518,25 +660,28 @@ fn normalize_row(isa: Isa, kind: NormKind, eps: f32, weights: &NormWeights, x: &
     }
 }
 
+/// Adds the bias of `linear`, where it has one.
 fn add_bias(row: &mut [f32], linear: &PreparedLinear) {
     if let Some(bias) = &linear.bias {
         add(row, bias);
     }
 }
 
-fn add(row: &mut [f32], more: &[f32]) {
-    for (x, b) in row.iter_mut().zip(more) {
-        *x += b;
+/// `row += addend`
+fn add(row: &mut [f32], addend: &[f32]) {
+    for (x, a) in row.iter_mut().zip(addend) {
+        *x += a;
     }
 }
 
+/// `row *= factor`
 fn scale_by(row: &mut [f32], factor: f32) {
     for x in row {
         *x *= factor;
     }
 }
 
-/// Sets the length; what was there stays as it is, to be overwritten.
+/// Sets the length of a scratch buffer. Old elements keep their values; the caller overwrites them.
 fn resize(v: &mut Vec<f32>, len: usize) {
     v.resize(len, 0.0);
 }

@@ -1,55 +1,59 @@
-//! The CPU backend as callers see it: set-up, KV cache bookkeeping, and the
-//! [`ForwardPass`] trait.
+//! The CPU backend: set-up of a model, the page table of its KV cache, and the [`ForwardPass`] trait.
+//!
+//! [`CpuForwardPass`] owns everything that outlives a batch: the prepared weights, the KV pages and recurrent states, the page
+//! table that assigns them to sequences, the scratch buffers and the thread pool. A batch is checked, cut into micro-batches of
+//! at most `n_ubatch` tokens, and each of these is evaluated by [`MicroBatchRun`]; the requested logits, `[n_requested,
+//! n_vocab]`, or hidden states, `[n_requested, n_embd]`, are collected in `output`.
 
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, Block, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, Extent, ForwardError,
-    ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
-    SnapshotError, Watch, Weights, check_wanted, pieces,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, ForwardError, ForwardPass,
+    LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
+    SequenceExtent, SnapshotError, Watch, Weights, check_outputs, micro_batches,
 };
 
 use crate::cores::physical_cores;
 use crate::error::CpuError;
-use crate::forward::{Run, Scratch, Wanted};
-use crate::kv_cache::{CacheType, Element, LayerCache, Places, SharedCache};
+use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::kv_cache::{CacheElement, CacheType, LayerKvCache, PageLayout, SharedKvCache};
 use crate::layers::PreparedWeights;
 use crate::observer::Observer;
 use crate::pool::ThreadPool;
-use crate::side_by_side::SideBySide;
+use crate::sequence_parallel::SequenceParallel;
 use crate::simd::Isa;
-use crate::state::States;
+use crate::state::StateSlots;
 
-/// More threads than any machine has cores for.
+/// The largest number of threads that is accepted: more than any machine has cores.
 const MAX_THREADS: usize = 4096;
 
-/// How a [`CpuForwardPass`] is set up.
+/// The options of a [`CpuForwardPass`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Positions each sequence has room for.
+    /// The maximum number of positions of a sequence.
     pub n_ctx: usize,
-    /// Sequences that the KV cache holds.
+    /// The number of sequences.
     pub n_seq: usize,
-    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
-    /// each sequence.
+    /// Positions of the KV cache, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
-    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
-    /// window. `None`: all.
+    /// The number of sequences whose sliding windows the KV cache has pages for, in layers with a window. A batch that needs
+    /// more is refused. `None`: all sequences.
     pub n_windows: Option<usize>,
-    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    /// Bytes for recurrent states at earlier positions, which sequences can be cut back to. The current state of each sequence
+    /// is not counted.
     pub state_cache: usize,
-    /// Threads to compute with.
+    /// The number of threads that compute, the caller's included.
     pub n_threads: usize,
-    /// Element type of the KV cache.
+    /// The element type of the KV cache.
     pub cache_type: CacheType,
-    /// Multiply quantised weights by F32 activations, dequantised on the fly:
+    /// Keep quantised weights as they are in the file, dequantise them in each product and multiply them by F32 activations:
     /// slow, and as close to the file's weights as F32 arithmetic gets.
     pub exact: bool,
-    /// Tokens that go through the layers at once; longer batches are cut.
+    /// The maximum number of tokens of a micro-batch.
     pub n_ubatch: usize,
-    /// Instruction set of the kernels; `None` takes the CPU's best.
+    /// The instruction set of the kernels. `None`: the best one that the CPU has.
     pub isa: Option<Isa>,
-    /// Ends the set-up and each forward pass, and counts what they have done.
+    /// Cancels the set-up and each forward pass, and counts their progress.
     pub watch: Watch,
 }
 
@@ -71,42 +75,49 @@ impl Default for CpuOptions {
     }
 }
 
-/// Runs a model on the CPU.
+/// A model on the CPU: its weights, the KV cache and the recurrent states of its sequences.
 pub struct CpuForwardPass {
     spec: ModelSpec,
     weights: PreparedWeights,
-    cache: Cache,
-    states: States,
-    /// Which page of the cache holds what.
+    cache: KvCache,
+    states: StateSlots,
+    /// The KV pages and state slots of each sequence.
     pages: PageTable,
     scratch: Scratch,
-    side_by_side: Option<SideBySide>,
-    /// What is wanted of the last batch: logits or states.
-    wanted: Vec<f32>,
+    /// Buffers for evaluating the sequences of a small model in parallel; `None` where that does not pay.
+    sequence_parallel: Option<SequenceParallel>,
+    /// The logits or hidden states of the last batch; grows only.
+    output: Vec<f32>,
     pool: ThreadPool,
     isa: Isa,
     n_ctx: usize,
     n_ubatch: usize,
+    /// Records kernel times between `start_profile` and `take_profile`.
     profiler: Option<Profiler>,
+    /// Receives the input of every matrix.
     observer: Option<Observer>,
 }
 
-/// The KV cache of all layers; none of those that read another's.
-enum Cache {
-    F16(Vec<Option<LayerCache<f16>>>),
-    F32(Vec<Option<LayerCache<f32>>>),
+/// The KV cache of each layer; `None` for layers without attention and for those that share another layer's cache.
+enum KvCache {
+    F16(Vec<Option<LayerKvCache<f16>>>),
+    F32(Vec<Option<LayerKvCache<f32>>>),
 }
 
 impl CpuForwardPass {
-    /// Sets up the model of `file`.
+    /// Sets up the model of `file`, whose weights stay mapped: see [`new`](Self::new).
     pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
         let spec = ModelSpec::from_gguf(file)?;
         let weights = Weights::load(file, &spec)?;
         Self::new(spec, &weights, options)
     }
 
-    /// Sets up a model: allocates the KV cache and, unless `exact`, repacks the
-    /// quantised weights.
+    /// Sets up a model: starts the threads, allocates the KV cache and the recurrent states, and repacks the weights. With
+    /// `exact` quantised weights are not repacked but read from the mapped file.
+    ///
+    /// # Errors
+    ///
+    /// An option out of its range, threads or memory that the system refuses, or a cancelled `watch`.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
         let &CpuOptions { n_seq, n_cache, n_windows, state_cache, n_threads, n_ubatch, .. } = options;
         let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
@@ -119,25 +130,25 @@ impl CpuForwardPass {
         }
         let groups = CacheGroups::new(&spec, capacity);
         let cache = match options.cache_type {
-            CacheType::F16 => Cache::F16(layer_caches(&spec, &groups)?),
-            CacheType::F32 => Cache::F32(layer_caches(&spec, &groups)?),
+            CacheType::F16 => KvCache::F16(layer_caches(&spec, &groups)?),
+            CacheType::F32 => KvCache::F32(layer_caches(&spec, &groups)?),
         };
-        let state_bytes = groups.states().map_or(0, |room| room.bytes());
-        let states = States::new(&spec, &groups)
+        let state_bytes = groups.states().map_or(0, |states| states.bytes());
+        let states = StateSlots::new(&spec, &groups)
             .ok_or(CpuError::OutOfMemory { what: "the recurrent states", bytes: state_bytes })?;
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
         let weights = PreparedWeights::new(&pool, &spec, weights, n_ctx, options.exact)?;
-        let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
+        let sequence_parallel = SequenceParallel::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
             cache,
             states,
             pages: PageTable::new(&groups),
             scratch: Scratch::default(),
-            side_by_side,
-            wanted: Vec::new(),
+            sequence_parallel,
+            output: Vec::new(),
             pool,
             isa,
             n_ctx,
@@ -148,10 +159,10 @@ impl CpuForwardPass {
         })
     }
 
-    /// Bytes held at this moment. Of the weights those that were repacked count; the others are in the mapped file.
+    /// Bytes of memory in use now. Only repacked weights count; the others are pages of the mapped file.
     pub fn memory_use(&self) -> MemoryUse {
-        let side_by_side = self.side_by_side.as_ref().map_or(0, SideBySide::bytes);
-        let scratch = self.scratch.bytes() + side_by_side + 4 * self.wanted.capacity();
+        let sequence_parallel = self.sequence_parallel.as_ref().map_or(0, SequenceParallel::bytes);
+        let scratch = self.scratch.bytes() + sequence_parallel + 4 * self.output.capacity();
         MemoryUse {
             weights: self.weights.packed_bytes() as u64,
             kv_cache: self.kv_cache_bytes() as u64,
@@ -159,133 +170,145 @@ impl CpuForwardPass {
         }
     }
 
-    /// From now on `observer` sees the input of every matrix, and `None` nothing.
+    /// Sets the observer that receives the input of every matrix in each forward pass; `None` removes it.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.observer = observer;
     }
 
-    /// The instruction set in use.
+    /// The instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// Parallel regions that its threads entered so far; with one thread there are none. Wraps around.
+    /// The number of parallel regions that the threads have entered since the set-up; 0 with one thread. Wraps around.
     pub fn regions(&self) -> u32 {
         self.pool.regions()
     }
 
-    /// Threads in use.
+    /// The number of threads that compute, the caller's included.
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 }
 
-fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Vec<Option<LayerCache<E>>>, CpuError> {
+/// Allocates the KV cache of each layer that owns one.
+fn layer_caches<E: CacheElement>(
+    spec: &ModelSpec,
+    groups: &CacheGroups,
+) -> Result<Vec<Option<LayerKvCache<E>>>, CpuError> {
     let mut bytes = 0u64;
     let mut layers = Vec::with_capacity(spec.n_layer());
     for (i, layer) in spec.layers.iter().enumerate() {
-        let Some(cached) = layer.mixer.cached() else {
+        let Some(cached) = layer.mixer.kv_shape() else {
             layers.push(None);
             continue;
         };
         let (group, n_pages) = (groups.of_layer(i), groups.n_pages(i));
-        let per_page = Places::page_bytes(cached, size_of::<E>()) as u64;
+        let per_page = PageLayout::page_bytes(cached, size_of::<E>()) as u64;
         bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
         let cache =
-            LayerCache::new(group, n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
+            LayerKvCache::new(group, n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
         layers.push(Some(cache));
     }
     Ok(layers)
 }
 
-/// The cache that each layer reads: its own, another's, or none.
+/// The cache that each layer reads: its own, that of the layer whose keys and values it shares, or `None` without attention.
 fn read_by_layers<'c, 'm, E>(
     spec: &ModelSpec,
-    own: &'c [Option<SharedCache<'m, E>>],
-) -> Vec<Option<&'c SharedCache<'m, E>>> {
+    owned: &'c [Option<SharedKvCache<'m, E>>],
+) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
     let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
-    sources.map(|source| own[source?].as_ref()).collect()
+    sources.map(|source| owned[source?].as_ref()).collect()
 }
 
-/// Evaluates `tokens`, side by side where that can be.
-fn forward<E: Element>(
-    layers: &mut [Option<LayerCache<E>>],
-    mut run: Run<'_>,
-    side_by_side: &mut Option<SideBySide>,
+/// Evaluates the micro-batch `tokens`: its sequences in parallel where the model is small and `tokens` can be divided,
+/// otherwise all tokens together, with every kernel spread over the threads.
+fn forward<E: CacheElement>(
+    layers: &mut [Option<LayerKvCache<E>>],
+    mut run: MicroBatchRun<'_>,
+    sequence_parallel: &mut Option<SequenceParallel>,
     tokens: &[BatchToken],
-    wanted: Wanted<'_>,
+    output: RequestedOutput<'_>,
     trace: Option<LayerTrace<'_>>,
 ) {
-    let own: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerCache::shared)).collect();
-    let caches = read_by_layers(run.spec, &own);
-    match (side_by_side, wanted) {
-        // Who watches the layers, or their matrices, sees all tokens together.
-        (Some(side_by_side), Wanted::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
-            if !side_by_side.forward(&mut run, &caches, tokens, logits) {
-                run.forward(&caches, tokens, Wanted::Logits(logits), trace);
+    let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
+    let caches = read_by_layers(run.spec, &owned);
+    match (sequence_parallel, output) {
+        // A trace or an observer is passed all tokens of the micro-batch together.
+        (Some(sequence_parallel), RequestedOutput::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
+            if !sequence_parallel.forward(&mut run, &caches, tokens, logits) {
+                run.forward(&caches, tokens, RequestedOutput::Logits(logits), trace);
             }
         }
-        (_, wanted) => run.forward(&caches, tokens, wanted, trace),
+        (_, output) => run.forward(&caches, tokens, output, trace),
     }
 }
 
-/// What is to come back of the wanted tokens.
+/// The kind of output that a batch requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OutputKind {
     Logits,
     Hidden,
 }
 
 impl CpuForwardPass {
-    /// Evaluates `batch` into `wanted` and returns the length of what is there.
+    /// Evaluates `batch` and writes the output of its requested tokens to the beginning of `self.output`; returns the number of
+    /// floats there.
+    ///
+    /// # Errors
+    ///
+    /// A batch that the model or the page table refuses changes nothing. After a cancelled pass the page table has taken the
+    /// positions of the whole batch back ([`PageTable::retract`]).
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
-        kind: Kind,
+        kind: OutputKind,
         mut trace: Option<LayerTrace<'_>>,
     ) -> Result<usize, ForwardError> {
         let width = match kind {
-            Kind::Logits => self.spec.n_vocab,
-            Kind::Hidden => self.spec.n_embd,
+            OutputKind::Logits => self.spec.n_vocab,
+            OutputKind::Hidden => self.spec.n_embd,
         };
-        let n_wanted = batch.iter().filter(|t| t.logits).count() * width;
-        if self.wanted.len() < n_wanted {
-            let more = n_wanted - self.wanted.len();
-            self.wanted
+        let n_floats = batch.iter().filter(|t| t.logits).count() * width;
+        if self.output.len() < n_floats {
+            let more = n_floats - self.output.len();
+            self.output
                 .try_reserve_exact(more)
-                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_wanted })?;
-            self.wanted.resize(n_wanted, 0.0);
+                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_floats })?;
+            self.output.resize(n_floats, 0.0);
         }
         self.pool.begin();
-        check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == Kind::Logits)?;
+        check_outputs(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == OutputKind::Logits)?;
         self.pages.check(batch, self.spec.n_vocab)?;
-        self.pages.begin(batch);
+        self.pages.begin_batch(batch);
         let states = self.states.shared();
         let mut done = 0;
-        for tokens in pieces(&self.spec, batch, self.n_ubatch, usize::MAX) {
+        for tokens in micro_batches(&self.spec, batch, self.n_ubatch, usize::MAX) {
+            // Appending to a page that several sequences share gives this sequence a copy of its own.
             for copy in self.pages.append(tokens) {
                 match &mut self.cache {
-                    Cache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
-                    Cache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+                    KvCache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+                    KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
                 }
             }
             let n = tokens.iter().filter(|t| t.logits).count() * width;
-            let wanted = &mut self.wanted[done..done + n];
-            let wanted = match kind {
-                Kind::Logits => Wanted::Logits(wanted),
-                Kind::Hidden => Wanted::Hidden(wanted),
+            let output = &mut self.output[done..done + n];
+            let output = match kind {
+                OutputKind::Logits => RequestedOutput::Logits(output),
+                OutputKind::Hidden => RequestedOutput::Hidden(output),
             };
             if let Some(profiler) = &mut self.profiler {
                 profiler.begin_step(Phase::of(batch), tokens.len());
             }
-            let run = Run {
+            let run = MicroBatchRun {
                 spec: &self.spec,
                 weights: &self.weights,
                 pool: &self.pool,
                 isa: self.isa,
                 pages: &self.pages,
                 states: &states,
-                s: &mut self.scratch,
+                scratch: &mut self.scratch,
                 profiler: self.profiler.as_mut(),
                 observer: self.observer.as_mut(),
             };
@@ -294,8 +317,8 @@ impl CpuForwardPass {
                 None => None,
             };
             match &mut self.cache {
-                Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
-                Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
+                KvCache::F16(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, output, trace),
+                KvCache::F32(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, output, trace),
             }
             if self.pool.is_cancelled() {
                 self.pages.retract(batch);
@@ -303,11 +326,11 @@ impl CpuForwardPass {
             }
             done += n;
         }
-        Ok(n_wanted)
+        Ok(n_floats)
     }
 }
 
-impl Cache {
+impl KvCache {
     fn cache_type(&self) -> CacheType {
         match self {
             Self::F16(_) => CacheType::F16,
@@ -316,24 +339,26 @@ impl Cache {
     }
 }
 
-/// Bytes of a page of `group`, over all its layers.
-fn page_bytes<E: Element>(layers: &[Option<LayerCache<E>>], group: usize) -> u64 {
+/// Bytes of one page of a cache group, over all layers of the group.
+fn page_bytes<E: CacheElement>(layers: &[Option<LayerKvCache<E>>], group: usize) -> u64 {
     let of_group = layers.iter().flatten().filter(|layer| layer.group() == group);
     of_group.map(|layer| layer.page_bytes() as u64).sum()
 }
 
-fn read_page<E: Element>(layers: &[Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &mut [u8]) {
+/// Copies page `page` of a cache group to `bytes`: keys, then values, of each layer of the group in order.
+fn read_page<E: CacheElement>(layers: &[Option<LayerKvCache<E>>], group: usize, page: u32, mut bytes: &mut [u8]) {
     for layer in layers.iter().flatten().filter(|layer| layer.group() == group) {
-        let (own, rest) = bytes.split_at_mut(layer.page_bytes());
-        layer.read_page(page, own);
+        let (of_layer, rest) = bytes.split_at_mut(layer.page_bytes());
+        layer.read_page(page, of_layer);
         bytes = rest;
     }
 }
 
-fn write_page<E: Element>(layers: &mut [Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &[u8]) {
+/// Copies `bytes`, as written by [`read_page`], to page `page` of a cache group.
+fn write_page<E: CacheElement>(layers: &mut [Option<LayerKvCache<E>>], group: usize, page: u32, mut bytes: &[u8]) {
     for layer in layers.iter_mut().flatten().filter(|layer| layer.group() == group) {
-        let (own, rest) = bytes.split_at(layer.page_bytes());
-        layer.write_page(page, own);
+        let (of_layer, rest) = bytes.split_at(layer.page_bytes());
+        layer.write_page(page, of_layer);
         bytes = rest;
     }
 }
@@ -341,8 +366,8 @@ fn write_page<E: Element>(layers: &mut [Option<LayerCache<E>>], group: usize, pa
 impl SequenceCache for CpuForwardPass {
     fn layout(&self) -> CacheLayout {
         let of_group = |group| match &self.cache {
-            Cache::F16(layers) => page_bytes(layers, group),
-            Cache::F32(layers) => page_bytes(layers, group),
+            KvCache::F16(layers) => page_bytes(layers, group),
+            KvCache::F32(layers) => page_bytes(layers, group),
         };
         CacheLayout {
             format: format!("cpu {}", self.cache.cache_type()),
@@ -355,26 +380,26 @@ impl SequenceCache for CpuForwardPass {
         &self.pages
     }
 
-    fn settle(&mut self) {}
+    fn discard_lookahead(&mut self) {}
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         match (block, &self.cache) {
-            (Block::Page { group, page }, Cache::F16(layers)) => read_page(layers, group, page, bytes),
-            (Block::Page { group, page }, Cache::F32(layers)) => read_page(layers, group, page, bytes),
-            (Block::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
+            (CacheBlock::Page { group, page }, KvCache::F16(layers)) => read_page(layers, group, page, bytes),
+            (CacheBlock::Page { group, page }, KvCache::F32(layers)) => read_page(layers, group, page, bytes),
+            (CacheBlock::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
         }
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         match (block, &mut self.cache) {
-            (Block::Page { group, page }, Cache::F16(layers)) => write_page(layers, group, page, bytes),
-            (Block::Page { group, page }, Cache::F32(layers)) => write_page(layers, group, page, bytes),
-            (Block::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),
+            (CacheBlock::Page { group, page }, KvCache::F16(layers)) => write_page(layers, group, page, bytes),
+            (CacheBlock::Page { group, page }, KvCache::F32(layers)) => write_page(layers, group, page, bytes),
+            (CacheBlock::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),
         }
         Ok(())
     }
@@ -422,13 +447,13 @@ impl ForwardPass for CpuForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.pages.n_held(sequences)
+        self.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {
         let keys_and_values: usize = match &self.cache {
-            Cache::F16(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
-            Cache::F32(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
+            KvCache::F16(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
+            KvCache::F32(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
         };
         keys_and_values + self.states.bytes()
     }
@@ -452,12 +477,12 @@ impl ForwardPass for CpuForwardPass {
         batch: &[BatchToken],
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let n = self.evaluate(batch, Kind::Logits, trace)?;
-        Ok(Logits::new(&self.wanted[..n], self.spec.n_vocab))
+        let n = self.evaluate(batch, OutputKind::Logits, trace)?;
+        Ok(Logits::new(&self.output[..n], self.spec.n_vocab))
     }
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        let n = self.evaluate(batch, Kind::Hidden, None)?;
-        Ok(self.wanted[..n].to_vec())
+        let n = self.evaluate(batch, OutputKind::Hidden, None)?;
+        Ok(self.output[..n].to_vec())
     }
 }

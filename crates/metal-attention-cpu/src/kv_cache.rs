@@ -1,49 +1,49 @@
-//! The KV cache: keys and values of every token so far, per layer, in pages of [`PAGE`] positions that the sequences'
-//! [`PageTable`](metal_attention_model::PageTable) names.
+//! The KV cache: keys and values of all positions, in F16 or F32, in pages of [`PAGE`] positions. The
+//! [`PageTable`](metal_attention_model::PageTable) assigns pages to sequences; here are the pages' contents.
 //!
-//! Per layer, page and KV head:
-//! - keys in groups of 16 positions, `[PAGE / 16, key_dim, 16]`, so that one
-//!   vector holds one element of 16 keys and scores need no horizontal sums;
-//! - values as rows, `[PAGE, padded value_dim]`, padded to whole vectors.
+//! The layout per layer, page and KV head:
+//! - keys in groups of 16 positions, `[PAGE / 16, key_dim, 16]`, so that one vector contains one element of 16 keys and the
+//!   scores of 16 positions need no sums across lanes;
+//! - values as rows, `[PAGE, padded value_dim]`, padded with zeros to whole vectors.
 
 use std::ops::Range;
 
 use half::f16;
 pub use metal_attention_model::CacheType;
-use metal_attention_model::{Cached, PAGE, PageCopy};
+use metal_attention_model::{KvShape, PAGE, PageCopy};
 
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// An element of the KV cache.
-pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
-    /// 16 elements.
+/// An element type of the KV cache: F16 or F32.
+pub(crate) trait CacheElement: Copy + Default + Send + Sync + 'static {
+    /// Loads 16 elements as floats.
     ///
     /// # Safety
     ///
     /// `p` points to 16 elements; the CPU has the instruction set.
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
-    /// Stores the nearest elements to 16 numbers, even ones on ties.
+    /// Stores 16 floats, rounded to the nearest elements, ties to even.
     ///
     /// # Safety
     ///
-    /// As for [`load`](Self::load).
+    /// See [`load`](Self::load).
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F);
-    /// Writes elements to as many bytes as they have, little-endian.
+    /// Writes elements as little-endian bytes; `bytes` is as long as `elements` in bytes.
     fn to_bytes(elements: &[Self], bytes: &mut [u8]);
-    /// Reads elements back.
+    /// Reads elements from the bytes of [`to_bytes`](Self::to_bytes).
     fn from_bytes(elements: &mut [Self], bytes: &[u8]);
 }
 
-impl Element for f16 {
+impl CacheElement for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
-        // SAFETY: as the trait asks; f16 is a transparent u16.
+        // SAFETY: as the trait requires; f16 is a transparent u16.
         unsafe { S::f_load_f16(p.cast()) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F) {
-        // SAFETY: as the trait asks; f16 is a transparent u16.
+        // SAFETY: as the trait requires; f16 is a transparent u16.
         unsafe { S::f_store_f16(p.cast(), x) }
     }
     fn to_bytes(elements: &[Self], bytes: &mut [u8]) {
@@ -58,15 +58,15 @@ impl Element for f16 {
     }
 }
 
-impl Element for f32 {
+impl CacheElement for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
-        // SAFETY: as the trait asks.
+        // SAFETY: as the trait requires.
         unsafe { S::f_load(p) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F) {
-        // SAFETY: as the trait asks.
+        // SAFETY: as the trait requires.
         unsafe { S::f_store(p, x) }
     }
     fn to_bytes(elements: &[Self], bytes: &mut [u8]) {
@@ -81,82 +81,87 @@ impl Element for f32 {
     }
 }
 
-/// Elements of a value row: `value_dim` rounded up to whole vectors.
+/// The length of a value row: `value_dim` rounded up to whole vectors.
 pub(crate) fn padded(value_dim: usize) -> usize {
     value_dim.next_multiple_of(LANES)
 }
 
-/// Keys and values of one layer, all pages.
-pub(crate) struct LayerCache<E> {
+/// The keys and values of one layer, of all pages.
+pub(crate) struct LayerKvCache<E> {
+    /// `[n_pages, n_head_kv, PAGE / 16, key_dim, 16]`
     keys: Vec<E>,
+    /// `[n_pages, n_head_kv, PAGE, padded value_dim]`
     values: Vec<E>,
-    places: Places,
-    /// The group of layers whose pages these are.
+    layout: PageLayout,
+    /// The cache group of the layer.
     group: usize,
 }
 
-/// A [`LayerCache`] in which several threads write, each the tokens of sequences of its own: a page that is written to
-/// belongs to one sequence alone.
-pub(crate) struct SharedCache<'a, E> {
+/// A [`LayerKvCache`] that several threads write to. A page that is written to belongs to one sequence alone, and each token's
+/// key and value are written by one thread.
+pub(crate) struct SharedKvCache<'a, E> {
+    /// `[n_pages, n_head_kv, PAGE / 16, key_dim, 16]`
     pub(crate) keys: SharedMut<'a, E>,
+    /// `[n_pages, n_head_kv, PAGE, padded value_dim]`
     pub(crate) values: SharedMut<'a, E>,
-    pub(crate) places: Places,
-    /// The group of layers whose pages these are.
+    pub(crate) layout: PageLayout,
+    /// The cache group of the layer.
     pub(crate) group: usize,
 }
 
-/// Where keys and values lie.
+/// The shape of a layer's pages, from which the index of a key or value is computed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
+pub(crate) struct PageLayout {
     n_head_kv: usize,
     key_dim: usize,
     value_dim: usize,
 }
 
-impl<E: Element> LayerCache<E> {
-    /// A zeroed cache of the pages of `group`. `None` when there is no memory for it.
-    pub(crate) fn new(group: usize, n_pages: usize, cached: Cached) -> Option<Self> {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
-        let places = Places { n_head_kv, key_dim, value_dim };
+impl<E: CacheElement> LayerKvCache<E> {
+    /// A cache of `n_pages` zeroed pages for a layer of cache group `group`. `None` when there is not enough memory.
+    pub(crate) fn new(group: usize, n_pages: usize, cached: KvShape) -> Option<Self> {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
+        let layout = PageLayout { n_head_kv, key_dim, value_dim };
         Some(Self {
-            keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
-            values: zeroed(n_pages.checked_mul(places.page_values())?)?,
-            places,
+            keys: zeroed(n_pages.checked_mul(layout.keys_per_page())?)?,
+            values: zeroed(n_pages.checked_mul(layout.values_per_page())?)?,
+            layout,
             group,
         })
     }
 
-    pub(crate) fn shared(&mut self) -> SharedCache<'_, E> {
-        SharedCache {
+    /// The cache for a forward pass on several threads.
+    pub(crate) fn shared(&mut self) -> SharedKvCache<'_, E> {
+        SharedKvCache {
             keys: SharedMut::new(&mut self.keys),
             values: SharedMut::new(&mut self.values),
-            places: self.places,
+            layout: self.layout,
             group: self.group,
         }
     }
 
-    /// Copies a whole page, where it is one of its group.
+    /// Copies a whole page; nothing where the copy is for another cache group.
     pub(crate) fn copy(&mut self, PageCopy { group, from, to }: PageCopy) {
         if group != self.group {
             return;
         }
-        let (keys, values) = (self.places.page_keys(), self.places.page_values());
+        let (keys, values) = (self.layout.keys_per_page(), self.layout.values_per_page());
         let (from, to) = (from as usize, to as usize);
         self.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
         self.values.copy_within(from * values..(from + 1) * values, to * values);
     }
 
-    /// The group of layers whose pages these are.
+    /// The cache group of the layer.
     pub(crate) fn group(&self) -> usize {
         self.group
     }
 
-    /// Bytes of a page's keys and values.
+    /// Bytes of a page, keys and values.
     pub(crate) fn page_bytes(&self) -> usize {
-        (self.places.page_keys() + self.places.page_values()) * size_of::<E>()
+        (self.layout.keys_per_page() + self.layout.values_per_page()) * size_of::<E>()
     }
 
-    /// Copies the keys of a page, and then its values, to as many bytes.
+    /// Copies a page to `bytes`, `page_bytes` long: the keys, then the values.
     pub(crate) fn read_page(&self, page: u32, bytes: &mut [u8]) {
         let (keys, values) = self.of_page(page);
         let (of_keys, of_values) = bytes.split_at_mut(keys.len() * size_of::<E>());
@@ -164,7 +169,7 @@ impl<E: Element> LayerCache<E> {
         E::to_bytes(&self.values[values], of_values);
     }
 
-    /// Copies them back.
+    /// Copies a page from the bytes of [`read_page`](Self::read_page).
     pub(crate) fn write_page(&mut self, page: u32, bytes: &[u8]) {
         let (keys, values) = self.of_page(page);
         let (of_keys, of_values) = bytes.split_at(keys.len() * size_of::<E>());
@@ -172,59 +177,60 @@ impl<E: Element> LayerCache<E> {
         E::from_bytes(&mut self.values[values], of_values);
     }
 
-    /// Where the keys and the values of a page lie.
+    /// The index ranges of a page's keys and of its values.
     fn of_page(&self, page: u32) -> (Range<usize>, Range<usize>) {
         let of = |n: usize| page as usize * n..(page as usize + 1) * n;
-        (of(self.places.page_keys()), of(self.places.page_values()))
+        (of(self.layout.keys_per_page()), of(self.layout.values_per_page()))
     }
 
+    /// Bytes of all pages.
     pub(crate) fn bytes(&self) -> usize {
         (self.keys.len() + self.values.len()) * size_of::<E>()
     }
 }
 
-/// Writes one key and one value into the cache.
+/// The kernel that writes one key and one value to the cache.
 pub(crate) struct StoreKeyValue<'a, E> {
     /// `[key_dim]`, rotated.
     key: &'a [f32],
     /// `[value_dim]`
     value: &'a [f32],
-    /// Element 0 of the key; further elements follow at a distance of [`LANES`].
+    /// Element 0 of the key; the next elements follow at a distance of [`LANES`].
     key_out: *mut E,
     /// The value's row, `[padded(value_dim)]`.
     value_out: *mut E,
 }
 
-impl<'a, E: Element> StoreKeyValue<'a, E> {
-    /// `key` and `value` for KV head `head` of the position `pos`, which is in page `page`.
+impl<'a, E: CacheElement> StoreKeyValue<'a, E> {
+    /// The kernel for `key` and `value` of KV head `head` at position `pos`, which is in page `page`.
     ///
     /// # Safety
     ///
-    /// `page` is a page of the cache, and nobody else uses this position of it.
+    /// `page` is a page of the cache, and no other thread accesses this position of it.
     pub(crate) unsafe fn new(
-        cache: &SharedCache<'a, E>,
+        cache: &SharedKvCache<'a, E>,
         page: u32,
         head: usize,
         pos: usize,
         key: &'a [f32],
         value: &'a [f32],
     ) -> Self {
-        let places = cache.places;
-        assert!(key.len() == places.key_dim && value.len() == places.value_dim, "a head's key and value");
+        let layout = cache.layout;
+        assert!(key.len() == layout.key_dim && value.len() == layout.value_dim, "a head's key and value");
         Self {
             key,
             value,
-            key_out: cache.keys.at(places.key_at(page, head, pos)),
-            value_out: cache.values.at(places.value_at(page, head, pos)),
+            key_out: cache.keys.at(layout.key_index(page, head, pos)),
+            value_out: cache.values.at(layout.value_index(page, head, pos)),
         }
     }
 }
 
-impl<E: Element> Kernel for StoreKeyValue<'_, E> {
+impl<E: CacheElement> Kernel for StoreKeyValue<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: both places lie in the cache and are this kernel's own; vectors lie inside the slices, or in the padding
-        // of the value's row, where zeros are.
+        // SAFETY: both targets lie in the cache and are accessed by this kernel alone; vectors lie inside the slices, or in the
+        // padding of the value's row, which gets zeros.
         unsafe {
             for (i, key) in self.key.chunks(LANES).enumerate() {
                 let mut k = [0.0; LANES];
@@ -244,47 +250,49 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
     }
 }
 
-impl Places {
+impl PageLayout {
+    /// Elements of a key.
     pub(crate) fn key_dim(&self) -> usize {
         self.key_dim
     }
 
+    /// Elements of a value, without the padding.
     pub(crate) fn value_dim(&self) -> usize {
         self.value_dim
     }
 
     /// Elements of a page's keys.
-    pub(crate) fn page_keys(&self) -> usize {
+    pub(crate) fn keys_per_page(&self) -> usize {
         self.n_head_kv * PAGE * self.key_dim
     }
 
     /// Elements of a page's values.
-    pub(crate) fn page_values(&self) -> usize {
+    pub(crate) fn values_per_page(&self) -> usize {
         self.n_head_kv * PAGE * padded(self.value_dim)
     }
 
-    /// Bytes of a page for elements of so many bytes.
-    pub(crate) fn page_bytes(cached: Cached, element: usize) -> usize {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
+    /// Bytes of a page with elements of `element` bytes.
+    pub(crate) fn page_bytes(cached: KvShape, element: usize) -> usize {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
         PAGE * n_head_kv * (key_dim + padded(value_dim)) * element
     }
 
-    /// Index in `keys` of element 0 of the key at `pos`, which is in page `page`; further elements follow at a distance
-    /// of [`LANES`].
-    pub(crate) fn key_at(&self, page: u32, head: usize, pos: usize) -> usize {
+    /// The index in `keys` of element 0 of the key at position `pos`, which is in page `page`; the next elements follow at a
+    /// distance of [`LANES`].
+    pub(crate) fn key_index(&self, page: u32, head: usize, pos: usize) -> usize {
         let row = head * PAGE + pos % PAGE / LANES * LANES;
-        page as usize * self.page_keys() + row * self.key_dim + pos % LANES
+        page as usize * self.keys_per_page() + row * self.key_dim + pos % LANES
     }
 
-    /// Index in `values` of the value row at `pos`, which is in page `page`.
-    pub(crate) fn value_at(&self, page: u32, head: usize, pos: usize) -> usize {
-        page as usize * self.page_values() + (head * PAGE + pos % PAGE) * padded(self.value_dim)
+    /// The index in `values` of the value row at position `pos`, which is in page `page`.
+    pub(crate) fn value_index(&self, page: u32, head: usize, pos: usize) -> usize {
+        page as usize * self.values_per_page() + (head * PAGE + pos % PAGE) * padded(self.value_dim)
     }
 }
 
-/// `n` zeros straight from the system, which hands pages out as they are
-/// touched: a context that is never filled costs no memory.
-pub(crate) fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
+/// Allocates `n` zeros with zeroed memory of the system, which is assigned page by page on first use: positions that are never
+/// filled cost no memory. `None` when there is not enough.
+pub(crate) fn zeroed<E: CacheElement>(n: usize) -> Option<Vec<E>> {
     let layout = std::alloc::Layout::array::<E>(n).ok()?;
     if layout.size() == 0 {
         return Some(Vec::new());

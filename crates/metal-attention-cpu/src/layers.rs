@@ -1,4 +1,8 @@
-//! A model's weights in the form that the kernels take.
+//! A model's weights in the form that the kernels read.
+//!
+//! [`PreparedWeights`] is built once from the tensors of a GGUF file ([`Weights`]): matrices become [`WeightMatrix`], repacked
+//! or, in exact mode, left in the mapped file; embedding tables stay in the file and are read row by row; norms and biases are
+//! F32 vectors. The angles of RoPE are prepared here, too.
 
 use std::cell::RefCell;
 
@@ -6,52 +10,71 @@ use metal_attention_gguf::Tensor;
 use metal_attention_model::{LayerWeights, Linear, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
 
 use crate::error::CpuError;
-use crate::kernels::matmul::Matrix;
+use crate::kernels::matmul::WeightMatrix;
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 
-/// `y = W x + b`.
+/// A linear layer, `y = W x + b`.
 pub(crate) struct PreparedLinear {
     /// The matrix's name in the file.
     pub(crate) name: String,
-    pub(crate) weight: Matrix,
+    /// `W`, `[n_out, n_in]`.
+    pub(crate) weight: WeightMatrix,
+    /// `b`, `[n_out]`.
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-/// The whole model's weights, as [`Weights`] with prepared matrices; tables are read row by row from the file.
+/// The weights of a whole model.
 pub(crate) struct PreparedWeights {
+    /// The token embedding table, `[n_vocab, n_embd]`, in the file.
     pub(crate) token_embd: Tensor,
+    /// The embedding that is added to every token (row 0 of BERT's token types), `[n_embd]`.
     pub(crate) token_type: Option<Vec<f32>>,
+    /// The table of learned position embeddings, `[n_positions, n_embd]`, in the file.
     pub(crate) positions: Option<Tensor>,
+    /// The norm of the embedding.
     pub(crate) embedding_norm: Option<NormWeights>,
+    /// The weights of per-layer embeddings (Gemma 3n, Gemma 4).
     pub(crate) per_layer: Option<PreparedPerLayer>,
+    /// The projections between the residual streams (Gemma 3n).
     pub(crate) streams: Option<StreamsWeights<PreparedLinear>>,
+    /// The layers, first to last.
     pub(crate) layers: Vec<LayerWeights<PreparedLinear>>,
+    /// The output norm.
     pub(crate) output_norm: Option<NormWeights>,
+    /// The head, `[n_vocab, n_embd]`; `None` for encoders without logits.
     pub(crate) output: Option<PreparedLinear>,
-    /// The different rotations.
+    /// The different RoPE rotations of the model.
     pub(crate) rotations: Vec<Rotation>,
-    /// Which of these each layer has.
+    /// The index in `rotations` of each layer's rotation; `None` for layers without RoPE.
     pub(crate) rotation_of: Vec<Option<usize>>,
 }
 
-/// Tables of the embeddings for each layer.
+/// The weights of per-layer embeddings.
 pub(crate) struct PreparedPerLayer {
+    /// The table, `[n_vocab, n_layer * width]`, in the file.
     pub(crate) token_embd: Tensor,
+    /// The projection of the token embedding, `[n_layer * width, n_embd]`.
     pub(crate) model_proj: PreparedLinear,
+    /// The norm of the projection.
     pub(crate) proj_norm: NormWeights,
 }
 
-/// How queries and keys turn.
+/// One RoPE rotation.
 pub(crate) struct Rotation {
-    /// Radians per position of each pair, `[n_rot / 2]`.
+    /// Radians per position of each pair of elements, `[n_rot / 2]`.
     pub(crate) frequencies: Vec<f64>,
-    /// Factor on the rotated vectors' length.
+    /// A factor on cosines and sines, and so on the length of the rotated vector (YaRN's attention factor).
     pub(crate) length: f64,
 }
 
 impl PreparedWeights {
-    /// Repacks what is to be repacked; sequences have room for `n_ctx` positions.
+    /// Repacks the matrices of `weights` on the threads of `pool`; in `exact` mode quantised ones stay in the mapped file.
+    /// `n_ctx`, the maximum number of positions of a sequence, selects the RoPE factors.
+    ///
+    /// # Errors
+    ///
+    /// Too little memory, or the cancellation of the pool's work.
     pub(crate) fn new(
         pool: &ThreadPool,
         spec: &ModelSpec,
@@ -62,7 +85,7 @@ impl PreparedWeights {
         let memory = RefCell::new(PackedMemory::default());
         let matrix = |tensor: &Tensor| {
             let bytes = tensor.bytes().len() as u64;
-            let matrix = Matrix::new(pool, &mut memory.borrow_mut(), tensor, exact)
+            let matrix = WeightMatrix::new(pool, &mut memory.borrow_mut(), tensor, exact)
                 .ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })?;
             if pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(matrix) }
         };
@@ -102,25 +125,25 @@ impl PreparedWeights {
     }
 
     /// All matrices.
-    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    fn matrices(&self) -> impl Iterator<Item = &WeightMatrix> {
         let linears = self.layers.iter().flat_map(LayerWeights::linears).chain(&self.output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
         linears.chain(per_layer).chain(streams).map(|linear| &linear.weight)
     }
 
-    /// Bytes of all matrices; a token goes through all of them, but for experts that it does not go to.
+    /// Bytes of all matrices, which is what a token reads, except for experts that are not chosen.
     pub(crate) fn bytes(&self) -> usize {
-        self.matrices().map(Matrix::bytes).sum()
+        self.matrices().map(WeightMatrix::bytes).sum()
     }
 
-    /// Bytes of repacked matrices.
+    /// Bytes of the repacked matrices.
     pub(crate) fn packed_bytes(&self) -> usize {
-        self.matrices().map(Matrix::packed_bytes).sum()
+        self.matrices().map(WeightMatrix::packed_bytes).sum()
     }
 }
 
-/// The different rotations of a model, and which of them each layer has.
+/// The different rotations of a model, and for each layer the index of its rotation.
 fn rotations(spec: &ModelSpec, weights: &Weights, n_ctx: usize) -> (Vec<Rotation>, Vec<Option<usize>>) {
     let mut ropes: Vec<Rope> = Vec::new();
     let mut rotation_of = Vec::with_capacity(spec.n_layer());

@@ -1,19 +1,19 @@
 //! CPU kernels and the CPU forward pass.
 //!
-//! [`CpuForwardPass`] runs a model on any CPU; the kernels are written once over
-//! 16-lane vectors and compiled for AVX-512 with VNNI, AVX2, and plain Rust,
-//! which is also the reference that the others are tested against. Quantised
-//! matrices are repacked once at load and multiplied by activations quantised to
-//! 8 bits; with [`CpuOptions::exact`] they stay in place and activations stay F32.
+//! [`CpuForwardPass`] runs a model on any CPU. Each kernel is written once over vectors of 16 lanes and compiled for AVX-512
+//! with VNNI, AVX2, Arm NEON, and plain Rust, which is the reference that the others are tested against. Quantised matrices are
+//! repacked once when they are loaded, and multiplied by activations quantised to 8 bits; with [`CpuOptions::exact`] they stay
+//! in the mapped file and activations stay F32.
+//!
+//! The path of a batch: `forward_pass` (checks, micro-batches), `forward` (layers), `kernels` (products, attention,
+//! recurrences, elementwise steps) on `simd` (vectors), spread over the threads of `pool`.
 
 mod activations;
 mod ceilings;
-mod codebooks;
 mod cores;
 mod error;
 mod forward;
 mod forward_pass;
-mod fp4;
 mod kernels;
 mod kv_cache;
 mod layers;
@@ -21,8 +21,8 @@ mod memory;
 mod observer;
 mod packed;
 mod pool;
+mod sequence_parallel;
 mod shared;
-mod side_by_side;
 mod simd;
 mod state;
 #[cfg(test)]
@@ -36,8 +36,7 @@ pub use kv_cache::CacheType;
 pub use observer::{MatrixInput, Observer};
 pub use simd::Isa;
 
-/// Name of the instruction set that kernels use on this machine, e.g.
-/// `"avx512-vnni"`.
+/// The name of the instruction set that kernels use on this machine by default, e.g. `"avx512-vnni"`.
 pub fn simd_name() -> &'static str {
     Isa::best().name()
 }

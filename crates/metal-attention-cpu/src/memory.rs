@@ -1,4 +1,7 @@
-//! Memory in large pages: of states, and of repacked matrices.
+//! Memory in large pages, for recurrent states and repacked matrices.
+//!
+//! Decoding reads all weights once per token. With pages of 4 KiB the address translations (TLB) limit that; with pages of
+//! 2 MiB they do not.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -6,15 +9,15 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// Bytes of a large page, of which a core knows the addresses of far more memory by heart than of pages of 4 KiB.
+/// Bytes of a large page.
 const LARGE_PAGE: usize = 2 << 20;
-/// Bytes that are taken from the system at once, where no matrix needs more.
+/// Bytes of a memory block, unless a matrix needs more.
 const BLOCK: usize = 32 * LARGE_PAGE;
-/// What a matrix begins at a multiple of: a cache line.
+/// The alignment of matrices: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Zeros, which the system makes as they are first touched, in large pages where it has them: else they are merely slower to reach.
-/// `None` when there is no memory for them.
+/// Allocates zeroed anonymous memory, in large pages where the system has them; the system zeroes each page on first use.
+/// `None` when there is not enough memory.
 pub(crate) fn zeros(bytes: usize) -> Option<MmapMut> {
     let mapping = MmapMut::map_anon(bytes).ok()?;
     #[cfg(target_os = "linux")]
@@ -22,20 +25,21 @@ pub(crate) fn zeros(bytes: usize) -> Option<MmapMut> {
     Some(mapping)
 }
 
-/// Gives the matrices of a model memory, each behind the one before: they fill large pages together, where each for itself
-/// would leave the beginning and the end of its memory, and small ones all of it, in small pages.
+/// Allocates the memory of a model's matrices one behind the other, in blocks that begin with a large page. Allocated one by
+/// one, the beginning and the end of each matrix, and all of a small one, would lie in small pages.
 #[derive(Debug, Default)]
 pub(crate) struct PackedMemory {
-    block: Option<Arc<Block>>,
-    /// Bytes of the block that matrices have.
+    /// The block that is being filled; earlier ones are kept alive by their matrices.
+    block: Option<Arc<MemoryBlock>>,
+    /// Bytes of the block that are allocated.
     used: usize,
 }
 
 impl PackedMemory {
-    /// [`zeros`] for a matrix. `None` when there is no memory for them.
-    pub(crate) fn take(&mut self, bytes: usize) -> Option<PackedBytes> {
+    /// Allocates zeros for a matrix. `None` when there is not enough memory.
+    pub(crate) fn allocate(&mut self, bytes: usize) -> Option<PackedBytes> {
         if self.block.as_ref().is_none_or(|block| bytes > block.len - self.used) {
-            self.block = Some(Arc::new(Block::new(bytes.max(BLOCK))?));
+            self.block = Some(Arc::new(MemoryBlock::new(bytes.max(BLOCK))?));
             self.used = 0;
         }
         let block = Arc::clone(self.block.as_ref()?);
@@ -45,40 +49,41 @@ impl PackedMemory {
     }
 }
 
-/// Memory of many matrices, the first of which begins with a large page.
-struct Block {
-    /// Of all bytes from there on.
+/// Memory of several matrices.
+struct MemoryBlock {
+    /// The first byte, at a large-page boundary; it has the provenance of the whole mapping.
     start: *mut u8,
+    /// Bytes from `start` on.
     len: usize,
-    /// Whose memory it is. Nobody looks at it any more.
+    /// Owns the memory; accessed through `start` only.
     _mapping: MmapMut,
 }
 
-// SAFETY: the memory is the block's, whichever thread has it, and is used through the parts of `PackedBytes` alone.
-unsafe impl Send for Block {}
+// SAFETY: the block owns its memory, which is accessed through the disjoint ranges of `PackedBytes` alone.
+unsafe impl Send for MemoryBlock {}
 // SAFETY: as above.
-unsafe impl Sync for Block {}
+unsafe impl Sync for MemoryBlock {}
 
-impl Block {
+impl MemoryBlock {
     fn new(len: usize) -> Option<Self> {
         let mut mapping = zeros(len.checked_add(LARGE_PAGE)?)?;
         let before = mapping.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
-        // SAFETY: so many bytes are mapped besides the `len` of the block.
+        // SAFETY: the mapping is a large page longer than the block.
         let start = unsafe { mapping.as_mut_ptr().add(before) };
         Some(Self { start, len, _mapping: mapping })
     }
 }
 
-impl fmt::Debug for Block {
+impl fmt::Debug for MemoryBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Block({} bytes)", self.len)
+        write!(f, "MemoryBlock({} bytes)", self.len)
     }
 }
 
-/// The bytes of a matrix, which nobody else has.
+/// The memory of one matrix: a range of a block that no other matrix has.
 #[derive(Debug)]
 pub(crate) struct PackedBytes {
-    block: Arc<Block>,
+    block: Arc<MemoryBlock>,
     start: usize,
     len: usize,
 }
@@ -87,7 +92,7 @@ impl Deref for PackedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes lie inside the block, which lives as long as this part of it, and are this part's alone.
+        // SAFETY: the range lies inside the block, which `self` keeps alive, and belongs to `self` alone.
         unsafe { std::slice::from_raw_parts(self.block.start.add(self.start), self.len) }
     }
 }
@@ -104,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_have_bytes_of_their_own_and_keep_them() {
+    fn matrices_get_disjoint_bytes_and_keep_them() {
         let mut memory = PackedMemory::default();
-        // Of no, odd, exactly as many and more bytes than a block has.
+        // Sizes of 0, odd sizes, exactly a block, and more than a block.
         let sizes = [0, 1, 100, BLOCK - 256, 1, BLOCK, BLOCK + 1, 4096, 0];
-        let mut all: Vec<_> = sizes.iter().map(|&n| memory.take(n).expect("memory")).collect();
+        let mut all: Vec<_> = sizes.iter().map(|&n| memory.allocate(n).expect("memory")).collect();
         drop(memory);
         for (i, bytes) in all.iter_mut().enumerate() {
             assert!(bytes.iter().all(|&b| b == 0), "zeros");
@@ -120,6 +125,6 @@ mod tests {
         }
         assert!(all[0].block.start.addr().is_multiple_of(LARGE_PAGE));
         assert!(Arc::ptr_eq(&all[0].block, &all[3].block), "side by side");
-        assert!(PackedMemory::default().take(usize::MAX).is_none(), "no memory");
+        assert!(PackedMemory::default().allocate(usize::MAX).is_none(), "no memory");
     }
 }

@@ -1,64 +1,65 @@
-//! Matrices repacked for the kernels.
+//! The weight layout of the CPU kernels, and repacking to it when a model is loaded.
 //!
-//! A *panel* is 16 rows of the matrix. Of floats it holds column after column, `[n_in, 16]`. Of
-//! quantised types its blocks follow each other along the
-//! rows; a block holds, for 32 or 256 columns, first the codes and then the
-//! scales of all 16 rows, so that one vector load fetches the same 4 columns of
-//! every row. The bytes are those of the file in another order: a repacked
-//! matrix is as large as the original, or (`IQ3_S` and `TQ1_0`, which are unpacked,
-//! and some with a codebook) up to 22 % larger.
+//! A *panel* is 16 rows of a matrix, one for each lane of a vector. Of float types it contains column after column,
+//! `[n_in, 16]`. Of quantised types it is a sequence of blocks along the columns. A panel's block contains the quantisation
+//! blocks of all 16 rows, of 32 to 256 columns: first the codes, then the scales, interleaved so that one vector load reads the
+//! same 4 columns of every row. A repacked matrix is as large as in the file, except for `IQ3_S` and `TQ1_0`, whose codes are
+//! stored with more bits, and some types with a codebook: these are up to 22 % larger.
 //!
-//! Codes lie in bit planes per 32 columns. A vector of 64 bytes is 16 rows x 4
-//! columns; *step* `s` of 8 stands for columns `4s..4s + 4`:
+//! Codes lie in bit planes, each for 32 columns. A vector of 64 bytes is 16 rows x 4 columns; *step* `s` (of 8) is the columns
+//! `4s..4s + 4`:
 //! - 4-bit plane, 4 vectors: low nibbles of vector `v` are step `v`, high ones step `v + 4`;
 //! - 2-bit plane, 2 vectors: bits `2i` and `2i + 1` of vector `v` are step `4v + i`;
 //! - 1-bit plane, 1 vector: bit `s` is step `s`;
 //! - 8-bit codes, 8 vectors: step `s` is vector `s`.
 //!
-//! Every format reads as `w = scale * (code - OFFSET) + min`: [`formats`].
+//! Whatever the type, the kernels compute with `w = scale * (code - OFFSET) + min`; how these are read from a block is in
+//! [`formats`], [`codebooks`] and [`fp4`].
 
+pub(crate) mod codebooks;
 pub(crate) mod formats;
+pub(crate) mod fp4;
 
 use std::array::from_fn;
 use std::ops::Range;
 
-use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, Grid, cast};
+use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, CodebookGrid, cast};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 use metal_attention_gguf::{Tensor, TensorType};
 
-use crate::codebooks;
-use crate::fp4;
 use crate::memory::{PackedBytes, PackedMemory};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::LANES;
 
-/// Rows of a panel: one per lane.
+/// Rows of a panel, one for each lane.
 pub(crate) const PANEL: usize = LANES;
 
-/// A matrix in panels.
+/// A repacked matrix, `[n_out, n_in]`.
 #[derive(Debug)]
 pub(crate) struct PackedMatrix {
+    /// The tensor type in the file, which determines the layout of the blocks.
     pub(crate) ty: TensorType,
-    /// Rows: length of the product.
+    /// Rows: elements of an output row.
     pub(crate) n_out: usize,
-    /// Columns.
+    /// Columns: elements of an input row.
     pub(crate) n_in: usize,
-    /// Which the system zeroes page by page in the thread that packs it.
+    /// The panels. Rows beyond `n_out` in the last panel are zeros.
     data: PackedBytes,
     /// Bytes of one panel.
     panel_bytes: usize,
 }
 
 impl PackedMatrix {
-    /// Repacks `tensor` to `memory`. `None` when there is none for it. Incomplete where the work of `pool` is cancelled.
+    /// Repacks `tensor` to `memory` on the threads of `pool`, and releases the file's pages. `None` when there is not enough
+    /// memory. The result is incomplete where the work of `pool` is cancelled.
     pub(crate) fn pack(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor) -> Option<Self> {
         let (ty, n_in, n_out) = (tensor.ty(), tensor.row_len(), tensor.n_rows());
         let layout = layout(ty);
         let n_panels = n_out.div_ceil(PANEL);
         let block_bytes = layout.as_ref().map_or(ty.block_bytes(), |layout| layout.packed_bytes);
         let panel_bytes = n_in / ty.block_len() * block_bytes * PANEL;
-        let mut data = memory.take(n_panels.checked_mul(panel_bytes)?)?;
+        let mut data = memory.allocate(n_panels.checked_mul(panel_bytes)?)?;
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {
@@ -86,48 +87,51 @@ impl PackedMatrix {
         &self.data[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
     }
 
+    /// Bytes of all panels.
     pub(crate) fn bytes(&self) -> usize {
         self.data.len()
     }
 }
 
-/// How the blocks of a quantised type become blocks of a panel.
-struct Layout {
+/// The repacking of a type's quantisation blocks to blocks of a panel.
+struct PanelLayout {
     /// Columns of a block.
     block_len: usize,
     /// Bytes of one row's block in the file.
     row_bytes: usize,
     /// Bytes of one row's block in the panel.
     packed_bytes: usize,
-    /// Bits of a code.
+    /// Bits of a code in the panel.
     bits: usize,
-    /// Codes of columns `32 i..32 i + 32` of one row's block.
+    /// Returns the codes of columns `32 i..32 i + 32` of one row's block.
     codes: fn(&[u8], usize) -> Codes,
-    /// What follows the codes: fields of the row's block as (offset, width, count), interleaved by lane.
+    /// The fields after the codes, such as scales, as (offset in the file's block, bytes, count). Each is interleaved by lane.
     tail: &'static [(usize, usize, usize)],
-    /// What packs a block in the place of all this, where codes are more than bit planes.
-    other: Option<PackBlock>,
+    /// The function that repacks a block of types that are more than bit planes and a tail; then the fields `bits`, `codes` and
+    /// `tail` are unused.
+    custom: Option<PackBlock>,
 }
 
-/// Packs one row's block, as the file has it, into its lane of a panel's block.
+/// A function `(block, lane, out)` that repacks one row's block of the file to its lane of a panel's block.
 pub(crate) type PackBlock = fn(&[u8], usize, &mut [u8]);
 
-impl Layout {
-    /// Of blocks that `pack` makes `packed_bytes` bytes of.
-    fn other(ty: TensorType, packed_bytes: usize, pack: PackBlock) -> Self {
+impl PanelLayout {
+    /// The layout of a type whose blocks `pack` repacks, to `packed_bytes` per row.
+    fn custom(ty: TensorType, packed_bytes: usize, pack: PackBlock) -> Self {
         let (block_len, row_bytes) = (ty.block_len(), ty.block_bytes());
-        Self { block_len, row_bytes, packed_bytes, bits: 0, codes: |_, _| [0; 32], tail: &[], other: Some(pack) }
+        Self { block_len, row_bytes, packed_bytes, bits: 0, codes: |_, _| [0; 32], tail: &[], custom: Some(pack) }
     }
 }
 
-fn layout(ty: TensorType) -> Option<Layout> {
-    type Row = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
-    let (bits, codes, tail): Row = match ty {
+/// The layout of a quantised type; `None` for float types.
+fn layout(ty: TensorType) -> Option<PanelLayout> {
+    type LayoutFields = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
+    let (bits, codes, tail): LayoutFields = match ty {
         TensorType::Q4_0 | TensorType::IQ4_NL => (4, |b, _| nibble_halves(&b[2..]), &[(0, 2, 1)]),
         TensorType::Q4_1 => (4, |b, _| nibble_halves(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
         TensorType::Q5_0 => (5, |b, _| q5(&b[2..]), &[(0, 2, 1)]),
         TensorType::Q5_1 => (5, |b, _| q5(&b[4..]), &[(0, 2, 1), (2, 2, 1)]),
-        // Signed to offset 128.
+        // Signed codes become unsigned ones with an offset of 128.
         TensorType::Q8_0 => (8, |b, _| from_fn(|l| b[2 + l] ^ 0x80), &[(0, 2, 1)]),
         TensorType::Q2_K => (2, |b, i| two_bits(&b[16..80], i), &[(0, 1, 16), (80, 2, 1), (82, 2, 1)]),
         TensorType::Q3_K => (3, q3_k, &[(96, 1, 12), (108, 2, 1)]),
@@ -141,29 +145,29 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q2_0 => (2, |b, i| from_fn(|l| b[2 + 8 * i + l / 4] >> (2 * (l % 4)) & 3), &[(0, 2, 1)]),
         TensorType::Q1_0 => (1, |b, i| from_fn(|l| b[2 + 4 * i + l / 8] >> (l % 8) & 1), &[(0, 2, 1)]),
         TensorType::IQ3_S => (4, iq3_s, &[(106, 1, 4), (0, 2, 1)]),
-        TensorType::MXFP4 => return Some(Layout::other(ty, 18, fp4::mxfp4)),
-        TensorType::NVFP4 => return Some(Layout::other(ty, 40, fp4::nvfp4)),
-        TensorType::IQ3_XXS => return Some(Layout::other(ty, 102, codebooks::iq3_xxs)),
-        TensorType::IQ2_S => return Some(Layout::other(ty, 82, codebooks::iq2_s)),
-        TensorType::IQ2_XS => return Some(Layout::other(ty, 78, codebooks::iq2_xs)),
-        TensorType::IQ2_XXS => return Some(Layout::other(ty, 70, codebooks::iq2_xxs)),
-        TensorType::IQ1_M => return Some(Layout::other(ty, 58, codebooks::iq1_m)),
-        TensorType::IQ1_S => return Some(Layout::other(ty, 50, codebooks::iq1_s)),
+        TensorType::MXFP4 => return Some(PanelLayout::custom(ty, 18, fp4::mxfp4)),
+        TensorType::NVFP4 => return Some(PanelLayout::custom(ty, 40, fp4::nvfp4)),
+        TensorType::IQ3_XXS => return Some(PanelLayout::custom(ty, 102, codebooks::iq3_xxs)),
+        TensorType::IQ2_S => return Some(PanelLayout::custom(ty, 82, codebooks::iq2_s)),
+        TensorType::IQ2_XS => return Some(PanelLayout::custom(ty, 78, codebooks::iq2_xs)),
+        TensorType::IQ2_XXS => return Some(PanelLayout::custom(ty, 70, codebooks::iq2_xxs)),
+        TensorType::IQ1_M => return Some(PanelLayout::custom(ty, 58, codebooks::iq1_m)),
+        TensorType::IQ1_S => return Some(PanelLayout::custom(ty, 50, codebooks::iq1_s)),
     };
     let fields: usize = tail.iter().map(|(_, width, count)| width * count).sum();
     let packed_bytes = ty.block_len() / 8 * bits + fields;
-    Some(Layout {
+    Some(PanelLayout {
         block_len: ty.block_len(),
         row_bytes: ty.block_bytes(),
         packed_bytes,
         bits,
         codes,
         tail,
-        other: None,
+        custom: None,
     })
 }
 
-/// Packs one row of a panel of floats, `N` bytes each.
+/// Writes one row of floats of `N` bytes to its lane of a panel.
 fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (row, panel) = (row.as_chunks::<N>().0, panel.as_chunks_mut::<N>().0);
     for (column, x) in panel.chunks_exact_mut(PANEL).zip(row) {
@@ -171,11 +175,11 @@ fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-/// Packs one row of a panel of codes.
-fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
+/// Repacks one row of a quantised type to its lane of a panel.
+fn pack_row(layout: &PanelLayout, row: &[u8], lane: usize, panel: &mut [u8]) {
     let code_bytes = 4 * layout.bits * PANEL;
     for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.packed_bytes * PANEL)) {
-        if let Some(pack) = layout.other {
+        if let Some(pack) = layout.custom {
             pack(src, lane, dst);
             continue;
         }
@@ -194,9 +198,9 @@ fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-/// Writes the codes of 32 columns into their lane of the bit planes.
+/// Writes the codes of 32 columns, of `bits` bits each, to their lane of the bit planes `out`.
 pub(crate) fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]) {
-    // Step s: 4 columns in a word.
+    // A word for each step: 4 columns.
     let mut steps = [0u32; 8];
     for (step, group) in steps.iter_mut().zip(codes.as_chunks::<4>().0) {
         *step = u32::from_le_bytes(*group);
@@ -229,25 +233,29 @@ pub(crate) fn pack_codes(bits: usize, codes: &Codes, lane: usize, out: &mut [u8]
     }
 }
 
+/// Writes word `v` to lane `lane` of vector `v` of `out`.
 fn write_lane<const N: usize>(out: &mut [u8], lane: usize, words: [u32; N]) {
     for (vector, word) in out.chunks_exact_mut(64).zip(words) {
         vector[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
     }
 }
 
+/// The words of a 4-bit plane, from the codes of 8 steps.
 fn plane4(s: [u32; 8]) -> [u32; 4] {
     from_fn(|v| s[v] | s[v + 4] << 4)
 }
 
+/// The words of a 2-bit plane, from the codes of 8 steps.
 fn plane2(s: [u32; 8]) -> [u32; 2] {
     from_fn(|v| s[4 * v] | s[4 * v + 1] << 2 | s[4 * v + 2] << 4 | s[4 * v + 3] << 6)
 }
 
+/// The word of a 1-bit plane, from the codes of 8 steps.
 fn plane1(s: [u32; 8]) -> [u32; 1] {
     [(0..8).fold(0, |word, i| word | s[i] << i)]
 }
 
-/// 4 bytes with the fifth bit of each column, then nibbles.
+/// The codes of a `Q5_0` or `Q5_1` block from its byte `b` on: 4 bytes with the fifth bits, then nibbles.
 fn q5(b: &[u8]) -> Codes {
     let high = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let mut codes = nibble_halves(&b[4..]);
@@ -257,7 +265,7 @@ fn q5(b: &[u8]) -> Codes {
     codes
 }
 
-/// Joins low and high bits: `low | high << shift`.
+/// `low | high << shift`, of each code.
 fn joined(mut low: Codes, high: Codes, shift: usize) -> Codes {
     for (low, high) in low.iter_mut().zip(high) {
         *low |= high << shift;
@@ -265,27 +273,30 @@ fn joined(mut low: Codes, high: Codes, shift: usize) -> Codes {
     low
 }
 
+/// The codes of columns `32 i..32 i + 32` of a `Q3_K` block.
 fn q3_k(b: &[u8], i: usize) -> Codes {
     joined(two_bits(&b[32..96], i), shifted(&b[..32], i, 1), 2)
 }
 
+/// The codes of columns `32 i..32 i + 32` of a `Q5_K` block.
 fn q5_k(b: &[u8], i: usize) -> Codes {
     joined(four_bits(&b[48..176], i), shifted(&b[16..48], i, 1), 4)
 }
 
-/// Per 128 columns: 64 bytes of low nibbles (columns 0..64 low, 64..128 high), 32 bytes of upper bits.
+/// The codes of columns `32 i..32 i + 32` of a `Q6_K` block, which has for each 128 columns 64 bytes with the lower 4 bits
+/// (columns 0..64 in the low nibbles, 64..128 in the high ones) and 32 bytes with the upper 2 bits.
 fn q6_k(b: &[u8], i: usize) -> Codes {
     let (half, quarter) = (i / 4, i % 4);
     let low = shifted(&b[64 * half + 32 * (quarter % 2)..], 4 * (quarter / 2), 15);
     joined(low, shifted(&b[128 + 32 * half..], 2 * quarter, 3), 4)
 }
 
-/// The values of an `IQ3_S` block, odd numbers from -15 to 15, as codes from 0.
+/// The values of columns `32 i..32 i + 32` of an `IQ3_S` block: odd numbers from -15 to 15 as codes 0 to 15.
 fn iq3_s(b: &[u8], i: usize) -> Codes {
     let block = &cast::<BlockIq3S>(b)[0];
     from_fn(|l| {
         let at = 32 * i + l;
-        let size = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let size = CodebookGrid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -size } else { size };
         i8::midpoint(value, 15) as u8
     })

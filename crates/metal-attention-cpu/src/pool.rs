@@ -1,12 +1,11 @@
 //! A thread pool for parallel regions of a few microseconds.
 //!
-//! A decode step runs more than a hundred regions, so entering one must cost
-//! well under a microsecond: workers look for the next region for a short while
-//! before they sleep. Between steps, and while the program waits for a person,
-//! they are asleep and use no CPU.
+//! A *region* is one call of [`ThreadPool::for_each`]: all threads run the same body, which takes tasks until none are left.
+//! A decode step runs more than a hundred regions, so entering one must cost well under a microsecond: workers spin for a short
+//! while before they sleep. Between decode steps, and while the program waits for input, they sleep and use no CPU.
 //!
-//! Work is taken, not given: a worker that is late, because it slept or the
-//! system runs something else, finds the region closed and is not waited for.
+//! Threads take tasks, they are not assigned any: a worker that comes late, because it slept or its core was busy, finds the
+//! region closed, and the caller does not wait for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,51 +14,54 @@ use std::thread::{self, JoinHandle, Thread};
 
 use metal_attention_model::Watch;
 
-/// Looks at the state before a worker sleeps: 20 to 100 microseconds.
+/// Iterations of polling for a region before a worker sleeps: 20 to 100 microseconds.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
-/// The same for a worker that was woken for a region and came too late.
+/// Iterations before a worker sleeps again that was woken for a region and came too late.
 const SPINS_AFTER_LATE_WAKE: u32 = 50;
-/// Looks in vain before a thread lets others have its core in between.
+/// Iterations before a thread that polls begins to yield its core to other threads.
 const SPINS_BEFORE_YIELD: u32 = 1_000;
-/// Looks at the state from one such offer to the next, where nothing but the next step is waited for.
+/// Iterations of a polling worker from one yield to the next.
 const SPINS_PER_YIELD: u32 = 64;
 
-/// A region's body: called once on every thread that comes in time.
-type Body<'a> = dyn Fn() + Sync + 'a;
+/// A region's body, which is called once on every thread that enters the region.
+type RegionBody<'a> = dyn Fn() + Sync + 'a;
 
 /// Threads that run parallel regions; the caller's thread is one of them.
 pub(crate) struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// One region at a time.
+    /// Locked during a region: there is one at a time.
     region: Mutex<()>,
+    /// Cancels work from outside, and counts progress.
     watch: Watch,
-    /// Tasks were left out since [`begin`](Self::begin).
+    /// Set when tasks are skipped because of a cancellation; reset by [`begin`](Self::begin).
     cancelled: AtomicBool,
 }
 
-struct Shared {
-    /// Number of the region in the upper half, [`OPEN`], and below it the number
-    /// of workers inside.
+/// The state that workers and callers share.
+struct PoolState {
+    /// Bits 32..64: the number of the current or last region. Bit 31: [`OPEN`]. Bits 0..31: the number of workers inside.
     state: AtomicU64,
-    /// Body of the current region. Workers inside may use it: the caller waits for them.
-    body: Mutex<Option<&'static Body<'static>>>,
-    /// Workers that sleep or are about to.
+    /// The body of the current region. Workers inside may call it: the caller waits until they have left.
+    body: Mutex<Option<&'static RegionBody<'static>>>,
+    /// For each worker whether it sleeps or is about to.
     asleep: Vec<AtomicBool>,
+    /// Set when the pool is dropped: workers end.
     stop: AtomicBool,
+    /// The panic of a worker in the current region, which the caller resumes.
     panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
-/// A counter on cache lines of its own.
+/// A counter on cache lines of its own, so that threads with different counters do not contend.
 #[repr(align(128))]
-struct Counter(AtomicUsize);
+struct PaddedCounter(AtomicUsize);
 
-/// The region takes workers in.
+/// The bit of [`PoolState::state`] that lets workers enter the region.
 const OPEN: u64 = 1 << 31;
-/// Workers inside.
+/// The bits of [`PoolState::state`] that count the workers inside.
 const INSIDE: u64 = OPEN - 1;
 
-/// Number of the region that `state` tells of.
+/// The number of the region in `state`.
 fn region_of(state: u64) -> u32 {
     (state >> 32) as u32
 }
@@ -69,10 +71,10 @@ impl ThreadPool {
     ///
     /// # Errors
     ///
-    /// When the system gives no more threads.
+    /// When the system cannot start another thread.
     pub(crate) fn new(n_threads: usize) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
             body: Mutex::new(None),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
@@ -94,24 +96,24 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// The same pool, whose work `watch` ends.
+    /// Returns the pool with `watch`, which cancels its work and counts it.
     pub(crate) fn watched(mut self, watch: Watch) -> Self {
         self.watch = watch;
         self
     }
 
-    /// What ends the work, and counts it.
+    /// The watch that cancels the work and counts it.
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// New work begins, which nobody has cancelled yet.
+    /// Resets the cancellation at the beginning of new work, such as a batch.
     pub(crate) fn begin(&self) {
         self.cancelled.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the work is to end. Stays so until [`begin`](Self::begin), also where the watch says otherwise by then: tasks
-    /// may have been left out.
+    /// Whether the work is cancelled, by the watch or by [`cancel`](Self::cancel). Once true it stays true until
+    /// [`begin`](Self::begin), even if the watch is resumed: tasks may have been skipped.
     pub(crate) fn is_cancelled(&self) -> bool {
         if self.watch.is_cancelled() {
             self.cancel();
@@ -119,24 +121,23 @@ impl ThreadPool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Ends the work.
+    /// Cancels the work: tasks that have not begun are skipped.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Number of threads, the caller's included.
+    /// The number of threads, the caller's included.
     pub(crate) fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Parallel regions that were entered so far; those of a single thread are none. Wraps around.
+    /// The number of regions so far, except those that ran on the caller's thread alone. Wraps around.
     pub(crate) fn regions(&self) -> u32 {
         region_of(self.shared.state.load(Ordering::Relaxed))
     }
 
-    /// Calls `task(i)` for every `i` in `0..n`, spread over the threads; returns
-    /// when all calls have. Those that were not begun when the work [is cancelled](Self::is_cancelled) are left out. A
-    /// panic in a task is passed on.
+    /// Calls `task(i)` for every `i` in `0..n`, spread over the threads, and returns when all calls have returned. Tasks that
+    /// have not begun when the work [is cancelled](Self::is_cancelled) are skipped. A panic in a task is resumed in the caller.
     pub(crate) fn for_each(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
         let task = |i| {
             if !self.is_cancelled() {
@@ -147,17 +148,17 @@ impl ThreadPool {
             (0..n).for_each(task);
             return;
         }
-        // Each thread begins with a stretch of its own, so that it reads on where it has read: memory is slower at every new
-        // place. Who is through goes on with what others have left. Tasks are handed out in runs: a counter's cache line
-        // may travel between cores.
+        // The tasks are divided into stretches, one for each thread, so that a thread reads memory sequentially. A thread that
+        // has finished its stretch steals from the others. A thread takes several tasks at a time, a run, because the cache
+        // line of a counter may have to travel between cores.
         let n_stretches = self.n_threads().min(n);
         let run = (n / (16 * n_stretches)).max(1);
         let start = |stretch: usize| stretch * n / n_stretches;
-        let next: Vec<_> = (0..n_stretches).map(|stretch| Counter(AtomicUsize::new(start(stretch)))).collect();
-        let n_come = AtomicUsize::new(0);
+        let next: Vec<_> = (0..n_stretches).map(|stretch| PaddedCounter(AtomicUsize::new(start(stretch)))).collect();
+        let n_entered = AtomicUsize::new(0);
         self.run(&|| {
-            let own = n_come.fetch_add(1, Ordering::Relaxed);
-            for stretch in (own..own + n_stretches).map(|i| i % n_stretches) {
+            let first_stretch = n_entered.fetch_add(1, Ordering::Relaxed);
+            for stretch in (first_stretch..first_stretch + n_stretches).map(|i| i % n_stretches) {
                 let end = start(stretch + 1);
                 loop {
                     let first = next[stretch].0.fetch_add(run, Ordering::Relaxed);
@@ -170,24 +171,24 @@ impl ThreadPool {
         });
     }
 
-    /// [`for_each`](Self::for_each), on this thread alone where the tasks are not
-    /// `worth` waking others for.
+    /// [`for_each`](Self::for_each) where the tasks are `worth` waking other threads; otherwise calls them on this thread, even
+    /// if the work is cancelled.
     pub(crate) fn for_each_if(&self, worth: bool, n: usize, task: &(dyn Fn(usize) + Sync)) {
         if worth { self.for_each(n, task) } else { (0..n).for_each(task) }
     }
 
-    /// Runs `body` on this thread and on every worker that comes before this
-    /// thread is through with it.
-    fn run(&self, body: &Body<'_>) {
+    /// Runs `body` on this thread and on every worker that enters the region before this thread has finished its call; waits
+    /// for these workers.
+    fn run(&self, body: &RegionBody<'_>) {
         let one_at_a_time = lock(&self.region);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the reference while they are counted inside the region,
         // and this function does not return (or unwind) before the region is closed and empty.
-        let body_static = unsafe { std::mem::transmute::<&Body<'_>, &'static Body<'static>>(body) };
+        let body_static = unsafe { std::mem::transmute::<&RegionBody<'_>, &'static RegionBody<'static>>(body) };
         *lock(&shared.body) = Some(body_static);
         let region = region_of(shared.state.load(Ordering::Relaxed)).wrapping_add(1);
-        // SeqCst pairs with the worker's store to `asleep` and second look at `state`: either it sees the new
-        // region or this thread sees it asleep.
+        // SeqCst pairs with the worker's store to `asleep` and its second load of `state`: either the worker sees the new
+        // region, or this thread sees that it sleeps.
         shared.state.store(u64::from(region) << 32 | OPEN, Ordering::SeqCst);
         for (asleep, worker) in shared.asleep.iter().zip(&self.workers) {
             if asleep.load(Ordering::SeqCst) {
@@ -223,13 +224,14 @@ impl Drop for ThreadPool {
         let threads: Vec<Thread> = self.workers.iter().map(|w| w.thread().clone()).collect();
         threads.iter().for_each(Thread::unpark);
         for worker in self.workers.drain(..) {
-            // A worker catches its panics, so there is nothing to pass on.
+            // A worker catches the panics of tasks, so joining returns no panic to resume.
             let _ = worker.join();
         }
     }
 }
 
-impl Shared {
+impl PoolState {
+    /// The loop of worker `index`: runs the body of every region that it enters, until the pool stops.
     fn work(&self, index: usize) {
         let mut seen = 0;
         while let Some(region) = self.enter_next_region(index, seen) {
@@ -244,8 +246,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an open region other than `seen` and enters it; `None` when
-    /// the pool ends.
+    /// Waits for an open region other than `seen` and enters it; returns its number, or `None` when the pool stops.
     fn enter_next_region(&self, index: usize, seen: u32) -> Option<u32> {
         let mut spins = 0;
         loop {
@@ -267,7 +268,7 @@ impl Shared {
                     thread::yield_now();
                 }
                 ..SPINS_BEFORE_SLEEP => std::hint::spin_loop(),
-                // Once more around, so that a region opened before this store is not slept through.
+                // Loads the state once more before parking, so that no region opened before this store is missed.
                 SPINS_BEFORE_SLEEP => self.asleep[index].store(true, Ordering::SeqCst),
                 _ => {
                     thread::park();
@@ -279,6 +280,7 @@ impl Shared {
     }
 }
 
+/// Locks a mutex whose data is valid even if a thread panicked while it was locked.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_work_ends_between_two_tasks_and_stays_cancelled() {
+    fn cancelled_work_stops_between_two_tasks_and_stays_cancelled() {
         for n_threads in [1, 3] {
             let watch = Watch::default();
             let pool = ThreadPool::new(n_threads).expect("threads").watched(watch.clone());
@@ -314,9 +316,9 @@ mod tests {
                 }
             };
             pool.for_each(10_000, &task);
-            // Each thread may be at a task of its own when the fifth cancels.
+            // Every thread may be running a task when the fifth one cancels.
             assert!((5..5 + n_threads).contains(&begun.load(Ordering::Relaxed)), "{begun:?}");
-            // Whoever lets work begin again does not make what was left out right.
+            // Resuming the watch does not make up for the skipped tasks.
             watch.resume();
             assert!(pool.is_cancelled());
             pool.begin();
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_stays_usable() {
         let pool = ThreadPool::new(2).expect("threads");
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.for_each(8, &|i| assert_ne!(i, 5, "task five fails"));

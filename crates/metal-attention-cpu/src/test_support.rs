@@ -1,15 +1,15 @@
-//! What the unit tests share: random numbers and tensors.
+//! Helpers of the unit tests: random numbers, tensors and thread pools.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
-use crate::kernels::matmul::Matrix;
+use crate::kernels::matmul::WeightMatrix;
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 
 /// A reproducible sequence of random numbers (`SplitMix64`).
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct TestRandom(pub(crate) u64);
 
-impl Random {
+impl TestRandom {
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -40,9 +40,9 @@ pub(crate) fn tensor(ty: TensorType, n_in: usize, n_out: usize, bytes: &[u8]) ->
     file.tensor("w").expect("the tensor just written").clone()
 }
 
-/// `tensor` as the kernels take it.
-pub(crate) fn matrix(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> Matrix {
-    Matrix::new(pool, &mut PackedMemory::default(), tensor, exact).expect("memory")
+/// `tensor` prepared for the kernels.
+pub(crate) fn matrix(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> WeightMatrix {
+    WeightMatrix::new(pool, &mut PackedMemory::default(), tensor, exact).expect("memory")
 }
 
 pub(crate) fn pool(n_threads: usize) -> ThreadPool {

@@ -1,20 +1,21 @@
-// Activations of feed-forwards whose products cannot take them on their way: gates with biases or of another type than up, none at
-// all, and those of a few models.
+// Activations of feed-forwards, where the epilogue of the product of gate and up cannot apply them: with biases, with gate and
+// up of different layouts, without a gate, and the activations of a few models. out = activation(gate) * up.
 #include "common.cuh"
 
+// Mirrored by `ActivationArgs` of src/args.rs.
 struct ActivationArgs {
-    const float* gate; // rows of n_ff elements, gate_stride apart
-    const float* up;   // the same, or null: there is no gate, and `gate` is up
-    float* out;        // [n_tokens][n_ff]
-    half* packed;      // the same as products of many tokens take it, or null
-    u32 gate_stride, up_stride;
-    u32 n_ff;
-    u32 n_token_tiles;
-    u32 activation;
-    float parameter;   // CLAMPED_SWIGLU: the limit; SPARSE_GELU: standard deviations
+    const float* gate;          // rows of n_ff elements, gate_stride apart; without a gate, up
+    const float* up;            // rows of n_ff elements, up_stride apart; null: no gate
+    float* out;                 // [n_tokens][n_ff]
+    half* packed;               // the same as packed F16, or null
+    u32 gate_stride, up_stride; // elements from a row to the next one
+    u32 n_ff;                   // elements of a row of the result
+    u32 n_token_tiles;          // of `packed`, with the WIDE flag
+    u32 activation;             // Activation
+    float parameter;            // CLAMPED_SWIGLU: the limit; SPARSE_GELU: standard deviations
 };
 
-// Blocks of a row share its elements.
+// The blocks of a row share its elements.
 extern "C" __global__ void __launch_bounds__(256) activation(const __grid_constant__ ActivationArgs a) {
     __shared__ float scratch[16];
     wait_for_input();

@@ -1,14 +1,15 @@
-// Products of a panel of codes with one to four tokens, as exact as in F32, in whole numbers on the tensor cores.
+// Products of panels of quantised weights in shared memory with one to four tokens, as exact as in F32, with integer tensor cores.
 //
-// Of 32 inputs, a block, the largest tells a power of two by which all are multiplied to whole numbers of 23 bits with a sign, which
-// are three digits of 8 bits with a sign. Each digit of a token is a column of a product: codes of four to eight bits by digits of
-// eight over 32 columns, exactly. The sums of the first two digits lie in the lanes with even t, those of the third in the others; a lane
-// turns its own to F32, times the scales, and they meet where a row is done.
+// Weights are codes of 4 to 8 bits. Inputs become integers as well: each quantisation block of 32 inputs is scaled by a power of two, chosen by
+// its largest, to integers of 23 bits with sign, and each integer is split into three digits of 8 bits with sign (digit 0 is the highest). A
+// digit of a token is one column of a product, so that codes times digits over 32 columns are exact. Lanes with even t get the sums of digits 0
+// and 1, lanes with odd t that of digit 2; each lane converts its own to F32, multiplies it by the scales, and the lanes of a row are added at
+// its end (`row_sum`).
 #pragma once
 #include "formats.cuh"
 
-// Where a block of 32 inputs of a token lies in workgroup memory: [panel][digit][t][block of two][8], as `digits_of` says, then
-// for each block two sums of 16 inputs, and what its digits' sums are multiplied by.
+// The inputs of one token in shared memory: digits [panel][digit][t][block of two][8 bytes] (the order that `digits_of` reads), sums of the inputs
+// of each half of a block (for offsets), and the factor of each block's digits. `input_bytes` in all.
 constexpr u32 DIGITS_OF_PANEL = 192;
 __device__ __forceinline__ u32 input_bytes(u32 n_panels) { return n_panels * (DIGITS_OF_PANEL + 2 * 12); }
 struct CodeInput {
@@ -20,35 +21,35 @@ struct CodeInput {
 };
 
 __device__ __forceinline__ float largest_of(const float4& v) { return larger(larger(fabsf(v.x), fabsf(v.y)), larger(fabsf(v.z), fabsf(v.w))); }
-// What the inputs of a block are multiplied by, of which the largest has the magnitude `most`: its exponent goes to 21; what is below 2^-100 is nothing.
+// The power of two that scales a quantisation block. `largest`: its largest magnitude, whose exponent becomes 21; blocks below 2^-100 become zeros.
 struct DigitScale {
     u32 exponent;
     float up;
-    __device__ __forceinline__ DigitScale(float most) : exponent(max(__float_as_uint(most) >> 23, 27u)), up(__uint_as_float((275u - exponent) << 23)) {}
-    // As three bytes, each 128 more than a digit.
+    __device__ __forceinline__ DigitScale(float largest) : exponent(max(__float_as_uint(largest) >> 23, 27u)), up(__uint_as_float((275u - exponent) << 23)) {}
+    // The integer of an input as three bytes; each is its digit plus 128.
     __device__ __forceinline__ u32 whole(float v) const { return __float_as_uint(fmaf(v, up, 12582912.0f)) + (0x00808080u - 0x4b400000u); }
-    // What sums of digits are to be multiplied by.
+    // The factor of sums of digits; NaN if the block has infinity or NaN.
     __device__ __forceinline__ float factor() const { return exponent == 255 ? __uint_as_float(0x7fc00000u) : __uint_as_float((exponent - 21u) << 23); }
 };
 
-// Digit `digit` of four inputs, from above, of which each is three bytes (`whole`).
+// Digit `digit` of four inputs, given by their integers, as four bytes.
 __device__ __forceinline__ u32 digit_of(int digit, u32 a, u32 b, u32 c, u32 d) {
-    // The bytes of two words, then of four.
+    // Selects the byte of two integers each, then of all four.
     const u32 of_two = 2 - digit + ((6 - digit) << 4);
     return __byte_perm(__byte_perm(a, b, of_two), __byte_perm(c, d, of_two), 0x5410) ^ 0x80808080u;
 }
 
-// Puts eight inputs of each of N blocks, 8 blocks apart, to their places: elements 4 t.. of the first half and of the second. `block`: the first. The four
-// threads of a block have to be lanes side by side, all of a warp take part. `with_sums`: whether anybody asks for sums.
+// Stores eight inputs of each of N blocks, 8 blocks apart and from `block` on, as digits: elements 4 t.. of the first half and of the second half. The
+// four lanes of a block are neighbours, and all lanes of the warp call it. `with_sums`: whether sums of inputs are needed.
 template <int N>
-__device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t, const float4 (&v)[N][2], const bool (&is_there)[N], bool with_sums) {
-    float most[N];
+__device__ __forceinline__ void store_digits(const CodeInput& to, u32 block, int t, const float4 (&v)[N][2], const bool (&is_there)[N], bool with_sums) {
+    float largest[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) most[i] = larger(largest_of(v[i][0]), largest_of(v[i][1]));
+    for (int i = 0; i < N; i++) largest[i] = larger(largest_of(v[i][0]), largest_of(v[i][1]));
 #pragma unroll
     for (int d = 1; d < 4; d *= 2)
 #pragma unroll
-        for (int i = 0; i < N; i++) most[i] = larger(most[i], __shfl_xor_sync(~0u, most[i], d));
+        for (int i = 0; i < N; i++) largest[i] = larger(largest[i], __shfl_xor_sync(~0u, largest[i], d));
     if (with_sums) {
         float sum[N][2];
 #pragma unroll
@@ -65,15 +66,15 @@ __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const DigitScale scale(most[i]);
+        const DigitScale scale(largest[i]);
         const float e[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
         u32 whole[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) whole[k] = scale.whole(e[k]);
-        // Where there is one alone the rest is left out, several go on side by side.
+        // One block: lanes without it are done. Several: predicates instead of branches keep them side by side.
         if (N == 1 && !is_there[i]) return;
         unsigned char* digits = to.digits + block / 2 * DIGITS_OF_PANEL + t * 16 + block % 2 * 8 + i * 4 * DIGITS_OF_PANEL;
-        // Codes of both halves lie by turns (`column` of repack.cu): bytes of elements 0 of the first, 0 of the second, 1, 1; then 2, 3.
+        // The codes of both halves alternate (`column` of repack.cu), and so do the digits: element 0 of the first half, 0 of the second, 1, 1; 2, 2, 3, 3.
 #pragma unroll
         for (int digit = 0; digit < 3; digit++) {
             uint2 words;
@@ -85,22 +86,23 @@ __device__ __forceinline__ void put_digits(const CodeInput& to, u32 block, int t
     }
 }
 
-// A format's panel, read from workgroup memory. `bytes`: eight codes of row g (0) or g + 8 (1) of a block, times MULTIPLE, as bytes with
-// a sign or SIGNED not. TURNS: those of both halves of the block by turns, else one half after the other. SUBS scales for a block.
+// One panel of a format in a lane's registers. `read` loads it from shared memory. `bytes(b, row)`: eight codes of row g (0) or g + 8 (1) of block b
+// as bytes, signed or not (SIGNED), times MULTIPLE. HALVES_ALTERNATE: whether bytes of the block's two halves alternate, or follow each other. SUBS:
+// scales of a block. MINS: whether there are offsets.
 template <u32 FORMAT> struct Codes;
 
 __device__ __forceinline__ u32 word_of(const uint4& w, int b, int row) { return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w); }
 
 template <> struct Codes<Q4_0> : HalfScales {
     static constexpr int SUBS = 1;
-    static constexpr bool SIGNED = true, TURNS = true, MINS = false;
+    static constexpr bool SIGNED = true, HALVES_ALTERNATE = true, MINS = false;
     static constexpr float MULTIPLE = 16.0f;
     uint4 w;
     __device__ __forceinline__ void read(const Place<Q4_0>& at, int lane) {
         w = ((const uint4*)at.codes)[lane];
-        load_scales<FromWorkgroup>(at.scales, lane);
+        load_scales<FromShared>(at.scales, lane);
     }
-    // Less 8, as two's complement has it.
+    // Code - 8, as two's complement.
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row);
         of[0] = and_xor(word << 4, 0xf0f0f0f0u, 0x80808080u), of[1] = and_xor(word, 0xf0f0f0f0u, 0x80808080u);
@@ -110,12 +112,12 @@ template <> struct Codes<Q4_0> : HalfScales {
 
 template <> struct Codes<Q4_K> : KScales {
     static constexpr int SUBS = 1;
-    static constexpr bool SIGNED = false, TURNS = true, MINS = true;
+    static constexpr bool SIGNED = false, HALVES_ALTERNATE = true, MINS = true;
     static constexpr float MULTIPLE = 1.0f;
     uint4 w;
     template <typename P> __device__ __forceinline__ void read(const P& at, int lane) {
         w = ((const uint4*)at.codes)[lane];
-        load_scales<FromWorkgroup>(at, lane);
+        load_scales<FromShared>(at, lane);
     }
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row);
@@ -125,14 +127,14 @@ template <> struct Codes<Q4_K> : KScales {
 
 template <> struct Codes<Q5_K> : KScales {
     static constexpr int SUBS = 1;
-    static constexpr bool SIGNED = false, TURNS = true, MINS = true;
+    static constexpr bool SIGNED = false, HALVES_ALTERNATE = true, MINS = true;
     static constexpr float MULTIPLE = 1.0f;
     uint4 w;
     u32 h;
     __device__ __forceinline__ void read(const Place<Q5_K>& at, int lane) {
         w = ((const uint4*)at.codes)[lane];
         h = ((const u32*)at.high)[lane];
-        load_scales<FromWorkgroup>(at, lane);
+        load_scales<FromShared>(at, lane);
     }
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row);
@@ -143,16 +145,16 @@ template <> struct Codes<Q5_K> : KScales {
 
 template <> struct Codes<Q6_K> : SixthScales {
     static constexpr int SUBS = 2;
-    static constexpr bool SIGNED = true, TURNS = true, MINS = false;
+    static constexpr bool SIGNED = true, HALVES_ALTERNATE = true, MINS = false;
     static constexpr float MULTIPLE = 4.0f;
     uint4 w;
     uint2 h;
     __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
         w = ((const uint4*)at.codes)[lane];
         h = ((const uint2*)at.high)[lane];
-        load_scales<FromWorkgroup>(at, lane);
+        load_scales<FromShared>(at, lane);
     }
-    // Less 32.
+    // Code - 32.
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const u32 word = word_of(w, b, row), high = b == 0 ? h.x : h.y;
         of[0] = and_xor(word << 2, 0x3c3c3c3cu, 0x80808080u) ^ (high << (6 - 4 * row) & 0xc0c0c0c0u);
@@ -163,13 +165,13 @@ template <> struct Codes<Q6_K> : SixthScales {
 
 template <> struct Codes<Q8_0> : HalfScales {
     static constexpr int SUBS = 1;
-    static constexpr bool SIGNED = true, TURNS = false, MINS = false;
+    static constexpr bool SIGNED = true, HALVES_ALTERNATE = false, MINS = false;
     static constexpr float MULTIPLE = 1.0f;
     uint4 w[2];
     __device__ __forceinline__ void read(const Place<Q8_0>& at, int lane) {
         w[0] = ((const uint4*)at.codes)[lane];
         w[1] = ((const uint4*)at.codes)[32 + lane];
-        load_scales<FromWorkgroup>(at.scales, lane);
+        load_scales<FromShared>(at.scales, lane);
     }
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         of[0] = row == 0 ? w[b].x : w[b].z, of[1] = row == 0 ? w[b].y : w[b].w;
@@ -178,10 +180,10 @@ template <> struct Codes<Q8_0> : HalfScales {
 };
 
 template <u32 FORMAT, bool HAS_MINS> struct GeneralCodes : GeneralPanel<FORMAT, HAS_MINS> {
-    static constexpr bool SIGNED = true, TURNS = false;
+    static constexpr bool SIGNED = true, HALVES_ALTERNATE = false;
     static constexpr float MULTIPLE = 1.0f;
     __device__ __forceinline__ void read(const Place<FORMAT>& at, int lane) {
-        GeneralPanel<FORMAT, HAS_MINS>::template read<FromWorkgroup>(at, lane);
+        GeneralPanel<FORMAT, HAS_MINS>::template read<FromShared>(at, lane);
     }
     __device__ __forceinline__ void bytes(int b, int row, u32 (&of)[2]) const {
         const uint4 v = this->w[b];
@@ -191,13 +193,13 @@ template <u32 FORMAT, bool HAS_MINS> struct GeneralCodes : GeneralPanel<FORMAT, 
 template <> struct Codes<CODES> : GeneralCodes<CODES, false> {};
 template <> struct Codes<CODES_AND_MINS> : GeneralCodes<CODES_AND_MINS, true> {};
 
-// What a lane reads of a token's inputs: column g of the products.
+// Where a lane reads its column (column g) of a token's digits.
 struct Digits {
     const unsigned char* from;
-    u32 step; // between panels
+    u32 step; // bytes from one panel to the next; 0 for zeros
 };
-// SUBS 1: columns 0 to 2 are the digits of the first of two tokens, 4 to 6 those of the second, or nobody's. 2: those of the first
-// half of a block, then of its second. `zeros`: 16 bytes of these.
+// SUBS 1: columns 0 to 2 are the digits of the first of two tokens, columns 4 to 6 those of the second, if there is one. SUBS 2: the digits of first
+// halves of blocks, and of second halves. Unused columns read `zeros`, 16 bytes.
 template <int SUBS> __device__ __forceinline__ Digits digits_of(const unsigned char* first, const unsigned char* second, const unsigned char* zeros, int lane) {
     const int g = lane / 4, t = lane % 4;
     const unsigned char* token = SUBS == 2 || g < 4 ? first : second;
@@ -205,7 +207,7 @@ template <int SUBS> __device__ __forceinline__ Digits digits_of(const unsigned c
     return {token + g % 4 * 64 + t * 16, DIGITS_OF_PANEL};
 }
 
-// Adds a panel's products with rows g and g + 8, of the digits and the halves or tokens that the lane has.
+// Adds a panel's products with rows g and g + 8 to `acc`, for the digits and the token or half that the lane has.
 template <typename C>
 __device__ __forceinline__ void code_products(const C& p, u32 panel, const Digits& digits, const float* factors, int lane, float (&acc)[2]) {
     const uint4 x = *(const uint4*)(digits.from + panel * digits.step);
@@ -215,14 +217,14 @@ __device__ __forceinline__ void code_products(const C& p, u32 panel, const Digit
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         u32 b0 = b == 0 ? x.x : x.z, b1 = b == 0 ? x.y : x.w;
-        if (!C::TURNS) {
+        if (!C::HALVES_ALTERNATE) {
             const u32 even = __byte_perm(b0, b1, 0x6420);
             b1 = __byte_perm(b0, b1, 0x7531), b0 = even;
         }
         if (C::SUBS == 2) {
-            // Columns 0 to 3 are those of the first half, the others of the second.
+            // Columns 0 to 3 are of first halves, columns 4 to 7 of second halves; the other half's bytes are hidden.
             const u32 mask = upper ? 0xff00ff00u : 0x00ff00ffu;
-            b0 = C::TURNS ? b0 & mask : upper ? 0u : b0, b1 = C::TURNS ? b1 & mask : upper ? b1 : 0u;
+            b0 = C::HALVES_ALTERNATE ? b0 & mask : upper ? 0u : b0, b1 = C::HALVES_ALTERNATE ? b1 & mask : upper ? b1 : 0u;
         }
         u32 r0[2], r1[2];
         p.bytes(b, 0, r0);
@@ -234,8 +236,8 @@ __device__ __forceinline__ void code_products(const C& p, u32 panel, const Digit
         acc[1] += p.scale(0, b, 1, sub) * f * (float)((c[2] << 8) + c[3]);
     }
 }
-// Takes off what a panel's offsets make of the sums of inputs.
-template <typename C> __device__ __forceinline__ void take_mins(const C& p, u32 panel, const float* sums, float (&mins)[2]) {
+// Adds to `mins` what a panel's offsets contribute: offset times the sum of inputs.
+template <typename C> __device__ __forceinline__ void add_mins(const C& p, u32 panel, const float* sums, float (&mins)[2]) {
     const float4 of = *(const float4*)(sums + 4 * panel);
 #pragma unroll
     for (int b = 0; b < 2; b++) {
@@ -245,7 +247,7 @@ template <typename C> __device__ __forceinline__ void take_mins(const C& p, u32 
             mins[row] += C::SUBS == 1 ? p.min(b, row, 0) * (first + second) : p.min(b, row, 0) * first + p.min(b, row, 1) * second;
     }
 }
-// The sum of a row from what its lanes have: `of`, of a token or of both halves of blocks, in all lanes of the token.
+// The sum of a row, in all lanes of its token: adds the lanes of digits, and of halves with SUBS 2.
 template <typename C> __device__ __forceinline__ float row_sum(float of, int lane) {
     of *= (lane % 2 == 0 ? 256.0f : 1.0f / 256.0f) / C::MULTIPLE;
     of += __shfl_xor_sync(~0u, of, 1);

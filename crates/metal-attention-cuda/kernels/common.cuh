@@ -1,4 +1,4 @@
-// What all kernels share: reductions, the order of inputs, activations.
+// Helpers of all kernels: reductions, the order of a row's elements in packed inputs, activation functions.
 #pragma once
 #include "ptx.cuh"
 
@@ -16,37 +16,38 @@ __device__ __forceinline__ float warp_max(float v) {
     for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
     return v;
 }
-// What all threads of a warp have the same of, told to the compiler, which then knows that they stay together.
+// A value that is the same in all threads of a warp, in a form in which the compiler can see that, so that branches on it do not diverge.
 __device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
-// Sum and maximum over the block; `scratch` has 2 floats for each warp.
-__device__ __forceinline__ float2 block_sum_max(float sum, float most, float* scratch) {
+// Sum and maximum over the block; the maximum of nothing is 0. `scratch`: 2 floats for each warp, in shared memory.
+__device__ __forceinline__ float2 block_sum_max(float sum, float largest, float* scratch) {
     sum = warp_sum(sum);
-    most = warp_max(most);
+    largest = warp_max(largest);
     const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     if (threadIdx.x % 32 == 0) {
         scratch[2 * warp] = sum;
-        scratch[2 * warp + 1] = most;
+        scratch[2 * warp + 1] = largest;
     }
     __syncthreads();
     sum = 0.0f;
-    most = 0.0f;
+    largest = 0.0f;
     for (int i = 0; i < n_warps; i++) {
         sum += scratch[2 * i];
-        most = fmaxf(most, scratch[2 * i + 1]);
+        largest = fmaxf(largest, scratch[2 * i + 1]);
     }
     __syncthreads();
-    return make_float2(sum, most);
+    return make_float2(sum, largest);
 }
 
-// Where element k of a row lies among the 32 that a block of 32 has: lane t of four has 8 of them, 4 for each of two products.
+// The place of element k of a quantisation block of 32 columns in the order of mma operands: [t][8], where t of four lanes has 8 elements, 4 for each of
+// two products.
 __device__ __forceinline__ int place_in_block(int k) { return (k % 16 / 4) * 8 + (k / 16) * 4 + k % 4; }
 
-// How packed rows lie: tiles of 8 tokens there is room for, and this bit where a group of four warps multiplies them.
+// Set in `order` of packed rows: they are for products of four warps (wgmma). The other bits are the tiles of 8 tokens that the buffer has.
 constexpr u32 WIDE = 1u << 31;
 
-// Where element k of a token's row lies among packed rows, F16. In the order of the fragments of a warp: [panel of 64 elements]
-// [8 tokens][block of 32][lane][8]. WIDE: [panel][token][64], where 16 elements lie as lanes take them, pairs 0 and 1 of lane t at
-// 2 t and 8 + 2 t, and pieces of 8 halves of a token change places with those whose number differs in the bits of its own.
+// Index of element k of a token's row among packed rows, F16. Without WIDE, in the order of mma fragments: [panel of 64 elements][8 tokens][block of
+// 32][lane][8]. With WIDE: [panel][token][64], where 16 elements have the order of fragments (pairs 0 and 1 of lane t at 2 t and 8 + 2 t), and the
+// eight pieces of 8 halves of a token are permuted by XOR with token % 8 (wgmma's 128-byte swizzle).
 __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
     const u32 panel = k / 64;
     if (order & WIDE) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
     return ((((size_t)panel * order + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
 }
 
-// Turned by what the feed-forward's gate goes through.
+// Activations of the gate. Mirrored in src/support.rs.
 enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2, CLAMPED_SWIGLU = 3, SPARSE_GELU = 4 };
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == SILU) return __fdividef(v, 1.0f + __expf(-v));
@@ -65,7 +66,7 @@ __device__ __forceinline__ float activate(u32 activation, float v) {
     const float r = fmaxf(v, 0.0f);
     return r * r;
 }
-// What a gate makes of up, but for SPARSE_GELU. `limit`: of CLAMPED_SWIGLU.
+// Activation of the gate times up; not for SPARSE_GELU, which needs the whole row. `limit`: of CLAMPED_SWIGLU.
 __device__ __forceinline__ float gated(u32 activation, float limit, float gate, float up) {
     if (activation != CLAMPED_SWIGLU) return activate(activation, gate) * up;
     gate = fminf(gate, limit), up = fminf(fmaxf(up, -limit), limit);

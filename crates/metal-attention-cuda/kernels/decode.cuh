@@ -1,255 +1,186 @@
-// What decode.cu works on, and how its blocks talk to each other.
+// Shapes, arguments and small helpers of the persistent decode kernel (decode.cu), for all of its parts.
+//
+// The kernel evaluates one token, or a few that follow each other, through all layers of a model in one launch. Its grid is
+// persistent and co-resident: one block on each multiprocessor, launched cooperatively, because blocks wait for each other's results
+// in global memory. docs/design/decode-kernel.md describes the pipeline and proves that no write overtakes a read; "Lemma n" in these
+// files refers to that page.
+//
+// Warps of a block (warp specialisation):
+//   consumer warps   CONSUMER_WARPS; read inputs, multiply, and (except for small ops) finish their rows
+//   producer warps   PRODUCER_WARPS; give most of their registers to the consumers and copy weights into the consumers' rings
+//   epilogue warp    the last of the producer warps where all ops are small (SMALL kernels): it finishes the rows of every op
+//
+// Words used in all files decode*.cuh:
+//   op      one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
+//           gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`.
+//   tile    16 rows of a matrix.
+//   panel   64 columns of a tile: two quantisation blocks of 32 columns each.
+//   record  the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
+//   unit    the `panels_per_unit` panels of a row that one warp gets as a whole: the panels of the largest record of the op.
+//   stage   one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
+//   word    an LL word (NCCL's low-latency protocol): 8 bytes in global memory with two values of 26 bits and a tag of 12 bits.
+//   tag     the number in a word that says which layer of which token wrote it (decode_exchange.cuh).
+//   region  one of two areas of shared memory for the warps' partial sums; ops use them alternately.
 #pragma once
 #include "formats.cuh"
 #include "heads.cuh"
 #include "routing.cuh"
 
-constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
-constexpr int THREADS = 32 * WARPS;
-// Four more warps, which give the others their registers and ask for weights; where products are small, one of them ends steps instead.
-constexpr int ASKERS = 4, ALL_THREADS = THREADS + 32 * ASKERS;
-constexpr int GROUP = 4; // query heads of a unit of attention
-// Tiles of the head that a warp has sums of at once.
-constexpr u32 HEAD_TILES = 8;
-// Copies of what all blocks read, so that they do not all look at the same words.
+constexpr int LOG_CONSUMER_WARPS = 3, CONSUMER_WARPS = 1 << LOG_CONSUMER_WARPS;
+constexpr int CONSUMER_THREADS = 32 * CONSUMER_WARPS;
+constexpr int PRODUCER_WARPS = 4; // including the epilogue warp of SMALL kernels
+constexpr int BLOCK_THREADS = CONSUMER_THREADS + 32 * PRODUCER_WARPS;
+// Query heads of one KV head that one unit of attention evaluates together.
+constexpr int HEADS_PER_UNIT = 4;
+// Tiles of the output head of which a group of warps has partial sums at once. The head has too many rows for all sums to be in
+// shared memory.
+constexpr u32 HEAD_TILES_PER_ROUND = 8;
+// Copies of a vector that every block reads. Blocks read copy `blockIdx.x % COPIES`, so that polling spreads over more L2 lines.
 constexpr u32 COPIES = 4;
 
+// The block's dynamic shared memory; `DecodeArgs` has the offsets of its parts.
 SHARED_MEMORY(128, unsigned char, decode_memory);
 
-enum Kind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, HEAD = 4, ROUTER = 5 };
+// The ops of a layer. The numbers are those of `OpKind` of src/decode/args.rs.
+enum OpKind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, OUTPUT_HEAD = 4, ROUTER = 5 };
 
-// A product of all rows of up to three matrices, one below the other, or of the gate and up, with one input. As `StepArgs`
-// of src/decode.rs has it.
-struct Step {
-    const float* norm;       // [n_in], or null
-    const float* bias;       // [rows], or null
-    const ulonglong2* from;  // words of the inputs
-    u64_t* to;               // words of the results
-    u32 kind;
-    u32 n_in;
-    float eps;
-    float reciprocal;        // 1 / n_in
-    u32 first_part, n_parts; // of all of the model
-    u32 n_rows[3];           // of the matrices
-    u32 tag_in, tag_out;     // of the words, beyond the layer's
-    unsigned short has_codes, has_offsets; // whether the matrices are of codes, or of floats, and whether one has offsets
-    u32 copies, n_out;       // of the results, and how many these are
-    u32 unit, n_units;       // panels that stay together, and how many of these a row has
-    unsigned short log_split; // of the warps among which the columns of a tile are split
-    unsigned short region;    // where the sums of its products lie, by turns
-    unsigned short has_halves;  // whether one of them has scales of halves of blocks
-    unsigned short ready_tiles; // how many tiles a block has at most, where their weights are taken before the inputs are there; else 0
+// One op. QKV has three matrices, one below the other; GATE_AND_UP has two of equal shape, whose rows are combined pairwise; the
+// others have one. All matrices of an op have the same input. Mirrored by `OpArgs` of src/decode/args.rs.
+struct Op {
+    const float* norm;         // [n_in] weights of the RMSNorm of the input; null: no norm
+    const float* bias;         // [sum of n_rows] added to the results; null: none
+    const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector; attention's results: unused
+    u64_t* output;             // [copies][n_out / 2] words of the result vector
+    u32 kind;                  // OpKind
+    u32 n_in;                  // elements of the input, a multiple of 4
+    float eps;                 // of the norm
+    float inverse_n_in;        // 1 / n_in
+    u32 first_matrix;          // index of the op's first matrix among all matrices of the model
+    u32 n_matrices;            // 1 to 3
+    u32 n_rows[3];             // rows of each matrix
+    u32 tag_in;                // tag of the input words minus the layer's tag, modulo 2^12
+    u32 tag_out;               // tag of the output words minus the layer's tag
+    unsigned short has_codes;  // 1: the matrices are quantised; 0: they are F16 or F32
+    unsigned short has_offsets; // 1: a matrix has offsets (mins), for which sums of inputs are needed
+    u32 copies;                // copies of the output words: COPIES, or 1 where few blocks read them
+    u32 n_out;                 // elements of the output
+    u32 panels_per_unit;       // panels of a unit
+    u32 units_per_row;         // units of a row
+    unsigned short log_split;  // log2 of the number of warps that share the columns of a tile
+    unsigned short region;     // 0 or 1: the region of the partial sums; successive ops alternate
+    unsigned short has_half_scales; // 1: a matrix has a scale for each half of a quantisation block
+    unsigned short preload_tiles;   // most tiles that a block has of a small op (1 or 2); 0: the op is not small
 };
-// Queries, keys and values; attention's output; the router, where there are experts; gate and up; down.
-constexpr int STEPS = 5;
+// Ops of a layer at most: q/k/v; attention output; router, with experts only; gate and up; down.
+constexpr int MAX_OPS = 5;
 
-// As `LayerArgs` has it. The last one has nothing but the head's step.
+// One layer. The pseudo-layer `n_layer` has one op, the output head, and zeros otherwise. Mirrored by `LayerArgs`.
 struct __align__(16) Layer {
-    Step steps[STEPS];
-    HeadInputs inputs;
-    Pages pages;
-    void* k_cache;       // [page][kv head][64][head_dim]
-    void* v_cache;
-    const float* sinks;  // [n_head], or null
-    u32 n_steps;
-    u32 n_head, n_kv_head, head_dim, mask, reach, activation;
-    float soft_cap, scale; // soft_cap 0: none
-    u32 heads_a_kv_head;   // query heads
-    u32 chunks_a_kv_head, units_a_split; // of attention, of up to GROUP of these heads
-    u32 reciprocal_of_dim; // 2^32 / head_dim, and one more
-    float activation_limit;
-    const float* expert_bias[3]; // of gate, up and down: [n_expert][rows] each, or null
-    RouteArgs route;       // of experts, which have gate, up and down; `n_expert` 0: of none. Words are in place of what it points to
+    Op ops[MAX_OPS];
+    HeadInputs head_inputs;    // norm and rotation of queries and keys
+    Pages pages;               // page table of the layer's cache group
+    void* k_cache;             // F16 [page][n_kv_head][64][head_dim]
+    void* v_cache;             // the same shape
+    const float* sinks;        // [n_head] scores of attention sinks; null: none
+    u32 n_ops;                 // ops in use
+    u32 n_head;                // query heads
+    u32 n_kv_head;             // key and value heads
+    u32 head_dim;              // elements of a head
+    u32 mask;                  // Mask of masks.cuh
+    u32 reach;                 // positions of the mask's window or chunk
+    u32 activation;            // Activation of the gate
+    float soft_cap;            // cap of attention scores; 0: none
+    float residual_scale;      // factor on what is added to the residual stream
+    u32 heads_per_kv_head;     // query heads that share a KV head
+    u32 head_groups_per_kv_head;    // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_UNIT, rounded up
+    u32 units_per_split;       // units of one split of positions: n_kv_head * head_groups_per_kv_head
+    u32 inverse_head_dim;      // 2^32 / head_dim + 1, for division by multiplication
+    float activation_limit;    // of CLAMPED_SWIGLU
+    const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none
+    RouteArgs route;           // of the router; n_expert 0: a dense feed-forward. Its pointers to tokens are unused
 };
 
-// A matrix, as `PartArgs` of src/decode.rs has it.
-struct PartArgs {
-    const unsigned char* records;
-    u32 tile_bytes;
-    u32 n_tiles;
-    u32 first, n_of_product; // of the tiles of a product, where these are those of several matrices
-    unsigned short record_bytes, records_a_slot, format, log_split, n_units, records_a_unit;
-    u32 n_layers; // of experts: known when those of so many of the token's layers are chosen; else 0
-    // Of experts: bytes of each, tiles and records of a row that are those of one.
-    u32 expert_bytes, tiles_of_expert, records_of_expert;
-    u32 first_block; // that has some, where tiles are fewer than blocks
+// One matrix of an op, as the host describes it. Of experts it stands for the matrices of all experts of the layer, of which the
+// kernel multiplies the chosen ones: rows of gate and up one below the other, columns of down side by side. Mirrored by
+// `OpMatrixArgs`.
+struct OpMatrixArgs {
+    const unsigned char* records;     // [tile][record]
+    u32 tile_bytes;                   // bytes from one tile to the next
+    u32 n_tiles;                      // tiles of the matrix; of experts: of all chosen ones together
+    u32 first_tile;                   // index of its first tile among those of the op
+    u32 op_tiles;                     // tiles of the op that are divided among blocks together
+    unsigned short record_bytes;      // bytes of a record
+    unsigned short records_per_stage; // records that fit in a stage
+    unsigned short format;            // Format of formats.cuh
+    unsigned short log_split;         // as in Op
+    unsigned short units_per_row;     // as in Op
+    unsigned short records_per_unit;  // records of a unit
+    u32 routed_layers;                // layers of the token whose experts have to be chosen before a copy starts; 0: not experts
+    u32 expert_stride;                // bytes from one expert's weights to the next one's
+    u32 tiles_per_expert;             // tiles of one expert
+    u32 records_per_expert;           // records of a row that belong to one expert
+    u32 first_block;                  // first block that gets a tile, where there are fewer tiles than blocks
 };
 
+// The kernel's argument. Mirrored by `DecodeArgs` of src/decode/args.rs.
 struct DecodeArgs {
-    const Layer* layers;
-    const PartArgs* parts;   // of layers, in their order, and the head
-    Matrix table;            // [n_vocab][n_embd]
-    Token* token;
-    float* logits;           // [n_vocab], or null
-    u64_t* ids;              // of the host: `tell_id`
-    u64_t* best;             // words of the blocks' highest logits, of tokens by turns: [2][gridDim.x]
-    const u64_t* qkv;        // words of queries, keys and values
-    u64_t* att;              // of [split][n_head * head_dim]
-    u64_t* sums;             // of [split][n_head] maxima and sums
-    u32 n_layer, n_embd, n_parts;
-    u32 tag;                 // of the first exchange
-    u32 advance;             // whether the token goes on with what was chosen
-    u32 slot_bytes, n_slots; // of each warp's weights on their way
-    u32 region_floats;                        // of a matrix's sums
-    u32 att_words, sums_words;                // of a copy
-    // Where things lie in the block's memory: each warp's inputs, sums of products of steps by turns, the residual stream of the block's rows,
-    // parts, spans of layers, what turns heads and weights of their norms, barriers, what experts are chosen by.
-    u32 input_at, input_stride, regions_at[2], residual_at, parts_at, spans_at, heads_at, barriers_at, choice_at;
-    float embedding_scale, logit_scale, logit_cap;
-    u32 n_tokens, number;    // to go through all layers, and of the step that the first of them is
-    float split_gain;        // of attention: `span_of`
-    u32 slots_at_once;       // of a warp on their way at most
+    const Layer* layers;          // [n_layer + 1]; the last one is the pseudo-layer of the output head
+    const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the head
+    Matrix table;                 // [n_vocab][n_embd] token embeddings
+    Token* token;                 // the first token: id, sequence, position; the next one afterwards if `advance`
+    float* logits;                // [n_vocab] of the last token; null: not wanted
+    u64_t* ids;                   // host memory to which chosen ids are written (`publish_id`)
+    u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits, alternating between tokens
+    const u64_t* qkv;             // [(n_head + 2 n_kv_head) * head_dim / 2] words of queries, keys and values
+    u64_t* att;                   // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
+    u64_t* att_states;            // [COPIES][split][n_head] words of the maximum score and the sum of weights
+    u32 n_layer;                  // layers of the model
+    u32 n_embd;                   // elements of the residual stream
+    u32 n_matrices;               // matrices of all ops
+    u32 tag;                      // the layer tag of the first token's layer 0
+    u32 advance;                  // 1: `*token` becomes the token after the last one
+    u32 stage_bytes;              // bytes of a stage
+    u32 stages_per_warp;          // stages of a consumer warp's ring
+    u32 region_floats;            // floats from the gate's partial sums to those of up
+    u32 att_copy_words;           // words of one copy of `att`
+    u32 states_copy_words;        // words of one copy of `att_states`
+    u32 inputs_at;                // offset of the warps' inputs, which attention uses as its scratch
+    u32 input_stride;             // bytes from one warp's inputs to the next one's
+    u32 regions_at[2];            // offsets of the two regions of partial sums
+    u32 residual_at;              // offset of the block's rows of the residual stream
+    u32 shares_at;                // offset of BlockShare [n_matrices]
+    u32 spans_at;                 // offset of AttentionSpan [n_layer]
+    u32 heads_at;                 // offset of cosines, sines and weights of head norms
+    u32 barriers_at;              // offset of the rings' mbarriers, followed by 16 bytes of zeros
+    u32 routing_at;               // offset of the scores that experts are chosen by
+    float embedding_scale;        // factor on embeddings
+    float logit_scale;            // factor on logits
+    float logit_cap;              // cap of logits; 0: none
+    u32 n_tokens;                 // tokens that the launch evaluates, at least 1
+    u32 first_step_number;        // number of the first token's decode step, which is written with its id
+    float split_gain;             // how much a split of positions saves, in units of merging it (`span_of`)
+    u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding
     u32 unused;
 };
 
-// For compute-sanitizer's racecheck, which does not follow flags, barriers at which threads arrive without waiting, and lanes that wait for several barriers
-// side by side: what it does follow takes their place, which is slower.
+// RACECHECK builds are for compute-sanitizer's racecheck. It does not understand flags, barriers at which threads arrive without
+// waiting, and lanes that wait for several mbarriers at a time; these builds use slower means that it does understand.
 #ifdef RACECHECK
 constexpr bool FOR_RACECHECK = true;
 #else
 constexpr bool FOR_RACECHECK = false;
 #endif
 
-// A token's experts of a layer, chosen by a warp of the block for all of it.
-constexpr int MAX_EXPERTS = 32;
-struct Chosen {
-    u32 experts[MAX_EXPERTS];
-    float weights[MAX_EXPERTS];
-    u32 n_layers; // of all tokens of the launch up to this one
-    u32 known[FOR_RACECHECK ? MAX_EXPERTS : 1]; // the experts once more
-    // By the warp that has chosen, for those who ask for weights. `n`: layers so far.
-    __device__ __forceinline__ void tell(u32 n, u32 n_used, int lane) {
-        if constexpr (FOR_RACECHECK) {
-            if (lane < (int)n_used) atomicExch(known + lane, experts[lane]);
-        }
-        __threadfence_block();
-        __syncwarp();
-        if (lane > 0) return;
-        if constexpr (FOR_RACECHECK) atomicExch(&n_layers, n);
-        else *(volatile u32*)&n_layers = n;
-    }
-    // For those who ask: whether those of `n` layers are chosen, and the last one's.
-    __device__ __forceinline__ bool has(u32 n) {
-        const u32 so_far = FOR_RACECHECK ? atomicAdd(&n_layers, 0) : *(const volatile u32*)&n_layers;
-        __threadfence_block();
-        return so_far >= n;
-    }
-    __device__ __forceinline__ u32 expert(u32 place) { return FOR_RACECHECK ? atomicAdd(known + (FOR_RACECHECK ? place : 0), 0) : experts[place]; }
-};
-
-// A number that is known when code is compiled, as an argument.
-template <int N> struct Count {
+// An integer as a type, so that a lambda can take a compile-time argument.
+template <int N> struct Constant {
     static constexpr int value = N;
 };
-// Where something lies in the block's memory, in a register that is filled where it is said to be.
-__device__ __forceinline__ u32 offset_of(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
-template <typename T> __device__ __forceinline__ const T* at_offset(u32 offset) { return (const T*)(decode_memory + offset); }
-__device__ __forceinline__ void settle(u32& v) { asm volatile("" : "+r"(v)); }
-template <typename T> __device__ __forceinline__ void settle(T*& p) { asm volatile("" : "+l"(p)); }
+// Addresses in the block's shared memory as 32-bit offsets, which take one register instead of two.
+__device__ __forceinline__ u32 shared_offset(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
+template <typename T> __device__ __forceinline__ const T* shared_at(u32 offset) { return (const T*)(decode_memory + offset); }
+// Keeps the compiler from computing a value later than here, or a second time.
+__device__ __forceinline__ void pin_register(u32& v) { asm volatile("" : "+r"(v)); }
+template <typename T> __device__ __forceinline__ void pin_register(T*& p) { asm volatile("" : "+l"(p)); }
 
-// All threads that work; the warps that ask for weights do not.
-__device__ __forceinline__ void all_meet() { threads_meet<1, THREADS>(); }
-
-// How the warps that work on steps of small products and the one that ends them know of each other.
-struct StepEnds {
-    u32 n_ended;
-    u64_t sums, ended; // FOR_RACECHECK: barriers, whose phases are steps
-    __device__ __forceinline__ void init() {
-        n_ended = 0;
-        if constexpr (FOR_RACECHECK) barrier_init(&sums, THREADS), barrier_init(&ended, 32);
-    }
-    // A warp's sums are there.
-    __device__ __forceinline__ void sums_are_ready() {
-        if constexpr (FOR_RACECHECK) barrier_arrive(&sums);
-        else threads_arrive<2, THREADS + 32>();
-    }
-    // Waits for all sums of step `n`.
-    __device__ __forceinline__ void wait_for_sums(u32 n) {
-        if constexpr (FOR_RACECHECK)
-            while (!barrier_try_wait(&sums, n & 1)) spin_pause();
-        else
-            threads_meet<2, THREADS + 32>();
-    }
-    // One more has ended.
-    __device__ __forceinline__ void tell_end(int lane) {
-        if constexpr (FOR_RACECHECK) barrier_arrive(&ended);
-        else if (lane == 0) *(volatile u32*)&n_ended = n_ended + 1;
-    }
-    // Waits until `n` of them have. Before a warp says that its sums are there, those of the step before have to be known to be: of inputs of a few heads, or
-    // of no columns, it could have more before others have any.
-    __device__ __forceinline__ void wait_for_end(u32 n) {
-        if constexpr (FOR_RACECHECK)
-            while (!barrier_try_wait(&ended, ~n & 1)) spin_pause();
-        else
-            while (*(const volatile u32*)&n_ended != n) spin_pause();
-    }
-};
-// Whoever works, and who ends steps, between a token of these and the next.
-__device__ __forceinline__ void all_meet_who_ends() { threads_meet<3, THREADS + 32>(); }
-
-// Two values of 26 bits and a tag of 12.
-constexpr u32 TAG = 0xfff;
-// The six bits less are cut off, but half of what they are worth is added before, or some more or less, as a product that leaves infinity and what is no
-// number what they are: of a mantissa from 1 to 2 it adds 0.375 to 0.75 of the last bit that is left. What is rounded stays as it is.
-__device__ __forceinline__ u32 rounded(float v) { return __float_as_uint(v * (1.0f + 0.75f / (1 << 18))) & ~63u; }
-__device__ __forceinline__ u64_t pack_pair(float a, float b, u32 tag) {
-    const u32 x = rounded(a), y = rounded(b);
-    return (u64_t)(x | y >> 26) << 32 | (y << 6 | tag);
-}
-__device__ __forceinline__ float2 unpack_pair(u64_t word) {
-    return make_float2(__uint_as_float((u32)(word >> 32) & ~63u), __uint_as_float((u32)(word >> 6) & ~63u));
-}
-__device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word & TAG) == tag; }
-__device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return ((((u32)words.x ^ tag) | ((u32)words.y ^ tag)) & TAG) == 0; }
-// Whether words have a tag or one after it, of which a token has fewer than half of all.
-__device__ __forceinline__ bool is_since(u64_t word, u32 tag) { return (((u32)word - tag) & TAG) <= TAG / 2; }
-__device__ __forceinline__ bool is_since(const ulonglong2& words, u32 tag) { return is_since(words.x, tag) && is_since(words.y, tag); }
-// Asks for the words that a warp's lanes want, each of what its `there` says.
-template <int N, typename W, typename P> __device__ __forceinline__ void ask_for_words(W (&words)[N], const bool (&there)[N], P from) {
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        words[k] = W();
-        load_exchanged_if(there[k], words[k], from(k));
-    }
-}
-// Waits for them: those that have no tag yet are looked at again.
-template <int N, typename W, typename P> __device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&there)[N], u32 tag, P from) {
-    while (true) {
-        bool wanted[N], any = false;
-#pragma unroll
-        for (int k = 0; k < N; k++) wanted[k] = there[k] & !has_tag(words[k], tag), any |= wanted[k];
-        if (!__any_sync(~0u, any)) return;
-        spin_pause();
-#pragma unroll
-        for (int k = 0; k < N; k++) load_exchanged_if(wanted[k], words[k], from(k));
-    }
-}
-// The same of two kinds of words, which are looked at together.
-template <int N, typename W, typename P, int M, typename V, typename Q>
-__device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&there)[N], P from, V (&more)[M], const bool (&more_there)[M], Q more_from, u32 tag) {
-    while (true) {
-        bool wanted[N], more_wanted[M], any = false;
-#pragma unroll
-        for (int k = 0; k < N; k++) wanted[k] = there[k] & !has_tag(words[k], tag), any |= wanted[k];
-#pragma unroll
-        for (int k = 0; k < M; k++) more_wanted[k] = more_there[k] & !has_tag(more[k], tag), any |= more_wanted[k];
-        if (!__any_sync(~0u, any)) return;
-        spin_pause();
-#pragma unroll
-        for (int k = 0; k < N; k++) load_exchanged_if(wanted[k], words[k], from(k));
-#pragma unroll
-        for (int k = 0; k < M; k++) load_exchanged_if(more_wanted[k], more[k], more_from(k));
-    }
-}
-// Writes a word `n` times, `stride` words apart, for all who read it.
-__device__ __forceinline__ void store_words(u64_t* to, u64_t word, u32 n, u32 stride) {
-#pragma unroll
-    for (u32 c = 0; c < COPIES; c++)
-        if (c < n) store_exchanged(to + c * stride, word);
-}
-__device__ __forceinline__ float4 unpack(const ulonglong2& words) {
-    const float2 a = unpack_pair(words.x), b = unpack_pair(words.y);
-    return make_float4(a.x, a.y, b.x, b.y);
-}
 __device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
-__device__ __forceinline__ float squares_of(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__device__ __forceinline__ float sum_of_squares(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }

@@ -1,15 +1,18 @@
-// Tokens through all layers of a model that several cards share in one launch on each, as decode.cu has it: who has a row of the residual stream tells the same
-// block of the other cards what this one adds to it, and adds up what they tell. Everything else of a token stays on its card, but for what is chosen at its end.
+// The persistent decode kernel of a model that several ranks share by tensor parallelism: one launch of decode.cu's template on each rank.
+// Rows of the attention output and of down are sums over the ranks: the block that has a row of the residual stream sends its term to the
+// same block of the other ranks and adds theirs (exchange.cuh). Everything else stays on the rank, except for the best logit at the end of a token.
+// The kernels' names call ranks `cards`.
 #define TEMPLATES_ALONE
 #include "decode.cu"
 
-struct DecodeOnCardsArgs {
+// Mirrored by `DecodeOnRanksArgs` of src/decode/args.rs.
+struct DecodeOnRanksArgs {
     DecodeArgs decode;
-    OnCards cards;
+    RankShare ranks;
 };
-#define DECODE_ON_CARDS(NAME, C, EXPERTS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) NAME(const __grid_constant__ DecodeOnCardsArgs a) {             \
-        decode<C, false, EXPERTS, true>(a.decode, &a.cards);                                                                     \
+#define DECODE_ON_RANKS(NAME, C, EXPERTS)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeOnRanksArgs a) {             \
+        decode<C, false, EXPERTS, true>(a.decode, &a.ranks);                                                                     \
     }
-DECODE_ON_CARDS(decode_on_cards_128, 2, false)
-DECODE_ON_CARDS(decode_experts_on_cards_128, 2, true)
+DECODE_ON_RANKS(decode_on_cards_128, 2, false)
+DECODE_ON_RANKS(decode_experts_on_cards_128, 2, true)

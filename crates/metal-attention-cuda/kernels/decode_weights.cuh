@@ -1,199 +1,229 @@
-// A block's parts of matrices in decode.cu, and their weights on the way: warps of their own ask for what the others multiply.
+// Weights of the persistent decode kernel: which tiles of each matrix a block multiplies, and the rings of stages in shared memory through
+// which producer warps bring them to the consumer warps.
+//
+// Each consumer warp has a ring of its own, of `stages_per_warp` stages. One lane of a producer warp fills it, in the order in which the
+// warp will multiply: all ops of all layers of all tokens. Weights depend on no result, so that copies run ahead as far as the ring
+// reaches, across ops, layers and tokens; only weights of experts wait until the experts are chosen. Each stage has two mbarriers:
+//   full   completes when all bytes that the producer announced have arrived; the consumer waits for it
+//   empty  completes when all 32 lanes of the consumer warp have read the stage; the producer waits for it (Lemma 9)
 #pragma once
-#include "decode.cuh"
+#include "decode_exchange.cuh"
 
-// A block's part of a matrix.
-struct __align__(16) Part {
-    const unsigned char* from; // its first tile; of experts all of them
-    u32 tile_bytes;
-    unsigned short n_tiles;
-    unsigned short first_tile; // of the matrix
-    unsigned short before;     // tiles that the block has of the step's matrices above
-    unsigned short record_bytes, n_units, records_a_slot;
-    unsigned char records_a_unit, log_split, format;
-    bool of_experts;
+// The part of one matrix that one block multiplies: neighbouring tiles.
+struct __align__(16) BlockShare {
+    const unsigned char* from;        // records of its first tile; of experts: of the layer's first expert
+    u32 tile_bytes;                   // bytes from one tile to the next
+    unsigned short n_tiles;           // tiles of the block
+    unsigned short first_tile;        // index of the first one in the matrix
+    unsigned short before;            // tiles that the block has of the op's matrices above this one
+    unsigned short record_bytes;      // this and the next five: as in OpMatrixArgs
+    unsigned short units_per_row;
+    unsigned short records_per_stage;
+    unsigned char records_per_unit;
+    unsigned char log_split;
+    unsigned char format;
+    bool of_experts;                  // whether it stands for the chosen experts of a layer
 };
 
-// What comes before block `i` of `n` tiles that are shared out among all blocks, or where these are more than tiles among those from `first_block` on.
-__device__ __forceinline__ u32 share(u32 i, u32 n, u32 first_block) {
+// The number of tiles, out of `n`, that belong to blocks before block `i`. Tiles are divided evenly; where there are fewer tiles than blocks, each of
+// the blocks from `first_block` on gets one.
+__device__ __forceinline__ u32 tiles_before(u32 i, u32 n, u32 first_block) {
     return n < gridDim.x ? min(max(i, first_block) - first_block, n) : i * n / gridDim.x;
 }
-__device__ __forceinline__ Part part_of(const PartArgs& m) {
-    const u32 begin = share(blockIdx.x, m.n_of_product, m.first_block), end = share(blockIdx.x + 1, m.n_of_product, m.first_block);
-    const u32 t0 = min(max(begin, m.first) - m.first, m.n_tiles), t1 = min(max(end, m.first) - m.first, m.n_tiles);
-    Part part;
-    part.of_experts = m.n_layers > 0;
-    part.from = m.records + (part.of_experts ? 0 : (size_t)t0 * m.tile_bytes);
-    part.tile_bytes = m.tile_bytes;
-    part.n_tiles = t1 - t0;
-    part.first_tile = t0;
-    part.before = min(max(begin, m.first), end) - begin;
-    part.record_bytes = m.record_bytes, part.n_units = m.n_units, part.records_a_slot = m.records_a_slot;
-    part.records_a_unit = m.records_a_unit, part.log_split = m.log_split, part.format = m.format;
-    return part;
+// The share of this block.
+__device__ __forceinline__ BlockShare block_share_of(const OpMatrixArgs& m) {
+    const u32 begin = tiles_before(blockIdx.x, m.op_tiles, m.first_block), end = tiles_before(blockIdx.x + 1, m.op_tiles, m.first_block);
+    const u32 t0 = min(max(begin, m.first_tile) - m.first_tile, m.n_tiles), t1 = min(max(end, m.first_tile) - m.first_tile, m.n_tiles);
+    BlockShare share;
+    share.of_experts = m.routed_layers > 0;
+    share.from = m.records + (share.of_experts ? 0 : (size_t)t0 * m.tile_bytes);
+    share.tile_bytes = m.tile_bytes;
+    share.n_tiles = t1 - t0;
+    share.first_tile = t0;
+    share.before = min(max(begin, m.first_tile), end) - begin;
+    share.record_bytes = m.record_bytes, share.units_per_row = m.units_per_row, share.records_per_stage = m.records_per_stage;
+    share.records_per_unit = m.records_per_unit, share.log_split = m.log_split, share.format = m.format;
+    return share;
 }
 
-// How a step's products are shared out in a block: the columns of a tile among 2^log_split warps, tiles by turns among groups of so many.
-struct Share {
-    u32 group, n_groups, log_groups;
-    u32 first, n; // units of a row
+// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_split warps are a group: they share the columns of the same
+// tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
+struct WarpShare {
+    u32 group;      // the warp's group
+    u32 n_groups;   // CONSUMER_WARPS / 2^log_split
+    u32 log_groups; // log2 of that
+    u32 first;      // first unit of a row that the warp has
+    u32 n;          // number of its units of a row
 };
-__device__ __forceinline__ Share share_of(u32 warp, u32 n_units, u32 log_split) {
-    const u32 of_group = warp & ((1u << log_split) - 1), first = of_group * n_units >> log_split;
-    return {warp >> log_split, (u32)WARPS >> log_split, LOG_WARPS - log_split, first, ((of_group + 1) * n_units >> log_split) - first};
+__device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_row, u32 log_split) {
+    const u32 in_group = warp & ((1u << log_split) - 1), first = in_group * units_per_row >> log_split;
+    return {warp >> log_split, (u32)CONSUMER_WARPS >> log_split, LOG_CONSUMER_WARPS - log_split, first, ((in_group + 1) * units_per_row >> log_split) - first};
 }
-// The first of a part's tiles that a group has.
-__device__ __forceinline__ u32 first_tile_of(const Share& s, const Part& part) { return (s.group - part.before) & (s.n_groups - 1); }
+// The first tile of a matrix, among the block's, that belongs to the warp's group.
+__device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) { return (s.group - share.before) & (s.n_groups - 1); }
 
-__device__ __forceinline__ Part* parts_of(const DecodeArgs& a) { return (Part*)(decode_memory + a.parts_at); }
-// A warp's weights lie in slots, of which each is full or empty.
-__device__ __forceinline__ unsigned char* slot_of(const DecodeArgs& a, u32 warp, u32 slot) {
-    return decode_memory + (warp * a.n_slots + slot) * a.slot_bytes;
+// [n_matrices] in shared memory.
+__device__ __forceinline__ BlockShare* block_shares(const DecodeArgs& a) { return (BlockShare*)(decode_memory + a.shares_at); }
+// Stage `stage` of consumer warp `warp`, and its two mbarriers.
+__device__ __forceinline__ unsigned char* stage_of(const DecodeArgs& a, u32 warp, u32 stage) {
+    return decode_memory + (warp * a.stages_per_warp + stage) * a.stage_bytes;
 }
-__device__ __forceinline__ u64_t* full(const DecodeArgs& a, u32 warp, u32 slot) {
-    return (u64_t*)(decode_memory + a.barriers_at) + 2 * (warp * a.n_slots + slot);
+__device__ __forceinline__ u64_t* full(const DecodeArgs& a, u32 warp, u32 stage) {
+    return (u64_t*)(decode_memory + a.barriers_at) + 2 * (warp * a.stages_per_warp + stage);
 }
-__device__ __forceinline__ u64_t* empty(const DecodeArgs& a, u32 warp, u32 slot) { return full(a, warp, slot) + 1; }
-struct Turn {
-    u32 slot, parity;
-    __device__ __forceinline__ void next(u32 n_slots) {
-        if (++slot == n_slots) slot = 0, parity ^= 1;
+__device__ __forceinline__ u64_t* empty(const DecodeArgs& a, u32 warp, u32 stage) { return full(a, warp, stage) + 1; }
+// A position in a ring: the stage, and the parity of its mbarriers' phase, which changes with each round.
+struct RingPosition {
+    u32 stage, parity;
+    __device__ __forceinline__ void next(u32 stages_per_warp) {
+        if (++stage == stages_per_warp) stage = 0, parity ^= 1;
     }
 };
 
-// Where the weights of experts lie that a warp takes: records of one after those of another.
-struct OfExperts {
-    u32 expert_bytes, tiles, records; // as `PartArgs` has them
-    u32 tile;                         // of all experts
-    u32 place;                        // of the expert among those chosen
-    // The first record of the tile that is the expert's.
-    __device__ __forceinline__ const unsigned char* from(const Part& part, Chosen& chosen) const {
-        return part.from + (size_t)chosen.expert(place) * expert_bytes + (size_t)(tile % tiles) * part.tile_bytes;
+// Where a producer lane reads a tile of the chosen experts. The tile's row may cross experts: in `down` their columns lie side by side.
+struct ExpertCursor {
+    u32 expert_stride;      // as in OpMatrixArgs; 0: the matrix is not one of experts
+    u32 tiles_per_expert;   // as in OpMatrixArgs
+    u32 records_per_expert; // as in OpMatrixArgs
+    u32 tile;               // the tile, counted over all chosen experts
+    u32 index;              // index of the expert among the chosen ones
+    // The first record of the tile's row that is the expert's.
+    __device__ __forceinline__ const unsigned char* from(const BlockShare& share, ExpertChoice& chosen) const {
+        return share.from + (size_t)chosen.expert(index) * expert_stride + (size_t)(tile % tiles_per_expert) * share.tile_bytes;
     }
 };
 
-// Asks for all weights of the tokens that warp `ring` multiplies, each lane for those of another, as soon as a slot is empty. A slot is filled with what
-// the warp has of a part, whichever tiles that is of. No more than `slots_at_once` of a warp are on their way: with more of them, requests queue up
-// before the memory, and the blocks' exchanges behind them. EXPERTS: whether some may be of these; whoever has none does without the instructions.
-template <bool EXPERTS> __device__ __forceinline__ void ask(const DecodeArgs& a, u32 ring, int lane, Chosen& chosen) {
-    const Part* parts = parts_of(a);
-    const u64_t policy = read_once();
-    const unsigned char *tile = nullptr, *from = nullptr;
-    // The token, the part of it, records of this that are left, of a tile, of it left, and how many of these lie together.
-    u32 n = 0, p = 0, left = 0, records = 0, of_tile = 0, together = 0, step = 0, bytes = 0, a_slot = 0;
-    OfExperts experts = {};
-    Turn turn = {0, 0}, oldest = {0, 0}; // the next to be asked for, and the first of those on their way
-    u32 n_on_their_way = 0;
-    bool done = ring >= WARPS;
-    // Whether the lane got any further.
-    auto go_on = [&] {
-        bool asked = false;
+// A producer lane: copies all weights that consumer warp `ring` multiplies in this launch into that warp's stages; lanes with `ring` >=
+// CONSUMER_WARPS do nothing. A stage gets up to `records_per_stage` records of one matrix, of whichever tiles. At most
+// `max_stages_in_flight` copies of a ring are outstanding: with more, requests would queue in front of the memory, and the blocks' words behind
+// them. EXPERTS: whether layers may have experts; the kernels for other models leave the code out.
+template <bool EXPERTS> __device__ __forceinline__ void run_producer(const DecodeArgs& a, u32 ring, int lane, ExpertChoice& chosen) {
+    const BlockShare* shares = block_shares(a);
+    const u64_t policy = evict_first_policy();
+    const unsigned char *tile = nullptr, *from = nullptr; // the tile, and the next record to copy
+    u32 n = 0;           // token of the launch
+    u32 p = 0;           // matrix after the current one
+    u32 left = 0;        // records of the current matrix that are not copied yet
+    u32 records = 0;     // records of one of its tiles
+    u32 left_of_tile = 0; // records of the current tile that are not copied yet
+    u32 contiguous = 0;  // how many of these lie together
+    u32 tile_stride = 0; // bytes to the group's next tile
+    u32 bytes = 0;       // bytes of a record
+    u32 per_stage = 0;   // records of a stage
+    ExpertCursor experts = {};
+    RingPosition position = {0, 0}, oldest = {0, 0}; // the next stage to fill, and the first one in flight
+    u32 n_in_flight = 0;
+    bool done = ring >= CONSUMER_WARPS;
+    // Moves on to the next matrix and fills one stage, as far as that is possible without waiting; returns whether anything was.
+    auto advance = [&] {
+        bool advanced = false;
         if (!done && left == 0) {
-            // The next part's first tile comes after `step`.
-            if (p == a.n_parts) p = 0, n++;
+            if (p == a.n_matrices) p = 0, n++;
             if (n == a.n_tokens) {
-                done = asked = true;
+                done = advanced = true;
             } else {
-                const Part& part = parts[p];
-                const Share s = share_of(ring, part.n_units, part.log_split);
-                const u32 first = first_tile_of(s, part);
-                bytes = part.record_bytes, a_slot = part.records_a_slot, step = s.n_groups * part.tile_bytes, records = s.n * part.records_a_unit;
-                tile = part.from + (size_t)first * part.tile_bytes + s.first * part.records_a_unit * bytes - step;
-                const u32 n_tiles = records == 0 || first >= part.n_tiles ? 0 : (part.n_tiles - first + s.n_groups - 1) / s.n_groups;
+                const BlockShare& share = shares[p];
+                const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_split);
+                const u32 first = first_tile_of(s, share);
+                bytes = share.record_bytes, per_stage = share.records_per_stage, tile_stride = s.n_groups * share.tile_bytes, records = s.n * share.records_per_unit;
+                // One stride before the first tile, to which the first copy moves on.
+                tile = share.from + (size_t)first * share.tile_bytes + s.first * share.records_per_unit * bytes - tile_stride;
+                const u32 n_tiles = records == 0 || first >= share.n_tiles ? 0 : (share.n_tiles - first + s.n_groups - 1) / s.n_groups;
                 bool known = true;
-                experts.expert_bytes = 0;
-                if (EXPERTS && part.of_experts && n_tiles > 0) {
-                    const PartArgs& of = a.parts[p];
-                    experts = {of.expert_bytes, of.tiles_of_expert, of.records_of_expert, part.first_tile + first - s.n_groups, 0};
-                    known = chosen.has(n * (a.n_layer + 1) + of.n_layers);
+                experts.expert_stride = 0;
+                if (EXPERTS && share.of_experts && n_tiles > 0) {
+                    const OpMatrixArgs& of = a.matrices[p];
+                    experts = {of.expert_stride, of.tiles_per_expert, of.records_per_expert, share.first_tile + first - s.n_groups, 0};
+                    known = chosen.is_published(n * (a.n_layer + 1) + of.routed_layers);
                 }
-                if (known) left = n_tiles * records, p++, asked = true;
+                if (known) left = n_tiles * records, p++, advanced = true;
             }
         }
-        if (n_on_their_way > 0 && barrier_has_ended(full(a, ring, oldest.slot), oldest.parity)) n_on_their_way--, oldest.next(a.n_slots);
-        // Before it was ever full it counts as emptied.
-        if (!done && left > 0 && n_on_their_way < a.slots_at_once && barrier_has_ended(empty(a, ring, turn.slot), turn.parity ^ 1)) {
-            u32 count = min(a_slot, left);
-            u64_t* barrier = full(a, ring, turn.slot);
-            unsigned char* to = slot_of(a, ring, turn.slot);
+        if (n_in_flight > 0 && barrier_has_ended(full(a, ring, oldest.stage), oldest.parity)) n_in_flight--, oldest.next(a.stages_per_warp);
+        // The opposite parity: a stage that was never filled counts as empty (Lemma 9).
+        if (!done && left > 0 && n_in_flight < a.max_stages_in_flight && barrier_has_ended(empty(a, ring, position.stage), position.parity ^ 1)) {
+            u32 count = min(per_stage, left);
+            u64_t* barrier = full(a, ring, position.stage);
+            unsigned char* to = stage_of(a, ring, position.stage);
             barrier_arrive_expecting(barrier, count * bytes);
             left -= count;
             while (count > 0) {
-                if (together == 0) {
-                    const bool is_next = of_tile == 0;
-                    if (is_next) tile += step, from = tile, of_tile = together = records;
-                    if (EXPERTS && experts.expert_bytes != 0) {
-                        u32 before = 0;
-                        if (is_next) {
-                            const Part& part = parts[p - 1];
-                            const Share s = share_of(ring, part.n_units, part.log_split);
-                            const u32 first = s.first * part.records_a_unit;
-                            before = first % experts.records;
-                            experts.tile += s.n_groups, experts.place = experts.tile / experts.tiles + first / experts.records;
+                if (contiguous == 0) {
+                    const bool is_next_tile = left_of_tile == 0;
+                    if (is_next_tile) tile += tile_stride, from = tile, left_of_tile = contiguous = records;
+                    if (EXPERTS && experts.expert_stride != 0) {
+                        u32 before = 0; // records of the expert's row before the warp's first one
+                        if (is_next_tile) {
+                            const BlockShare& share = shares[p - 1];
+                            const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_split);
+                            const u32 first = s.first * share.records_per_unit;
+                            before = first % experts.records_per_expert;
+                            experts.tile += s.n_groups, experts.index = experts.tile / experts.tiles_per_expert + first / experts.records_per_expert;
                         } else {
-                            experts.place++;
+                            experts.index++;
                         }
-                        from = experts.from(parts[p - 1], chosen) + before * bytes, together = min(experts.records - before, of_tile);
+                        from = experts.from(shares[p - 1], chosen) + before * bytes, contiguous = min(experts.records_per_expert - before, left_of_tile);
                     }
                 }
-                const u32 now = min(count, together);
+                const u32 now = min(count, contiguous);
                 copy_bulk(to, from, now * bytes, barrier, policy);
-                to += now * bytes, from += now * bytes, together -= now, of_tile -= now, count -= now;
+                to += now * bytes, from += now * bytes, contiguous -= now, left_of_tile -= now, count -= now;
             }
-            n_on_their_way++;
-            turn.next(a.n_slots);
-            asked = true;
+            n_in_flight++;
+            position.next(a.stages_per_warp);
+            advanced = true;
         }
-        return asked;
+        return advanced;
     };
     while (__any_sync(~0u, !done)) {
-        bool asked = false;
+        bool advanced = false;
         if constexpr (FOR_RACECHECK) {
-            for (int of = 0; of < WARPS; of++) {
-                if (of == lane) asked = go_on();
+            for (int turn = 0; turn < CONSUMER_WARPS; turn++) {
+                if (turn == lane) advanced = advance();
                 __syncwarp();
             }
         } else {
-            asked = go_on();
+            advanced = advance();
         }
-        if (!__any_sync(~0u, asked)) rest_shortly();
+        if (!__any_sync(~0u, advanced)) sleep_briefly();
     }
 }
 
-// A warp's slots, by turns.
-struct Ring {
+// A consumer warp's side of its ring.
+struct WeightRing {
     const DecodeArgs& a;
-    u32 first; // of the warp
-    Turn turn;
-    u32 left;   // records of the slot that are not taken yet
-    u32 record; // the first of these, in the block's memory
-    // Waits for some, of the `n` that the warp still has of the part.
-    __device__ __forceinline__ void wait(u32 a_slot, u32 n) {
+    u32 first;  // the warp's first stage, counted over all warps
+    RingPosition position;
+    u32 left;   // records of the current stage that are not released yet; 0: no stage is open
+    u32 record; // offset in shared memory of the first of these
+    // Opens the next stage unless one is open: waits until it is full. `n`: records of the current matrix that the warp has not released.
+    __device__ __forceinline__ void wait(u32 per_stage, u32 n) {
         if (left > 0) return;
-        while (!barrier_try_wait(full(a, 0, first + turn.slot), turn.parity)) spin_pause();
-        record = offset_of(slot_of(a, 0, first + turn.slot)), left = min(a_slot, n);
+        while (!barrier_try_wait(full(a, 0, first + position.stage), position.parity)) spin_pause();
+        record = shared_offset(stage_of(a, 0, first + position.stage)), left = min(per_stage, n);
     }
-    // All lanes have read `n` of so many bytes, and what goes with them.
-    __device__ __forceinline__ void take(u32 n, u32 bytes) {
+    // All lanes have read the next `n` records, of `bytes` each. Gives the stage back to the producer with its last record.
+    __device__ __forceinline__ void release(u32 n, u32 bytes) {
         record += n * bytes, left -= n;
         if (left > 0) return;
         __syncwarp();
-        barrier_arrive(empty(a, 0, first + turn.slot));
-        turn.next(a.n_slots);
+        barrier_arrive(empty(a, 0, first + position.stage));
+        position.next(a.stages_per_warp);
     }
 };
 
-// The row of a step's results that the block's row `j` is, or none.
-__device__ __forceinline__ u32 row_at(const Step& step, const Part* parts, u32 j) {
-    u32 part = 0, before = 0;
-    if (step.kind == QKV)
-        while (part < 2 && j >= (parts[part].before + parts[part].n_tiles) * 16u) before += step.n_rows[part++];
-    const Part& of = parts[part];
+// Row j of the block's rows of an op, as an index of the op's result vector; ~0: a row beyond the matrix, in its last tile, or beyond
+// the block's tiles.
+__device__ __forceinline__ u32 row_at(const Op& op, const BlockShare* shares, u32 j) {
+    u32 matrix = 0, rows_above = 0;
+    if (op.kind == QKV)
+        while (matrix < 2 && j >= (shares[matrix].before + shares[matrix].n_tiles) * 16u) rows_above += op.n_rows[matrix++];
+    const BlockShare& of = shares[matrix];
     const u32 r = (of.first_tile - of.before) * 16u + j;
-    return j < (of.before + of.n_tiles) * 16u && r < step.n_rows[part] ? before + r : ~0u;
+    return j < (of.before + of.n_tiles) * 16u && r < op.n_rows[matrix] ? rows_above + r : ~0u;
 }
 
-// Tiles that a block has of a step.
-__device__ __forceinline__ u32 tiles_of(const Step& step, const Part* parts) {
-    return step.kind == QKV ? parts[2].before + parts[2].n_tiles : step.kind == GATE_AND_UP ? 2u * parts[0].n_tiles : parts[0].n_tiles;
+// Tiles that the block has of an op; the tiles of gate and up both count.
+__device__ __forceinline__ u32 tiles_of(const Op& op, const BlockShare* shares) {
+    return op.kind == QKV ? shares[2].before + shares[2].n_tiles : op.kind == GATE_AND_UP ? 2u * shares[0].n_tiles : shares[0].n_tiles;
 }

@@ -1,40 +1,42 @@
-// The gated delta rule (arXiv 2412.06464) and the one whose channels decay each by itself (arXiv 2510.26692): queries and keys are
-// brought to length 1, S = decay S; S += k^T beta (v - k S); o = q S.
+// The gated delta rule (arXiv 2412.06464), and its form with a decay for each channel (Kimi Delta Attention, arXiv 2510.26692).
+// Queries and keys are normalised to length 1; then S = decay S; S += k^T beta (v - k S); o = q S. Input: queries, keys and
+// values after the convolution; output: o, [token][head][value].
 #include "recurrence.cuh"
 
+// Mirrored by `DeltaRuleArgs` of src/args/recurrent.rs.
 struct DeltaRuleArgs {
-    Walk walk;
-    Rows x;              // queries, keys, values, after their convolution
-    Rows beta;           // of each value head
-    Rows decay;          // of each value head, or of each of its channels
-    const float* a;      // [n_head]
-    const float* dt_bias;
-    u32 n_head_k;
-    u32 heads_of_key;    // value heads that share a key head, where they lie together; 0: they come in turns
+    Scan scan;            // of the heads
+    Rows x;               // queries, keys, values, after the convolution
+    Rows beta;            // [value head], before the sigmoid
+    Rows decay;           // [value head], or [value head][key] for decays of channels
+    const float* a;       // rate of the decay, negative, [n_head]
+    const float* dt_bias; // bias of the decay, of the same shape as decay without tokens
+    u32 n_head_k;         // key heads
+    u32 heads_of_key;     // consecutive value heads that share a key head; 0: value head h has key head h % n_head_k
     u32 unused;
-    float eps;
+    float eps;            // of the normalisation of queries and keys
 };
 
-// Vectors: query and key as they come, and decays of channels. What scales them is among the factors and values: with qf and kf for
-// what brings them to length 1, the key's part in the state is k U, where U = kf beta v - (kf kf beta decay) (k S), and o is
-// (qf decay) (q S) + (qf q k) U. Where channels decay they do before all else, and the factors' decay is 1.
+// A token's vectors: query and key, not normalised, and decays of channels. Their scales are part of the factors and values:
+// with qf and kf for the factors that normalise them, the state gets k U, where U = kf beta v - (kf kf beta decay) (k S), and o
+// is (qf decay) (q S) + (qf q k) U. Decays of channels are applied to the state first, and the factors' decay is then 1.
 template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = CHANNELS ? 3 : 2, VALUES = 1, UNROLLED = 2;
     typedef AnyDeltaRule Self;
     const DeltaRuleArgs& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
-    // What a thread that prepares has of a token, and where query, key and value of its head lie. All that is read is asked for
-    // before anything is done with it.
+    // The inputs of a preparing thread: the addresses of its head's query, key and value, and its scalars. All loads are issued
+    // before any result is used.
     struct Given {
         const float *q, *k, *v;
         float decay, bias, beta, rate;
     };
-    __device__ __forceinline__ u32 shared_by() const { return a.walk.n_head / a.n_head_k; }
+    __device__ __forceinline__ u32 shared_by() const { return a.scan.n_head / a.n_head_k; }
     __device__ __forceinline__ u32 key_head_of(u32 head) const { return a.heads_of_key ? head / a.heads_of_key : head % a.n_head_k; }
-    // Channels of the convolution where query, key and value begin.
+    // The channels of the convolution's output at which query, key and value of a head begin.
     __device__ __forceinline__ Begins channels_of(u32 head) const {
-        const u32 n_keys = a.n_head_k * a.walk.key_dim, q = key_head_of(head) * a.walk.key_dim;
-        return {q, n_keys + q, 2 * n_keys + head * a.walk.value_dim};
+        const u32 n_keys = a.n_head_k * a.scan.key_dim, q = key_head_of(head) * a.scan.key_dim;
+        return {q, n_keys + q, 2 * n_keys + head * a.scan.value_dim};
     }
     __device__ __forceinline__ Given given(const float* q, const float* k, const float* v, u32 head, u32, u32 token, int) const {
         return {q, k, v, CHANNELS ? 0.0f : row_of(a.decay, token)[head], CHANNELS ? 0.0f : a.dt_bias[head], row_of(a.beta, token)[head], a.a[head]};
@@ -45,7 +47,7 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
         prepare(t, given(x + at.first, x + at.second, x + at.values, head, column, token, lane), head, column, token, lane);
     }
     __device__ __forceinline__ void prepare(Prepared<Self>& t, const Given& g, u32 head, u32 column, u32 token, int lane) const {
-        const u32 key_dim = a.walk.key_dim, value_dim = a.walk.value_dim;
+        const u32 key_dim = a.scan.key_dim, value_dim = a.scan.value_dim;
         const float *q = g.q, *k = g.k;
         const float rate = g.rate;
         const u32 own_column = column + lane;
@@ -69,7 +71,7 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
             for (int e = 0; e < EACH / 4; e++) of_q[e] = load_four(decays, 4 * (lane + LANES * e), key_dim);
 #pragma unroll
             for (int e = 0; e < EACH / 4; e++) of_k[e] = load_four(biases, 4 * (lane + LANES * e), key_dim);
-            auto decay = [&](float of, float bias) { return expf(rate * softplus(of + bias)); };
+            auto decay = [&](float x, float bias) { return expf(rate * softplus(x + bias)); };
 #pragma unroll
             for (int e = 0; e < EACH / 4; e++) {
                 const float4 d = of_q[e], b = of_k[e];
@@ -112,12 +114,13 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 template <int EACH> using DeltaRule = AnyDeltaRule<EACH, false>;
 template <int EACH> using DeltaRuleOfChannels = AnyDeltaRule<EACH, true>;
-WALKS(delta_rule, DeltaRule, DeltaRuleArgs)
-WALKS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
+SCAN_KERNELS(delta_rule, DeltaRule, DeltaRuleArgs)
+SCAN_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
 
-struct DeltaRuleAloneArgs {
-    DeltaRuleArgs of;
-    Alone alone;
+// Mirrored by `FusedDeltaRuleArgs` of src/args/recurrent.rs.
+struct FusedDeltaRuleArgs {
+    DeltaRuleArgs args; // as for `scan`
+    FusedDecode fused;  // convolution and norm
 };
-WALKS_ALONE(delta_rule, DeltaRule, DeltaRuleAloneArgs)
-WALKS_ALONE(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleAloneArgs)
+FUSED_DECODE_KERNELS(delta_rule, DeltaRule, FusedDeltaRuleArgs)
+FUSED_DECODE_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, FusedDeltaRuleArgs)

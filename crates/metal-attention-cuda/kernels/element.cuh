@@ -1,8 +1,8 @@
-// Single elements of packed matrices, for what does not go through the tensor cores.
+// Single elements of packed matrices, for kernels that do not use the tensor cores: embeddings, odd rows.
 #pragma once
 #include "formats.cuh"
 
-// Element k of row `row`.
+// Element k of row `row`, in F32.
 template <typename P> __device__ __forceinline__ float element_of(const Matrix& m, u32 row, u32 k) {
     const int place = place_in_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
     const int lane = row % 8 * 4 + place / 8, p = place % 8, s = p / 4, pair = p % 4 / 2;
@@ -24,7 +24,7 @@ template <typename P> __device__ __forceinline__ float element_of(const Matrix& 
     return sum - panel.min(b, r, s);
 }
 
-// Elements of row `row` that lane t of a block of 32 has: 4 t.. of its first half and of its second, read at once.
+// Eight elements of row `row`: elements 4 t to 4 t + 3 of the first half (v[0]) and of the second half (v[1]) of quantisation block `block`, with one load.
 template <typename P> __device__ __forceinline__ void elements_of(const Matrix& m, u32 row, u32 block, int t, float4 (&v)[2]) {
     const int b = block % 2, r = row % 16 / 8;
     P panel;

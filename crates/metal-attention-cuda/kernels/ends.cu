@@ -1,18 +1,20 @@
-// The ends of a forward pass: rows of the embedding table, scaled and capped logits, the largest of them.
+// The start and the end of a forward pass: token embeddings; scale and soft cap of logits; argmax for greedy decoding.
 #include "element.cuh"
 #include "heads.cuh"
-#include "rank.cuh"
+#include "argmax.cuh"
 
+// Mirrored by `EmbeddingArgs` of src/args.rs.
 struct EmbeddingArgs {
-    Matrix table; // [n_vocab][n_embd]
-    Matrix positions; // [position][n_embd], or no records
-    const float* types; // [n_embd], or null
-    const Token* tokens;
-    float* x; // [n_tokens][n_embd]
-    float scale;
-    u32 n_embd;
+    Matrix table;        // [n_vocab][n_embd]
+    Matrix positions;    // [position][n_embd]; without records: none
+    const float* types;  // [n_embd], or null
+    const Token* tokens; // [n_tokens]
+    float* x;            // [n_tokens][n_embd]
+    float scale;         // factor on the token embedding
+    u32 n_embd;          // elements of a row
 };
 
+// x = scale * table[id] + types + positions[pos]. A thread for each element, a row of blocks for each token.
 extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     wait_for_input();
     let_next_start();
@@ -30,13 +32,15 @@ extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     a.x[(size_t)token * a.n_embd + k] = v;
 }
 
+// Mirrored by `LogitsArgs` of src/args.rs.
 struct LogitsArgs {
-    float* logits; // [n_rows][n_vocab]
-    u32 n;
-    float scale;
+    float* logits;  // [n_rows][n_vocab]
+    u32 n;          // logits of all rows
+    float scale;    // factor on the logits
     float soft_cap; // 0: none
     u32 unused;
 };
+// logits = soft_cap * tanh(scale * logits / soft_cap)
 extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
     wait_for_input();
     let_next_start();
@@ -46,17 +50,19 @@ extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
     }
 }
 
+// Mirrored by `ArgmaxArgs` of src/args.rs.
 struct ArgmaxArgs {
     const float* logits; // [n_rows][n_vocab]
-    u32 n_vocab;
-    u32 advance;         // whether the tokens go on with what was chosen
-    u64_t* best;         // [n_rows][gridDim.x]
-    u32* tickets;        // [n_rows], zero
-    u64_t* ids;          // of the host: `tell_id`
+    u32 n_vocab;         // logits of a row
+    u32 advance;         // whether the tokens become the chosen ones, one position later
+    u64_t* best;         // keys (`argmax_key`), [n_rows][gridDim.x]
+    u32* tickets;        // counters [n_rows], zero between launches
+    u64_t* ids;          // in host memory: [n_rows][STEPS] words, written by `publish_id`
     Token* tokens;       // [n_rows]
-    u32* numbers;        // [n_rows], of the last steps that were counted here
+    u32* numbers;        // [n_rows]: number of the last step that was counted here
 };
 
+// The largest key of a block, in each of its threads.
 __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
     best = highest_of_lanes(best);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = best;
@@ -67,6 +73,8 @@ __device__ __forceinline__ u64_t largest_of_block(u64_t best, u64_t* scratch) {
     return best;
 }
 
+// The id of the highest logit of each row. Each block searches a part of the row; the last block to finish merges, stores the
+// id for the host with the step's number (`publish_id`), and advances the token.
 extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__ ArgmaxArgs a) {
     __shared__ u64_t scratch[8];
     __shared__ bool is_last;
@@ -77,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     u64_t best = 0;
 #pragma unroll 4
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_vocab; i += gridDim.x * blockDim.x) {
-        const u64_t of = rank_of(logits[i], i);
-        best = of > best ? of : best;
+        const u64_t key = argmax_key(logits[i], i);
+        best = key > best ? key : best;
     }
     best = largest_of_block(best, scratch);
     if (threadIdx.x == 0) {
@@ -92,16 +100,16 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     __threadfence();
     best = 0;
     for (u32 i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
-        const u64_t of = __ldcg((const unsigned long long*)a.best + row * gridDim.x + i);
-        best = of > best ? of : best;
+        const u64_t key = __ldcg((const unsigned long long*)a.best + row * gridDim.x + i);
+        best = key > best ? key : best;
     }
     best = largest_of_block(best, scratch);
     if (threadIdx.x == 0) {
-        // All NaN: the first.
+        // If all logits are NaN, the first id.
         const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
         const u32 number = a.numbers[row] + 1;
         a.numbers[row] = number;
-        tell_id(a.ids, row, number, id);
+        publish_id(a.ids, row, number, id);
         if (a.advance) {
             a.tokens[row].id = id;
             a.tokens[row].pos++;

@@ -1,14 +1,16 @@
-// Sums over cards that share a model, and parts of rows put together.
+// All-reduce and all-gather between ranks, for the kernels that are launched op by op. Inputs are this rank's terms of a vector, or its columns
+// of rows; the result is the same on every rank, bit for bit. Blocks of these kernels wait for blocks of other ranks: a launch has no more blocks
+// than run at once.
 #include "exchange.cuh"
 
 struct AllReduceArgs {
     Exchange exchange;
-    const float* part; // [n]
-    float* out;        // [n]
+    const float* part; // [n] this rank's terms
+    float* out;        // [n] the result
     u32 n;
-    u32 add;           // whether the sum is added to what lies there
+    u32 add;           // 1: out += scale * sum; 0: out = scale * sum
     float scale;
-    u32 of_step;       // exchanges of this step before this one
+    u32 exchanges_before; // exchanges of this step before this one
 };
 __device__ __forceinline__ void finish(const AllReduceArgs& a, u32 i, float sum) {
     a.out[i] = a.add ? a.out[i] + a.scale * sum : a.scale * sum;
@@ -17,36 +19,37 @@ extern "C" __global__ void __launch_bounds__(256) all_reduce(const __grid_consta
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = number_of(e, a.of_step);
+    const u32 exchange_no = exchange_index(e, a.exchanges_before);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    for (u32 i = first; i < a.n; i += step) send(e, n_exchanges, i, a.part[i]);
-    for (u32 i = first; i < a.n; i += step) finish(a, i, sum_of(e, n_exchanges, i, a.part[i]));
+    for (u32 i = first; i < a.n; i += step) send(e, exchange_no, i, a.part[i]);
+    for (u32 i = first; i < a.n; i += step) finish(a, i, sum_of(e, exchange_no, i, a.part[i]));
 }
 
-// The same for many values, in two phases: each card sums a slice of them, and tells the others the sums. Each sends twice the vector,
-// however many there are. Values go in chunks, 16 bytes at a time; the tags of chunks lie apart and follow when a block has sent all of its
-// own. A chunk is 16 values of each thread.
+// All-reduce of long vectors, in two phases (reduce-scatter, all-gather): each rank adds up one slice of the vector and sends the sums to the
+// others. Each rank sends twice the vector, however many ranks there are. Values go in chunks, 16 bytes at a time; the chunks' tags are
+// separate and are stored after all chunks of a block, behind a fence. A chunk is 16 values of each thread.
 constexpr u32 SLICE_THREADS = 512, CHUNK = 16 * SLICE_THREADS;
-// Blocks of a multiprocessor: one has something to do while another waits.
+// Blocks of a multiprocessor: one works while the other waits.
 constexpr u32 SLICE_BLOCKS = 2;
 
 struct Chunk {
     u32* tag;
-    uint4* values; // CHUNK words
+    uint4* values; // CHUNK words of 4 bytes at largest
 };
-// Chunk `c` from card `from`, in the mailbox of `card`: [2][card][phase][n_chunks] tags, and as many chunks.
-__device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 card, u32 n_exchanges, u32 from, u32 phase, u32 c) {
-    u32* tags = (u32*)(e.mailboxes[card] + (size_t)2 * e.n_cards * e.n_words);
-    const size_t at = (((n_exchanges & 1) * e.n_cards + from) * 2 + phase) * e.n_chunks + c;
-    return {tags + at, (uint4*)(tags + (size_t)4 * e.n_cards * e.n_chunks + at * CHUNK)};
+// Chunk `c` that rank `from` sends to rank `peer`, in the mailbox of `peer`: behind the words, [2][sending rank][phase][n_chunks] tags of 4 bytes,
+// then as many chunks.
+__device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 peer, u32 exchange_no, u32 from, u32 phase, u32 c) {
+    u32* tags = (u32*)(e.mailboxes[peer] + (size_t)2 * e.n_ranks * e.n_words);
+    const size_t at = (((exchange_no & 1) * e.n_ranks + from) * 2 + phase) * e.n_chunks + c;
+    return {tags + at, (uint4*)(tags + (size_t)4 * e.n_ranks * e.n_chunks + at * CHUNK)};
 }
 
-// A thread's values of a chunk: four times four that lie together.
+// A thread's values of a chunk: four times four neighbouring ones.
 struct Sixteen {
     float4 v[4];
 };
 __device__ __forceinline__ u32 place_in_chunk(int k) { return 4 * (k * SLICE_THREADS + threadIdx.x); }
-// Those from `first` on, as far as they come before `end`.
+// Loads the thread's values of the chunk that begins at `first`; zeros from `end` on.
 __device__ __forceinline__ Sixteen load_values(const float* from, u32 first, u32 end) {
     Sixteen s;
 #pragma unroll
@@ -57,7 +60,7 @@ __device__ __forceinline__ Sixteen load_values(const float* from, u32 first, u32
     return s;
 }
 
-// How values go to others. As they are:
+// The form in which values are sent. EXACT: F32.
 template <bool EXACT> struct Parcel {
     Sixteen s;
     __device__ __forceinline__ explicit Parcel(const Sixteen& values) : s(values) {}
@@ -71,18 +74,18 @@ template <bool EXACT> struct Parcel {
     }
     __device__ __forceinline__ Sixteen values() const { return s; }
 };
-// In F16, with a power of two by which the largest of them is as large as F16 allows.
+// F16, scaled by a power of two so that the largest of the thread's 16 values is just below F16's largest.
 template <> struct Parcel<false> {
     uint4 pairs[2];
     float scale;
     __device__ __forceinline__ explicit Parcel(const Sixteen& s) {
-        float most = 0.0f;
+        float largest = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 4; k++) most = fmaxf(fmaxf(fmaxf(most, fabsf(s.v[k].x)), fmaxf(fabsf(s.v[k].y), fabsf(s.v[k].z))), fabsf(s.v[k].w));
-        const int exponent = max((int)(__float_as_uint(most) >> 23) - 127, -100);
+        for (int k = 0; k < 4; k++) largest = fmaxf(fmaxf(fmaxf(largest, fabsf(s.v[k].x)), fmaxf(fabsf(s.v[k].y), fabsf(s.v[k].z))), fabsf(s.v[k].w));
+        const int exponent = max((int)(__float_as_uint(largest) >> 23) - 127, -100);
         const float factor = __uint_as_float((u32)(127 + 14 - exponent) << 23);
         scale = __uint_as_float((u32)(127 - 14 + exponent) << 23);
-        if (!isfinite(most)) scale = NAN;
+        if (!isfinite(largest)) scale = NAN;
         u32 p[8];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -111,24 +114,24 @@ template <> struct Parcel<false> {
     }
 };
 
-// The others may read this block's chunks of a phase.
-__device__ __forceinline__ void tell(const Exchange& e, u32 n_exchanges, u32 phase, u32 n_chunks) {
+// Lets the other ranks read this block's chunks of a phase: stores their tags.
+__device__ __forceinline__ void publish_chunks(const Exchange& e, u32 exchange_no, u32 phase, u32 n_chunks) {
     __syncthreads();
-    const u32 n = (n_chunks - blockIdx.x + gridDim.x - 1) / gridDim.x * e.n_cards;
+    const u32 n = (n_chunks - blockIdx.x + gridDim.x - 1) / gridDim.x * e.n_ranks;
     for (u32 i = threadIdx.x; i < n; i += SLICE_THREADS) {
-        const u32 card = i % e.n_cards, c = blockIdx.x + i / e.n_cards * gridDim.x;
-        if (card == e.rank) continue;
-        // What the whole block wrote, which met, comes before the tag.
+        const u32 peer = i % e.n_ranks, c = blockIdx.x + i / e.n_ranks * gridDim.x;
+        if (peer == e.rank) continue;
+        // Release: the fence orders the chunks, which the whole block wrote before the barrier, before their tags.
         __threadfence_system();
-        store_for_peer(chunk_of(e, card, n_exchanges, e.rank, phase, c).tag, tag_of(n_exchanges));
+        store_for_peer(chunk_of(e, peer, exchange_no, e.rank, phase, c).tag, tag_of(exchange_no));
     }
 }
-// Waits for a chunk from every other card.
-__device__ __forceinline__ void wait_for_chunk(const Exchange& e, u32 n_exchanges, u32 phase, u32 c) {
-    const u32 card = threadIdx.x;
-    if (card < e.n_cards && card != e.rank) {
-        const u32* tag = chunk_of(e, e.rank, n_exchanges, card, phase, c).tag;
-        look_until(e, [&] { return load_from_peer(tag) == tag_of(n_exchanges); });
+// Waits for chunk `c` from every other rank. The fence is the acquire of the chunk's values.
+__device__ __forceinline__ void wait_for_chunk(const Exchange& e, u32 exchange_no, u32 phase, u32 c) {
+    const u32 peer = threadIdx.x;
+    if (peer < e.n_ranks && peer != e.rank) {
+        const u32* tag = chunk_of(e, e.rank, exchange_no, peer, phase, c).tag;
+        poll_until(e, [&] { return load_from_peer(tag) == tag_of(exchange_no); });
         __threadfence_system();
     }
     __syncthreads();
@@ -148,41 +151,41 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = number_of(e, a.of_step);
-    const u32 slice = (a.n / 4 + e.n_cards - 1) / e.n_cards * 4, n_chunks = (slice + CHUNK - 1) / CHUNK;
+    const u32 exchange_no = exchange_index(e, a.exchanges_before);
+    const u32 slice = (a.n / 4 + e.n_ranks - 1) / e.n_ranks * 4, n_chunks = (slice + CHUNK - 1) / CHUNK;
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
-        for (u32 card = 0; card < e.n_cards; card++) {
-            if (card == e.rank) continue;
-            const Sixteen part = load_values(a.part, card * slice + c * CHUNK, min(a.n, (card + 1) * slice));
-            Parcel<EXACT>(part).put(chunk_of(e, card, n_exchanges, e.rank, 0, c).values);
+        for (u32 peer = 0; peer < e.n_ranks; peer++) {
+            if (peer == e.rank) continue;
+            const Sixteen part = load_values(a.part, peer * slice + c * CHUNK, min(a.n, (peer + 1) * slice));
+            Parcel<EXACT>(part).put(chunk_of(e, peer, exchange_no, e.rank, 0, c).values);
         }
     }
-    tell(e, n_exchanges, 0, n_chunks);
+    publish_chunks(e, exchange_no, 0, n_chunks);
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
         const u32 first = e.rank * slice + c * CHUNK, end = min(a.n, (e.rank + 1) * slice);
         Sixteen own = load_values(a.part, first, end), sums = {};
-        wait_for_chunk(e, n_exchanges, 0, c);
-        for (u32 card = 0; card < e.n_cards; card++) {
-            const Sixteen part = card == e.rank ? own : Parcel<EXACT>(chunk_of(e, e.rank, n_exchanges, card, 0, c).values).values();
+        wait_for_chunk(e, exchange_no, 0, c);
+        for (u32 peer = 0; peer < e.n_ranks; peer++) {
+            const Sixteen part = peer == e.rank ? own : Parcel<EXACT>(chunk_of(e, e.rank, exchange_no, peer, 0, c).values).values();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 float4& sum = sums.v[k];
                 sum.x += part.v[k].x, sum.y += part.v[k].y, sum.z += part.v[k].z, sum.w += part.v[k].w;
             }
         }
-        const Parcel<EXACT> told(sums);
-        for (u32 card = 0; card < e.n_cards; card++)
-            if (card != e.rank) told.put(chunk_of(e, card, n_exchanges, e.rank, 1, c).values);
-        // As the others have them.
-        finish(a, first, end, told.values());
+        const Parcel<EXACT> sent(sums);
+        for (u32 peer = 0; peer < e.n_ranks; peer++)
+            if (peer != e.rank) sent.put(chunk_of(e, peer, exchange_no, e.rank, 1, c).values);
+        // The rounded values, as the other ranks receive them.
+        finish(a, first, end, sent.values());
     }
-    tell(e, n_exchanges, 1, n_chunks);
+    publish_chunks(e, exchange_no, 1, n_chunks);
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
-        wait_for_chunk(e, n_exchanges, 1, c);
-        for (u32 card = 0; card < e.n_cards; card++) {
-            if (card == e.rank) continue;
-            const Sixteen sums = Parcel<EXACT>(chunk_of(e, e.rank, n_exchanges, card, 1, c).values).values();
-            finish(a, card * slice + c * CHUNK, min(a.n, (card + 1) * slice), sums);
+        wait_for_chunk(e, exchange_no, 1, c);
+        for (u32 peer = 0; peer < e.n_ranks; peer++) {
+            if (peer == e.rank) continue;
+            const Sixteen sums = Parcel<EXACT>(chunk_of(e, e.rank, exchange_no, peer, 1, c).values).values();
+            finish(a, peer * slice + c * CHUNK, min(a.n, (peer + 1) * slice), sums);
         }
     }
 }
@@ -191,37 +194,37 @@ extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS) sum_sl
 
 struct AllGatherArgs {
     Exchange exchange;
-    float* rows;                    // [n_rows][stride], of which this card has its columns
+    float* rows;                    // [n_rows][stride], of which this rank has its columns
     u32 n_rows, stride;
-    u32 first_columns[MAX_CARDS + 1]; // of each card
-    u32 of_step;                      // exchanges of this step before this one
+    u32 first_columns[MAX_RANKS + 1]; // of each rank
+    u32 exchanges_before;             // exchanges of this step before this one
 };
 extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_constant__ AllGatherArgs a) {
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 n_exchanges = number_of(e, a.of_step);
+    const u32 exchange_no = exchange_index(e, a.exchanges_before);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const u32 begin = a.first_columns[e.rank], width = a.first_columns[e.rank + 1] - begin;
     for (u32 i = first; i < a.n_rows * width; i += step) {
-        send(e, n_exchanges, i, a.rows[(size_t)(i / width) * a.stride + begin + i % width]);
+        send(e, exchange_no, i, a.rows[(size_t)(i / width) * a.stride + begin + i % width]);
     }
-    for (u32 card = 0; card < e.n_cards; card++) {
-        if (card == e.rank) continue;
-        const u32 begin = a.first_columns[card], width = a.first_columns[card + 1] - begin;
+    for (u32 peer = 0; peer < e.n_ranks; peer++) {
+        if (peer == e.rank) continue;
+        const u32 begin = a.first_columns[peer], width = a.first_columns[peer + 1] - begin;
         for (u32 i = first; i < a.n_rows * width; i += step) {
-            a.rows[(size_t)(i / width) * a.stride + begin + i % width] = receive(e, n_exchanges, card, i);
+            a.rows[(size_t)(i / width) * a.stride + begin + i % width] = receive(e, exchange_no, peer, i);
         }
     }
 }
 
 struct CountExchangesArgs {
-    u32* before;
+    u32* exchanges_done;
     u32 n; // exchanges of this step
     u32 unused;
 };
 extern "C" __global__ void count_exchanges(const __grid_constant__ CountExchangesArgs a) {
     wait_for_input();
     let_next_start();
-    if (threadIdx.x == 0) *a.before += a.n;
+    if (threadIdx.x == 0) *a.exchanges_done += a.n;
 }

@@ -1,65 +1,77 @@
-// What cards that share a model tell each other, over peer memory, a word at a time.
-// Each card has a mailbox, [2][card][n_words] words of a value and a tag, which says which exchange it is of: a word is its own
-// flag. A card writes its values to all others' mailboxes and reads its own one until the words have come. Sums are made in the order
-// of the cards, so that all cards have the same bits. Exchanges use the halves of mailboxes by turns: who is at one has ended the
-// one before, for which all others had begun it, and so ended the one before that, whose words are overwritten now. Blocks send
-// all that they have before they wait, and all of an exchange run at once, on every card. Behind the words lie chunks, for what is too
-// much for a word each.
+// Exchange of values between ranks (the GPUs that share a model by tensor parallelism), through peer memory, one LL word a value.
+//
+// Each rank has a mailbox in its own memory: [2][sending rank][n_words] words of 8 bytes, a 4-byte value and a 4-byte tag. A rank stores its
+// values into the mailboxes of all others and polls its own until the tags are those of the exchange. Sums are added in the order of the
+// ranks, so that all ranks have the same bits. Behind the words lie chunks (exchange.cu), for vectors that are too long for a word a
+// value.
+//
+// Exchanges are numbered from the first one of a pass on; exchange n uses half n % 2 of the mailboxes and has tag n % (2^32 - 1) + 1, which is
+// never 0, the tag of memory that was never written.
+//
+// Write-after-read. Exchange n + 2 overwrites the words of exchange n. A rank that begins n + 2 has received what all others sent for n + 1, and
+// a rank sends for n + 1 after it has received everything of n. This needs that a rank sends all that it has before it waits, and that all
+// blocks that take part run at the same time on every rank. The persistent decode kernel exchanges row by row; its case is Lemma 16 of
+// docs/design/decode-kernel.md.
+//
+// Memory ordering. Words are stored and loaded with relaxed accesses of system scope (`store_for_peer`, `load_from_peer`), and value and tag
+// are one access.
 #pragma once
 #include "common.cuh"
 
-constexpr int MAX_CARDS = 8;
-// Looks at a word, some 10 seconds, after which the others are given up.
-constexpr u32 MOST_LOOKS = 1 << 24;
+constexpr int MAX_RANKS = 8;
+// Polls of one word before the exchange is aborted; some 10 seconds.
+constexpr u32 MAX_POLLS = 1 << 24;
 
-// As `ExchangeArgs` of src/args/exchange.rs has it.
+// Mirrored by `ExchangeArgs` of src/args/exchange.rs.
 struct Exchange {
-    u64_t* mailboxes[MAX_CARDS];
-    u32* before;       // exchanges of the steps before
-    u32* ended;        // of the host: whether an exchange was given up, by whomever
-    u32 rank, n_cards;
-    u32 n_words;       // from each card to each, twice an exchange
-    u32 n_chunks;      // the same of chunks; a multiple of 4
+    u64_t* mailboxes[MAX_RANKS]; // of all ranks, as this one addresses them
+    u32* exchanges_done;         // exchanges of all earlier steps
+    u32* abort;                  // host memory that all ranks see: 1 after any of them has aborted an exchange
+    u32 rank;                    // this rank
+    u32 n_ranks;                 // 2 to MAX_RANKS
+    u32 n_words;                 // words from each rank to each, in each half
+    u32 n_chunks;                // chunks from each rank to each, in each half and phase; a multiple of 4
 };
 
-// Exchanges before one that comes after `of_step` others of its step.
-__device__ __forceinline__ u32 number_of(const Exchange& e, u32 of_step) { return load_from_peer(e.before) + of_step; }
-__device__ __forceinline__ u32 tag_of(u32 n_exchanges) { return n_exchanges % 0xffffffffu + 1; }
-// Where words from card `from` lie in a mailbox.
-__device__ __forceinline__ size_t place_of(const Exchange& e, u32 n_exchanges, u32 from) {
-    return (size_t)((n_exchanges & 1) * e.n_cards + from) * e.n_words;
+// The number of an exchange that comes after `exchanges_before` others of its step.
+__device__ __forceinline__ u32 exchange_index(const Exchange& e, u32 exchanges_before) { return load_from_peer(e.exchanges_done) + exchanges_before; }
+__device__ __forceinline__ u32 tag_of(u32 exchange_no) { return exchange_no % 0xffffffffu + 1; }
+// Index of the first word from rank `from` in a mailbox.
+__device__ __forceinline__ size_t mailbox_offset(const Exchange& e, u32 exchange_no, u32 from) {
+    return (size_t)((exchange_no & 1) * e.n_ranks + from) * e.n_words;
 }
-__device__ __forceinline__ void send(const Exchange& e, u32 n_exchanges, u32 i, float v) {
-    const u64_t word = (u64_t)tag_of(n_exchanges) << 32 | __float_as_uint(v);
-    for (u32 card = 0; card < e.n_cards; card++)
-        if (card != e.rank) store_for_peer(e.mailboxes[card] + place_of(e, n_exchanges, e.rank) + i, word);
+// Sends a value to all other ranks, as their word i.
+__device__ __forceinline__ void send(const Exchange& e, u32 exchange_no, u32 i, float v) {
+    const u64_t word = (u64_t)tag_of(exchange_no) << 32 | __float_as_uint(v);
+    for (u32 peer = 0; peer < e.n_ranks; peer++)
+        if (peer != e.rank) store_for_peer(e.mailboxes[peer] + mailbox_offset(e, exchange_no, e.rank) + i, word);
 }
-// Looks until `is_there`, or until the step is given up, by whomever; what comes of it counts for nothing then.
-template <class Look> __device__ __forceinline__ void look_until(const Exchange& e, Look is_there) {
-    for (u32 looks = 1; !is_there(); looks++) {
-        if (looks % 256 == 0 && load_from_peer(e.ended)) return;
-        if (looks == MOST_LOOKS) return store_for_peer(e.ended, 1);
+// Polls until `is_complete`, or until any rank aborts the step; the values of an aborted step are not used.
+template <class Poll> __device__ __forceinline__ void poll_until(const Exchange& e, Poll is_complete) {
+    for (u32 polls = 1; !is_complete(); polls++) {
+        if (polls % 256 == 0 && load_from_peer(e.abort)) return;
+        if (polls == MAX_POLLS) return store_for_peer(e.abort, 1);
         spin_pause();
     }
 }
-// The value that card `from` sends.
-__device__ __forceinline__ float receive(const Exchange& e, u32 n_exchanges, u32 from, u32 i) {
-    const u64_t* p = e.mailboxes[e.rank] + place_of(e, n_exchanges, from) + i;
+// Waits for the value that rank `from` has sent as word i.
+__device__ __forceinline__ float receive(const Exchange& e, u32 exchange_no, u32 from, u32 i) {
+    const u64_t* p = e.mailboxes[e.rank] + mailbox_offset(e, exchange_no, from) + i;
     u64_t word = 0;
-    look_until(e, [&] {
+    poll_until(e, [&] {
         word = load_from_peer(p);
-        return (u32)(word >> 32) == tag_of(n_exchanges);
+        return (u32)(word >> 32) == tag_of(exchange_no);
     });
     return __uint_as_float((u32)word);
 }
-// Of what all cards sent at place i, in their order; `own` is this one's part.
-__device__ __forceinline__ float sum_of(const Exchange& e, u32 n_exchanges, u32 i, float own) {
+// The sum of word i of all ranks, added in their order; `own` is this rank's value. Waits for the others.
+__device__ __forceinline__ float sum_of(const Exchange& e, u32 exchange_no, u32 i, float own) {
     float sum = 0.0f;
-    for (u32 card = 0; card < e.n_cards; card++) sum += card == e.rank ? own : receive(e, n_exchanges, card, i);
+    for (u32 peer = 0; peer < e.n_ranks; peer++) sum += peer == e.rank ? own : receive(e, exchange_no, peer, i);
     return sum;
 }
-// The same, once it is sent.
-__device__ __forceinline__ float exchanged_sum(const Exchange& e, u32 n_exchanges, u32 i, float own) {
-    send(e, n_exchanges, i, own);
-    return sum_of(e, n_exchanges, i, own);
+// Sends this rank's value and returns the sum.
+__device__ __forceinline__ float exchanged_sum(const Exchange& e, u32 exchange_no, u32 i, float own) {
+    send(e, exchange_no, i, own);
+    return sum_of(e, exchange_no, i, own);
 }

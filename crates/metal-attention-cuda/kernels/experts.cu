@@ -1,26 +1,26 @@
-// A mixture of experts: which experts a token goes to and with what weights, what lies between their matrices, and the weighted
-// sum of what they give.
+// Mixtures of experts: the choice of each token's experts and their weights, the activation between their matrices, and the
+// weighted sum of their results. An item is a token at one of its experts, `token * n_used + i`.
 #include "routing.cuh"
 
 SHARED_MEMORY(16, float, route_memory);
 
-// The token's products, to where scores are made of them.
+// Copies the token's router logits to shared memory, where scores are made of them.
 __device__ __forceinline__ void load_products(const RouteArgs& a, const Choice& c, u32 token, u32 lane) {
     for (u32 i = lane; i < a.n_expert; i += 32) c.scores[i] = __ldcg(a.products + (size_t)token * a.n_expert + i);
 }
 
-// A thread makes the weights of the scores of those that are chosen.
+// One thread computes the weights from the scores of the chosen experts, and stores experts and weights.
 __device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* chosen, float* weights, u32 token) {
-    float most = -INFINITY, sum = 0.0f;
+    float max_score = -INFINITY, sum = 0.0f;
     if (a.score == SOFTMAX_OF_CHOSEN) {
-        for (u32 i = 0; i < a.n_used; i++) most = fmaxf(most, weights[i]);
-        for (u32 i = 0; i < a.n_used; i++) weights[i] = expf(weights[i] - most), sum += weights[i];
+        for (u32 i = 0; i < a.n_used; i++) max_score = fmaxf(max_score, weights[i]);
+        for (u32 i = 0; i < a.n_used; i++) weights[i] = expf(weights[i] - max_score), sum += weights[i];
         for (u32 i = 0; i < a.n_used; i++) weights[i] /= sum;
     }
     if (a.renormalize) {
         sum = 0.0f;
         for (u32 i = 0; i < a.n_used; i++) sum += weights[i];
-        // As large at least as the smallest number of 16 bits.
+        // At least the smallest normal F16 number, to avoid a division by zero.
         sum = fmaxf(sum, 6.1035156e-5f);
         for (u32 i = 0; i < a.n_used; i++) weights[i] /= sum;
     }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* cho
     }
 }
 
-// A warp a token.
+// Chooses the experts of a token. A warp for each token.
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
     __shared__ float weights[MAX_CHOSEN];
     __shared__ u32 chosen[MAX_CHOSEN];
@@ -54,24 +54,26 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     if (lane == 0) write_weights(a, chosen, weights, token);
 }
 
-struct RouteAloneArgs {
-    RouteArgs route;     // its products are written, too
+// Mirrored by `FusedRouteArgs` of src/args/experts.rs.
+struct FusedRouteArgs {
+    RouteArgs route;     // its router logits are stored, too
     const float* x;      // [n_tokens][n_in]
     const float* norm;   // weight of the RMSNorm
-    float* h;            // x through that, for the experts, [n_tokens][n_in]
+    float* h;            // the normalised rows, for the experts, [n_tokens][n_in]
     const float* router; // [n_expert][n_in]
     const float* bias;   // [n_expert], or null
-    u32* tickets;        // [n_tokens], zero
-    u32 n_in;
-    float eps;
+    u32* tickets;        // counters [n_tokens], zero between launches
+    u32 n_in;            // elements of a row
+    float eps;           // of the norm
 };
 constexpr int ROUTE_THREADS = 256;
-// Vectors of four elements that a thread has of a row.
+// Vectors of four elements of a row that a thread holds in registers.
 constexpr int ROUTE_KEPT = 8;
 
-// Of a few tokens norm, router and choice together: a block multiplies the row of an expert, which is on its way before the input is
-// there, the first one writes the normalised state, and the last one to end chooses.
-extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const __grid_constant__ RouteAloneArgs a) {
+// Norm, router product and choice of experts for a few tokens, in one launch. Each block computes the logit of one expert; its
+// weights do not depend on the previous launch, so their load starts before `wait_for_input`. The first block also stores the
+// normalised row, and the last block of a token to finish chooses.
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const __grid_constant__ FusedRouteArgs a) {
     __shared__ float2 sums[ROUTE_THREADS / 32];
     __shared__ float weights[MAX_CHOSEN];
     __shared__ u32 chosen[MAX_CHOSEN];
@@ -129,19 +131,19 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
         make_scores(a.route, c, lane);
     }
     __syncthreads();
-    // The place of an expert is how many are better; the lower one is on ties.
+    // The place of an expert is the number of better ones; on ties the lower index is better.
     for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
-        const float own = c.choice[i];
+        const float score = c.choice[i];
         u32 place = 0, j = 0;
         if (n_expert % 4 == 0) {
 #pragma unroll 4
             for (; j < n_expert; j += 4) {
                 const float4 four = *(const float4*)(c.choice + j);
-                place += (four.x > own || four.x == own && j < i) + (four.y > own || four.y == own && j + 1 < i);
-                place += (four.z > own || four.z == own && j + 2 < i) + (four.w > own || four.w == own && j + 3 < i);
+                place += (four.x > score || four.x == score && j < i) + (four.y > score || four.y == score && j + 1 < i);
+                place += (four.z > score || four.z == score && j + 2 < i) + (four.w > score || four.w == score && j + 3 < i);
             }
         }
-        for (; j < n_expert; j++) place += c.choice[j] > own || c.choice[j] == own && j < i;
+        for (; j < n_expert; j++) place += c.choice[j] > score || c.choice[j] == score && j < i;
         if (place < a.route.n_used) {
             chosen[place] = i;
             weights[place] = c.scores[i];
@@ -153,28 +155,31 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     else if (lane == 0) write_weights(a.route, chosen, weights, token);
 }
 
+// Mirrored by `WeighArgs` of src/args/experts.rs.
 struct WeighArgs {
     const float* x;       // [n_tokens][n]
     const float* weights; // [n_tokens][n_used]
     float* out;           // [n_tokens * n_used][n]
-    u32 n, n_used;
+    u32 n, n_used;        // elements of a row, experts of a token
 };
-// A row of each token for each of its experts, times the weight there.
+// Copies each token's row for each of its experts, times the expert's weight.
 extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_constant__ WeighArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 i = blockIdx.y * 256 + threadIdx.x, visit = blockIdx.x;
-    if (i < a.n) a.out[(size_t)visit * a.n + i] = a.weights[visit] * a.x[(size_t)(visit / a.n_used) * a.n + i];
+    const u32 i = blockIdx.y * 256 + threadIdx.x, item = blockIdx.x;
+    if (i < a.n) a.out[(size_t)item * a.n + i] = a.weights[item] * a.x[(size_t)(item / a.n_used) * a.n + i];
 }
 
+// Mirrored by `ExpertsActivationArgs` of src/args/experts.rs.
 struct ExpertsActivationArgs {
-    const float* x; // [n_rows][gate, up], or [n_rows][up]
-    float* out;     // [n_rows][n]
-    u32 n;
-    u32 gated;
+    const float* x; // [n_items][gate, up], or [n_items][up]
+    float* out;     // [n_items][n]
+    u32 n;          // elements of a row of the result
+    u32 gated;      // whether there is a gate
     u32 activation; // Activation
-    float limit;
+    float limit;    // of CLAMPED_SWIGLU
 };
+// out = activation(gate) * up of each item, or activation(up).
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
     wait_for_input();
     let_next_start();
@@ -185,18 +190,19 @@ extern "C" __global__ void __launch_bounds__(256) experts_activation(const __gri
     a.out[(size_t)row * a.n + i] = v;
 }
 
+// Mirrored by `ExpertsSumArgs` of src/args/experts.rs.
 struct ExpertsSumArgs {
-    const float* y;       // what experts give, [n_tokens][n_used][n]
+    const float* y;       // the experts' results, [n_tokens][n_used][n]
     const float* weights; // [n_tokens][n_used]
-    const float* shared;  // what all tokens went through, [n_tokens][n], or null
-    const float* gate;    // whose sigmoid of a product with h it is multiplied by, [n], or null
+    const float* shared;  // the result of the shared experts, [n_tokens][n], or null
+    const float* gate;    // [n], or null: `shared` is multiplied by the sigmoid of its product with h
     const float* h;       // [n_tokens][n]
     float* out;           // [n_tokens][n]
-    u32 n, n_used;
-    u32 add;              // whether scale times the sum is added to what is there
-    float scale;
+    u32 n, n_used;        // elements of a row, experts of a token
+    u32 add;              // whether scale times the sum is added to `out`
+    float scale;          // factor on the sum, where it is added
 };
-// Blocks of a token share its elements out.
+// Several blocks of a token share its elements.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_constant__ ExpertsSumArgs a) {
     __shared__ float scratch[16];
     wait_for_input();
@@ -212,8 +218,8 @@ extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_const
         float sum = 0.0f;
 #pragma unroll 8
         for (u32 k = 0; k < a.n_used; k++) {
-            const u32 visit = token * a.n_used + k;
-            sum += a.weights[visit] * a.y[(size_t)visit * a.n + i];
+            const u32 item = token * a.n_used + k;
+            sum += a.weights[item] * a.y[(size_t)item * a.n + i];
         }
         const size_t at = (size_t)token * a.n + i;
         if (a.shared) sum += factor * a.shared[at];

@@ -1,22 +1,23 @@
-// Matrices in the order in which the tensor cores take them. 16 rows are a tile, 64 columns a panel of two blocks of 32. Lane l of
-// a warp has, of rows g = l / 4 and g + 8 of a tile, the 8 columns of a block that `place_in_block` gives t = l % 4: a code each,
-// which a warp reads in one go. Scales follow.
+// The layout of weight matrices in device memory, which kernels read without conversion in the order of tensor-core operands. A matrix is divided
+// into tiles of 16 rows and panels of 64 columns (two quantisation blocks of 32). In a panel, lane l of a warp has, of rows g = l / 4 and g + 8 of the
+// tile and of each block, the 8 columns that `place_in_block` gives t = l % 4. A warp reads the codes of a panel with one load; scales follow. repack.cu
+// writes this layout from a file's quantisation blocks.
 #pragma once
 #include "common.cuh"
 
-// As `Format` in src/matrix.rs has them.
+// Mirrored by `Format` of src/matrix.rs. CODES, CODES_AND_MINS: 8-bit codes with F32 scales, for tensor types without a layout of their own.
 enum Format : u32 { F16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5, F32 = 6, CODES = 7, CODES_AND_MINS = 8 };
 
 struct Matrix {
-    const unsigned char* records; // [tile][panel / PANELS], see Record
+    const unsigned char* records; // [tile][panel / PANELS] records
     u32 format;
     u32 n_rows;
     u32 n_panels;
-    u32 first_row; // of the product's rows
+    u32 first_row; // index of its first row in the result of a product of several matrices
 };
 
-// What lies side by side: PANELS panels of a tile, first the codes of all, then further bits of the codes, then scales, each
-// [panel][lane or g], then what the scales of all are multiplied by, [g]. Sizes in bytes, of one panel but for SUPER.
+// A record: PANELS neighbouring panels of a tile. First the codes of all panels, then their high bits, then their scales, each [panel][lane or g], then
+// the scales of scales of the whole record, [g]. Sizes are bytes of one panel, SUPER of the record.
 template <int N, int CODES_, int HIGH_, int SCALES_, int SUPER_> struct RecordOf {
     static constexpr int PANELS = N, CODES = CODES_, HIGH = HIGH_, SCALES = SCALES_, SUPER = SUPER_;
     static constexpr int BYTES = N * (CODES_ + HIGH_ + SCALES_) + SUPER_;
@@ -32,7 +33,7 @@ template <> struct Record<Q6_K> : RecordOf<4, 512, 256, 64, 32> {};
 template <> struct Record<CODES> : RecordOf<1, 1024, 0, 256, 0> {};
 template <> struct Record<CODES_AND_MINS> : RecordOf<1, 1024, 0, 512, 0> {};
 
-// Where the parts of panel `i` of a record lie.
+// Addresses of the parts of panel `i` of a record.
 template <u32 FORMAT> struct Place {
     typedef Record<FORMAT> R;
     const unsigned char *codes, *high, *scales, *super;
@@ -48,35 +49,34 @@ template <u32 FORMAT> struct Place {
 };
 
 __device__ __forceinline__ u32 nibbles(u32 word, int i) {
-    // Two codes as 1024 + code.
+    // Two codes as the F16 values 1024 + code.
     return (i == 0 ? word : word >> (4 * i)) & 0x000f000fu | 0x64006400u;
 }
 __device__ __forceinline__ u32 minus(u32 v, float offset) { return bits(__hsub2(halves(v), __float2half2_rn(offset))); }
 __device__ __forceinline__ float byte_of(u32 word, int i) {
-    // 2^23 + byte, exactly.
+    // 2^23 + byte is exact in F32.
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
 }
 __device__ __forceinline__ float signed_byte_of(u32 word, int i) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
 }
 
-// Where a panel is read from: memory, once, or workgroup memory.
-struct FromMemory {
+// Where a panel is read from: global memory, once, or shared memory.
+struct FromGlobal {
     template <typename T> static __device__ __forceinline__ T get(const T* p) { return load_stream(p); }
 };
-struct FromWorkgroup {
+struct FromShared {
     template <typename T> static __device__ __forceinline__ T get(const T* p) { return *p; }
 };
 
-// What a lane needs of a panel, as it lies in memory. `SUBS` scales for each block and row; `MINS`: as many offsets.
-// `codes(plane, b, a)`: the codes of block b, a[s][0..4] for its product s; `scale(plane, b, row, sub)`, `min(b, row, sub)` in F32.
-// An element is the sum over PLANES of scale * code, less min. No scales: codes are the elements. `FLOAT_SCALES`: scales may be
-// beyond what F16 holds.
+// One panel in a lane's registers, as F16 elements. SUBS: scales of each block and row. MINS: whether there are as many offsets. `codes(plane, b, a)`:
+// codes of block b as mma operands, a[s][0..4] for product s. `scale(plane, b, row, sub)`, `min(b, row, sub)`: in F32. An element is the sum over
+// PLANES of scale * code, minus min; with SUBS 0 codes are the elements. FLOAT_SCALES: scales may be beyond F16's range.
 template <u32 FORMAT> struct Panel;
 template <u32 FORMAT> struct PanelOf {
-    // Reads it where it lies in memory.
+    // Reads it from global memory.
     __device__ __forceinline__ void load(const Matrix& m, u32 tile, u32 panel, int lane) {
-        static_cast<Panel<FORMAT>*>(this)->template read<FromMemory>(Place<FORMAT>(m, tile, panel), lane);
+        static_cast<Panel<FORMAT>*>(this)->template read<FromGlobal>(Place<FORMAT>(m, tile, panel), lane);
     }
 };
 
@@ -97,7 +97,7 @@ template <> struct Panel<F16> : PanelOf<F16> {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// Each element as the sum of an F16 and 2^-11 of another, which BF16 and most of what F32 can be.
+// An F32 element as the sum of an F16 value and 2^-11 times another one; that covers BF16 and most of F32.
 template <> struct Panel<F32> : PanelOf<F32> {
     static constexpr int SUBS = 1, PLANES = 2;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
@@ -115,7 +115,7 @@ template <> struct Panel<F32> : PanelOf<F32> {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// Codes of 8 bits as pairs of F16.
+// 8-bit codes with sign as pairs of F16.
 __device__ __forceinline__ void signed_codes(const uint4 x, u32 (&a)[2][4]) {
     const u32 words[2][2] = {{x.x, x.y}, {x.z, x.w}};
 #pragma unroll
@@ -148,7 +148,7 @@ template <> struct Panel<Q8_0> : PanelOf<Q8_0> {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// Codes of 4 bits.
+// 4-bit codes.
 struct Nibbles {
     uint4 w;
     __device__ __forceinline__ u32 word(int b, int row) const {
@@ -165,7 +165,7 @@ struct Nibbles {
     }
 };
 
-// One scale, F16, for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
+// One F16 scale for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
 struct HalfScales {
     uint2 s;
     template <typename From> __device__ __forceinline__ void load_scales(const unsigned char* scales, int lane) { s = From::get((const uint2*)scales + lane / 4); }
@@ -173,7 +173,7 @@ struct HalfScales {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    // Those of a block of rows g and g + 8.
+    // The scales of block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const { return __half22float2(halves(__byte_perm(s.x, s.y, b == 0 ? 0x5410 : 0x7632))); }
 };
 
@@ -188,8 +188,8 @@ template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// Scales and offsets of 6 bits for each block, and what they are multiplied by, F16, for each 256 columns:
-// scales {row g: scale 0, 1, offset 0, 1; row g + 8: the same}, super {d, dmin of row g; of row g + 8}.
+// 6-bit scales and offsets for each block, and F16 scales of these for 256 columns (K-quants). Scales: {row g: scale 0, 1, offset 0, 1; row g + 8: the
+// same}. Super: {d, dmin of row g; of row g + 8}.
 struct KScales {
     uint2 s, d;
     template <typename From, typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
@@ -202,7 +202,7 @@ struct KScales {
     __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
-    // Those of a block of rows g and g + 8.
+    // The scales, or offsets, of block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const {
         return make_float2(__low2float(halves(d.x)) * byte_of(s.x >> 8 * b, 0), __low2float(halves(d.y)) * byte_of(s.y >> 8 * b, 0));
     }
@@ -221,7 +221,7 @@ template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
 };
 
-// The fifth bits of a word's codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7, at bit 4 of bytes 0 to 3: bit 4 b + 2 row + odd of the bytes of `high`.
+// The fifth bits of codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7 of a word, at bit 4 of bytes 0 to 3. In `high` they are bit 4 b + 2 row + odd of each byte.
 __device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int odd) {
     const int at = 4 * b + 2 * row + odd;
     return at < 4 ? high << (4 - at) : high >> (at - 4);
@@ -245,7 +245,7 @@ template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
     }
 };
 
-// Scales are whole numbers for 16 columns: {row g: 4; row g + 8: 4}, super {d of row g, of row g + 8}.
+// Signed 8-bit scales for 16 columns each: {row g: 4; row g + 8: 4}, and super {d of row g, of row g + 8}.
 struct SixthScales {
     uint2 s;
     u32 d;
@@ -258,8 +258,8 @@ struct SixthScales {
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
 };
-// Two more bits, a word for each block: those of a word's codes 0, 2, 4, 6 of row g are bits 0 and 1 of its bytes, those of codes 1, 3,
-// 5, 7 bits 2 and 3, those of row g + 8 bits 4 to 7.
+// The two high bits of codes, a word for each block: of codes 0, 2, 4, 6 of row g in bits 0 and 1 of its bytes, of codes 1, 3, 5, 7 in bits 2 and 3; of row
+// g + 8 in bits 4 to 7.
 template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
     static constexpr int SUBS = 2, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
@@ -283,8 +283,7 @@ template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// What has no format of its own: codes of 8 bits, for each 16 columns a scale and, with `HAS_MINS`, an offset, F32:
-// [row of 16][4].
+// CODES and CODES_AND_MINS: 8-bit codes; for each 16 columns an F32 scale and, with HAS_MINS, an F32 offset: [row of 16][4].
 template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel : PanelOf<FORMAT> {
     static constexpr int SUBS = 2, PLANES = 1;
     static constexpr bool MINS = HAS_MINS, FLOAT_SCALES = true;
@@ -311,7 +310,7 @@ template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel : PanelOf<FORMAT> {
 template <> struct Panel<CODES> : GeneralPanel<CODES, false> {};
 template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {};
 
-// Runs `body` with `FORMAT`, known when it is compiled, or with the type P of its panels.
+// Runs `body` with the compile-time constant `FORMAT` (WITH_FORMAT), or with the type P of its panels (WITH_PANEL).
 #define WITH_FORMAT(format, body)                                            \
     switch (format) {                                                        \
         case F16: { constexpr u32 FORMAT = F16; body; break; }               \
@@ -325,7 +324,7 @@ template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {}
         case CODES_AND_MINS: { constexpr u32 FORMAT = CODES_AND_MINS; body; break; } \
         default: __trap();                                                   \
     }
-// The same of formats of codes.
+// WITH_FORMAT for formats of codes; others trap.
 #define WITH_CODES(format, body)                                             \
     switch (format) {                                                        \
         case Q8_0: { constexpr u32 FORMAT = Q8_0; body; break; }             \

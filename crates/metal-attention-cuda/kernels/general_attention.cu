@@ -1,43 +1,45 @@
-// Attention of tokens one by one over the cache of their sequence, with whatever a layer has: any mask, scores that fall with the
-// distance, heads of any length, keys and values of unlike lengths. The cache has the tokens already, and queries are ready. A
-// block for a head of a token and a part of the positions; the last of these joins the parts. All in F32.
+// Attention for everything that the faster kernels do not support: any mask, ALiBi, any head size, keys and values of different
+// sizes. The cache already has the tokens' keys and values, and the queries are ready. One token at a time, all in F32: a block
+// for each head of a token and split of its positions (split-KV); the last block of a head merges the partial results.
 #include "heads.cuh"
 #include "masks.cuh"
 
+// Mirrored by `GeneralAttentionArgs` of src/args.rs.
 struct GeneralAttentionArgs {
-    const Token* tokens;
-    Pages pages;
-    const void* k_cache; // [page][kv head][64][key_dim]
-    const void* v_cache; // [page][kv head][64][value_dim]
-    const float* queries; // [n_tokens][n_head * key_dim]
-    float* out;          // [n_tokens][n_head * value_dim]
-    half* packed;        // the same as a product of many tokens takes it, or null
-    float* partial;      // [n_tokens][n_head][n_splits][value_dim + 2]
-    u32* tickets;        // [n_tokens][n_head], zero
-    const float* sinks;  // [n_head], or null
-    const float* slopes; // [n_head], or null
-    const float* gates;  // of head 0 of token 0, or null
-    u32 gate_stride;     // elements from a token's to the next one's; heads are 2 value_dim apart
-    u32 n_head, n_kv_head, key_dim, value_dim;
-    u32 n_splits;
-    u32 n_token_tiles;   // of `packed`
-    u32 mask, reach;
-    float soft_cap;      // 0: none
+    const Token* tokens;                       // [n_tokens]
+    Pages pages;                               // page tables of the layer's cache group
+    const void* k_cache;                       // [page][KV head][64][key_dim]
+    const void* v_cache;                       // [page][KV head][64][value_dim]
+    const float* queries;                      // [n_tokens][n_head * key_dim]
+    float* out;                                // [n_tokens][n_head * value_dim]
+    half* packed;                              // the same as packed F16, or null
+    float* partial;                            // [n_tokens][n_head][n_splits][value_dim + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;                              // counters [n_tokens][n_head], zero between launches
+    const float* sinks;                        // [n_head], or null
+    const float* slopes;                       // ALiBi slopes, [n_head], or null
+    const float* gates;                        // of head 0 of token 0, or null
+    u32 gate_stride;                           // elements from one token's gates to the next one's; heads are 2 value_dim apart
+    u32 n_head, n_kv_head, key_dim, value_dim; // query heads, KV heads, elements of a key and of a value
+    u32 n_splits;                              // most splits of a token
+    u32 n_token_tiles;                         // of `packed`
+    u32 mask, reach;                           // Mask (masks.cuh), and its number of positions
+    float soft_cap;                            // 0: none
 };
 
 constexpr int THREADS = 128;
-constexpr int LANES = 8;      // threads that share a position's score
-constexpr int COLUMNS = 4;    // most columns of a thread's values
-constexpr u32 TILE = THREADS; // positions at once
+constexpr int LANES = 8;      // threads that share the score of a position
+constexpr int COLUMNS = 4;    // most columns of the values of a thread
+constexpr u32 TILE = THREADS; // positions that are processed at a time
 
+// One block: a head of a token, and a split of its positions.
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
     const u32 tid = threadIdx.x;
     const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);
     wait_for_input();
     let_next_start();
-    const Token of = a.tokens[token];
-    const u32 begin = first_seen(a.mask, a.reach, of.pos), end = end_seen(a.mask, a.reach, of.pos, of.last);
-    // Splits are whole tiles.
+    const Token info = a.tokens[token];
+    const u32 begin = first_seen(a.mask, a.reach, info.pos), end = end_seen(a.mask, a.reach, info.pos, info.last);
+    // Splits are whole tiles of positions.
     const u32 n_tiles = (end - begin + TILE - 1) / TILE, tiles_each = (n_tiles + a.n_splits - 1) / a.n_splits;
     const u32 n_splits = (n_tiles + tiles_each - 1) / tiles_each;
     if (split >= n_splits) return;
@@ -49,10 +51,10 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     __shared__ bool is_last;
     const float* query = a.queries + ((size_t)token * a.n_head + head) * a.key_dim;
     for (u32 i = tid; i < a.key_dim; i += THREADS) q[i] = query[i];
-    const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
+    const u32* pages = a.pages.pages + (size_t)info.seq * a.pages.n_pages;
     auto row_of = [&](u32 pos) { return ((size_t)pages[pos / PAGE] * a.n_kv_head + kv) * PAGE + pos % PAGE; };
     const float slope = a.slopes ? a.slopes[head] : 0.0f;
-    float acc[COLUMNS] = {}, most = -INFINITY, sum = 0.0f;
+    float acc[COLUMNS] = {}, max_score = -INFINITY, sum = 0.0f;
     __syncthreads();
     for (u32 tile = first; tile < last; tile += TILE) {
         const u32 n = min(TILE, last - tile);
@@ -66,7 +68,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
             for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
             if (a.soft_cap != 0.0f) dot = a.soft_cap * tanhf(dot / a.soft_cap);
             const u32 pos = tile + i;
-            dot -= slope * (pos > of.pos ? pos - of.pos : of.pos - pos);
+            dot -= slope * (pos > info.pos ? pos - info.pos : info.pos - pos);
             if (tid % LANES == 0) weights[i] = i < n ? dot : -INFINITY;
         }
         __syncthreads();
@@ -74,11 +76,11 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
         float larger = warp_max(score);
         if (tid % 32 == 0) scratch[tid / 32] = larger;
         __syncthreads();
-        larger = most;
+        larger = max_score;
 #pragma unroll
         for (int i = 0; i < THREADS / 32; i++) larger = fmaxf(larger, scratch[i]);
-        const float shrink = __expf(most - larger), weight = __expf(score - larger);
-        most = larger;
+        const float shrink = __expf(max_score - larger), weight = __expf(score - larger);
+        max_score = larger;
         weights[tid] = weight;
         sum = sum * shrink + weight;
         __syncthreads();
@@ -108,7 +110,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     };
     const float sink = a.sinks ? a.sinks[head] : -INFINITY;
     if (n_splits == 1) {
-        const float larger = fmaxf(most, sink), factor = __expf(most - larger);
+        const float larger = fmaxf(max_score, sink), factor = __expf(max_score - larger);
         sum = sum * factor + (a.sinks ? __expf(sink - larger) : 0.0f);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
@@ -120,7 +122,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
         if (tid + c * THREADS < a.value_dim) splits[split * width + tid + c * THREADS] = acc[c];
-    if (tid == 0) splits[split * width + a.value_dim] = most, splits[split * width + a.value_dim + 1] = sum;
+    if (tid == 0) splits[split * width + a.value_dim] = max_score, splits[split * width + a.value_dim + 1] = sum;
     __threadfence();
     __syncthreads();
     if (tid == 0) {
@@ -131,14 +133,14 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    most = sink, sum = 0.0f;
-    for (u32 s = 0; s < n_splits; s++) most = fmaxf(most, __ldcg(splits + s * width + a.value_dim));
+    max_score = sink, sum = 0.0f;
+    for (u32 s = 0; s < n_splits; s++) max_score = fmaxf(max_score, __ldcg(splits + s * width + a.value_dim));
     for (u32 s = 0; s < n_splits; s++)
-        sum += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + a.value_dim + 1);
-    if (a.sinks) sum += __expf(sink - most);
+        sum += __expf(__ldcg(splits + s * width + a.value_dim) - max_score) * __ldcg(splits + s * width + a.value_dim + 1);
+    if (a.sinks) sum += __expf(sink - max_score);
     for (u32 d = tid; d < a.value_dim; d += THREADS) {
         float v = 0.0f;
-        for (u32 s = 0; s < n_splits; s++) v += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + d);
+        for (u32 s = 0; s < n_splits; s++) v += __expf(__ldcg(splits + s * width + a.value_dim) - max_score) * __ldcg(splits + s * width + d);
         write(d, v / sum);
     }
 }

@@ -1,26 +1,32 @@
-// Products of many rows, each with the matrix of its group: an expert, or a head. Rows are sorted by group, on the device, into
-// slots; each group begins with a tile of 8 slots. Then a block takes some tiles of a group through some rows of its matrix.
+// The grouped GEMM: many rows (items), each multiplied by the matrix of its group, an expert or a head. First the items are
+// sorted by group on the device, into slots; each group begins at a multiple of 8 slots, a tile. Then their rows are packed in
+// that order. Then a block multiplies some tiles of one group by some rows of its matrix. Slots between groups are empty
+// (NONE).
 #define TEMPLATES_ALONE
 #include "matmul.cu"
 
+// No item.
 constexpr u32 NONE = 0xffffffffu;
+// Most groups, which is the number of threads that sort.
 constexpr u32 MAX_GROUPS = 1024;
 
+// Mirrored by `SortArgs` of src/args/experts.rs.
 struct SortArgs {
-    const u32* groups; // of each item; null: item i has group i % n_groups
-    u32 n_items, n_groups;
-    u32* items;        // of each slot, or NONE, [n_slots]
-    uint4* work;       // group, first tile, end
-    u32* n_work;
-    u32 n_slots;
-    u32 tiles_of_work; // most
+    const u32* groups;     // of each item; null: item i has group i % n_groups
+    u32 n_items, n_groups; // items and groups
+    u32* items;            // of each slot, or NONE, [n_slots]
+    uint4* work;           // the list of work, [n_work]: group, first tile, end tile
+    u32* n_work;           // its length
+    u32 n_slots;           // slots, including empty ones
+    u32 tiles_of_work;     // most tiles of an entry
 };
 
 SHARED_MEMORY(16, u32, sort_memory);
 
-// One block.
+// Sorts by counting; a single block.
 extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_constant__ SortArgs a) {
-    // Items of each group; where its slots, and its work, begin.
+    // For each group: its items; its tiles, and its entries in the list of work, at first as counts, then summed over all
+    // groups up to it.
     u32 *counts = sort_memory, *slots = counts + MAX_GROUPS, *works = slots + MAX_GROUPS;
     wait_for_input();
     let_next_start();
@@ -34,12 +40,12 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
     slots[tid] = tiles;
     works[tid] = n_work;
     __syncthreads();
-    // Sums over all groups up to each.
+    // Inclusive prefix sums over the groups.
     for (u32 d = 1; d < MAX_GROUPS; d *= 2) {
-        const u32 more[2] = {tid >= d ? slots[tid - d] : 0, tid >= d ? works[tid - d] : 0};
+        const u32 added[2] = {tid >= d ? slots[tid - d] : 0, tid >= d ? works[tid - d] : 0};
         __syncthreads();
-        slots[tid] += more[0];
-        works[tid] += more[1];
+        slots[tid] += added[0];
+        works[tid] += added[1];
         __syncthreads();
     }
     const u32 first = slots[tid] - tiles, first_work = works[tid] - n_work;
@@ -51,20 +57,21 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
     __syncthreads();
     counts[tid] = 8 * first;
     __syncthreads();
-    // In any order in a group: a row's results do not depend on its neighbours.
+    // Items of a group are in any order: the result of a row does not depend on its neighbours.
     for (u32 i = tid; i < a.n_items; i += blockDim.x) {
         a.items[atomicAdd(counts + (a.groups ? a.groups[i] : i % a.n_groups), 1u)] = i;
     }
 }
 
+// Mirrored by `GatherArgs` of src/args/experts.rs.
 struct GatherArgs {
-    const float* x;     // item i has the row that begins at element i / items_a_row * x_stride
-    const u32* items;   // of each slot
-    half* packed;
-    u32 items_a_row, x_stride;
-    u32 n_in, n_slots;
+    const float* x;            // item i has the row that begins at element i / items_a_row * x_stride
+    const u32* items;          // of each slot
+    half* packed;              // packed rows of all slots
+    u32 items_a_row, x_stride; // items that share a row; elements from a row to the next one
+    u32 n_in, n_slots;         // elements of a row; slots
 };
-// The rows of slots as products take them; a block a slot.
+// Packs the row of the item in each slot; a block for each slot.
 extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__ GatherArgs a) {
     wait_for_input();
     let_next_start();
@@ -76,23 +83,24 @@ extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__
     }
 }
 
+// Mirrored by `GroupedMatmulArgs` of src/args/experts.rs.
 struct GroupedMatmulArgs {
-    Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: those of a group
-    u32 tile_bytes[2];
-    const uint4* work;
-    const u32* n_work;
+    Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
+    u32 tile_bytes[2];    // bytes of a tile of rows
+    const uint4* work;    // as SortArgs has it
+    const u32* n_work;    // as SortArgs has it
     const uint4* x;       // packed rows of all slots
     const float* bias[2]; // [n_groups][n_rows], or null
-    const u32* items;     // of each slot
+    const u32* items;     // of each slot, or NONE
     float* y;             // [item][n_out]
-    half* packed;         // GATED: rows of all slots, as the next product takes them
-    u32 n_slots;
-    u32 n_out;
-    u32 output;
-    u32 activation;
+    half* packed;         // GATED: the result as packed rows of all slots
+    u32 n_slots;          // slots, including empty ones
+    u32 n_out;            // elements of a row of y
+    u32 output;           // Output
+    u32 activation;       // Activation, for GATED
 };
 
-// To the rows of items.
+// Stores sums to the rows of the slots' items.
 __device__ __forceinline__ void write_items(const GroupedMatmulArgs& a, const Matrix& m, const float* bias, u32 first, u32 tile, int lane,
                                             u32 slot_tile, const float (&c)[4]) {
     const int g = lane / 4, t = lane % 4;
@@ -103,7 +111,7 @@ __device__ __forceinline__ void write_items(const GroupedMatmulArgs& a, const Ma
     }
 }
 
-// A grid of rows, work and, unless they go through a gate together, matrices.
+// The grid: rows of the matrix, entries of the list of work, and, unless gated, the two matrices.
 template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(const GroupedMatmulArgs& a) {
     wait_for_input();
     let_next_start();
@@ -121,7 +129,7 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
     const Matrix m[2] = {first_matrix, gated ? of_group(1) : first_matrix};
     const u32 first = blockIdx.x * (gated ? 4 : 8) + (warp % 4) * (gated ? 1 : 2);
     const u32 tile[2] = {first, gated ? first : first + 1};
-    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    const bool in_range[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
     MatmulArgs p = {};
     p.x = a.x;
     p.n_token_tiles = a.n_slots / 8;
@@ -131,7 +139,7 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
     p.packed = a.packed;
     p.y_token_tiles = a.n_slots / 8;
     float acc[2][TILES / 2][4] = {};
-    many_products<TILES, P, P>(p, m, tile, there, (uint4*)(float*)matmul_memory, work.y, work.z, lane, half_of, acc);
+    many_products<TILES, P, P>(p, m, tile, in_range, (uint4*)(float*)matmul_memory, work.y, work.z, lane, half_of, acc);
     const float* bias = a.bias[part] ? a.bias[part] + (size_t)work.x * m[0].n_rows : nullptr;
     const u32 first_row = part == 0 ? 0 : a.matrices[0].n_rows;
 #pragma unroll
@@ -139,11 +147,11 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
         const u32 slot_tile = work.y + half_of * (TILES / 2) + n;
         if (slot_tile >= work.z) break;
         if (gated) {
-            if (there[0]) write_product(p, m[0], tile[0], lane, slot_tile, acc[0][n], acc[1][n]);
+            if (in_range[0]) write_product(p, m[0], tile[0], lane, slot_tile, acc[0][n], acc[1][n]);
             continue;
         }
-        if (there[0]) write_items(a, m[0], bias, first_row, tile[0], lane, slot_tile, acc[0][n]);
-        if (there[1]) write_items(a, m[1], bias, first_row, tile[1], lane, slot_tile, acc[1][n]);
+        if (in_range[0]) write_items(a, m[0], bias, first_row, tile[0], lane, slot_tile, acc[0][n]);
+        if (in_range[1]) write_items(a, m[1], bias, first_row, tile[1], lane, slot_tile, acc[1][n]);
     }
 }
 

@@ -1,8 +1,9 @@
-// Products as exact as F32 of many rows: of all with one matrix, or of each with the matrix of its group, an expert or a head. The
-// group is known on the device alone.
+// The GEMV for many rows, with F32 inputs: all rows with one matrix (`matvec_rows`), or each row (item) with the matrix of its
+// group, an expert or a head (`grouped_matvec`). The group is read on the device.
 #define TEMPLATES_ALONE
 #include "matvec.cu"
 
+// Runs `matvec_part` for the layout of `first`, which is that of `second`, too.
 template <int TOKENS>
 __device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
     switch (first.format) {
@@ -19,7 +20,7 @@ __device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& fir
     }
 }
 
-// Of many tokens, four to a row of the grid, as exact as F32: one matrix, or GATED, a gate and up.
+// Many tokens, four for each row of the grid: one matrix, or, GATED, gate and up.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __grid_constant__ MatvecArgs a) {
     MatvecArgs p = a;
     p.x += (size_t)blockIdx.y * 4 * a.n_in;
@@ -27,26 +28,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __
     of_format<4>(p, a.parts[0], a.parts[a.output == GATED ? 1 : 0]);
 }
 
+// Mirrored by `GroupedMatvecArgs` of src/args/experts.rs.
 struct GroupedMatvecArgs {
-    Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: those of a group
-    u32 tile_bytes[2];
+    Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
+    u32 tile_bytes[2];    // bytes of a tile of rows
     const u32* groups;    // of each item; null: item i has group i % n_groups
-    u32 n_groups;
-    u32 n_in;
+    u32 n_groups;         // experts or heads
+    u32 n_in;             // columns of the matrix
     const float* x;       // item i reads the row that begins at element i / items_a_row * x_stride
-    u32 items_a_row;
-    u32 x_stride;
+    u32 items_a_row;      // items that share a row of x
+    u32 x_stride;         // elements from a row of x to the next one
     const float* bias[2]; // [n_groups][n_rows], or null
-    float* y;             // item i writes to element i * y_stride on; STORE: the second matrix's rows follow the first's
-    u32 y_stride;
-    u32 first_item;
-    u32 warps_a_tile;
-    u32 output;
-    u32 activation;
+    float* y;             // item i is stored from element i * y_stride on; STORE: the second matrix's rows follow the first's
+    u32 y_stride;         // elements from a row of y to the next one
+    u32 first_item;       // of this launch
+    u32 warps_a_tile;     // warps that share a tile of rows
+    u32 output;           // Output
+    u32 activation;       // Activation, for GATED
     u32 unused;
 };
 
-// A grid of blocks, items and, unless they go through a gate together, matrices.
+// The grid: blocks of a matrix, items, and, unless gated, the two matrices.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const __grid_constant__ GroupedMatvecArgs a) {
     wait_for_input();
     const u32 item = a.first_item + blockIdx.y, part = blockIdx.z;

@@ -1,4 +1,4 @@
-// What becomes of a query or a key between its product and attention: norm, bias of the position (RoPE), scale.
+// From the products of q/k/v to attention's operands: norm of heads, RoPE, scale. And tokens and page tables, as attention kernels read them.
 #pragma once
 #include "common.cuh"
 
@@ -6,15 +6,15 @@ enum HeadNorm : u32 { NO_NORM = 0, NORM_OF_HEAD = 1, NORM_OF_EACH_HEAD = 2, NORM
 enum Rotation : u32 { NO_ROPE = 0, INTERLEAVED = 1, HALVES = 2 };
 
 struct HeadInputs {
-    const float* q_norm;    // [head_dim] or [n_head][head_dim]
+    const float* q_norm;    // [head_dim] or [n_head][head_dim] weights of the norm of queries
     const float* k_norm;
-    const float2* rope;     // cosine and sine, [position][n_rot / 2]
-    u32 norm;               // HeadNorm
+    const float2* rope;     // RoPE cos/sin table: [position][n_rot / 2]
+    u32 norm;               // HeadNorm: none, one weight for all heads, one for each head, without weights
     u32 norm_after_rope;
     u32 rotation;
     u32 n_rot;
     float eps;
-    float scale;            // of queries
+    float scale;            // factor on queries
 };
 
 __device__ __forceinline__ void norm_head(float* v, const float* weight, float eps, int dim, int lane) {
@@ -26,23 +26,23 @@ __device__ __forceinline__ void norm_head(float* v, const float* weight, float e
     __syncwarp();
 }
 
-// `turns`: of its position.
-__device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, const float2* turns, int lane) {
+// Rotates a head by RoPE. `cos_sin`: [n_rot / 2] of its position.
+__device__ __forceinline__ void rotate_head(float* v, const HeadInputs& in, const float2* cos_sin, int lane) {
     if (in.rotation == NO_ROPE) return;
     for (int i = lane; i < (int)in.n_rot / 2; i += 32) {
         const int a = in.rotation == HALVES ? i : 2 * i, b = in.rotation == HALVES ? i + in.n_rot / 2 : 2 * i + 1;
-        const float2 turn = turns[i];
+        const float2 rotation = cos_sin[i];
         const float x = v[a], y = v[b];
-        v[a] = x * turn.x - y * turn.y;
-        v[b] = x * turn.y + y * turn.x;
+        v[a] = x * rotation.x - y * rotation.y;
+        v[b] = x * rotation.y + y * rotation.x;
     }
     __syncwarp();
 }
 
-// One warp makes head `v`, in its memory, what attention takes. `weight`: of its norm, or null; `turns`: of its position.
-__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weight, const float2* turns, int dim, float scale, int lane) {
+// Applies norm, rotation and scale to a head in shared memory; one warp. `weight`: [dim] of the norm, or null; `cos_sin`: of its position.
+__device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weight, const float2* cos_sin, int dim, float scale, int lane) {
     if (in.norm != NO_NORM && !in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
-    rotate_head(v, in, turns, lane);
+    rotate_head(v, in, cos_sin, lane);
     if (in.norm != NO_NORM && in.norm_after_rope) norm_head(v, weight, in.eps, dim, lane);
     if (scale != 1.0f) {
         for (int i = lane; i < dim; i += 32) v[i] *= scale;
@@ -50,26 +50,26 @@ __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const 
     }
 }
 
-// The same of head `head` at position `pos`; `weights`: of the norms of its kind of heads.
+// Overload for head `head` at position `pos`; `weights`: the norm's weights of all heads of its kind.
 __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim, float scale, int lane) {
     const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
     make_head(v, in, weight, in.rope + (size_t)pos * (in.n_rot / 2), dim, scale, lane);
 }
 
-// Tokens of a batch, and where the positions of their sequences lie.
+// A token of a batch: its id, the index of its sequence, its position.
 struct Token {
     u32 id, seq, pos;
-    u32 last; // position of the last token of its text, where tokens see those after them
+    u32 last; // position of the last token of its sequence in the batch, for masks that see later tokens
 };
 constexpr int PAGE = 64;
 
 struct Pages {
-    const u32* pages; // [sequence][n_pages], of the layer's group
+    const u32* pages; // page tables [sequence][n_pages] of the layer's cache group
     u32 n_pages, unused;
 };
 
 template <typename T> struct Cache {
-    T* k; // [page][kv head][64][head_dim]
+    T* k; // [page][n_kv_head][64][head_dim]; v alike
     T* v;
 };
 __device__ __forceinline__ void store(half* p, float v) { *p = __float2half_rn(v); }

@@ -1,33 +1,37 @@
-// Multi-head latent attention (arXiv 2405.04434, section 2.1): the cache has one compressed row a token, which is key and, but for
-// its last elements, value of all heads.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) in the absorbed form. The cache has one compressed
+// row for each position, [rank + n_shared], which is the key of all heads; its first `rank` elements are also their value.
+// Queries have been expanded to compressed rows before; the results, [token][head][rank], are expanded to values afterwards.
+// Split-KV: blocks share the positions of a token, and `latent_merge` merges their partial results.
 #include "heads.cuh"
 
+// Mirrored by `LatentInputsArgs` of src/args/latent.rs.
 struct LatentInputsArgs {
-    const Token* tokens;
-    Pages pages;
-    void* cache;         // [page][64][rank + n_shared]
-    const float* q;      // [token][head][n_nope + n_shared]
-    const float* kv;     // [token][rank + n_shared]
-    const float* norm;   // of the compressed row, [rank]
-    const float2* rope;  // cosine and sine, [position][n_shared / 2]
-    float* queries;      // [token][head][rank + n_shared]; the first `rank` of a head are there, without their scale
-    u32 n_head, n_nope, rank, n_shared;
-    u32 rotation;        // Rotation
-    float eps;
-    float scale;
-    float temperature;   // 0: none
-    u32 length, offset;  // of the temperature
+    const Token* tokens;                // [n_tokens]
+    Pages pages;                        // page tables of the layer's cache group
+    void* cache;                        // [page][64 positions][rank + n_shared]
+    const float* q;                     // [token][head][n_nope + n_shared]
+    const float* kv;                    // [token][rank + n_shared]
+    const float* norm;                  // weights of the norm of compressed rows, [rank]
+    const float2* rope;                 // cosine and sine, [position][n_shared / 2]
+    float* queries;                     // [token][head][rank + n_shared]; in: the first `rank` of each head, without their scale
+    u32 n_head, n_nope, rank, n_shared; // heads; elements of a query without RoPE; value part of a compressed row; part with RoPE
+    u32 rotation;                       // Rotation
+    float eps;                          // of the norm
+    float scale;                        // of queries
+    float temperature;                  // scale of the growth of scores with the position; 0: none
+    u32 length, offset;                 // of that growth
 };
 
+// Pair `pair` of a vector, rotated by RoPE at position `pos`.
 __device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
     const u32 i = a.rotation == HALVES ? pair : 2 * pair, j = a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1;
     const float x = v[i], y = v[j];
     if (a.rotation == NO_ROPE) return make_float2(x, y);
-    const float2 turn = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
-    return make_float2(x * turn.x - y * turn.y, x * turn.y + y * turn.x);
+    const float2 cos_sin = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
+    return make_float2(x * cos_sin.x - y * cos_sin.y, x * cos_sin.y + y * cos_sin.x);
 }
 
-// A block for the compressed row of a token, and one for each head's query.
+// Norm and RoPE; appends to the cache. Block 0 of a token takes its compressed row, block 1 + h the query of head h.
 template <typename T> __device__ __forceinline__ void latent_inputs(const LatentInputsArgs& a) {
     __shared__ float scratch[8];
     wait_for_input();
@@ -64,31 +68,34 @@ template <typename T> __device__ __forceinline__ void latent_inputs(const Latent
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f16(const __grid_constant__ LatentInputsArgs a) { latent_inputs<half>(a); }
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f32(const __grid_constant__ LatentInputsArgs a) { latent_inputs<float>(a); }
 
+// Mirrored by `LatentAttentionArgs` of src/args/latent.rs.
 struct LatentAttentionArgs {
-    const Token* tokens;
-    Pages pages;
-    const void* cache;
-    const float* queries; // [token][head][rank + n_shared]
-    float* out;           // [token][head][rank]
-    float* partial;       // [token][head][split][rank, largest score, sum]
-    u32 n_head, rank, n_shared, n_splits;
+    const Token* tokens;                  // [n_tokens]
+    Pages pages;                          // page tables of the layer's cache group
+    const void* cache;                    // [page][64 positions][rank + n_shared]
+    const float* queries;                 // [token][head][rank + n_shared]
+    float* out;                           // [token][head][rank]
+    float* partial;                       // [token][head][split][rank + 2]: weighted sum, largest score, sum of weights
+    u32 n_head, rank, n_shared, n_splits; // heads, value part and rest of a compressed row, splits of the positions
 };
-// Heads of a block, a warp each; positions that it takes at once, a lane each; pairs of elements of a value that a lane has.
+// Heads of a block, one for each warp; positions that it processes at a time, one for each lane; pairs of elements of a value
+// for each lane.
 constexpr int HEADS = 8;
 constexpr int POSITIONS = 32;
 constexpr int PAIRS = 8;
 
+// Two consecutive elements as F32.
 __device__ __forceinline__ float2 pair_at(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 pair_at(const float* p) { return *(const float2*)p; }
 
 SHARED_MEMORY(16, unsigned char, latent_memory);
 
-// A block takes some heads of a token through its share of the positions.
+// A block computes some heads of a token over its split of the positions, by online softmax.
 template <typename T> __device__ __forceinline__ void latent_attention(const LatentAttentionArgs& a) {
     constexpr u32 VECTOR = 16 / sizeof(T);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 key_dim = a.rank + a.n_shared, n_vectors = (key_dim + VECTOR - 1) / VECTOR;
-    // Rows an odd number of vectors long, so that lanes read different banks.
+    // An odd stride in vectors, so that lanes read different banks.
     const u32 stride = (n_vectors | 1) * VECTOR;
     T* keys = (T*)(unsigned char*)latent_memory;                       // [POSITIONS][stride]
     float* queries = (float*)(keys + POSITIONS * stride); // [HEADS][n_vectors * VECTOR]
@@ -96,15 +103,15 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
     let_next_start();
     const Token token = a.tokens[blockIdx.z];
     const u32 head = blockIdx.x * HEADS + warp;
-    const bool there = head < a.n_head;
+    const bool in_range = head < a.n_head;
     const size_t row = (size_t)blockIdx.z * a.n_head + head;
     float* q = queries + warp * n_vectors * VECTOR;
-    for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = there && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
+    for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = in_range && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
 
     const u32 n_blocks = (token.pos + POSITIONS) / POSITIONS; // of positions 0..=pos
-    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
-    const u32 first = blockIdx.y * each, end = min(first + each, n_blocks);
-    float most = -INFINITY, sum = 0.0f;
+    const u32 blocks_per_split = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 first = blockIdx.y * blocks_per_split, end = min(first + blocks_per_split, n_blocks);
+    float max_score = -INFINITY, sum = 0.0f;
     float2 acc[PAIRS] = {};
     for (u32 block = first; block < end; block++) {
         const u32 start = block * POSITIONS;
@@ -132,24 +139,24 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
             for (u32 i = 0; i < VECTOR; i++) score += q[v * VECTOR + i] * to_float(k[i]);
         }
         if (lane >= (int)n) score = -INFINITY;
-        const float before = most;
-        most = fmaxf(most, warp_max(score));
-        const float shrink = expf(before - most), weight = expf(score - most);
+        const float previous_max = max_score;
+        max_score = fmaxf(max_score, warp_max(score));
+        const float shrink = expf(previous_max - max_score), weight = expf(score - max_score);
         sum = sum * shrink + warp_sum(weight);
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) acc[i].x *= shrink, acc[i].y *= shrink;
         for (u32 p = 0; p < n; p++) {
-            const float of = __shfl_sync(~0u, weight, p);
+            const float weight_of_p = __shfl_sync(~0u, weight, p);
 #pragma unroll
             for (int i = 0; i < PAIRS; i++) {
                 const u32 e = 2 * (lane + 32 * i);
                 if (e >= a.rank) continue;
                 const float2 value = pair_at(keys + p * stride + e);
-                acc[i].x += of * value.x, acc[i].y += of * value.y;
+                acc[i].x += weight_of_p * value.x, acc[i].y += weight_of_p * value.y;
             }
         }
     }
-    if (!there) return;
+    if (!in_range) return;
     const bool whole = a.n_splits == 1;
     float* out = whole ? a.out + row * a.rank : a.partial + (row * a.n_splits + blockIdx.y) * (a.rank + 2);
     const float factor = whole ? 1.0f / sum : 1.0f;
@@ -158,7 +165,7 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
         const u32 e = 2 * (lane + 32 * i);
         if (e < a.rank) out[e] = factor * acc[i].x, out[e + 1] = factor * acc[i].y;
     }
-    if (!whole && lane == 0) out[a.rank] = most, out[a.rank + 1] = sum;
+    if (!whole && lane == 0) out[a.rank] = max_score, out[a.rank + 1] = sum;
 }
 extern "C" __global__ void __launch_bounds__(32 * HEADS) latent_attention_f16(const __grid_constant__ LatentAttentionArgs a) {
     latent_attention<half>(a);
@@ -167,19 +174,19 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) latent_attention_f32(co
     latent_attention<float>(a);
 }
 
-// Joins the splits; a block for a head of a token.
+// Merges the splits' partial results; a block for a head of a token.
 extern "C" __global__ void __launch_bounds__(128) latent_merge(const __grid_constant__ LatentAttentionArgs a) {
     wait_for_input();
     let_next_start();
     const size_t row = (size_t)blockIdx.y * a.n_head + blockIdx.x;
     const u32 width = a.rank + 2;
     const float* partial = a.partial + row * a.n_splits * width;
-    float most = -INFINITY, sum = 0.0f;
-    for (u32 s = 0; s < a.n_splits; s++) most = fmaxf(most, partial[s * width + a.rank]);
-    for (u32 s = 0; s < a.n_splits; s++) sum += partial[s * width + a.rank + 1] * expf(partial[s * width + a.rank] - most);
+    float max_score = -INFINITY, sum = 0.0f;
+    for (u32 s = 0; s < a.n_splits; s++) max_score = fmaxf(max_score, partial[s * width + a.rank]);
+    for (u32 s = 0; s < a.n_splits; s++) sum += partial[s * width + a.rank + 1] * expf(partial[s * width + a.rank] - max_score);
     for (u32 i = threadIdx.x; i < a.rank; i += blockDim.x) {
         float v = 0.0f;
-        for (u32 s = 0; s < a.n_splits; s++) v += partial[s * width + i] * expf(partial[s * width + a.rank] - most);
+        for (u32 s = 0; s < a.n_splits; s++) v += partial[s * width + i] * expf(partial[s * width + a.rank] - max_score);
         a.out[row * a.rank + i] = v / sum;
     }
 }

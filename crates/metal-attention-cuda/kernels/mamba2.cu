@@ -1,51 +1,53 @@
-// The state space of Mamba-2 (arXiv 2405.21060), each head with one decay: S = exp(dt A) S + dt B^T x; y = (C S + D x) silu(z).
+// Mamba-2's scan (arXiv 2405.21060), with one decay for each head: S = exp(dt A) S + dt B^T x; y = (C S + D x) silu(z). B and C
+// take the place of keys and queries, x that of values.
 #include "recurrence.cuh"
 
+// Mirrored by `Mamba2Args` of src/args/recurrent.rs.
 struct Mamba2Args {
-    Walk walk;           // keys are B and C
-    Rows x;              // [head][value]
-    Rows b;              // [group][key]
-    Rows c;
-    Rows dt;             // [head]
-    Rows gate;           // element `gate_step` h of head h
-    const float* dt_bias;
-    const float* a;      // [n_head], negative
-    const float* d;      // [n_head]
-    u32 heads_of_group;
-    u32 gate_step;
+    Scan scan;            // key_dim is d_state
+    Rows x;               // [head][value]
+    Rows b;               // [group][key]
+    Rows c;               // [group][key]
+    Rows dt;              // [head]
+    Rows gate;            // z: head h begins at element gate_step * h
+    const float* dt_bias; // [n_head]
+    const float* a;       // [n_head], negative
+    const float* d;       // [n_head]
+    u32 heads_of_group;   // heads that share B and C
+    u32 gate_step;        // elements from a head's gate to the next one's
 };
 
-// Vectors: B and C. Values: dt x, silu(z), D x silu(z). Factors: the decay.
+// A token's vectors: B and C. Its values: dt x, silu(z), D x silu(z). Its factors: the decay.
 template <int EACH_> struct Mamba2 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 2, VALUES = 3, UNROLLED = 4;
     const Mamba2Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
-    // What a thread that prepares has of a token, and where B, C and x of its head lie.
+    // The inputs of a preparing thread: the addresses of its head's B, C and x, and its scalars.
     struct Given {
         const float *b, *c, *x;
         float z, dt, bias, rate, d;
     };
     __device__ __forceinline__ u32 shared_by() const { return a.heads_of_group; }
     __device__ __forceinline__ u32 key_head_of(u32 head) const { return head / a.heads_of_group; }
-    // Channels of the convolution where B, C and x begin.
+    // The channels of the convolution's output at which B, C and x of a head begin.
     __device__ __forceinline__ Begins channels_of(u32 head) const {
-        const u32 group = key_head_of(head) * a.walk.key_dim;
-        return {a.b.first + group, a.c.first + group, a.x.first + head * a.walk.value_dim};
+        const u32 group = key_head_of(head) * a.scan.key_dim;
+        return {a.b.first + group, a.c.first + group, a.x.first + head * a.scan.value_dim};
     }
     __device__ __forceinline__ Given given(const float* b, const float* c, const float* x, u32 head, u32 column, u32 token, int lane) const {
-        const bool there = column + lane < a.walk.value_dim;
-        const float z = there ? row_of(a.gate, token)[head * a.gate_step + column + lane] : 0.0f;
+        const bool in_range = column + lane < a.scan.value_dim;
+        const float z = in_range ? row_of(a.gate, token)[head * a.gate_step + column + lane] : 0.0f;
         return {b, c, x, z, row_of(a.dt, token)[head], a.dt_bias[head], a.a[head], a.d[head]};
     }
     __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 group = key_head_of(head) * a.walk.key_dim;
-        const float *b = row_of(a.b, token) + group, *c = row_of(a.c, token) + group, *x = row_of(a.x, token) + head * a.walk.value_dim;
+        const u32 group = key_head_of(head) * a.scan.key_dim;
+        const float *b = row_of(a.b, token) + group, *c = row_of(a.c, token) + group, *x = row_of(a.x, token) + head * a.scan.value_dim;
         prepare(t, given(b, c, x, head, column, token, lane), head, column, token, lane);
     }
     __device__ __forceinline__ void prepare(Prepared<Mamba2>& t, const Given& g, u32, u32 column, u32, int lane) const {
-        const u32 key_dim = a.walk.key_dim;
+        const u32 key_dim = a.scan.key_dim;
         const float *b = g.b, *c = g.c;
-        const float x = column + lane < a.walk.value_dim ? g.x[column + lane] : 0.0f;
+        const float x = column + lane < a.scan.value_dim ? g.x[column + lane] : 0.0f;
         float4 of_b[EACH / 4], of_c[EACH / 4];
 #pragma unroll
         for (int e = 0; e < EACH / 4; e++) {
@@ -76,10 +78,11 @@ template <int EACH_> struct Mamba2 {
     }
 };
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
-WALKS(mamba2, Mamba2, Mamba2Args)
+SCAN_KERNELS(mamba2, Mamba2, Mamba2Args)
 
-struct Mamba2AloneArgs {
-    Mamba2Args of;
-    Alone alone;
+// Mirrored by `FusedMamba2Args` of src/args/recurrent.rs.
+struct FusedMamba2Args {
+    Mamba2Args args;   // as for `scan`
+    FusedDecode fused; // convolution and norm
 };
-WALKS_ALONE(mamba2, Mamba2, Mamba2AloneArgs)
+FUSED_DECODE_KERNELS(mamba2, Mamba2, FusedMamba2Args)

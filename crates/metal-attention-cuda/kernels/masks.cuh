@@ -1,11 +1,12 @@
-// Which positions a token sees.
+// Attention masks: which positions a token sees.
 #pragma once
 #include "common.cuh"
 
-// As `mask_code` of src/parts.rs has them.
+// Mirrored by `mask_code` of src/support.rs.
 enum Mask : u32 { CAUSAL = 0, WINDOW = 1, CHUNK = 2, FULL = 3, NEAR = 4 };
 
-// The first position that a token at `pos` sees, and the one after the last, in a text whose last token is at `last`.
+// The first position that a token at `pos` sees, and the position after the last one. `reach`: positions of the window or chunk; `last`: the position
+// of the sequence's last token in the batch.
 __device__ __forceinline__ u32 first_seen(u32 mask, u32 reach, u32 pos) {
     if (mask == WINDOW) return pos + 1 > reach ? pos + 1 - reach : 0;
     if (mask == CHUNK) return pos / reach * reach;

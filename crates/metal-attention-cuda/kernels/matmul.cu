@@ -1,25 +1,30 @@
-// Products of several tokens: Y = W X over inputs that `packed_input` orders, in F16, with F32 sums. Weights go from memory to
-// registers, where codes become F16 elements, for each warp its own rows; inputs are shared through workgroup memory.
+// The GEMM without warpgroup instructions: Y = W X with packed F16 inputs (`packed_input`) and F32 sums. Each warp loads the
+// records of its own rows from memory to registers and converts codes to F16 there; inputs go through a ring in shared memory,
+// which all warps of a block share. Its templates are also used by matmul_few.cu, matmul_wide.cu and grouped_matmul.cu.
+//
+// A tile is 16 rows of a matrix, a panel 64 columns; a record has the codes and scales of one panel of a tile, or of four
+// (formats.cuh).
 #include "formats.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
+// Mirrored by `MatmulArgs` of src/args.rs.
 struct MatmulArgs {
-    Matrix a;          // of this product's rows; GATED: the gate
-    Matrix b;          // GATED: up
-    const uint4* x;    // packed inputs
-    u32 n_tokens, n_token_tiles;
-    u32 n_out;         // elements of a row of y
-    u32 output;
-    u32 activation;
-    float scale;       // ADD: of what is added
-    const float* bias; // [n_out], or null
-    float* y;          // [n_tokens][n_out]
-    half* packed;      // GATED: y, as the next product takes it
+    Matrix a;                    // the matrix; GATED: the gate
+    Matrix b;                    // GATED: up
+    const uint4* x;              // packed inputs
+    u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
+    u32 n_out;                   // elements of a row of y
+    u32 output;                  // Output
+    u32 activation;              // Activation, for GATED
+    float scale;                 // ADD: factor on what is added
+    const float* bias;           // [n_out], or null
+    float* y;                    // [n_tokens][n_out]
+    half* packed;                // GATED: the result, as packed input of the next product
     u32 y_token_tiles, unused;
 };
 
-// The elements of a block as F16: `a[s][0..4]` for its products.
+// The elements of a block of 32 columns as F16: a[s][0..4] for the two products s.
 template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {
     p.codes(0, b, a);
     if (P::SUBS == 0 || P::PLANES == 2) return;
@@ -28,7 +33,7 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             if (P::FLOAT_SCALES) {
-                // Scales of any size: elements are rounded once.
+                // F32 scales may exceed the range of F16, so the product is computed in F32 and rounded once.
                 const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -48,13 +53,14 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
         }
 }
 
+// The epilogue: bias, activation or addition, and the store of one warp's 16 x 8 sums (c; GATED: gate c and up).
 template <typename Args> __device__ __forceinline__ void write_product(const Args& a, const Matrix& m, u32 tile, int lane, u32 token_tile,
                                               const float (&c)[4], const float (&up)[4]) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const u32 of_part = tile * 16 + g + 8 * (i / 2), row = m.first_row + of_part, token = token_tile * 8 + 2 * t + i % 2;
-        if (of_part >= m.n_rows || token >= a.n_tokens) continue;
+        const u32 row_of_matrix = tile * 16 + g + 8 * (i / 2), row = m.first_row + row_of_matrix, token = token_tile * 8 + 2 * t + i % 2;
+        if (row_of_matrix >= m.n_rows || token >= a.n_tokens) continue;
         if (a.output == GATED) {
             a.packed[packed_input(token, row, a.y_token_tiles)] = __float2half_rn(activate(a.activation, c[i]) * up[i]);
             continue;
@@ -67,14 +73,14 @@ template <typename Args> __device__ __forceinline__ void write_product(const Arg
 
 SHARED_MEMORY(16, float, matmul_memory);
 
-// Many tokens: a block of 8 warps for 128 rows (GATED: 64 of the gate and the same of up) and 128 tokens; a warp has two tiles of
+// Tile of a block: 8 warps for 128 rows (GATED: 64 of the gate and the same 64 of up) and 128 tokens. A warp has two tiles of
 // rows and half of the tokens.
 constexpr int STAGES = 4;
 constexpr int TOKEN_TILES = 16;
 
-// `TILES` tiles of tokens from `first_tile` on, of which there are none from `end_tile` on.
+// Main loop: the products with TILES tiles of tokens from `first_tile` on; those from `end_tile` on are zeros.
 template <int TILES, typename P, typename Q>
-__device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&there)[2],
+__device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&in_range)[2],
                                               uint4* staged, u32 first_tile, u32 end_tile, int lane, int half_of,
                                               float (&acc)[2][TILES / 2][4]) {
     constexpr int PANEL_WORDS = TILES * 64; // uint4 of a panel's inputs
@@ -93,14 +99,14 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
     for (int i = 0; i < STAGES - 1; i++) stage(i);
     P next_p = {};
     Q next_q = {};
-    if (there[0]) next_p.load(m[0], tile[0], 0, lane);
-    if (there[1]) next_q.load(m[1], tile[1], 0, lane);
+    if (in_range[0]) next_p.load(m[0], tile[0], 0, lane);
+    if (in_range[1]) next_q.load(m[1], tile[1], 0, lane);
     for (u32 panel = 0; panel < n_panels; panel++) {
         const P p = next_p;
         const Q q = next_q;
         if (panel + 1 < n_panels) {
-            if (there[0]) next_p.load(m[0], tile[0], panel + 1, lane);
-            if (there[1]) next_q.load(m[1], tile[1], panel + 1, lane);
+            if (in_range[0]) next_p.load(m[0], tile[0], panel + 1, lane);
+            if (in_range[1]) next_q.load(m[1], tile[1], panel + 1, lane);
         }
         wait_for_copies<STAGES - 2>();
         __syncthreads();
@@ -125,24 +131,25 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
     wait_for_copies<0>();
 }
 
-// Other kernels take the templates.
+// Defined by files that use the templates only.
 #ifndef TEMPLATES_ALONE
+// One block: 128 rows and 128 tokens. P and Q are the layouts of the two matrices.
 template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half_of = warp / 4;
     const bool gated = a.output == GATED;
     const Matrix m[2] = {a.a, gated ? a.b : a.a};
     const u32 first = blockIdx.y * (gated ? 4 : 8) + (warp % 4) * (gated ? 1 : 2);
     const u32 tile[2] = {first, gated ? first : first + 1};
-    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    const bool in_range[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
     wait_for_input();
     let_next_start();
     float acc[2][TOKEN_TILES / 2][4] = {};
-    many_products<TOKEN_TILES, P, Q>(a, m, tile, there, staged, blockIdx.x * TOKEN_TILES, a.n_token_tiles, lane, half_of, acc);
+    many_products<TOKEN_TILES, P, Q>(a, m, tile, in_range, staged, blockIdx.x * TOKEN_TILES, a.n_token_tiles, lane, half_of, acc);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES / 2; n++) {
         const u32 token_tile = blockIdx.x * TOKEN_TILES + half_of * (TOKEN_TILES / 2) + n;
-        if (there[0]) write_product(a, m[0], tile[0], lane, token_tile, acc[0][n], acc[1][n]);
-        if (there[1] && !gated) write_product(a, m[1], tile[1], lane, token_tile, acc[1][n], acc[1][n]);
+        if (in_range[0]) write_product(a, m[0], tile[0], lane, token_tile, acc[0][n], acc[1][n]);
+        if (in_range[1] && !gated) write_product(a, m[1], tile[1], lane, token_tile, acc[1][n], acc[1][n]);
     }
 }
 

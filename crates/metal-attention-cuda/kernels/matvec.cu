@@ -1,39 +1,60 @@
-// y = W f(x) for one to four tokens, as exact as F32: f is nothing or an RMSNorm, and y is stored, added to the residual stream,
-// or goes through the gate of a feed-forward.
+// GEMV: y = W f(x) for one to four tokens, as exact as in F32. W is one matrix, up to three matrices one below the other, or a feed-forward's gate
+// and up; f is the identity or an RMSNorm. The results are stored, added to the residual stream, or gated.
 //
-// Each warp has records of its own on their way to workgroup memory, the first ones before the input is there. When it is, warps that
-// take the same columns make of these what products take, and begin; a norm's RMS is known only where their sums meet.
+// Words of this file:
+//   tile          16 rows of a matrix
+//   panel         64 columns of a tile: two quantisation blocks of 32 columns
+//   record        codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh)
+//   codes         the integers of quantised weights; F16 and F32 weights have none
+//   digits        the inputs as integers, for products with codes: three digits of 8 bits for each input (code_products.cuh). For F16 and F32
+//                 weights inputs are two F16 parts instead (products.cuh)
+//   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
+//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_a_tile` warps share the columns of each
+//
+// A warp goes through four sections (`matvec_part`):
+//   stream        each warp copies its own records to a ring in shared memory, several stages ahead; the first ones before the input is there
+//   prologue      warps with the same columns load x [n_tokens][n_in], apply the norm's weights, and store digits or F16 parts to shared memory
+//   main loop     for each tile of the warp: products of its records, with partial sums in registers, then in shared memory
+//   epilogue      the sums of the warps of a tile are added; 1 / RMS, bias, residual or gate; y [n_tokens][n_out]
+//
+// Preconditions: n_in is a multiple of 4; warps_a_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
+// padded to whole records. GATED: parts[0] and parts[1] have the same format and shape, and `bias` is ignored (the host does not use GATED
+// with a bias).
 #include "code_products.cuh"
 #include "products.cuh"
 
+// The use of a result. STORE: y = result; ADD: y += scale * result; GATED: y = activation(gate) * up.
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
-constexpr int MAX_PARTS = 3;
-constexpr int WARPS = 8;
+constexpr int MAX_PARTS = 3; // matrices of a product
+constexpr int WARPS = 8;     // of a block
+// Named barriers of the warps that share a tile: this one and those after it, one for each tile of a tile group.
+constexpr u32 FIRST_TILE_BARRIER = 1;
 
+// Mirrored by `MatvecArgs` of src/args.rs.
 struct MatvecArgs {
-    Matrix parts[MAX_PARTS]; // one below the other; GATED: the gate and up, of one format
-    u32 n_parts;
-    u32 blocks[MAX_PARTS]; // first block of the next part
-    u32 n_in;
-    u32 n_out;         // elements of a row of y
-    u32 warps_a_tile;  // a power of two
-    u32 output;
-    u32 activation;
-    float eps;         // of the norm
-    float scale;       // ADD: of what is added
+    Matrix parts[MAX_PARTS]; // the matrices: one below the other; GATED: gate and up
+    u32 n_parts;             // how many
+    u32 blocks[MAX_PARTS];   // of each matrix, the first block of the next one: matrix i has blocks from blocks[i - 1] to blocks[i] - 1
+    u32 n_in;                // elements of a row of x, a multiple of 4
+    u32 n_out;               // elements of a row of y
+    u32 warps_a_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
+    u32 output;              // Output
+    u32 activation;          // GATED: Activation
+    float eps;               // of the norm
+    float scale;             // ADD: factor on the result
     u32 unused;
-    const float* x;    // [n_tokens][n_in]
-    const float* norm; // weight of the RMSNorm, or null
-    const float* bias; // [n_out], or null
-    float* y;          // [n_tokens][n_out]
-    const u32* rows;   // rows of x to be taken, or null: in order
+    const float* x;          // [n_tokens][n_in]
+    const float* norm;       // [n_in] weights of the RMSNorm; null: no norm
+    const float* bias;       // [n_out]; null: none. Ignored by GATED
+    float* y;                // [n_tokens][n_out]
+    const u32* rows;         // [n_tokens] the row of x of each token; null: row i for token i
 };
 
-// Bytes of a warp's records on their way, but of F32: as `shared_of` of src/step/product.rs has them.
+// Bytes of a warp's ring of records, except of F32 (two records of 4096 bytes). Mirrored in src/runner/linear.rs.
 constexpr int RING = 7168;
 
-// What a warp has on its way of a tile: the next so many of its records, which lie one after the other.
-template <u32 F> struct Chunk {
+// A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. STAGES of them take ALL bytes.
+template <u32 F> struct RingStage {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
     static constexpr int BYTES = RECORDS * Record<F>::BYTES;
     static constexpr int STAGES = RING / BYTES > 2 ? RING / BYTES : 2, ALL = STAGES * BYTES > RING ? STAGES * BYTES : RING;
@@ -45,25 +66,27 @@ template <u32 F> struct Chunk {
     }
 };
 
-// Inputs of tokens in workgroup memory, and what a warp adds up of a tile: products of codes.
-template <u32 FORMAT, int TOKENS> struct Sums {
+// The inputs of the tokens in shared memory, as digits or F16 parts, and a warp's accumulators for one tile. This version is for formats with
+// codes. `bytes`: shared memory for the inputs of all tokens. `put`: stores eight inputs (two quads) of a quantisation block. `add`: adds the products of
+// one panel. `finish`: stores the sums of the tile, [TOKENS][16], and clears the accumulators.
+template <u32 FORMAT, int TOKENS> struct Accumulators {
     typedef Codes<FORMAT> P;
-    // Tokens of a product, and products.
+    // A product has eight columns: the digits of two tokens, or of both halves of blocks of one token (SUBS 2). N products for all tokens.
     static constexpr int SIDE_BY_SIDE = P::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
     static __device__ __forceinline__ u32 bytes_of_token(u32 n_panels) { return (input_bytes(n_panels) + 15) / 16 * 16; }
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * bytes_of_token(n_panels); }
     static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
         return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
     }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        put_digits<1>(input_of(memory, n_panels, token), block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
+        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
     Digits digits[N];
     const float *factors[N], *sums[N];
     float acc[N][2], mins[N][2];
-    __device__ __forceinline__ Sums(unsigned char* memory, u32 n_panels, const unsigned char* zeros, int lane) {
+    __device__ __forceinline__ Accumulators(unsigned char* memory, u32 n_panels, const unsigned char* zeros, int lane) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
@@ -83,10 +106,9 @@ template <u32 FORMAT, int TOKENS> struct Sums {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             code_products(p, panel, digits[i], factors[i], lane, acc[i]);
-            if (P::MINS) take_mins(p, panel, sums[i], mins[i]);
+            if (P::MINS) add_mins(p, panel, sums[i], mins[i]);
         }
     }
-    // To [TOKENS][16].
     __device__ __forceinline__ void finish(float* to, int lane) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -100,19 +122,19 @@ template <u32 FORMAT, int TOKENS> struct Sums {
         clear();
     }
 };
-// The same of floats.
-template <u32 FORMAT, int TOKENS> struct FloatSums {
+// This version is for F16 and F32 weights.
+template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     typedef Staged<FORMAT> P;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        put_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, v[0], v[1], is_there);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
+        store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + quant_block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
     const float* factors;
     u32 n_blocks;
     float acc[4];
-    __device__ __forceinline__ FloatSums(unsigned char* memory, u32 n_panels, const unsigned char*, int)
+    __device__ __forceinline__ FloatAccumulators(unsigned char* memory, u32 n_panels, const unsigned char*, int)
         : input(memory), factors(factors_of(memory, n_panels)), n_blocks(2 * n_panels) { clear(); }
     __device__ __forceinline__ void clear() { acc[0] = acc[1] = acc[2] = acc[3] = 0.0f; }
     __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, TOKENS>(p, panel, n_blocks, input, factors, lane, acc); }
@@ -125,91 +147,95 @@ template <u32 FORMAT, int TOKENS> struct FloatSums {
         clear();
     }
 };
-template <int TOKENS> struct Sums<F16, TOKENS> : FloatSums<F16, TOKENS> {
-    using FloatSums<F16, TOKENS>::FloatSums;
+template <int TOKENS> struct Accumulators<F16, TOKENS> : FloatAccumulators<F16, TOKENS> {
+    using FloatAccumulators<F16, TOKENS>::FloatAccumulators;
 };
-template <int TOKENS> struct Sums<F32, TOKENS> : FloatSums<F32, TOKENS> {
-    using FloatSums<F32, TOKENS>::FloatSums;
+template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, TOKENS> {
+    using FloatAccumulators<F32, TOKENS>::FloatAccumulators;
 };
 
+// One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and up. `block_of_part`,
+// `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `gemv_shared_bytes` of
+// src/runner/linear.rs counts it.
 template <u32 FORMAT, int TOKENS>
-__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
+__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part, u32 n_blocks_of_part) {
     typedef Record<FORMAT> R;
-    typedef Chunk<FORMAT> C;
-    typedef Sums<FORMAT, TOKENS> S;
+    typedef RingStage<FORMAT> C;
+    typedef Accumulators<FORMAT, TOKENS> S;
     SHARED_MEMORY(128, unsigned char, memory);
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const u32 n_panels = first_matrix.n_panels, n_rows = first_matrix.n_rows, n_in4 = a.n_in / 4;
     unsigned char* ring = memory + warp * C::ALL;
     unsigned char* zeros = memory + WARPS * C::ALL + warp * 16;
-    float* squares_of = (float*)(memory + WARPS * (C::ALL + 16)); // [TOKENS][WARPS]
-    float* partial = squares_of + TOKENS * WARPS;               // of groups by turns, of a gate and up, [2][2][WARPS][TOKENS][16]
-    constexpr u32 HALF = WARPS * TOKENS * 16;
-    unsigned char* input = (unsigned char*)(partial + 4 * HALF);
+    float* squares_of = (float*)(memory + WARPS * (C::ALL + 16)); // [TOKENS][WARPS] sums of squares of x
+    // Partial sums, [parity of the tile group][branch][WARPS][TOKENS][16]: two tile groups alternate, so that one barrier a group is enough.
+    float* partial = squares_of + TOKENS * WARPS;
+    constexpr u32 BRANCH_FLOATS = WARPS * TOKENS * 16;
+    unsigned char* input = (unsigned char*)(partial + 4 * BRANCH_FLOATS);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
 
-    // `warps_a_tile` warps share a tile's records out, and meet at a barrier of theirs.
+    // The warp's share: `n_sharing` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index among them.
     const bool gated = a.output == GATED;
-    const u32 n_halves = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
-    const u32 of_group = warp / n_sharing, share = warp % n_sharing;
+    const u32 n_branches = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
+    const u32 tile_in_group = warp / n_sharing, share = warp % n_sharing;
     const u32 n_records = n_panels / R::PANELS, first = share * n_records / n_sharing, end = (share + 1) * n_records / n_sharing;
     const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
-    // What is asked for next.
-    u32 ask_tile = block * tiles_at_once + of_group, ask_half = 0, left = 0, ask_stage = 0;
+    // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
+    u32 next_tile = block_of_part * tiles_at_once + tile_in_group, next_branch = 0, left = 0, next_stage = 0;
     const unsigned char* from = nullptr;
-    auto ask_for_tile = [&] {
-        left = ask_tile < n_tiles ? end - first : 0;
-        from = (ask_half == 0 ? first_matrix.records : second_matrix.records) + ((size_t)ask_tile * n_records + first) * R::BYTES;
+    auto begin_tile = [&] {
+        left = next_tile < n_tiles ? end - first : 0;
+        from = (next_branch == 0 ? first_matrix.records : second_matrix.records) + ((size_t)next_tile * n_records + first) * R::BYTES;
     };
-    auto ask = [&] {
+    auto request_stage = [&] {
         if (left > 0) {
             const u32 n = min(left, (u32)C::RECORDS);
-            C::copy(ring + ask_stage * C::BYTES, from, n * R::BYTES, lane);
+            C::copy(ring + next_stage * C::BYTES, from, n * R::BYTES, lane);
             from += n * R::BYTES, left -= n;
             if (left == 0) {
-                if (++ask_half == n_halves) ask_half = 0, ask_tile += n_blocks_of_part * tiles_at_once;
-                ask_for_tile();
+                if (++next_branch == n_branches) next_branch = 0, next_tile += n_blocks_of_part * tiles_at_once;
+                begin_tile();
             }
         }
-        ask_stage = ask_stage + 1 == C::STAGES ? 0 : ask_stage + 1;
+        next_stage = next_stage + 1 == C::STAGES ? 0 : next_stage + 1;
         commit_copies();
     };
-    ask_for_tile();
+    begin_tile();
 #pragma unroll 1
-    for (int i = 0; i < C::STAGES - 1; i++) ask();
+    for (int i = 0; i < C::STAGES - 1; i++) request_stage();
 
-    // Inputs of four panels of a token at once: four lanes have a block. Warps that take the same columns deal these out. What is put
-    // after those at hand is on its way; a norm's first weights are before the input is there.
+    // ---- Prologue: inputs. A warp converts four panels of one token at a time; four lanes have a quantisation block. Warps with the same columns
+    // divide these. Loads run AHEAD steps ahead; the norm's first weights are loaded before the input is there. ----
     constexpr int AHEAD = TOKENS == 1 ? 1 : 2;
     struct Quads {
         float4 of[2];
     };
-    struct Turn {
+    struct InputPosition {
         u32 panel, token;
     };
-    const u32 first_panel = first * R::PANELS + 4 * of_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
+    const u32 first_panel = first * R::PANELS + 4 * tile_in_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
     const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
-    auto load = [&](const float4* row, u32 panel, float otherwise) {
+    auto load = [&](const float4* row, u32 panel, float padding) {
         Quads to;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const u32 i = panel * 16 + quad + 4 * h;
-            to.of[h] = i < end4 ? row[i] : make_float4(otherwise, otherwise, otherwise, otherwise);
+            to.of[h] = i < end4 ? row[i] : make_float4(padding, padding, padding, padding);
         }
         return to;
     };
-    auto go_on = [&](Turn& at) {
+    auto advance = [&](InputPosition& at) {
         at.panel += 4 * tiles_at_once;
         if (at.panel >= end_panel) at.panel = first_panel, at.token++;
     };
-    Turn at = {first_panel, 0}, ahead = at;
+    InputPosition at = {first_panel, 0}, ahead = at;
     Quads x[AHEAD + 1], weights[AHEAD + 1];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (norm) weights[i] = load(norm, ahead.panel, 1.0f);
-        go_on(ahead);
+        advance(ahead);
     }
     const float per_input = __fdividef(1.0f, (float)a.n_in);
     wait_for_input();
@@ -220,9 +246,9 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (ahead.token < TOKENS) x[i] = load(row_of(ahead.token), ahead.panel, 0.0f);
-        go_on(ahead);
+        advance(ahead);
     }
-    // Each lane's, which meet where all are there, side by side.
+    // Each lane's sums of squares; they are added over the warp once, after the loop.
     float squares[TOKENS] = {};
 #pragma unroll 1
     while (at.token < TOKENS) {
@@ -230,22 +256,22 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             x[AHEAD] = load(row_of(ahead.token), ahead.panel, 0.0f);
             if (norm) weights[AHEAD] = load(norm, ahead.panel, 1.0f);
         }
-        go_on(ahead);
+        advance(ahead);
         float4(&v)[2] = x[0].of;
         if (norm) {
-            float of_turn = 0.0f;
+            float squares_here = 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float4& w = weights[0].of[h];
-                of_turn += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
+                squares_here += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
                 v[h].x *= w.x, v[h].y *= w.y, v[h].z *= w.z, v[h].w *= w.w;
             }
 #pragma unroll
-            for (int n = 0; n < TOKENS; n++) squares[n] += at.token == n ? of_turn : 0.0f;
+            for (int n = 0; n < TOKENS; n++) squares[n] += at.token == n ? squares_here : 0.0f;
         }
-        const u32 of_block = at.panel * 2 + lane / 4;
-        S::put(input, n_panels, at.token, of_block, lane % 4, v, of_block < 2 * end_panel);
-        go_on(at);
+        const u32 quant_block = at.panel * 2 + lane / 4;
+        S::put(input, n_panels, at.token, quant_block, lane % 4, v, quant_block < 2 * end_panel);
+        advance(at);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) x[i] = x[i + 1], weights[i] = weights[i + 1];
     }
@@ -259,42 +285,43 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     if (tiles_at_once > 1) __syncthreads();
     S sums(input, n_panels, zeros, lane);
 
+    // ---- Main loop ----
     u32 stage = 0;
-    for (u32 group = block, turn = 0; group < n_groups; group += n_blocks_of_part, turn ^= 1) {
-        const u32 tile = group * tiles_at_once + of_group;
+    for (u32 group = block_of_part, parity = 0; group < n_groups; group += n_blocks_of_part, parity ^= 1) {
+        const u32 tile = group * tiles_at_once + tile_in_group;
         if (tile >= n_tiles) break;
-        // Results of a thread, and what is added to, on its way.
-        constexpr int EACH = TOKENS > 2 ? 2 : 1;
-        float before[EACH];
-        u32 rest[EACH];
-        float* out[EACH];
+        // Each thread's results of the tile; what they are added to is loaded before the products.
+        constexpr int RESULTS = TOKENS > 2 ? 2 : 1;
+        float old[RESULTS];
+        u32 result[RESULTS];
+        float* out[RESULTS];
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            rest[j] = share * 32 + lane + j * 32 * n_sharing;
-            const u32 row = tile * 16 + rest[j] % 16;
-            out[j] = rest[j] < 16 * TOKENS && row < n_rows ? a.y + (size_t)(rest[j] / 16) * a.n_out + first_matrix.first_row + row : nullptr;
-            before[j] = out[j] && a.output == ADD ? *out[j] : 0.0f;
+        for (int j = 0; j < RESULTS; j++) {
+            result[j] = share * 32 + lane + j * 32 * n_sharing;
+            const u32 row = tile * 16 + result[j] % 16;
+            out[j] = result[j] < 16 * TOKENS && row < n_rows ? a.y + (size_t)(result[j] / 16) * a.n_out + first_matrix.first_row + row : nullptr;
+            old[j] = out[j] && a.output == ADD ? *out[j] : 0.0f;
         }
-        float* parts = partial + turn * 2 * HALF;
-        for (u32 half_of = 0; half_of < n_halves; half_of++) {
+        float* parts = partial + parity * 2 * BRANCH_FLOATS;
+        for (u32 branch = 0; branch < n_branches; branch++) {
 #pragma unroll 1
             for (u32 record = first; record < end; record += C::RECORDS) {
                 wait_for_copies<C::STAGES - 2>();
                 __syncwarp();
-                // Into the place of the records before, which all lanes have read.
-                ask();
+                // Refills the stage before this one, which all lanes have read.
+                request_stage();
                 const unsigned char* chunk = ring + stage * C::BYTES;
                 stage = stage + 1 == C::STAGES ? 0 : stage + 1;
-                constexpr int PANELS = C::RECORDS * R::PANELS, PAIR = PANELS > 1 ? 2 : 1;
+                constexpr int PANELS = C::RECORDS * R::PANELS, AT_ONCE = PANELS > 1 ? 2 : 1;
 #pragma unroll
-                for (int q = 0; q < PANELS; q += PAIR) {
-                    typename S::P p[PAIR];
-                    if (C::RECORDS == 1 || record + q + PAIR <= end) {
+                for (int q = 0; q < PANELS; q += AT_ONCE) {
+                    typename S::P p[AT_ONCE];
+                    if (C::RECORDS == 1 || record + q + AT_ONCE <= end) {
 #pragma unroll
-                        for (int i = 0; i < PAIR; i++)
+                        for (int i = 0; i < AT_ONCE; i++)
                             p[i].read(Place<FORMAT>(chunk + (q + i) / R::PANELS * R::BYTES, (q + i) % R::PANELS), lane);
 #pragma unroll
-                        for (int i = 0; i < PAIR; i++) sums.add(p[i], record * R::PANELS + q + i, lane);
+                        for (int i = 0; i < AT_ONCE; i++) sums.add(p[i], record * R::PANELS + q + i, lane);
                     } else {
                         if (record + q < end) {
                             p[0].read(Place<FORMAT>(chunk + q * R::BYTES, 0), lane);
@@ -304,25 +331,26 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
                     }
                 }
             }
-            sums.finish(parts + half_of * HALF + warp * 16 * TOKENS, lane);
+            sums.finish(parts + branch * BRANCH_FLOATS + warp * 16 * TOKENS, lane);
         }
+        // ---- Epilogue of the tile. The warps that share it meet at a named barrier of their own. ----
         if (n_sharing == 1) __syncwarp();
-        else threads_meet(1 + of_group, 32 * n_sharing);
+        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * n_sharing);
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
+        for (int j = 0; j < RESULTS; j++) {
             if (!out[j]) continue;
             float rms = 1.0f;
             if (norm) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int i = 0; i < WARPS; i++) sum += squares_of[rest[j] / 16 * WARPS + i];
+                for (int i = 0; i < WARPS; i++) sum += squares_of[result[j] / 16 * WARPS + i];
                 rms = rsqrtf(sum * per_input + a.eps);
             }
             float y[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (u32 half_of = 0; half_of < 2; half_of++) {
-                if (half_of == n_halves) break;
-                const float* at = parts + half_of * HALF + of_group * n_sharing * 16 * TOKENS + rest[j];
+            for (u32 branch = 0; branch < 2; branch++) {
+                if (branch == n_branches) break;
+                const float* at = parts + branch * BRANCH_FLOATS + tile_in_group * n_sharing * 16 * TOKENS + result[j];
                 float v[WARPS];
 #pragma unroll
                 for (u32 w = 0; w < WARPS; w++) v[w] = w < n_sharing ? at[w * 16 * TOKENS] : 0.0f;
@@ -330,20 +358,20 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
                 for (int d = 1; d < WARPS; d *= 2)
 #pragma unroll
                     for (int w = 0; w < WARPS; w += 2 * d) v[w] += v[w + d];
-                y[half_of] = v[0] * rms;
+                y[branch] = v[0] * rms;
             }
             if (gated) {
                 *out[j] = activate(a.activation, y[0]) * y[1];
             } else {
-                const float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + rest[j] % 16] : y[0];
-                *out[j] = a.output == ADD ? before[j] + a.scale * v : v;
+                const float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + result[j] % 16] : y[0];
+                *out[j] = a.output == ADD ? old[j] + a.scale * v : v;
             }
         }
     }
     wait_for_copies<0>();
 }
 
-// Other kernels take the templates.
+// grouped_matvec.cu and rwkv.cu include the templates without these kernels.
 #ifndef TEMPLATES_ALONE
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
     u32 part = 0, begin = 0;

@@ -1,31 +1,32 @@
-// Norms of rows, on their way to products, into the residual stream or into rows of their own; also rows that are packed, copied
-// or added as they are.
+// Norms of rows: as input of products (packed F16, or F32 rows) or added to other rows. Without a norm it copies, scales, packs
+// or adds rows.
 #include "common.cuh"
 
 enum NormKind : u32 { NONE = 0, RMS = 1, LAYER = 2 };
 
+// Mirrored by `NormArgs` of src/args.rs.
 struct NormArgs {
     const float* x;      // rows of n_in elements
     const float* weight; // [n_in]
     const float* bias;   // [n_in]; null: none
-    half* packed;        // as products of many tokens take it; null: none
-    float* out;          // [n][n_in], which may be x; null: none
-    const u32* rows;     // rows of x to be taken; null: in order
-    u32 n_in;
-    u32 n_token_tiles;
+    half* packed;        // as input of GEMMs; null: none
+    float* out;          // [n_rows][n_in], may be x; null: none
+    const u32* rows;     // [n_rows]: indices of the rows of x; null: in order
+    u32 n_in;            // elements of a row
+    u32 n_token_tiles;   // of `packed`, with the WIDE flag
     u32 kind;            // NormKind
-    float eps;
-    float scale;         // of the result
-    u32 accumulate;      // added to what `out` is
+    float eps;           // epsilon of the norm
+    float scale;         // factor on the result
+    u32 accumulate;      // whether the result is added to `out`
 };
 
-// Four elements at i.
-__device__ __forceinline__ float4 four(const float* p, u32 i, bool there) {
-    return there ? *(const float4*)(p + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+// Four elements from i on, or zeros.
+__device__ __forceinline__ float4 four(const float* p, u32 i, bool in_range) {
+    return in_range ? *(const float4*)(p + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 __device__ __forceinline__ float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
-// A row whose elements lie by fours, of which a thread keeps some.
+// The fast path, for rows that can be read as vectors of four elements. A thread holds KEPT vectors of the row in registers.
 constexpr int THREADS = 256, KEPT = 8;
 __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, float* out, u32 token, float* scratch) {
     float4 kept[KEPT];
@@ -52,21 +53,21 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, floa
     for (int j = 0; j < KEPT; j++) {
         const u32 i = 4 * (threadIdx.x + j * THREADS);
         if (i >= (a.n_in + 63) / 64 * 64) break;
-        const bool there = i < a.n_in;
+        const bool in_range = i < a.n_in;
         float4 v = kept[j];
         if (a.kind != NONE) {
-            const float4 weight = four(a.weight, i, there);
+            const float4 weight = four(a.weight, i, in_range);
             v.x *= factor * weight.x, v.y *= factor * weight.y, v.z *= factor * weight.z, v.w *= factor * weight.w;
             if (a.bias) {
-                const float4 bias = four(a.bias, i, there);
+                const float4 bias = four(a.bias, i, in_range);
                 v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
             }
         }
         v.x *= a.scale, v.y *= a.scale, v.z *= a.scale, v.w *= a.scale;
-        if (out && there) {
+        if (out && in_range) {
             if (a.accumulate) {
-                const float4 more = *(const float4*)(out + i);
-                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+                const float4 old = *(const float4*)(out + i);
+                v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
             }
             *(float4*)(out + i) = v;
         }
@@ -77,7 +78,7 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, floa
     }
 }
 
-// A block a row.
+// The result is scale * norm(row), stored to `out` (or added) and to `packed`. A block for each row.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(const __grid_constant__ NormArgs a) {
     __shared__ float scratch[16];
     wait_for_input();

@@ -1,32 +1,35 @@
-// Attention of many tokens: 64 queries of a head a block, over the pages of their sequence one after the other, on the tensor
-// cores in F16 with F32 sums and softmax (arXiv 2307.08691). The cache has the tokens already, and queries are ready.
+// Prefill attention: a block takes 64 consecutive queries of one head (a query tile) through the KV pages of their sequence, on
+// the tensor cores in F16 with F32 sums and online softmax (FlashAttention-2, arXiv 2307.08691). The cache already has the
+// tokens' keys and values, and the queries are ready. The result is packed F16, as the output product reads it.
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Queries that follow each other in a batch and in their sequence.
+// Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
+// Mirrored by `QueryTileArgs` of src/args.rs.
 struct QueryTile {
-    u32 token, n, seq, pos;
-    u32 last; // position of the last token of its text
+    u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
+    u32 last;               // the last position of the sequence in the micro-batch
 };
 
+// Mirrored by `PrefillArgs` of src/args.rs.
 struct PrefillArgs {
-    const QueryTile* tiles;
-    Pages pages;
-    const half* k_cache; // [page][kv head][64][D]
-    const half* v_cache;
-    const float* qkv;    // [n_tokens][stride]
-    half* packed;        // [n_tokens][n_head * D], as a product takes it
-    const float* sinks;  // [n_head], or null
-    u32 n_head, n_kv_head, stride, n_token_tiles;
-    u32 mask, reach;
-    float soft_cap;      // 0: none
-    u32 gate_stride;     // elements from a token's gates to the next one's
-    const float* gates;  // of head 0 of token 0, or null; heads are 2 D apart
+    const QueryTile* tiles;                       // [gridDim.x]
+    Pages pages;                                  // page tables of the layer's cache group
+    const half* k_cache;                          // [page][KV head][64][D]
+    const half* v_cache;                          // the same for values
+    const float* qkv;                             // [n_tokens][stride]
+    half* packed;                                 // packed [n_tokens][n_head * D]
+    const float* sinks;                           // [n_head], or null
+    u32 n_head, n_kv_head, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
+    u32 mask, reach;                              // Mask (masks.cuh), and its number of positions
+    float soft_cap;                               // 0: none
+    u32 gate_stride;                              // elements from one token's gates to the next one's
+    const float* gates;                           // of head 0 of token 0, or null; heads are 2 D apart
 };
 
 SHARED_MEMORY(16, half, prefill_memory);
 
-// Out of the way of models that have none.
+// Not inlined, so that it takes no registers in models without a soft cap.
 __device__ __noinline__ float capped(float v, float cap) { return cap * tanhf(v / cap); }
 __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
 #pragma unroll
@@ -35,8 +38,9 @@ __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
         for (int i = 0; i < 4; i++) score[j][i] = capped(score[j][i], cap);
 }
 
+// One block: a query tile and a head of D elements. Each warp has 16 of the queries.
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
-    constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
+    constexpr int ROW = D + 8; // of a page's row in shared memory, so that rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     wait_for_input();
     let_next_start();
@@ -46,7 +50,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
     const u32 last_pos = tile.pos + tile.n - 1;
     const u32 end_page = (end_seen(a.mask, a.reach, last_pos, tile.last) - 1) / PAGE + 1;
-    // Pages that each of the queries, and those that fill the tile up, sees as a whole.
+    // Pages that all queries of the tile, and those that would fill it up, see entirely.
     const u32 first_full = (first_seen(a.mask, a.reach, tile.pos + 63) + PAGE - 1) / PAGE;
     const u32 end_full = end_seen(a.mask, a.reach, tile.pos, tile.last) / PAGE;
 
@@ -55,9 +59,9 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             const size_t base = ((size_t)pages[page] * a.n_kv_head + kv) * PAGE * D;
             half* to = prefill_memory + (page % 2) * 2 * PAGE * ROW;
             for (int i = tid; i < 2 * PAGE * D / 8; i += 128) {
-                const int of = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
-                const half* from = (of == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
-                copy16(to + (of * PAGE + row) * ROW + column, from);
+                const int kv_half = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
+                const half* from = (kv_half == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
+                copy16(to + (kv_half * PAGE + row) * ROW + column, from);
             }
         }
         commit_copies();
@@ -76,7 +80,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             q[s][i] = bits(__floats2half2_rn(v.x, v.y));
         }
     float out[D / 8][4] = {};
-    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float max_score[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (u32 page = first_page; page < end_page; page++) {
         stage(page + 1);
         wait_for_copies<1>();
@@ -98,7 +102,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         if (!seen_by_all) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                // Of the page's positions this lane's first one of each eight is 2 t.
+                // Position `at + 8 * j` of the page belongs to score[j][i].
                 const u32 pos = tile.pos + row0 + 8 * (i / 2), at = page * PAGE + 2 * t + i % 2;
                 const u32 begin = first_seen(a.mask, a.reach, pos), end = end_seen(a.mask, a.reach, pos, tile.last);
 #pragma unroll
@@ -106,7 +110,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                     if (at + 8 * j >= end || at + 8 * j < begin) score[j][i] = -INFINITY;
             }
         }
-        float larger[2] = {most[0], most[1]};
+        float larger[2] = {max_score[0], max_score[1]};
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -115,10 +119,10 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         for (int r = 0; r < 2; r++) {
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 1));
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 2));
-            // Of a page of which a row sees nothing nothing comes.
+            // A page in which a row sees nothing adds nothing to it.
             const float base = larger[r] == -INFINITY ? 0.0f : larger[r];
-            const float factor = __expf(most[r] - base);
-            most[r] = larger[r];
+            const float factor = __expf(max_score[r] - base);
+            max_score[r] = larger[r];
             sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) out[n][2 * r] *= factor, out[n][2 * r + 1] *= factor;
@@ -138,7 +142,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 #pragma unroll
             for (int n = 0; n < D / 8; n += 2) {
                 u32 b[4];
-                load_matrices_turned(b, values + (16 * s + lane % 8 + lane / 8 % 2 * 8) * ROW + 8 * n + lane / 16 * 8);
+                load_matrices_transposed(b, values + (16 * s + lane % 8 + lane / 8 % 2 * 8) * ROW + 8 * n + lane / 16 * 8);
                 mma(out[n], p[0], p[1], p[2], p[3], b[0], b[1]);
                 mma(out[n + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
             }
@@ -152,8 +156,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
         float factor = 1.0f;
         if (a.sinks) {
-            const float larger = fmaxf(most[r], a.sinks[head]);
-            factor = __expf(most[r] - larger);
+            const float larger = fmaxf(max_score[r], a.sinks[head]);
+            factor = __expf(max_score[r] - larger);
             sum[r] = sum[r] * factor + __expf(a.sinks[head] - larger);
         }
         factor /= sum[r];

@@ -1,12 +1,13 @@
-// Products of a panel of floats, F16 or F32, in workgroup memory with one to four tokens as exact as in F32.
+// Products of panels of F16 or F32 weights in shared memory with one to four tokens, as exact as in F32.
 //
-// The tensor cores multiply elements by inputs in two F16 parts, hi and lo / 2048, after these were multiplied by a power of two that
-// brings the largest of a block near 2^14. A token takes two of eight columns of a product.
+// Inputs are scaled, for each quantisation block of 32, by a power of two that brings the largest near 2^14, and split into two F16 parts,
+// hi + lo / 2048. Each part is a column of a tensor-core product: a token has two of its eight columns. F32 weights are two F16 parts as well
+// (planes).
 #pragma once
 #include "formats.cuh"
 
-// A format's panel. `codes(plane, b, row)`: four pairs of row g (0) or g + 8 (1) of block b; an element is the sum over PLANES of
-// those, the second ones divided by 2048.
+// One panel in a lane's registers. `codes(plane, b, row)`: four pairs of elements of row g (0) or g + 8 (1) of block b. An element is the sum
+// over PLANES, the second one divided by 2048.
 template <u32 FORMAT> struct Staged;
 template <int N_PLANES> struct StagedFloats {
     static constexpr int PLANES = N_PLANES;
@@ -20,16 +21,16 @@ template <int N_PLANES> struct StagedFloats {
 template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
 
-// Puts eight inputs of a block to their places, as `put_digits` of code_products.cuh does: each block has hi and lo in 128 bytes.
-__device__ __forceinline__ void put_halves(unsigned char* blocks, float* factors, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+// Stores eight inputs of a quantisation block as two F16 parts, like `store_digits` of code_products.cuh: 128 bytes a block, hi then lo.
+__device__ __forceinline__ void store_halves(unsigned char* blocks, float* factors, u32 block, int t, const float4& first, const float4& second, bool is_there) {
     const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    u32 most = 0;
+    u32 largest = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
 #pragma unroll
-    for (int d = 1; d < 4; d *= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
-    // The exponent of the largest goes to 13; what is below 2^-100 is nothing. Infinity is not multiplied.
-    const u32 biased = most >> 23, exponent = biased == 255 ? 140u : max(biased, 27u);
+    for (int d = 1; d < 4; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
+    // The largest value's exponent becomes 13. Blocks below 2^-100 become zeros; infinity stays as it is.
+    const u32 biased = largest >> 23, exponent = biased == 255 ? 140u : max(biased, 27u);
     const float up = __uint_as_float((267u - exponent) << 23);
     u32 hi[4], lo[4];
 #pragma unroll
@@ -45,13 +46,13 @@ __device__ __forceinline__ void put_halves(unsigned char* blocks, float* factors
     if (t == 0) factors[block] = __uint_as_float((exponent - 13u) << 23);
 }
 
-// Adds a panel's products with rows g and g + 8: in lanes 4 g + t the hi and lo sums of both of token t. `input`: [token][n_blocks][128];
-// `factors`, [token][n_blocks], of each block, or null: 1.
+// Adds a panel's products with rows g and g + 8 to `acc`: lane 4 g + t gets the sums of hi and lo of both rows for token t. `input`: [token][n_blocks]
+// [128 bytes]; `factors`: [token][n_blocks], or null for 1.
 template <typename S, int TOKENS>
 __device__ __forceinline__ void panel_products(const S& p, u32 panel, u32 n_blocks, const unsigned char* input, const float* factors,
                                                int lane, float (&acc)[4]) {
     const int g = lane / 4, t = lane % 4;
-    // Lanes whose columns and tokens nobody wants take those of others.
+    // Columns and tokens beyond TOKENS repeat others; their results are not used.
     const int column = g % (2 * TOKENS), token = t % TOKENS;
 #pragma unroll
     for (int b = 0; b < 2; b++) {

@@ -1,18 +1,19 @@
-// What a device does at best: kernels that do one thing alone, over and over.
+// Kernels that measure what a device can do at best (src/ceilings.rs): each does one thing over and over.
 #include "ptx.cuh"
 
+// Mirrored by `RateArgs` of src/args.rs.
 struct RateArgs {
-    const uint4* from;
-    uint4* to;
-    u64_t n;   // vectors of 16 bytes
-    u32 steps; // multiplications are repeated so often
+    const uint4* from; // input
+    uint4* to;         // result
+    u64_t n;           // vectors of 16 bytes
+    u32 steps;         // how often the multiplications are repeated
     u32 unused;
 };
 
-// Vectors that a thread asks for at once.
+// Vectors that a thread loads at a time.
 constexpr int AHEAD = 4;
 
-// Reads `n` vectors; each thread leaves the sum of its words in `to`, a word a thread.
+// Reads `n` vectors; each thread stores the sum of its words to `to`, 4 bytes for each thread.
 extern "C" __global__ void __launch_bounds__(256) rate_read(const __grid_constant__ RateArgs a) {
     wait_for_input();
     const size_t stride = (size_t)gridDim.x * blockDim.x, thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(256) rate_copy(const __grid_constan
     }
 }
 
-// Accumulators that do not depend on each other.
+// Independent accumulators of a thread.
 constexpr int CHAINS = 8;
 
-// Each thread multiplies and adds `steps` times CHAINS floats; it leaves the sum in `to`.
+// Each thread makes `steps` times CHAINS multiply-adds, and stores their sum to `to`.
 extern "C" __global__ void __launch_bounds__(256) rate_floats(const __grid_constant__ RateArgs a) {
     wait_for_input();
     const float factor = ((const float*)a.from)[0], summand = ((const float*)a.from)[1];
@@ -62,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(256) rate_floats(const __grid_const
     ((float*)a.to)[(size_t)blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
-// Each warp multiplies `steps` times CHAINS pairs of matrices in F16 on the tensor cores, 16 x 16 by 16 x 8; each thread leaves the
-// sum of its elements in `to`.
+// Each warp makes `steps` times CHAINS products of F16 matrices on the tensor cores, 16 x 16 by 16 x 8; each thread stores the
+// sum of its elements to `to`.
 extern "C" __global__ void __launch_bounds__(256) rate_mma(const __grid_constant__ RateArgs a) {
     wait_for_input();
     const uint4 of_a = a.from[threadIdx.x % 32], of_b = a.from[32 + threadIdx.x % 32];
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) rate_mma(const __grid_constant
     ((float*)a.to)[(size_t)blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
-// One word more than the kernel before left: a launch with nothing to do.
+// Stores the previous kernel's word plus one: a launch with almost nothing to do, that depends on the one before.
 extern "C" __global__ void rate_link(const __grid_constant__ RateArgs a) {
     wait_for_input();
     let_next_start();

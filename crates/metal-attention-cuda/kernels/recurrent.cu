@@ -1,36 +1,38 @@
-// What stands around recurrences: the short convolution before them, norm and gate of what they give, functions of each element.
+// The kernels beside recurrent scans: the short convolution before them, the norm and gate of their results, and elementwise
+// functions. Argument structures are in recurrence.cuh.
 #include "recurrence.cuh"
 
+// Most taps of a convolution.
 constexpr u32 MAX_TAPS = 16;
-// Tokens of a run that a block takes, at least as many as a result sees before its own, and of these, that are asked for at once.
+// Tokens of a run that a block processes, which may not be fewer than MAX_TAPS - 1, and tokens that a thread loads at a time.
 constexpr int CONVOLVED = 16;
 constexpr int AT_ONCE = 8;
 
-// A thread a channel. The block with a run's first tokens has its state for itself. TAPS are as many as there are, or more: the
-// oldest are zero.
+// One thread for each channel. Only the block with a run's first tokens reads and writes the run's states. TAPS may be more
+// than n_tap; then the oldest are zero.
 template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionArgs& a) {
     const u32 channel = blockIdx.x * 128 + threadIdx.x;
     const uint4 run = a.runs.runs[blockIdx.z];
     const int begin = blockIdx.y * CONVOLVED, end = min(begin + CONVOLVED, (int)run.y);
     if (channel >= a.channels || begin >= end) return;
     constexpr int BEFORE = TAPS - 1;
-    const int before = a.n_tap - 1;
+    const int n_before = a.n_tap - 1;
     const float* x = row_of(a.x, run.x) + channel / a.block * a.step + channel % a.block;
     auto of_token = [&](int t) {
-        const float* of = x + (size_t)t * a.x.stride;
-        return a.gated ? of[0] * of[2 * a.channels] : of[0];
+        const float* input = x + (size_t)t * a.x.stride;
+        return a.gated ? input[0] * input[2 * a.channels] : input[0];
     };
     float taps[TAPS];
 #pragma unroll
-    for (int j = 0; j < TAPS; j++) taps[j] = j + before < BEFORE ? 0.0f : a.taps[(size_t)(j + before - BEFORE) * a.channels + channel];
+    for (int j = 0; j < TAPS; j++) taps[j] = j + n_before < BEFORE ? 0.0f : a.taps[(size_t)(j + n_before - BEFORE) * a.channels + channel];
     const float bias = a.bias ? a.bias[channel] : 0.0f;
-    // The inputs before the next token's, and those of the next ones.
+    // The last inputs before the next token, and the inputs of the next tokens.
     float inputs[BEFORE + AT_ONCE];
     const float* state = slot_of(a.states, a.runs.segments[run.z].z) + channel;
 #pragma unroll
     for (int j = 0; j < BEFORE; j++) {
         const int t = j - BEFORE;
-        inputs[j] = t + before < 0 ? 0.0f : begin > 0 ? of_token(begin + t) : state[(size_t)(t + before) * a.channels];
+        inputs[j] = t + n_before < 0 ? 0.0f : begin > 0 ? of_token(begin + t) : state[(size_t)(t + n_before) * a.channels];
     }
     float old[BEFORE];
 #pragma unroll
@@ -57,8 +59,8 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
         const uint4 segment = a.runs.segments[run.z + i];
         const int last = segment.x + segment.y - run.x;
         float* to = slot_of(a.states, segment.w) + channel;
-        for (int j = 0; j < before; j++) {
-            const int t = last - before + j;
+        for (int j = 0; j < n_before; j++) {
+            const int t = last - n_before + j;
             float input = 0.0f;
             if (t >= 0) input = of_token(t);
 #pragma unroll
@@ -68,7 +70,7 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
         }
     }
 }
-// Of up to 4 taps, and of more.
+// For up to 4 taps, and for up to MAX_TAPS.
 extern "C" __global__ void __launch_bounds__(128) convolution(const __grid_constant__ ConvolutionArgs a) {
     wait_for_input();
     let_next_start();
@@ -80,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(128) convolution_long(const __grid_
     convolve<MAX_TAPS>(a);
 }
 
-// gate (norm(x) weight + bias + bonus) of a group of a token, by `threads`, of which this is `thread`; `sum` adds what they have.
+// Computes gate (norm(x) weight + bias + bonus) for one group of a token's row. `thread` is the index of this thread among
+// `threads`; `sum` adds a value over these.
 template <typename Sum>
 __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, u32 thread, u32 threads, const Sum& sum) {
     const size_t at = ((size_t)token * a.n_group + group) * a.n;
@@ -97,9 +100,9 @@ __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32
         factor = rsqrtf(sum(squares) / a.n + a.eps);
     }
     if (a.r) {
-        float own = 0.0f;
-        for (u32 i = thread; i < a.n; i += threads) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
-        bonus = sum(own);
+        float partial = 0.0f;
+        for (u32 i = thread; i < a.n; i += threads) partial += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
+        bonus = sum(partial);
     }
 #pragma unroll 4
     for (u32 i = thread; i < a.n; i += threads) {
@@ -112,14 +115,14 @@ __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32
         a.out[at + i] = v;
     }
 }
-// A block for a group.
+// A block for each group.
 extern "C" __global__ void __launch_bounds__(1024) group_norm(const __grid_constant__ GroupNormArgs a) {
     __shared__ float scratch[64];
     wait_for_input();
     let_next_start();
     normalise(a, blockIdx.x, blockIdx.y, threadIdx.x, blockDim.x, [&](float v) { return block_sum_max(v, 0.0f, scratch).x; });
 }
-// A warp for one, where they are small.
+// A warp for each group, if groups are small.
 extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_constant__ GroupNormArgs a) {
     wait_for_input();
     let_next_start();
@@ -128,12 +131,14 @@ extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_
 }
 
 enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };
+// Mirrored by `FunctionArgs` of src/args/recurrent.rs.
 struct FunctionArgs {
-    float* x;          // changed in place
-    const float* with; // SIGMOID_TIMES: x = sigmoid(with) x
-    u32 n;
-    u32 function;
+    float* x;          // updated in place
+    const float* with; // for SIGMOID_TIMES: x = sigmoid(with) x
+    u32 n;             // elements of x
+    u32 function;      // Function
 };
+// Applies a function to each element of x.
 extern "C" __global__ void __launch_bounds__(256) of_each(const __grid_constant__ FunctionArgs a) {
     wait_for_input();
     let_next_start();

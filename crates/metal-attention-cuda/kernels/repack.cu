@@ -1,10 +1,12 @@
-// Rows of a GGUF file's blocks become tiles of fragments, once, at load. Layouts of the blocks: the GGUF specification.
+// Repacks rows of a GGUF file to tiles of records (formats.cuh), once, at load. Blocks<FORMAT> reads codes, scales, minimums
+// and super-block scales at column k of a row, as the GGUF specification lays them out.
 #include "formats.cuh"
 
+// Mirrored by `RepackArgs` of src/args.rs.
 struct RepackArgs {
-    const unsigned char* raw; // [n_rows][row_bytes]
-    unsigned char* records; // of the first row's tile
-    u32 n_rows, n_in, n_panels, row_bytes;
+    const unsigned char* raw;              // [n_rows][row_bytes]
+    unsigned char* records;                // the first record of the rows' tiles
+    u32 n_rows, n_in, n_panels, row_bytes; // rows, columns, panels of a row, bytes of a row in `raw`
 };
 
 template <u32 FORMAT> struct Blocks;
@@ -65,7 +67,7 @@ template <> struct Blocks<Q6_K> {
     static __device__ u32 super(const unsigned char* row, int k) { return half_bits(block(row, k) + 208); }
 };
 
-// The column of place p of lane t of a block.
+// The column of place p of lane t in a block of 32 columns.
 __device__ __forceinline__ int column(int panel, int b, int t, int p) { return panel * 64 + b * 32 + p / 4 * 16 + 4 * t + p % 4; }
 
 // A warp for each panel of a tile.
@@ -77,15 +79,15 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
     const Matrix m = {a.records, FORMAT, a.n_rows, a.n_panels, 0};
     const Place<FORMAT> at(m, tile, panel);
     const unsigned char* rows[2];
-    bool there[2];
+    bool in_range[2];
     for (int r = 0; r < 2; r++) {
         const u32 row = tile * 16 + g + 8 * r;
-        there[r] = row < a.n_rows;
-        rows[r] = a.raw + (size_t)(there[r] ? row : 0) * a.row_bytes;
+        in_range[r] = row < a.n_rows;
+        rows[r] = a.raw + (size_t)(in_range[r] ? row : 0) * a.row_bytes;
     }
     typedef Blocks<FORMAT> B;
-    // Places beyond the row have scale 0.
-    auto inside = [&](int r, int k) { return there[r] && k < (int)a.n_in; };
+    // Elements outside of the matrix have code 0 and scale 0.
+    auto inside = [&](int r, int k) { return in_range[r] && k < (int)a.n_in; };
     auto code = [&](int r, int k) -> u32 { return inside(r, k) ? B::code(rows[r], k) : 0; };
 
     if (FORMAT == Q8_0) {
@@ -133,11 +135,12 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
     }
 }
 
-// Elements as F32 from what `T` is.
+// Element i as F32, for F16, F32 and BF16 (`unsigned short`).
 __device__ __forceinline__ float element(const half* p, size_t i) { return __half2float(p[i]); }
 __device__ __forceinline__ float element(const float* p, size_t i) { return p[i]; }
 __device__ __forceinline__ float element(const unsigned short* p, size_t i) { return __uint_as_float((u32)p[i] << 16); }
 
+// F16 as it is (one plane), F32 and BF16 as two planes of F16: high part, and remainder times 2048.
 template <typename T, int PLANES> __device__ __forceinline__ void repack_floats(const RepackArgs& a) {
     const u32 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

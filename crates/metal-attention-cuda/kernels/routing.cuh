@@ -1,4 +1,4 @@
-// Which experts a token goes to, by its products with the router's rows, and with what weights.
+// Routing of a mixture of experts: from the router's products to the chosen experts of a token and their weights. One warp routes one token.
 #pragma once
 #include "common.cuh"
 
@@ -6,16 +6,16 @@ enum Score : u32 { SOFTMAX = 0, SIGMOID_OF_EACH = 1, SOFTMAX_OF_CHOSEN = 2 };
 constexpr u32 MAX_CHOSEN = 64;
 
 struct RouteArgs {
-    const float* products;     // [n_tokens][n_expert], with the router's bias
-    const float* choice_bias;  // added for the choice, or null
-    const float* expert_scale; // factor on each expert's result, or null
-    u32* experts;              // [n_tokens][n_used], best first
-    float* weights;            // the same, of results
-    float* input_weights;      // the same, of inputs; null: weights are those of results
+    const float* products;     // [n_tokens][n_expert] of the router, with its bias
+    const float* choice_bias;  // [n_expert] added for the choice only; null: none
+    const float* expert_scale; // [n_expert] factor on each expert's result; null: 1
+    u32* experts;              // [n_tokens][n_used] chosen experts, best first
+    float* weights;            // [n_tokens][n_used] factors on the experts' results
+    float* input_weights;      // [n_tokens][n_used] factors on their inputs; null: the weights are applied to results
     u32 n_expert, n_used;
-    u32 score;                 // Score
+    u32 score;                 // Score: how products become scores
     u32 renormalize;
-    u32 n_group, n_group_used; // 0: no groups
+    u32 n_group, n_group_used; // groups of experts, and how many of them are chosen from; 0: no groups
     float scale;
     u32 unused;
 };
@@ -24,7 +24,7 @@ struct Best {
     float value;
     u32 at;
 };
-// The largest value of all lanes; the lower place on ties.
+// The largest value of all lanes; the lowest index on ties.
 __device__ __forceinline__ Best best_of_warp(Best b) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ Best best_of_warp(Best b) {
     }
     return b;
 }
-// The largest of values that are not taken, and that no NaN is; it is taken.
+// The largest value that is not taken, ignoring NaN; marks it as taken.
 __device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 n, u32 lane) {
     Best best = {-INFINITY, 0xffffffffu};
     for (u32 i = lane; i < n; i += 32) {
@@ -46,9 +46,9 @@ __device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 
     return best;
 }
 
-// What the choice of a token is made by, in workgroup memory: 14 bytes for each expert.
+// Scratch for routing one token, in shared memory: 14 bytes for each expert.
 struct Choice {
-    float *scores, *choice, *of_groups; // [n_expert] each
+    float *scores, *choice, *of_groups; // [n_expert] each: scores, scores with choice_bias, scores of groups
     bool *taken, *group_taken;
     __device__ Choice(u32 n_expert, float* memory) {
         scores = memory, choice = scores + n_expert, of_groups = choice + n_expert;
@@ -56,30 +56,30 @@ struct Choice {
     }
 };
 
-// A warp makes scores of a token's products, which lie in their place, and what is chosen by.
+// Turns the products in `c.scores` into scores, in place, and fills `c.choice`: -infinity for experts that cannot be chosen.
 __device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c, u32 lane) {
-    float most = -INFINITY, sum = 0.0f;
+    float largest = -INFINITY, sum = 0.0f;
     for (u32 i = lane; i < a.n_expert; i += 32) c.taken[i] = c.group_taken[i] = false;
     __syncwarp();
     if (a.score == SOFTMAX) {
-        for (u32 i = lane; i < a.n_expert; i += 32) most = fmaxf(most, c.scores[i]);
-        most = warp_max(most);
-        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(c.scores[i] - most);
+        for (u32 i = lane; i < a.n_expert; i += 32) largest = fmaxf(largest, c.scores[i]);
+        largest = warp_max(largest);
+        for (u32 i = lane; i < a.n_expert; i += 32) sum += expf(c.scores[i] - largest);
         sum = warp_sum(sum);
     }
     for (u32 i = lane; i < a.n_expert; i += 32) {
         const float x = c.scores[i];
-        const float score = a.score == SOFTMAX           ? expf(x - most) / sum
+        const float score = a.score == SOFTMAX           ? expf(x - largest) / sum
                             : a.score == SIGMOID_OF_EACH ? 1.0f / (1.0f + expf(-x))
                                                          : x;
         c.scores[i] = score;
         const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
-        // A NaN is no better than any.
+        // NaN is never chosen before a number.
         c.choice[i] = choice == choice ? choice : -INFINITY;
     }
     __syncwarp();
     if (a.n_group == 0) return;
-    // A group counts as much as its two best experts together.
+    // The score of a group is the sum of its two best experts' scores.
     const u32 of_group = a.n_expert / a.n_group;
     for (u32 g = lane; g < a.n_group; g += 32) {
         float first = -INFINITY, second = -INFINITY;
@@ -96,18 +96,18 @@ __device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c,
     __syncwarp();
 }
 
-// A warp makes the weights of the scores of up to 32 that are chosen.
+// Writes the weights of up to 32 chosen experts, from their scores `weights`.
 __device__ __forceinline__ void write_weights_together(const RouteArgs& a, const u32* chosen, const float* weights, u32 token, u32 lane) {
     const bool there = lane < a.n_used;
     float weight = there ? weights[lane] : 0.0f;
     const u32 expert = there ? chosen[lane] : 0;
     const float scale = a.expert_scale && there ? a.expert_scale[expert] : 1.0f;
     if (a.score == SOFTMAX_OF_CHOSEN) {
-        const float most = warp_max(there ? weight : -INFINITY);
-        weight = there ? expf(weight - most) : 0.0f;
+        const float largest = warp_max(there ? weight : -INFINITY);
+        weight = there ? expf(weight - largest) : 0.0f;
         weight /= warp_sum(weight);
     }
-    // As large at least as the smallest number of 16 bits.
+    // The sum is at least F16's smallest normal number, against division by zero.
     if (a.renormalize) weight /= fmaxf(warp_sum(weight), 6.1035156e-5f);
     if (!there) return;
     const size_t at = (size_t)token * a.n_used + lane;

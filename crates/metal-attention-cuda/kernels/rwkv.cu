@@ -1,21 +1,24 @@
-// The time mixes of RWKV-6 (arXiv 2404.05892) and RWKV-7 (arXiv 2503.14456), and what stands before their recurrences.
+// RWKV: token shift, the scans of RWKV-6 (arXiv 2404.05892) and RWKV-7 (arXiv 2503.14456), the kernel that prepares RWKV-7's
+// inputs, and several independent products of a single token in one launch.
 #include "recurrence.cuh"
 
+// Mirrored by `TokenShiftArgs` of src/args/recurrent.rs.
 struct TokenShiftArgs {
-    Runs runs;
-    States states;      // the row of the token before
-    const float* x;     // [n_tokens][width]
-    const float* lerps; // [n_mix][width]
-    const float* more;  // what tokens add to these, [n_tokens][n_mix][width], or null
-    float* out;         // [n_mix][n_tokens][width]
-    u32 width, n_mix, n_tokens;
-    u32 advance;        // whether the states go on
+    Runs runs;                  // of the micro-batch
+    States states;              // the last token's input, of each sequence
+    const float* x;             // [n_tokens][width]
+    const float* lerps;         // [n_mix][width]
+    const float* more;          // what tokens add to the interpolation weights, [n_tokens][n_mix][width], or null
+    float* out;                 // [n_mix][n_tokens][width]
+    u32 width, n_mix, n_tokens; // elements of a row, interpolations, tokens
+    u32 advance;                // whether to store the last input as the new state
 };
-// Tokens of a run that a block takes, and of these, that are asked for at once.
+// Tokens of a run that a block processes, and tokens that a thread loads at a time.
 constexpr u32 SHIFTED = 16;
 constexpr u32 AT_ONCE = 8;
 
-// x + (previous - x) (lerp + more). The block with a run's first tokens has its state for itself.
+// out = x + (previous - x) (lerp + more), where `previous` is the same channel of the token before. Only the block with a run's
+// first tokens reads and writes the run's states.
 extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_constant__ TokenShiftArgs a) {
     wait_for_input();
     let_next_start();
@@ -52,28 +55,30 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
     }
 }
 
+// Mirrored by `Rwkv6Args` of src/args/recurrent.rs.
 struct Rwkv6Args {
-    Walk walk;
+    Scan scan;               // of the heads
     const float* r;          // [token][head][key]
-    const float* k;          // [token][kv head][key]
-    const float* v;
-    const float* decay;      // [token][head][key], before its functions
+    const float* k;          // [token][KV head][key]
+    const float* v;          // [token][KV head][key]
+    const float* decay;      // [token][head][key], before bias and functions
     const float* decay_bias; // [head][key]
     const float* bonus;      // [head][key]; null: gated linear attention
     u32 n_head_kv, unused;
 };
 
-// Vectors: w, k and what a result takes of the state before. Of the new part k v a result takes the factor's share.
+// A token's vectors: the decay w, the key k, and the vector that multiplies the old state in the result. The factor is the
+// share of the new part k v in the result.
 template <int EACH_> struct Rwkv6 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 3, VALUES = 1, UNROLLED = 2;
     const Rwkv6Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv6>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 dim = a.walk.key_dim, kv_head = head / (a.walk.n_head / a.n_head_kv);
-        const size_t at = ((size_t)token * a.walk.n_head + head) * dim, at_kv = ((size_t)token * a.n_head_kv + kv_head) * dim;
+        const u32 dim = a.scan.key_dim, kv_head = head / (a.scan.n_head / a.n_head_kv);
+        const size_t at = ((size_t)token * a.scan.n_head + head) * dim, at_kv = ((size_t)token * a.n_head_kv + kv_head) * dim;
         const float scale = rsqrtf((float)dim);
         const u32 own_column = column + lane;
-        // All that is read is asked for before anything is done with it.
+        // All loads are issued before any result is used.
         const float value = own_column < dim ? a.v[at_kv + own_column] : 0.0f;
         float4 of_r[EACH / 4], of_k[EACH / 4], of_w[EACH / 4], biases[EACH / 4];
 #pragma unroll
@@ -117,24 +122,26 @@ template <int EACH_> struct Rwkv6 {
         return fmaf(t.factors.x, own<LANES>(t.values[0]), sum_own<LANES>(y));
     }
 };
-WALKS(rwkv6, Rwkv6, Rwkv6Args)
+SCAN_KERNELS(rwkv6, Rwkv6, Rwkv6Args)
 
+// Mirrored by `Rwkv7InputsArgs` of src/args/recurrent.rs.
 struct Rwkv7InputsArgs {
-    float* decay;            // [token][head][key]: in: before its functions
-    float* rate;             // out: the normalised key times the rate
-    float* k;
-    float* v;
-    float* kappa;            // out: less the normalised key that is taken away
+    float* decay;            // [token][head][key]: in: before bias and function; out: the decay
+    float* rate;             // in: before bias and function; out: the normalised key times the rate
+    float* k;                // in: the key; out: the key that is added to the state
+    float* v;                // in and out: the value
+    float* kappa;            // out: minus the normalised key
     const float* decay_bias; // [head][key]
-    const float* rate_bias;
-    const float* removed;
-    const float* kept;
+    const float* rate_bias;  // [head][key]
+    const float* removed;    // k_k, [head][key]
+    const float* kept;       // k_a, [head][key]
     float* first_value;      // [token][head][key]: the first layer's values
-    const float* value_mix;  // how much of these comes in; null: this is the first layer
-    const float* value_bias;
-    u32 n_head, head_dim;
+    const float* value_mix;  // the share of these, before bias and sigmoid; null: this is the first layer
+    const float* value_bias; // [head][key]
+    u32 n_head, head_dim;    // heads and their elements
 };
-// A warp for a head of a token.
+// Normalises keys, applies the functions of decay and rate, and mixes in the first layer's values. A warp for a head of a
+// token.
 extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_constant__ Rwkv7InputsArgs a) {
     wait_for_input();
     let_next_start();
@@ -164,25 +171,27 @@ extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_cons
     }
 }
 
+// Mirrored by `Rwkv7Args` of src/args/recurrent.rs.
 struct Rwkv7Args {
-    Walk walk;
+    Scan scan;          // of the heads
     const float* r;     // [token][head][key], as are all
-    const float* decay;
-    const float* k;
-    const float* v;
-    const float* a;     // what takes away
-    const float* b;     // and puts back
+    const float* decay; // decay of the state
+    const float* k;     // key
+    const float* v;     // value
+    const float* a;     // minus the normalised key
+    const float* b;     // the normalised key times the rate
 };
 
-// Vectors: w, k, a, b and what a result takes of the state before, r w; of the new parts, k v and b (a S), it takes r k and r b.
+// A token's vectors: w, k, a, b, and r w, which multiplies the old state in the result; of the new parts k v and b (a S), the
+// factors r k and r b are the shares in the result.
 template <int EACH_> struct Rwkv7 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 5, VALUES = 1, UNROLLED = 2;
     const Rwkv7Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv7>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 dim = a.walk.key_dim, own_column = column + lane;
-        const size_t at = ((size_t)token * a.walk.n_head + head) * dim;
-        // All that is read is asked for before anything is done with it.
+        const u32 dim = a.scan.key_dim, own_column = column + lane;
+        const size_t at = ((size_t)token * a.scan.n_head + head) * dim;
+        // All loads are issued before any result is used.
         const float value = own_column < dim ? a.v[at + own_column] : 0.0f;
         const float* const from[VECTORS] = {a.decay + at, a.k + at, a.a + at, a.b + at, a.r + at};
         float4 four[VECTORS][EACH / 4];
@@ -222,47 +231,50 @@ template <int EACH_> struct Rwkv7 {
     }
 };
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
-WALKS(rwkv7, Rwkv7, Rwkv7Args)
+SCAN_KERNELS(rwkv7, Rwkv7, Rwkv7Args)
 
-// Products of one token, each with an input of its own, side by side in a launch.
+// Independent products of a single token, each with its own matrix and input, in one launch.
 #define TEMPLATES_ALONE
 #include "matvec.cu"
 
-// What an input goes through on its way.
+// The function that is applied to an input first.
 enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
+// One of several independent products. Mirrored by `SideProductArgs` of src/args/recurrent.rs.
 struct SideProduct {
-    Matrix matrix;
-    const float* x;
-    float* y;
-    u32 n_in;
-    u32 end;          // the first block of the next product
+    Matrix matrix;    // [n_out][n_in]
+    const float* x;   // [n_in]
+    float* y;         // [n_out]
+    u32 n_in;         // columns
+    u32 end;          // the block after the last one of this product
     u32 warps_a_tile; // a power of two
-    u32 function;     // InputFunction; of inputs of up to MAX_CHANGED
+    u32 function;     // InputFunction; not AS_IT_LIES only for n_in up to MAX_CHANGED
 };
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
 constexpr u32 MAX_CHANGED = 1024;
+// Mirrored by `SideProductsArgs` of src/args/recurrent.rs.
 struct SideProductsArgs {
-    SideProduct products[MAX_SIDE_PRODUCTS];
+    SideProduct products[MAX_SIDE_PRODUCTS]; // those after the last one have no blocks
 };
+// Each block belongs to one of the products, and computes some tiles of its rows.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const __grid_constant__ SideProductsArgs a) {
     __shared__ __align__(16) float changed[MAX_CHANGED];
     u32 at = 0, begin = 0;
     while (blockIdx.x >= a.products[at].end) begin = a.products[at++].end;
-    const SideProduct& of = a.products[at];
+    const SideProduct& product = a.products[at];
     MatvecArgs p = {};
-    p.n_in = of.n_in;
-    p.n_out = of.matrix.n_rows;
-    p.warps_a_tile = of.warps_a_tile;
+    p.n_in = product.n_in;
+    p.n_out = product.matrix.n_rows;
+    p.warps_a_tile = product.warps_a_tile;
     p.output = STORE;
     p.scale = 1.0f;
-    p.x = of.x;
-    p.y = of.y;
-    if (of.function != AS_IT_LIES) {
+    p.x = product.x;
+    p.y = product.y;
+    if (product.function != AS_IT_LIES) {
         wait_for_input();
-        for (u32 i = threadIdx.x; i < of.n_in; i += 32 * WARPS) changed[i] = of.function == TANH_OF_INPUT ? tanhf(of.x[i]) : sigmoid(of.x[i]);
+        for (u32 i = threadIdx.x; i < product.n_in; i += 32 * WARPS) changed[i] = product.function == TANH_OF_INPUT ? tanhf(product.x[i]) : sigmoid(product.x[i]);
         p.x = changed;
         __syncthreads();
     }
-    const u32 block = blockIdx.x - begin, n = of.end - begin;
-    WITH_FORMAT(of.matrix.format, (matvec_part<FORMAT, 1>(p, of.matrix, of.matrix, block, n)));
+    const u32 block = blockIdx.x - begin, n = product.end - begin;
+    WITH_FORMAT(product.matrix.format, (matvec_part<FORMAT, 1>(p, product.matrix, product.matrix, block, n)));
 }

@@ -1,19 +1,20 @@
-// Several residual streams of which a layer computes with the first (AltUp, arXiv 2301.13310).
+// Several residual streams, of which a layer computes with the first only (AltUp, arXiv 2301.13310).
 #include "common.cuh"
 
 constexpr u32 MAX_STREAMS = 8;
 
+// Mirrored by `StretchArgs` of src/args.rs.
 struct StretchArgs {
-    const float* a;    // rows, a_stride apart
-    const float* goal; // rows, goal_stride apart, or null
-    float* y;          // rows, y_stride apart
-    u32 n;             // elements of each
-    u32 a_stride, goal_stride, y_stride;
-    u32 accumulate;
-    float scale;
+    const float* a;                      // rows, a_stride apart
+    const float* goal;                   // rows whose norm the result gets, goal_stride apart; null: none
+    float* y;                            // rows, y_stride apart
+    u32 n;                               // elements of each
+    u32 a_stride, goal_stride, y_stride; // elements from a row to the next one
+    u32 accumulate;                      // whether the result is added to y
+    float scale;                         // factor on the result
 };
 
-// y = scale * a, brought to the length of `goal`; or added. A block a row.
+// y = scale * a, rescaled to the norm of `goal` if there is one; stored or added. A block for each row.
 extern "C" __global__ void __launch_bounds__(256) stretch(const __grid_constant__ StretchArgs a) {
     __shared__ float scratch[16];
     wait_for_input();
@@ -23,25 +24,27 @@ extern "C" __global__ void __launch_bounds__(256) stretch(const __grid_constant_
     float factor = a.scale;
     if (a.goal) {
         const float* goal = a.goal + (size_t)blockIdx.x * a.goal_stride;
-        float own = 0.0f, wanted = 0.0f;
-        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) own += from[i] * from[i], wanted += goal[i] * goal[i];
-        own = block_sum_max(own, 0.0f, scratch).x;
-        wanted = block_sum_max(wanted, 0.0f, scratch).x;
-        factor *= sqrtf(wanted) / sqrtf(own);
+        float squares = 0.0f, goal_squares = 0.0f;
+        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) squares += from[i] * from[i], goal_squares += goal[i] * goal[i];
+        squares = block_sum_max(squares, 0.0f, scratch).x;
+        goal_squares = block_sum_max(goal_squares, 0.0f, scratch).x;
+        factor *= sqrtf(goal_squares) / sqrtf(squares);
     }
     for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) to[i] = factor * from[i] + (a.accumulate ? to[i] : 0.0f);
 }
 
+// Mirrored by `StreamsArgs` of src/args.rs.
 struct StreamsArgs {
     const float* router; // [n_tokens][n_streams]
-    const float* matrix; // a prediction's [n_streams * n_streams][n_streams], a correction's [n_streams][n_streams]
+    const float* matrix; // prediction: [n_streams * n_streams][n_streams]; correction: [n_streams][n_streams]
     float* streams;      // [n_tokens][n_streams][n]
-    float* x;            // [n_tokens][n], the first
-    const float* scale;  // [n], of a correction
-    float* scaled;       // [n_tokens][n], of a correction
-    u32 n, n_streams;
+    float* x;            // [n_tokens][n], the first stream
+    const float* scale;  // [n], for a correction only
+    float* scaled;       // [n_tokens][n], for a correction only
+    u32 n, n_streams;    // elements of a row, streams
 };
 
+// One element of the residual streams of a token: prediction, or correction by the layer's result.
 template <bool CORRECT> __device__ __forceinline__ void mix_streams(const StreamsArgs& a) {
     wait_for_input();
     let_next_start();
@@ -81,12 +84,12 @@ template <bool CORRECT> __device__ __forceinline__ void mix_streams(const Stream
         }
     }
 }
-// streams[i] += sum over j of c[i][j] streams[j] with c = matrix tanh(router); then x is the first.
+// streams[i] += sum over j of c[i][j] streams[j], with c = matrix tanh(router). Then x is the first stream.
 extern "C" __global__ void __launch_bounds__(256) predict_streams(const __grid_constant__ StreamsArgs a) { mix_streams<false>(a); }
-// streams[i] += (x - streams[0]) (c[i] + 1); then x is the first, and `scaled` that times `scale`.
+// streams[i] += (x - streams[0]) (c[i] + 1). Then x is the first stream, and `scaled` is x times `scale`.
 extern "C" __global__ void __launch_bounds__(256) correct_streams(const __grid_constant__ StreamsArgs a) { mix_streams<true>(a); }
 
-// All streams but the first get x.
+// Adds x to all streams but the first.
 extern "C" __global__ void __launch_bounds__(256) add_to_idle_streams(const __grid_constant__ StreamsArgs a) {
     wait_for_input();
     let_next_start();

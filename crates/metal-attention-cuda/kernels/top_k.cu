@@ -1,39 +1,44 @@
-// The highest logits of each row, in their order.
-#include "rank.cuh"
+// The K highest logits of each row, sorted. Logits are compared by keys of 8 bytes (`argmax_key` of argmax.cuh: a number that rises
+// with the logit above one that falls with the id); all keys of a row differ, and key 0 is no logit.
+#include "argmax.cuh"
 
+// Logits that are found, and threads of a block.
 constexpr int K = 128, THREADS = 256;
-// Logits of a thread, ranks that are put in order at most.
+// Logits of a thread, and the most keys that are sorted.
 constexpr int ITEMS = 16, LIST = 512;
-// Ranks of other blocks that a thread asks for at once.
+// Keys of other blocks that a thread loads at a time.
 constexpr u32 AHEAD = 16;
 
+// Mirrored by `TopKArgs` of src/args.rs.
 struct TopKArgs {
     const float* logits; // [n_rows][n_vocab]
-    u64_t* lists;        // [n_rows][gridDim.x][THREADS]
-    u32* tickets;        // [n_rows], zero
-    u64_t* best;         // [n_rows][K]: ranks, the highest first, then zeros where fewer logits compare
-    u32 n_vocab;
-    u32 chunk;           // logits of a block, THREADS * ITEMS at most
+    u64_t* lists;        // keys selected by each block, [n_rows][gridDim.x][THREADS]
+    u32* tickets;        // counters [n_rows], zero between launches
+    u64_t* best;         // keys [n_rows][K], the highest first; zeros if fewer logits are numbers
+    u32 n_vocab;         // logits of a row
+    u32 chunk;           // logits of a block, at most THREADS * ITEMS
 };
 
+// The keys that a block has selected, in shared memory.
 struct Selected {
-    u64_t ranks[LIST];
+    u64_t keys[LIST];
     u32 n;
     u32 sum;
 };
 
-// A number above 0 that at least K of all threads' numbers reach, and few more; 1 where fewer than K are above 0.
-__device__ __forceinline__ u32 floor_of(u32 mine) {
+// A number above 0 that at least K of all threads' numbers reach, and few more; 1 if fewer than K are above 0.
+__device__ __forceinline__ u32 floor_of(u32 own_key) {
     u32 floor = 0;
     for (int bit = 31; bit >= 10; bit--) {
         const u32 higher = floor | 1u << bit;
-        const int n = __syncthreads_count(mine >= higher);
+        const int n = __syncthreads_count(own_key >= higher);
         if (n >= K) floor = higher;
         if (n == K) break;
     }
     return floor > 0 ? floor : 1;
 }
 
+// The sum of v over the threads of a block.
 __device__ __forceinline__ u32 sum_of_block(u32 v, Selected& s) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
@@ -46,33 +51,33 @@ __device__ __forceinline__ u32 sum_of_block(u32 v, Selected& s) {
     return v;
 }
 
-// Puts the K highest of all ranks that `each` goes through to `s`, and as few others as is soon found out, MOST in all at most. Ranks
-// above 0 are different, and 0 is none. The K-th highest of what each thread has at most is a floor that K ranks reach; only where
-// more than MOST do, the floor is found bit by bit.
-template <int MOST, typename Each> __device__ __forceinline__ void select(const Each& each, Selected& s) {
+// Copies the K highest of all keys that `each` iterates over to `s`, and as few others as is quickly found, at most CAPACITY in
+// all. The K-th highest of the threads' own highest keys is a floor that at least K keys reach. Only if more than CAPACITY keys
+// reach it, the floor is raised bit by bit.
+template <int CAPACITY, typename Each> __device__ __forceinline__ void select(const Each& each, Selected& s) {
     u32 highest = 0;
-    each([&](u64_t rank) { highest = max(highest, (u32)(rank >> 32)); });
+    each([&](u64_t key) { highest = max(highest, (u32)(key >> 32)); });
     u64_t floor = (u64_t)floor_of(highest) << 32;
     for (;;) {
         if (threadIdx.x == 0) s.n = 0;
         __syncthreads();
-        each([&](u64_t rank) {
-            if (rank < floor) return;
+        each([&](u64_t key) {
+            if (key < floor) return;
             const u32 at = atomicAdd(&s.n, 1u);
-            if (at < MOST) s.ranks[at] = rank;
+            if (at < CAPACITY) s.keys[at] = key;
         });
         __syncthreads();
-        if (s.n <= MOST) return;
+        if (s.n <= CAPACITY) return;
         const u64_t reached = floor;
         floor = 0;
         for (int bit = 63; bit >= 0; bit--) {
             const u64_t higher = floor | 1ull << bit;
             if (higher > reached) {
                 u32 n = 0;
-                each([&](u64_t rank) { n += rank >= higher; });
+                each([&](u64_t key) { n += key >= higher; });
                 n = sum_of_block(n, s);
                 if (n < K) continue;
-                if (n <= MOST) bit = 0;
+                if (n <= CAPACITY) bit = 0;
             }
             floor = higher;
         }
@@ -80,19 +85,19 @@ template <int MOST, typename Each> __device__ __forceinline__ void select(const 
     }
 }
 
-// A rank's place is how many are higher.
+// Stores the K highest keys in order: a key's place is the number of higher ones.
 __device__ __forceinline__ void write_in_order(const Selected& s, u64_t* best) {
     const u32 n = s.n;
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        const u64_t mine = s.ranks[i];
+        const u64_t own_key = s.keys[i];
         u32 place = 0;
-        for (u32 j = 0; j < n; j++) place += s.ranks[j] > mine;
-        if (place < K) best[place] = mine;
+        for (u32 j = 0; j < n; j++) place += s.keys[j] > own_key;
+        if (place < K) best[place] = own_key;
     }
     for (u32 i = n + threadIdx.x; i < K; i += THREADS) best[i] = 0;
 }
 
-// Each block takes a chunk of a row, and the last one of a row all that the blocks selected.
+// Each block selects from a part of a row; the last block of a row to finish selects from what all blocks have selected.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_constant__ TopKArgs a) {
     __shared__ Selected s;
     __shared__ bool is_last;
@@ -109,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_cons
         select<THREADS>(
             [&](auto&& take) {
 #pragma unroll
-                for (int i = 0; i < ITEMS; i++) take(rank_of(items[i], first + i * THREADS + tid));
+                for (int i = 0; i < ITEMS; i++) take(argmax_key(items[i], first + i * THREADS + tid));
             },
             s);
     }
@@ -118,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_cons
         return;
     }
     u64_t* lists = a.lists + (size_t)row * gridDim.x * THREADS;
-    lists[blockIdx.x * THREADS + tid] = tid < s.n ? s.ranks[tid] : 0;
+    lists[blockIdx.x * THREADS + tid] = tid < s.n ? s.keys[tid] : 0;
     __threadfence();
     __syncthreads();
     if (tid == 0) {
@@ -131,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_cons
     select<LIST>(
         [&](auto&& take) {
             for (u32 first = 0; first < gridDim.x; first += AHEAD) {
-                u64_t ranks[AHEAD];
+                u64_t keys[AHEAD];
 #pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) ranks[i] = first + i < gridDim.x ? __ldcg(lists + (first + i) * THREADS + tid) : 0;
+                for (u32 i = 0; i < AHEAD; i++) keys[i] = first + i < gridDim.x ? __ldcg(lists + (first + i) * THREADS + tid) : 0;
 #pragma unroll
-                for (u32 i = 0; i < AHEAD; i++) take(ranks[i]);
+                for (u32 i = 0; i < AHEAD; i++) take(keys[i]);
             }
         },
         s);

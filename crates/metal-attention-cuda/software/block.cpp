@@ -1,4 +1,4 @@
-// Fibers of a block, and what they wait for.
+// Fibers: the threads of a block, and how they wait for each other.
 #include "software_block.hpp"
 
 #include <sched.h>
@@ -11,7 +11,7 @@
 
 namespace software {
 
-// Saves the registers that a function keeps and the stack's address in `from`, and goes on with the stack `to`.
+// Saves the callee-saved registers and the stack pointer to `from`, and continues on the stack `to`.
 extern "C" void software_switch(void** from, void* to) __attribute__((visibility("hidden")));
 #if defined(__x86_64__)
 asm(R"(
@@ -38,7 +38,7 @@ software_switch:
     jmp *%rcx
 .size software_switch, .-software_switch
 )");
-constexpr int SAVED = 8, RETURN = 6; // words; the last one keeps the stack as a call would have it
+constexpr int SAVED = 8, RETURN = 6; // in words; the last one keeps the alignment that the stack has after a call
 #elif defined(__aarch64__)
 asm(R"(
 .text
@@ -85,14 +85,14 @@ static void make_ready(Block& block, Fiber* of) {
     block.spins = block.yields = 0;
 }
 
-// Goes on with the fiber that has been ready for longest, or, at the end, with who runs the block.
+// Continues the fiber that has been ready for longest; after the last one, or after a failure, the caller that runs the block.
 static void go_on(Block& block, void** from) {
     if (block.failure || block.n_live == 0) {
         software_switch(from, block.caller);
         return;
     }
     if (block.ready_begin == block.ready_end) {
-        // Of those that wait the first names what for.
+        // A deadlock: the first waiting thread names what it waits for.
         for (uint32_t i = 0; i < block.n_threads; i++)
             if (block.fibers[i]->waits_for) {
                 snprintf(block.failure_text, sizeof block.failure_text, "all threads wait, thread %u for %s", i, block.fibers[i]->waits_for);
@@ -121,7 +121,7 @@ void fail(const char* why) {
     abort();
 }
 
-// All are here: does what they came for, and lets all but the one that runs go on.
+// The last lane has arrived: performs the operation and makes all other lanes ready.
 static void end_meeting(Block& block, Warp& warp, Meeting& meeting) {
     const uint32_t arrived = meeting.arrived;
     const Fiber* me = fiber();
@@ -167,7 +167,7 @@ static void end_barrier(Block& block, Barrier& barrier) {
     barrier.n = 0;
 }
 
-// Counts a thread at a barrier; whether it was the last one.
+// Counts a thread at a barrier. Returns whether it was the last one.
 static bool arrive(unsigned id, unsigned n_threads, Fiber* waits) {
     Block& block = *fiber()->block;
     if (id >= BARRIERS) fail("there are 16 barriers");
@@ -190,7 +190,7 @@ static uint64_t seconds() {
     return (uint64_t)now.tv_sec;
 }
 
-// Nobody wrote what all look for.
+// Fails the block if all threads have polled for too long.
 static void check_patience(Block& block) {
     static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
     if (block.yields == 1024) block.waits_since = seconds();
@@ -200,7 +200,7 @@ static void check_patience(Block& block) {
 void pause() {
     Fiber* me = fiber();
     Block& block = *me->block;
-    // Where all that can run look for what another block writes.
+    // All threads that could run are polling for a value that another block writes.
     if (++block.spins > block.ready_end - block.ready_begin) {
         block.spins = 0;
         sched_yield();
@@ -255,7 +255,7 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
         f.block = &block;
         f.copies.copies.clear(), f.copies.groups.clear();
         f.copies.n_copied = f.copies.n_groups_copied = 0;
-        // Ends of stacks lie in different places of caches, too.
+        // The ends of stacks are placed in different cache sets, too.
         void** top = (void**)(((uintptr_t)&f & ~(STACK - 1)) + STACK - i % 64 * 256) - SAVED;
         memset(top, 0, SAVED * sizeof *top);
         top[RETURN] = (void*)run_thread;

@@ -1,6 +1,5 @@
-// Copies to workgroup memory that a thread asks for and waits for later. They are done as late as may be, where they are waited
-// for, so that what nobody waits for is seen to be missing; SOFTWARE_CUDA_EARLY_COPIES=1 does them at once, so that what is
-// overwritten too early is seen.
+// Asynchronous copies to shared memory. They are done as late as possible, in the wait for them, so that a missing wait is
+// found; with SOFTWARE_CUDA_EARLY_COPIES=1 they are done at once, so that memory that is overwritten too early is found.
 #include <string.h>
 
 #include "software_run.hpp"
@@ -45,10 +44,10 @@ void finish_copies(size_t but_last_groups) {
     }
 }
 
-// What lies in the place of a barrier.
+// The contents of an mbarrier.
 struct State {
-    int32_t bytes;      // still to come in this phase
-    uint16_t missing;   // arrivals of this phase
+    int32_t bytes;      // still missing in this phase
+    uint16_t missing;   // arrivals still missing in this phase
     uint16_t count : 15, phase : 1;
 };
 static_assert(sizeof(State) == sizeof(uint64_t));
@@ -90,7 +89,7 @@ static void copy_counted(const Copy& copy, uint64_t* barrier) {
 bool barrier_ended(uint64_t* barrier, uint32_t phase) {
     std::vector<BulkCopy>& copies = fiber()->block->bulk_copies;
     if (read(barrier).phase == phase) {
-        // Somebody waits: what this barrier counts comes now.
+        // A thread waits, so the copies that this barrier counts are done now.
         size_t rest = 0;
         for (size_t i = 0; i < copies.size(); i++) {
             if (copies[i].barrier == barrier) copy_counted(copies[i].copy, barrier);

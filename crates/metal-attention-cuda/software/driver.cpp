@@ -1,5 +1,5 @@
-// The driver's functions but for those of memory. A stream does what it is asked for before the call returns; an error of a kernel
-// stays, as with a GPU.
+// The functions of the driver, but for those of memory. A stream does its work before a call returns. After a kernel has
+// failed, all later calls fail, as on a GPU.
 #include "driver.hpp"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ int n_devices() {
     return n < 1 ? 1 : n < MAX_DEVICES ? n : MAX_DEVICES;
 }
 
-// Of each device.
+// The state of each device.
 static std::atomic<int> failures[MAX_DEVICES];
 static std::atomic<int>& failure_of(const Stream* stream) { return failures[stream ? stream->device : current_device()]; }
 
@@ -63,7 +63,7 @@ DRIVER cuGetErrorString(Result error, const char** text) {
     return *text ? SUCCESS : INVALID_VALUE;
 }
 
-// The device.
+// Devices.
 DRIVER cuInit(unsigned) { return SUCCESS; }
 DRIVER cuDriverGetVersion(int* version) { return *version = (int)setting("SOFTWARE_CUDA_DRIVER", DRIVER_VERSION), SUCCESS; }
 DRIVER cuDeviceGetCount(int* n) { return *n = n_devices(), SUCCESS; }
@@ -103,7 +103,7 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     return SUCCESS;
 }
 
-// There is one context of each device, which stands for it.
+// One context for each device, which only stands for it.
 static int contexts[MAX_DEVICES];
 static thread_local void* current;
 int current_device() { return current ? (int)((int*)current - contexts) : 0; }
@@ -113,7 +113,7 @@ DRIVER cuCtxSetCurrent(void* of) { return current = of, SUCCESS; }
 DRIVER cuCtxGetCurrent(void** of) { return *of = current, SUCCESS; }
 DRIVER cuCtxSynchronize() { return (Result)failure_of(nullptr).load(); }
 
-// Which devices have asked for each other's memory, which is one.
+// Which devices have enabled access to each other's memory (which is one and the same).
 static std::atomic<bool> sees[MAX_DEVICES][MAX_DEVICES];
 DRIVER cuDeviceCanAccessPeer(int* can, int device, int peer) {
     static const bool peers = setting("SOFTWARE_CUDA_PEERS", 1) != 0;
@@ -175,7 +175,7 @@ DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return SUCCESS;
 }
 
-// Kernels. An image is not looked at: all kernels are in this library, and in every module.
+// Kernels. A module's image is ignored: all kernels are in this library, and every module has all of them.
 struct Function {
     const software::Kernel* kernel;
     unsigned most_shared = SHARED_OF_BLOCK;
@@ -189,7 +189,7 @@ DRIVER cuModuleUnload(void*) { return SUCCESS; }
 DRIVER cuModuleGetFunction(Function** function, void*, const char* name) {
     const software::Kernel* kernel = software::find_kernel(name);
     if (!kernel) return NOT_FOUND;
-    // As long as the process lasts, as names are few.
+    // Never freed, as there are few names.
     *function = new Function{kernel};
     return SUCCESS;
 }
@@ -205,7 +205,7 @@ DRIVER cuFuncGetAttribute(int* value, int attribute, Function* function) {
     if (!function) return INVALID_HANDLE;
     switch (attribute) {
         case 0: *value = THREADS_OF_BLOCK; break;
-        case 1: case 2: case 3: *value = 0; break; // memory of its own
+        case 1: case 2: case 3: *value = 0; break; // memory that the kernel itself uses
         case 4: *value = 64; break; // registers
         case 8: *value = (int)function->most_shared; break;
         default: return INVALID_VALUE;
@@ -247,7 +247,7 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** a
     });
 }
 
-// Graphs: what was recorded, one after the other.
+// Graphs: the recorded work, in order.
 DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
     if (!stream) return INVALID_HANDLE;
     if (stream->capture) return ILLEGAL_STATE;

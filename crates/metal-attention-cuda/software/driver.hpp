@@ -1,4 +1,4 @@
-// The driver's interface, as far as `metal-attention-cuda` uses it: names, numbers and layouts are CUDA 13.0's.
+// The driver's interface, as far as `metal-attention-cuda` uses it. Names, numbers and layouts are those of CUDA 13.0.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -38,14 +38,14 @@ struct LaunchAttribute {
 };
 static_assert(sizeof(LaunchAttribute) == 72);
 
-// What a stream is asked for.
+// A unit of work of a stream.
 typedef std::function<Result()> Work;
 struct Graph {
     std::vector<Work> work;
 };
 struct Stream {
     int device = 0;
-    Graph* capture = nullptr; // what it records instead of doing it
+    Graph* capture = nullptr; // where work is recorded instead of done
 };
 
 struct LaunchConfig {
@@ -58,17 +58,17 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56);
 
-// What happens at once, as the stream has nothing else to do, or is recorded.
+// Does `work` at once, since the stream has nothing else to do, or records it.
 Result submit(Stream* stream, Work work);
 
 constexpr int MAX_DEVICES = 16;
 constexpr int DRIVER_VERSION = 13000;
 constexpr int THREADS_OF_BLOCK = 1024, THREADS_OF_MULTIPROCESSOR = 2048, BLOCKS_OF_MULTIPROCESSOR = 32;
-constexpr unsigned SHARED_OF_BLOCK = 48 << 10;       // without being asked for
+constexpr unsigned SHARED_OF_BLOCK = 48 << 10;       // without an attribute of the kernel
 constexpr unsigned MOST_SHARED_OF_BLOCK = 227 << 10;
 constexpr unsigned SHARED_OF_MULTIPROCESSOR = 228 << 10, SHARED_OF_DRIVER = 1 << 10;
 int n_multiprocessors();
-// Devices there are.
+// The number of devices.
 int n_devices();
-// That of the thread that calls.
+// The device whose context is current in the calling thread.
 int current_device();

@@ -1,4 +1,4 @@
-// What a warp's lanes do together on the tensor cores.
+// The matrix instructions of a warp (`mma`, `wgmma`), computed by the last lane to arrive, for all lanes.
 #include "software_ptx.hpp"
 
 #ifdef __F16C__
@@ -20,7 +20,7 @@ template <int N> static void to_floats(const unsigned short (&halves)[N], float 
 void multiply(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of matrices wants all lanes of the warp");
     unsigned short a_halves[256], b_halves[128];
-    float a[256], b[128], c[16][8]; // rows one after the other
+    float a[256], b[128], c[16][8]; // row by row
     for (int lane = 0; lane < 32; lane++) {
         const Product& p = *(const Product*)given[lane];
         const int g = lane / 4, t = lane % 4;

@@ -1,4 +1,4 @@
-// The device's memory: this process's own, with guards around each piece, and full of what is no number at first.
+// Device memory: memory of this process, with guard bytes around each allocation, filled with NaN at first.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 #include "driver.hpp"
 
-static constexpr size_t GUARD = 1024; // bytes before and after
+static constexpr size_t GUARD = 1024; // bytes before and after an allocation
 static constexpr size_t ALIGNMENT = 256;
 static constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
 
@@ -36,7 +36,7 @@ static void check_guards(uint64_t address, const Piece& piece) {
     }
 }
 
-// Whether all of it is in one piece.
+// Whether the range is within one allocation.
 static bool is_inside(uint64_t address, size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex);
     auto after = pieces().upper_bound(address);
@@ -70,7 +70,7 @@ DRIVER cuMemFree_v2(uint64_t address) {
     if (found == pieces().end()) return INVALID_VALUE;
     check_guards(address, found->second);
     n_allocated -= found->second.bytes;
-    // What is used afterwards is no number either.
+    // Freed memory is filled with NaN, too, to find later uses.
     memset((void*)address, NOT_WRITTEN, found->second.bytes);
     pieces().erase(found);
     free((unsigned char*)address - GUARD);

@@ -1,4 +1,5 @@
-// Launches: the blocks of a grid on threads of the operating system, each with a place where it runs them.
+// Launches: runs the blocks of a grid on threads of the operating system, each with a `Block` in which it runs one block after
+// the other.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,7 @@ Block::Block() : launch(nullptr), launch_failed(nullptr), failure(nullptr), fibe
 Fiber& Block::fiber(uint32_t i) {
     if (!fibers[i]) {
         fibers[i] = new (fiber_of_stack(stacks + i * STACK)) Fiber{};
-        // A system has room for some ten thousand pages of this kind in a process.
+        // The system allows a process some ten thousand mappings of this kind.
         mprotect((void*)(stacks + i * STACK + PAGE), PAGE, PROT_NONE);
     }
     return *fibers[i];
@@ -68,12 +69,12 @@ const Kernel* find_kernel(const char* name) {
     return found == kernels().end() ? nullptr : found->second;
 }
 
-// Threads that stay for the next launch.
+// Threads that are kept for later launches.
 class Workers {
     std::mutex mutex;
     std::condition_variable work, done;
     std::function<void(Block&)> job;
-    uint64_t number = 0; // of the job
+    uint64_t number = 0; // number of the job
     uint32_t n_wanted = 0, n_taken = 0, n_running = 0, n_threads = 0;
 
     void stay() {
@@ -92,7 +93,7 @@ class Workers {
     }
 
   public:
-    // Runs `job` on `n` threads at once.
+    // Runs `of_all` on `n` threads at the same time.
     void run(uint32_t n, std::function<void(Block&)> of_all) {
         std::unique_lock<std::mutex> lock(mutex);
         for (; n_threads < n; n_threads++) std::thread([this] { stay(); }).detach();
@@ -105,7 +106,8 @@ class Workers {
     }
 };
 
-// Those that no launch uses. Launches of several streams run side by side, as kernels of several devices wait for each other.
+// The workers that no launch uses. Launches of several streams run side by side, since kernels on several devices wait for each
+// other.
 class Idle {
     std::mutex mutex;
     std::vector<Workers*> workers;

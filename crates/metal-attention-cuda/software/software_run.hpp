@@ -1,4 +1,4 @@
-// A place where blocks run, one after the other.
+// `Block`: where a thread of the operating system runs blocks, one after the other.
 #pragma once
 #include <atomic>
 
@@ -9,7 +9,7 @@ namespace software {
 constexpr uint32_t MAX_THREADS = 1024; // of a block
 constexpr int BARRIERS = 16;
 constexpr size_t MAX_SHARED = 227 << 10;
-constexpr size_t GUARD = 1024; // bytes after workgroup memory that nobody may write to
+constexpr size_t GUARD = 1024; // bytes after shared memory, in which writes are detected
 
 struct Barrier {
     uint32_t n, wanted;
@@ -25,26 +25,26 @@ struct Block {
     const Launch* launch;
     const std::atomic<bool>* launch_failed; // in this block or another one
     uint32_t n_threads, n_live;
-    Fiber* ready[MAX_THREADS]; // a ring
+    Fiber* ready[MAX_THREADS]; // a ring of fibers that can run
     uint32_t ready_begin, ready_end;
-    uint32_t spins;        // pauses since somebody became ready
-    uint32_t yields;       // of them, those in which nobody had anything else to do
-    uint64_t waits_since;  // seconds
-    void* caller;   // who runs the block
+    uint32_t spins;        // pauses since a fiber became ready
+    uint32_t yields;       // pauses in which no fiber had anything else to do
+    uint64_t waits_since;  // in seconds: since when all fibers poll
+    void* caller;   // the stack of the thread that runs the block
     const char* failure;
     char failure_text[160];
     Index failed_thread;
     Barrier barriers[BARRIERS];
     std::vector<BulkCopy> bulk_copies;
-    Fiber* fibers[MAX_THREADS]; // of the threads that a block has had so far
+    Fiber* fibers[MAX_THREADS]; // those that a block has needed so far
     Place place;
     Warp warps[MAX_THREADS / 32];
 
     Block();
     Block(const Block&) = delete;
-    // That of thread `i`, which is made where no block has had one.
+    // The fiber of thread `i`, which is made for the first block that has such a thread.
     Fiber& fiber(uint32_t i);
-    // Workgroup memory of a block that begins, full of what is no number.
+    // The shared memory of a block that begins, filled with NaN.
     unsigned char* begin_shared(size_t bytes);
     bool shared_is_intact(size_t bytes) const;
 
@@ -53,7 +53,7 @@ struct Block {
     uintptr_t stacks;
 };
 
-// Runs block `index`; why it failed, or null.
+// Runs block `index`. Returns why it failed, or null.
 const char* run_block(Block& block, const Launch& launch, Index index);
 
 }  // namespace software

@@ -1,4 +1,4 @@
-//! What steps work with, made at load.
+//! [`Activations`]: the device buffers of intermediate results, allocated at load for micro-batches of up to `n_ubatch` tokens.
 
 use std::sync::Arc;
 
@@ -8,48 +8,57 @@ use crate::CudaError;
 use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
-use crate::step::{TOP_K, room_for_rows, split_bytes, top_k_bytes};
+use crate::runner::{TOP_K, scratch_elements, split_bytes, top_k_bytes};
 
-/// Most tokens of which something is wanted at once.
-pub(crate) const MAX_WANTED: usize = 256;
+/// Most output tokens of a micro-batch.
+pub(crate) const MAX_OUTPUTS: usize = 256;
 
-/// Blocks of attention of one token, or of a few, as far as splits make more of them: as many as a large GPU runs at a time.
+/// Blocks that attention over a few tokens is divided into, by split-KV: as many as a large GPU runs at the same time.
 pub(crate) const ATTENTION_BLOCKS: usize = 264;
-/// Most splits of a token's positions.
+/// Most parts that the positions of one token are split into.
 pub(crate) const MAX_SPLITS: usize = 32;
-/// Blocks that look for the largest logit of a row.
+/// Blocks that search one row of logits for the highest.
 pub(crate) const ARGMAX_BLOCKS: usize = 128;
 
-/// The widest rows of a model.
+/// The largest widths over all layers of a model, in elements of one token unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Widths {
+    /// The residual stream.
     n_embd: usize,
+    /// The logits.
     n_vocab: usize,
+    /// Queries (with their gates), keys and values.
     qkv: usize,
+    /// The result of attention, `n_head * head_dim`.
     attention: usize,
+    /// The inner width of dense feed-forwards and shared experts.
     n_ff: usize,
+    /// Query heads.
     n_head: usize,
-    /// Elements of a head's partial result.
+    /// A split-KV partial result of one head: the weighted sum, the largest score and the sum of the weights.
     partial: usize,
-    /// Queries that are made apart.
+    /// Queries that a kernel of their own makes (`QkvKernels::Separate`).
     queries: usize,
-    /// Gate and up of feed-forwards that do not go through the activation on the way.
+    /// Gate and up, where the product does not apply the activation itself.
     gate_up: usize,
-    /// Embeddings of all layers of a token.
-    own_inputs: usize,
-    /// Residual streams, and the rank of what is learned beside attention.
+    /// The per-layer embeddings of all layers.
+    per_layer_inputs: usize,
+    /// Residual streams (`AltUp`).
     n_streams: usize,
+    /// The rank of the low-rank residual beside attention (`LAuReL`).
     laurel_rank: usize,
-    /// Elements of all rows that mixers and experts work on, of as many tokens as there is room for, and the widest row.
+    /// Scratch of one mixer or expert sublayer, for all tokens of a micro-batch together.
     rows: usize,
+    /// The widest single row in that scratch.
     row: usize,
-    /// Elements of the first layer's values, where others read them.
+    /// The first layer's values, which later layers read (RWKV-7).
     first_value: usize,
-    /// Key heads of recurrences.
+    /// Key heads or groups of recurrent mixers.
     n_key_head: usize,
 }
 
 impl Widths {
+    /// The widths of `spec`, with scratch for micro-batches of up to `n_tokens` tokens.
     pub(crate) fn new(spec: &ModelSpec, n_tokens: usize) -> Self {
         let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
@@ -58,9 +67,9 @@ impl Widths {
             FeedForward::ChannelMix(_) | FeedForward::None => 0,
         });
         let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
-        let (rows, row) = room_for_rows(spec, n_tokens);
+        let (rows, row) = scratch_elements(spec, n_tokens);
         let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Rwkv7(of) => of.width,
+            Mixer::Rwkv7(spec) => spec.width,
             Mixer::Attention(_)
             | Mixer::LatentAttention(_)
             | Mixer::ShortConv(_)
@@ -72,9 +81,9 @@ impl Widths {
             | Mixer::None => 0,
         });
         let n_key_head = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::DeltaRule(of) => of.n_head_k,
-            Mixer::Mamba2(of) => of.n_group,
-            Mixer::AttentionAndMamba2(of) => of.mamba2.n_group,
+            Mixer::DeltaRule(spec) => spec.n_head_k,
+            Mixer::Mamba2(spec) => spec.n_group,
+            Mixer::AttentionAndMamba2(spec) => spec.mamba2.n_group,
             Mixer::Attention(_)
             | Mixer::LatentAttention(_)
             | Mixer::ShortConv(_)
@@ -84,7 +93,7 @@ impl Widths {
             | Mixer::None => 0,
         });
         let n_ff = n_ff.max().unwrap_or(0);
-        let own = spec.embedding.per_layer.map_or(0, |own| own.width);
+        let per_layer = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
         let streams = spec.embedding.streams;
         let dims = |a: &AttentionSpec| (a.n_head * if a.output_gate { 2 } else { 1 } + 2 * a.n_head_kv) * a.head_dim;
         Self {
@@ -92,12 +101,12 @@ impl Widths {
             n_vocab: spec.n_vocab,
             qkv: attention().map(dims).max().unwrap_or(0),
             attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            n_ff: n_ff.max(own),
+            n_ff: n_ff.max(per_layer),
             n_head: attention().map(|a| a.n_head).chain(latent().map(|a| a.n_head)).max().unwrap_or(0),
             partial: attention().map(|a| a.head_dim).chain(latent().map(|a| a.kv_rank)).max().map_or(0, |n| n + 2),
             queries: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            gate_up: (2 * n_ff).max(own),
-            own_inputs: own * spec.n_layer(),
+            gate_up: (2 * n_ff).max(per_layer),
+            per_layer_inputs: per_layer * spec.n_layer(),
             n_streams: streams.map_or(0, |streams| streams.n),
             laurel_rank: streams.map_or(0, |streams| streams.laurel_rank),
             rows,
@@ -108,84 +117,101 @@ impl Widths {
     }
 }
 
-/// Buffers of a step over `n_tokens` tokens at most, `n_wanted` of them with results.
+/// Device buffers of the intermediate results of a micro-batch.
+///
+/// Rows are F32 and in the order of the batch's tokens, unless stated otherwise. A buffer `packed_..` has the same rows as F16, in the
+/// order in which the tensor-core products read them: tiles of 8 tokens times panels of 64 elements (`packed_input` of
+/// `kernels/common.cuh`).
 #[derive(Debug)]
 pub(crate) struct Activations {
+    /// Most tokens of a micro-batch.
     pub(crate) n_tokens: usize,
-    pub(crate) n_wanted: usize,
-    /// The batch, as `TokenArgs`.
+    /// Most output tokens of a micro-batch.
+    pub(crate) n_outputs: usize,
+    /// The tokens, `TokenArgs` each.
     pub(crate) tokens: CudaBuffer,
-    /// Places of the wanted tokens in it.
-    pub(crate) wanted: CudaBuffer,
-    /// Tiles of queries, as `QueryTileArgs`.
+    /// The indices of the output tokens in the batch, u32 `[n_outputs]`.
+    pub(crate) output_rows: CudaBuffer,
+    /// The query tiles of prefill attention, `QueryTileArgs` each.
     pub(crate) query_tiles: CudaBuffer,
-    /// The residual stream, F32 `[n_tokens, n_embd]`.
+    /// The residual stream, `[n_tokens, n_embd]`.
     pub(crate) x: CudaBuffer,
-    /// The same through a norm, as products of many tokens take it.
+    /// The normalised residual stream, packed.
     pub(crate) packed_x: CudaBuffer,
-    /// The same in F32, where a product does not take the norm on its way, `[n_tokens, n_embd]`.
+    /// The normalised residual stream, `[n_tokens, n_embd]`, where the product that reads it does not apply the norm itself.
     pub(crate) h: CudaBuffer,
-    /// What a mixer or a feed-forward gives, where it is not added to the stream at once, `[n_tokens, n_embd]`.
+    /// The result of a mixer or feed-forward before its norm or its sum over the ranks, `[n_tokens, n_embd]`.
     pub(crate) result: CudaBuffer,
-    /// Queries that are made apart, `[n_tokens, n_head * head_dim]`.
+    /// Queries after norm and RoPE, `[n_tokens, n_head * head_dim]`, where a separate kernel makes them.
     pub(crate) queries: CudaBuffer,
-    /// Gate and up, or a gate alone, `[n_tokens, ..]`.
+    /// Gate and up before the activation, `[n_tokens, 2 * n_ff]`, or a gate alone.
     pub(crate) gate_up: CudaBuffer,
-    /// Of each layer the input of its own embedding, `[n_tokens, n_layer * width]`, and what is projected to it.
-    pub(crate) own_inputs: CudaBuffer,
-    pub(crate) own_projected: CudaBuffer,
-    /// Residual streams, `[n_tokens, n_streams, n_embd]`, what chooses among them, `[n_tokens, n_streams]`, and what is learned
-    /// beside attention, `[n_tokens, rank]` and `[n_tokens, n_embd]`.
+    /// The per-layer embeddings of all layers, `[n_tokens, n_layer * width]`.
+    pub(crate) per_layer_inputs: CudaBuffer,
+    /// The projection of the token embedding that is added to them, of the same shape.
+    pub(crate) per_layer_projected: CudaBuffer,
+    /// The residual streams of `AltUp`, `[n_tokens, n_streams, n_embd]`.
     pub(crate) streams: CudaBuffer,
+    /// The router of these streams, `[n_tokens, n_streams]`.
     pub(crate) router: CudaBuffer,
+    /// The inner row of `LAuReL`, `[n_tokens, laurel_rank]`.
     pub(crate) laurel_small: CudaBuffer,
+    /// The result of `LAuReL`, `[n_tokens, n_embd]`.
     pub(crate) laurel: CudaBuffer,
-    /// Rows that mixers and experts work on.
+    /// Scratch of the mixer or the experts that run (`runner/scratch.rs`).
     pub(crate) rows: CudaBuffer,
-    /// The first layer's values, F32 `[n_tokens, ..]` (RWKV-7).
+    /// The first layer's values, `[n_tokens, width]` (RWKV-7).
     pub(crate) first_value: CudaBuffer,
-    /// Rows on their way to a product, packed.
+    /// Rows of the scratch that the next product reads, packed.
     pub(crate) packed_rows: CudaBuffer,
-    /// Queries, keys and values, F32 `[n_tokens, ..]`.
+    /// Queries, keys and values before norm and RoPE, `[n_tokens, qkv]`.
     pub(crate) qkv: CudaBuffer,
-    /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
+    /// The result of attention, `[n_tokens, n_head * head_dim]`.
     pub(crate) att: CudaBuffer,
+    /// The result of attention, packed.
     pub(crate) packed_att: CudaBuffer,
-    /// What goes into the feed-forward's last product, F32 `[a few, n_ff]`.
+    /// The input of the feed-forward's last product, `[n_tokens, n_ff]`.
     pub(crate) gated: CudaBuffer,
+    /// The same, packed.
     pub(crate) packed_gated: CudaBuffer,
-    /// States after the last norm, F32 `[n_wanted, n_embd]`.
+    /// The hidden vectors of the output tokens after the last norm, `[n_outputs, n_embd]`.
     pub(crate) hidden: CudaBuffer,
-    /// F32 `[n_wanted, n_vocab]`.
+    /// The logits of the output tokens, `[n_outputs, n_vocab]`.
     pub(crate) logits: CudaBuffer,
+    /// The highest logit of each block of argmax, u64 `[n_outputs, ARGMAX_BLOCKS]`.
     pub(crate) best: CudaBuffer,
-    /// The highest logits, ranks `[n_wanted, TOP_K]`, and those of chunks.
+    /// The highest logits, u64 `[n_outputs, TOP_K]`: a logit and its id each (`argmax_key` of `kernels/argmax.cuh`).
     pub(crate) top_k: CudaBuffer,
+    /// The highest logits of each part of the vocabulary, before they are merged.
     pub(crate) top_k_lists: CudaBuffer,
+    /// Partial results of split-KV attention.
     pub(crate) partial: CudaBuffer,
-    /// Sums of products whose columns several blocks share out.
+    /// Partial sums of split-K products.
     pub(crate) split_sums: CudaBuffer,
-    /// Counters of these, of attention, recurrences and routers, and of argmax and the highest logits, zero between kernels.
+    /// Counters by which the last block of a split-K product knows that it is the last, u32, as the two below zero between kernels.
     pub(crate) split_tickets: CudaBuffer,
+    /// Counters of attention, recurrences and routers.
     pub(crate) tickets: CudaBuffer,
+    /// Counters of argmax and of the highest logits.
     pub(crate) argmax_tickets: CudaBuffer,
 }
 
-/// Bytes of `n_tokens` packed rows of `width` elements.
+/// Bytes of `n_tokens` packed F16 rows of `width` elements: rows padded to panels, tokens to tiles of 8.
 pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
     2 * width.next_multiple_of(PANEL) * n_tokens.next_multiple_of(8)
 }
 
 impl Activations {
+    /// Allocates the buffers for micro-batches of up to `n_tokens` tokens, filled with zeros.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
-        let n_wanted = n_tokens.min(MAX_WANTED);
+        let n_outputs = n_tokens.min(MAX_OUTPUTS);
         let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);
         let [split_sums, split_tickets] = split_bytes(gpu.summary(), n_tokens);
         Ok(Self {
             n_tokens,
-            n_wanted,
+            n_outputs,
             tokens: zeros(16 * n_tokens)?,
-            wanted: zeros(4 * n_tokens)?,
+            output_rows: zeros(4 * n_tokens)?,
             query_tiles: zeros(size_of::<QueryTileArgs>() * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
@@ -193,8 +219,8 @@ impl Activations {
             result: zeros(4 * w.n_embd * n_tokens)?,
             queries: zeros(4 * w.queries * n_tokens)?,
             gate_up: zeros(4 * w.gate_up * n_tokens)?,
-            own_inputs: zeros(4 * w.own_inputs * n_tokens)?,
-            own_projected: zeros(4 * w.own_inputs * n_tokens)?,
+            per_layer_inputs: zeros(4 * w.per_layer_inputs * n_tokens)?,
+            per_layer_projected: zeros(4 * w.per_layer_inputs * n_tokens)?,
             streams: zeros(4 * w.n_streams * w.n_embd * n_tokens)?,
             router: zeros(4 * w.n_streams * n_tokens)?,
             laurel_small: zeros(4 * w.laurel_rank * n_tokens)?,
@@ -208,37 +234,39 @@ impl Activations {
             gated: zeros(4 * w.n_ff * n_tokens)?,
             packed_gated: zeros(packed(w.n_ff, n_tokens))?,
             hidden: zeros(4 * w.n_embd * n_tokens)?,
-            logits: zeros(4 * w.n_vocab * n_wanted)?,
-            best: zeros(8 * ARGMAX_BLOCKS * n_wanted)?,
-            top_k: zeros(8 * TOP_K * n_wanted)?,
-            top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_wanted)?,
+            logits: zeros(4 * w.n_vocab * n_outputs)?,
+            best: zeros(8 * ARGMAX_BLOCKS * n_outputs)?,
+            top_k: zeros(8 * TOP_K * n_outputs)?,
+            top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_outputs)?,
             partial: zeros(4 * w.partial * w.n_head * partial_rows(n_tokens))?,
             split_sums: zeros(split_sums)?,
             split_tickets: zeros(split_tickets)?,
             tickets: zeros(4 * w.n_head.max(w.n_key_head).max(1) * n_tokens)?,
-            argmax_tickets: zeros(4 * n_wanted)?,
+            argmax_tickets: zeros(4 * n_outputs)?,
         })
     }
 
-    /// What they take, about.
+    /// An estimate of the bytes of all buffers.
     pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
         let rows = n_tokens
             * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
                 + 2 * (2 * w.n_embd + w.attention + w.n_ff));
-        let own =
-            4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
-        let of_mixers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
-        let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_WANTED);
-        (rows + own + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        let streams = 4
+            * n_tokens
+            * (2 * w.per_layer_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
+        let sublayers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
+        let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_OUTPUTS);
+        (rows + streams + sublayers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 
-/// Into how many parts the positions of each of `n_tokens` tokens are split where a token has so many blocks without.
+/// The number of parts that each token's positions are split into (split-KV), for `n_tokens` tokens of `blocks` blocks each
+/// without splits.
 pub(crate) fn n_splits(n_tokens: usize, blocks: usize) -> usize {
     (ATTENTION_BLOCKS / (blocks * n_tokens).max(1)).clamp(1, MAX_SPLITS)
 }
 
-/// Partial results of a head: tokens times splits at most.
+/// Partial results of one head: at most this many tokens times splits.
 fn partial_rows(n_tokens: usize) -> usize {
     n_tokens.max(ATTENTION_BLOCKS)
 }

@@ -1,4 +1,7 @@
-//! What kernels take, as the structures of the same names in `kernels/` declare it: addresses are numbers, 0 stands for null.
+//! The arguments of the kernels: structures with the layout that `kernels/` declares in C++.
+//!
+//! A kernel takes one structure by value. Device addresses are `u64`, with 0 for null; `unused` fields are padding. Fields have
+//! the kernel's names, and are documented at the structure of the same name, or the one named here, in `kernels/`.
 
 mod exchange;
 mod experts;
@@ -7,20 +10,20 @@ mod recurrent;
 
 use bytemuck::{Pod, Zeroable};
 
-pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_CARDS};
+pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 pub(crate) use experts::{
-    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteAloneArgs, RouteArgs,
+    ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs,
     SortArgs, WeighArgs,
 };
 pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
 pub(crate) use recurrent::{
-    AloneArgs, ConvolutionArgs, DeltaRuleAloneArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs,
-    GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Mamba2AloneArgs, Mamba2Args, MambaArgs, OutputGate, RowsArgs,
-    RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductArgs, SideProductsArgs, StatesArgs,
-    TokenShiftArgs, WalkArgs,
+    ConvolutionArgs, DeltaRuleArgs, ElementwiseFunction, FunctionArgs, FusedDecodeArgs, FusedDeltaRuleArgs,
+    FusedMamba2Args, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Mamba2Args, MambaArgs, OutputGate,
+    RowsArgs, RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, ScanArgs, SelectArgs, SideProductArgs, SideProductsArgs,
+    StatesArgs, TokenShiftArgs,
 };
 
-/// `Matrix` of `formats.cuh`.
+/// A weight matrix: `Matrix` of `formats.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatrixArgs {
@@ -31,6 +34,7 @@ pub(crate) struct MatrixArgs {
     pub(crate) first_row: u32,
 }
 
+/// Arguments of the `repack_*` kernels (`repack.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RepackArgs {
@@ -42,24 +46,28 @@ pub(crate) struct RepackArgs {
     pub(crate) row_bytes: u32,
 }
 
-/// What becomes of a product: `Output` of `matvec.cu` and `matmul.cu`.
+/// What a product's kernel does with the finished sums: `Output` of `matvec.cu`, `matmul.cu` and `odd_rows.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Output {
+pub(crate) enum Epilogue {
+    /// Stores them, with the bias.
     Store = 0,
+    /// Adds them, times a factor, to the result's old values.
     Add = 1,
+    /// Stores `activation(gate) * up`.
     Gated = 2,
 }
 
-/// Matrices of a product over few tokens.
+/// Most matrices of one launch of a product.
 pub(crate) const MAX_PARTS: usize = 3;
 
+/// Arguments of the GEMV kernels (`matvec.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatvecArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
-    /// The first block of the next part.
+    /// For each matrix, the block after its last one.
     pub(crate) blocks: [u32; MAX_PARTS],
     pub(crate) n_in: u32,
     pub(crate) n_out: u32,
@@ -76,6 +84,7 @@ pub(crate) struct MatvecArgs {
     pub(crate) rows: u64,
 }
 
+/// Arguments of the GEMM without warpgroup instructions (`matmul.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatmulArgs {
@@ -95,9 +104,10 @@ pub(crate) struct MatmulArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of the GEMM for few tokens (`matmul_few.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FewArgs {
+pub(crate) struct MatmulFewArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
     pub(crate) blocks: [u32; MAX_PARTS],
@@ -119,9 +129,10 @@ pub(crate) struct FewArgs {
     pub(crate) tickets: u64,
 }
 
+/// Arguments of the GEMM with warpgroup instructions (`matmul_wide.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct WideArgs {
+pub(crate) struct MatmulWideArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
     pub(crate) blocks: [u32; MAX_PARTS],
@@ -141,6 +152,7 @@ pub(crate) struct WideArgs {
     pub(crate) tickets: u64,
 }
 
+/// Arguments of the product for rows that are not a multiple of four elements (`odd_rows.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct OddRowsArgs {
@@ -158,7 +170,7 @@ pub(crate) struct OddRowsArgs {
     pub(crate) unused: u32,
 }
 
-/// `HeadInputs` of `heads.cuh`.
+/// Norm and RoPE of queries and keys: `HeadInputs` of `heads.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct HeadArgs {
@@ -173,6 +185,7 @@ pub(crate) struct HeadArgs {
     pub(crate) scale: f32,
 }
 
+/// The page tables of a cache group: `Pages` of `heads.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct PagesArgs {
@@ -181,6 +194,7 @@ pub(crate) struct PagesArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of attention over whole KV pages, and of the append to the cache (`attention.cu`, `attention_on_units.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct AttentionArgs {
@@ -212,6 +226,7 @@ pub(crate) struct AttentionArgs {
     pub(crate) v_at: u32,
 }
 
+/// Arguments of the separate kernel for queries, keys and values (`attention_inputs.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct AttentionInputsArgs {
@@ -240,6 +255,7 @@ pub(crate) struct AttentionInputsArgs {
     pub(crate) growth_offset: u32,
 }
 
+/// Arguments of the attention for every mask and head size (`general_attention.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct GeneralAttentionArgs {
@@ -267,6 +283,7 @@ pub(crate) struct GeneralAttentionArgs {
     pub(crate) soft_cap: f32,
 }
 
+/// Arguments of attention over query tiles (`prefill_attention.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct PrefillArgs {
@@ -288,6 +305,7 @@ pub(crate) struct PrefillArgs {
     pub(crate) gates: u64,
 }
 
+/// Arguments of the embedding (`ends.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct EmbeddingArgs {
@@ -300,6 +318,7 @@ pub(crate) struct EmbeddingArgs {
     pub(crate) n_embd: u32,
 }
 
+/// Arguments of the norm of rows (`norm.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct NormArgs {
@@ -317,6 +336,7 @@ pub(crate) struct NormArgs {
     pub(crate) accumulate: u32,
 }
 
+/// Arguments of a feed-forward's activation (`activation.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ActivationArgs {
@@ -332,6 +352,7 @@ pub(crate) struct ActivationArgs {
     pub(crate) parameter: f32,
 }
 
+/// Arguments of the kernel that rescales rows to the norm of others (`streams.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct StretchArgs {
@@ -346,6 +367,7 @@ pub(crate) struct StretchArgs {
     pub(crate) scale: f32,
 }
 
+/// Arguments of the kernels of several residual streams (`streams.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct StreamsArgs {
@@ -359,6 +381,7 @@ pub(crate) struct StreamsArgs {
     pub(crate) n_streams: u32,
 }
 
+/// Arguments of the scaling of logits (`ends.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct LogitsArgs {
@@ -369,6 +392,7 @@ pub(crate) struct LogitsArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of argmax over logits (`ends.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ArgmaxArgs {
@@ -382,6 +406,7 @@ pub(crate) struct ArgmaxArgs {
     pub(crate) numbers: u64,
 }
 
+/// Arguments of the search for the highest logits (`top_k.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct TopKArgs {
@@ -393,6 +418,7 @@ pub(crate) struct TopKArgs {
     pub(crate) chunk: u32,
 }
 
+/// Arguments of the kernels that measure the device (`rates.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RateArgs {
@@ -403,23 +429,32 @@ pub(crate) struct RateArgs {
     pub(crate) unused: u32,
 }
 
-/// `Token` of `heads.cuh`.
+/// A token of a micro-batch: `Token` of `heads.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct TokenArgs {
+    /// Its id in the vocabulary.
     pub(crate) id: u32,
+    /// The index of its sequence.
     pub(crate) seq: u32,
+    /// Its position.
     pub(crate) pos: u32,
+    /// The last position of its sequence in the micro-batch, to which masks that are not causal extend.
     pub(crate) last: u32,
 }
 
-/// `QueryTile` of `prefill_attention.cu`.
+/// Up to 64 consecutive tokens of one sequence: `QueryTile` of `prefill_attention.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct QueryTileArgs {
+    /// The index of the first token in the micro-batch.
     pub(crate) token: u32,
+    /// Tokens.
     pub(crate) n: u32,
+    /// The index of the sequence.
     pub(crate) seq: u32,
+    /// The position of the first token.
     pub(crate) pos: u32,
+    /// The last position of the sequence in the micro-batch.
     pub(crate) last: u32,
 }

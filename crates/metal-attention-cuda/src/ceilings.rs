@@ -1,4 +1,5 @@
-//! What a device can do at best: the ceilings that the forward pass is held against.
+//! [`CudaCeilings`]: measures what a device can do at best (memory bandwidth, arithmetic rates, launch costs), to compare the
+//! forward pass with.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,53 +9,56 @@ use metal_attention_model::timing;
 
 use crate::args::RateArgs;
 use crate::device::{CudaBuffer, Readback};
-use crate::launch::{Grid, Start};
+use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
 use crate::{CudaDevice, CudaError, CudaForwardPass};
 
-/// Launches of a measurement, about.
-const MOST_TIMES: usize = 4096;
-/// Launches of a chain.
+/// Most launches of one measurement, approximately.
+const MAX_LAUNCHES: usize = 4096;
+/// Launches of the shorter chain.
 const CHAIN: usize = 128;
-/// Graphs that are queued before the last of them is waited for.
+/// Graphs that are queued before the host waits for the last one.
 const QUEUED: usize = 32;
-/// Threads of a block of the kernels, and such blocks of a multiprocessor.
+/// Threads of a block of the rate kernels.
 const THREADS: usize = 256;
-const BLOCKS: usize = 8;
-/// Bytes for each multiprocessor that are read or copied at most: far more than caches have.
-const BYTES: u64 = 8 << 20;
-/// Multiplications of a thread of `rate_floats` in a step, and of a warp of `rate_mma`: as `kernels/rates.cu` has them.
+/// Their blocks for each multiprocessor.
+const BLOCKS_PER_SM: usize = 8;
+/// Most bytes for each multiprocessor that are read or copied: far more than its share of the caches.
+const MAX_BYTES_PER_SM: u64 = 8 << 20;
+/// Multiply-adds of a thread of `rate_floats` in a step (`CHAINS` of `kernels/rates.cu`).
 const FLOATS_A_STEP: usize = 8;
+/// Multiply-adds of a warp of `rate_mma` in a step.
 const MMA_A_STEP: usize = 8 * 16 * 16 * 8;
 
-/// Measures the device that a forward pass runs on, by the clock of the CPU. Rates are the best of a few runs, each over the `time`
-/// given.
+/// Measures a device by the host's clock. Rates are the best of a few measurements, which take about `time` together.
 #[derive(Debug)]
 pub struct CudaCeilings {
+    /// The device that is measured.
     gpu: Arc<CudaDevice>,
+    /// The approximate time of one measurement.
     time: Duration,
 }
 
-/// Seconds that a kernel takes which has nothing to do.
+/// The costs of launching a kernel that does nothing, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudaLaunchCosts {
-    /// One that depends on the one before it, in a graph.
+    /// A kernel in a CUDA graph that depends on the one before it.
     pub in_graph: f64,
-    /// The same, where each is launched by itself, and only the last one waited for.
-    pub alone: f64,
-    /// From a launch until the CPU has read its result.
+    /// A kernel that depends on the one before it, each launched by itself, when only the last one is awaited.
+    pub without_graph: f64,
+    /// From a launch until the host has read its result.
     pub round_trip: f64,
-    /// A graph of one kernel, where a row of them is queued and only the last one waited for.
+    /// A CUDA graph of one kernel, when many are queued and only the last one is awaited.
     pub graph: f64,
 }
 
 impl CudaCeilings {
-    /// Measurements that take `time` or somewhat more each.
+    /// Measurements of about `time` each on `gpu`.
     pub fn new(gpu: &Arc<CudaDevice>, time: Duration) -> Self {
         Self { gpu: Arc::clone(gpu), time }
     }
 
-    /// Bytes per second that a kernel reads from a buffer of `bytes`, fewer on a small device.
+    /// Bytes per second that a kernel reads from a buffer of `bytes` bytes, or fewer on a small device.
     pub fn read_bandwidth(&self, bytes: u64) -> Result<f64, CudaError> {
         let from = self.gpu.zeros("the buffer to read", self.bytes(bytes))?;
         let results = self.results()?;
@@ -62,7 +66,7 @@ impl CudaCeilings {
         Ok((16 * args.n) as f64 / self.rate_seconds("rate_read", args)?)
     }
 
-    /// Bytes per second that a kernel moves between two buffers of `bytes`: those read plus those written.
+    /// Bytes per second that a kernel copies between two buffers of `bytes` bytes: those read plus those written.
     pub fn copy_bandwidth(&self, bytes: u64) -> Result<f64, CudaError> {
         let from = self.gpu.zeros("the buffer to copy", self.bytes(bytes))?;
         let to = self.gpu.buffer("the buffer to copy to", from.bytes())?;
@@ -70,32 +74,32 @@ impl CudaCeilings {
         Ok((2 * 16 * args.n) as f64 / self.rate_seconds("rate_copy", args)?)
     }
 
-    /// Multiplications (with their additions) of F32 per second, in registers.
+    /// F32 multiply-adds per second, in registers.
     pub fn f32_rate(&self) -> Result<f64, CudaError> {
         self.rate("rate_floats", FLOATS_A_STEP * THREADS)
     }
 
-    /// Multiplications (with their additions) of F16 per second on the tensor cores, with F32 sums, by the instruction that all
-    /// devices have (`mma.sync`).
+    /// F16 multiply-adds per second on the tensor cores, with F32 sums, by `mma.sync`, which all supported devices have
+    /// (`wgmma` is faster).
     pub fn matrix_rate(&self) -> Result<f64, CudaError> {
         self.rate("rate_mma", MMA_A_STEP * THREADS / 32)
     }
 
-    /// What launches cost.
+    /// Measures the costs of launches.
     pub fn launch_costs(&self) -> Result<CudaLaunchCosts, CudaError> {
         let gpu = &self.gpu;
         let (a, b) = (gpu.zeros("a word", 16)?, gpu.zeros("a word", 16)?);
         let kernel = gpu.kernel("rate_link")?;
-        let (there, back) = (args_of(&a, &b), args_of(&b, &a));
-        let grid = Grid { blocks: [1, 1, 1], threads: 1, shared: 0 };
+        let (forth, back) = (args_of(&a, &b), args_of(&b, &a));
+        let grid = LaunchGrid { blocks: [1, 1, 1], threads: 1, shared: 0 };
         let chain = |n: usize| {
-            [&there, &back]
+            [&forth, &back]
                 .into_iter()
                 .cycle()
                 .take(n)
-                .try_for_each(|args| gpu.launch(kernel, grid, args, Start::Early))
+                .try_for_each(|args| gpu.launch(kernel, grid, args, LaunchOrder::Overlapped))
         };
-        // What the driver does late is done before the clock is looked at.
+        // A warm-up: the driver loads the kernel at its first launch.
         chain(2)?;
         gpu.wait()?;
         let timed = |run: &mut dyn FnMut() -> Result<(), CudaError>| {
@@ -106,13 +110,13 @@ impl CudaCeilings {
         };
         let [one, short, long] = [1, CHAIN, 5 * CHAIN].map(|n| gpu.record(|| chain(n)));
         let (one, short, long) = (one?, short?, long?);
-        let of_short = self.best(|| timed(&mut || short.launch()))?;
-        let of_long = self.best(|| timed(&mut || long.launch()))?;
+        let short_seconds = self.best(|| timed(&mut || short.launch()))?;
+        let long_seconds = self.best(|| timed(&mut || long.launch()))?;
         let mut readback = Readback::new(gpu, 4)?;
         Ok(CudaLaunchCosts {
-            // Where the clock is coarser than the difference, nothing is lost by calling it next to nothing.
-            in_graph: ((of_long - of_short) / (4 * CHAIN) as f64).max(1e-9),
-            alone: self.best(|| timed(&mut || chain(CHAIN)))? / CHAIN as f64,
+            // At least 1 ns: the difference may be 0 or negative with a coarse clock.
+            in_graph: ((long_seconds - short_seconds) / (4 * CHAIN) as f64).max(1e-9),
+            without_graph: self.best(|| timed(&mut || chain(CHAIN)))? / CHAIN as f64,
             round_trip: self.best(|| {
                 let start = Instant::now();
                 chain(1)?;
@@ -124,9 +128,9 @@ impl CudaCeilings {
         })
     }
 
-    /// Seconds that the products of `matrices`, one after the other, with `n_tokens` tokens take, for each of `n_tokens`: by the
-    /// kernels that `pass`, which runs on this device, takes for so many tokens. Matrices together larger than the caches are read
-    /// from memory, as in a step of decode.
+    /// Seconds that the products of all `matrices` with `n` tokens take, one after the other, for each `n` in `n_tokens`, by
+    /// the kernels that `pass` would use for a micro-batch of `n` tokens. `pass` has to be on this device. If the matrices are
+    /// together larger than the caches, weights are read from memory, as in a decode step.
     pub fn products(
         &self,
         pass: &mut CudaForwardPass,
@@ -134,47 +138,48 @@ impl CudaCeilings {
         n_tokens: &[usize],
     ) -> Result<Vec<f64>, CudaError> {
         let gpu = &self.gpu;
-        let steps = &mut pass.steps;
-        let upload = |tensor: &&Tensor| CudaMatrix::new(gpu, &mut steps.kernels, tensor);
+        let runner = &mut pass.runner;
+        let upload = |tensor: &&Tensor| CudaMatrix::new(gpu, &mut runner.kernels, tensor);
         let matrices = matrices.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
-        let most = n_tokens.iter().copied().max().unwrap_or(1);
+        let max_tokens = n_tokens.iter().copied().max().unwrap_or(1);
         let widest = |width: fn(&CudaMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(1);
-        let x = gpu.upload("inputs", &vec![0.5f32; most * widest(|m| m.n_in)])?;
-        let packed = gpu.buffer("packed inputs", crate::activations::packed(widest(|m| m.n_in), most) as u64)?;
-        let y = gpu.buffer("products", 4 * (most * widest(|m| m.n_rows)) as u64)?;
+        let x = gpu.upload("inputs", &vec![0.5f32; max_tokens * widest(|m| m.n_in)])?;
+        let packed = gpu.buffer("packed inputs", crate::activations::packed(widest(|m| m.n_in), max_tokens) as u64)?;
+        let y = gpu.buffer("products", 4 * (max_tokens * widest(|m| m.n_rows)) as u64)?;
         let mut seconds = Vec::new();
         for &n in n_tokens {
             seconds.push(self.seconds(&mut || {
-                matrices.iter().try_for_each(|matrix| steps.product_alone(matrix, &x, &packed, &y, n))
+                matrices.iter().try_for_each(|matrix| runner.benchmark_product(matrix, &x, &packed, &y, n))
             })?);
         }
         Ok(seconds)
     }
 
-    /// So many bytes, fewer on a small device, in whole vectors.
+    /// `bytes`, limited for small devices, and rounded down to vectors of 16 bytes.
     fn bytes(&self, bytes: u64) -> u64 {
-        bytes.min(BYTES * self.gpu.summary().n_sm as u64) & !15
+        bytes.min(MAX_BYTES_PER_SM * self.gpu.summary().n_sm as u64) & !15
     }
 
-    /// Blocks that fill the device.
+    /// Blocks that occupy the device.
     fn blocks(&self) -> usize {
-        BLOCKS * self.gpu.summary().n_sm
+        BLOCKS_PER_SM * self.gpu.summary().n_sm
     }
 
-    /// A word for each thread.
+    /// A buffer with 4 bytes for each thread.
     fn results(&self) -> Result<CudaBuffer, CudaError> {
         self.gpu.buffer("results", (4 * THREADS * self.blocks()) as u64)
     }
 
-    /// Multiplications per second of a kernel each block of which does `of_block` in a step: of enough steps to be worth a launch.
-    fn rate(&self, kernel: &str, of_block: usize) -> Result<f64, CudaError> {
+    /// Multiply-adds per second of a rate kernel whose blocks do `work_per_block` of them in a step. Doubles the steps until a
+    /// launch takes a millisecond.
+    fn rate(&self, kernel: &str, work_per_block: usize) -> Result<f64, CudaError> {
         let operands = self.gpu.zeros("operands", 16 * 64)?;
         let results = self.results()?;
         let mut fastest = 0.0_f64;
         let mut steps = 16;
         loop {
             let seconds = self.rate_seconds(kernel, RateArgs { steps, ..args_of(&operands, &results) })?;
-            fastest = fastest.max((of_block * self.blocks()) as f64 * f64::from(steps) / seconds);
+            fastest = fastest.max((work_per_block * self.blocks()) as f64 * f64::from(steps) / seconds);
             if seconds > 1e-3 {
                 return Ok(fastest);
             }
@@ -182,13 +187,14 @@ impl CudaCeilings {
         }
     }
 
+    /// Seconds of one launch of a rate kernel on the whole device.
     fn rate_seconds(&self, kernel: &str, args: RateArgs) -> Result<f64, CudaError> {
         let kernel = self.gpu.kernel(kernel)?;
-        let grid = Grid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
-        self.seconds(&mut || self.gpu.launch(kernel, grid, &args, Start::InTurn))
+        let grid = LaunchGrid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
+        self.seconds(&mut || self.gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious))
     }
 
-    /// Seconds of one run of what `launch` asks for: of many, their share; the best of a few.
+    /// Seconds of one call of `launch`, from many calls in a row; the best of a few measurements.
     fn seconds(&self, launch: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         let run = |times: usize| {
             self.gpu.check_watch()?;
@@ -197,18 +203,19 @@ impl CudaCeilings {
             self.gpu.wait()?;
             Ok::<_, CudaError>(start.elapsed().as_secs_f64().max(1e-9))
         };
-        timing::seconds_of_one(self.time, MOST_TIMES, run)
+        timing::seconds_per_run(self.time, MAX_LAUNCHES, run)
     }
 
-    /// The least of what `run` gives within the time, after a run to warm up.
+    /// The smallest result of `run` within the time, after a warm-up.
     fn best(&self, mut run: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {
-        timing::least(self.time, || {
+        timing::shortest(self.time, || {
             self.gpu.check_watch()?;
             run()
         })
     }
 }
 
+/// Arguments of a rate kernel; the caller sets `n` or `steps`.
 fn args_of(from: &CudaBuffer, to: &CudaBuffer) -> RateArgs {
     RateArgs { from: from.ptr(), to: to.ptr(), n: 0, steps: 0, unused: 0 }
 }
@@ -218,18 +225,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuda_kernels_do_what_they_are_timed_for() {
+    fn cuda_rate_kernels_compute_their_results() {
         let Some(gpu) = CudaDevice::for_tests() else { return };
-        let grid = Grid { blocks: [3, 1, 1], threads: THREADS, shared: 0 };
+        let grid = LaunchGrid { blocks: [3, 1, 1], threads: THREADS, shared: 0 };
         let run = |name: &str, from: &CudaBuffer, to: &CudaBuffer, n: u64, steps: u32| {
             let kernel = gpu.kernel(name).unwrap();
             let args = RateArgs { n, steps, ..args_of(from, to) };
-            gpu.launch(kernel, grid, &args, Start::InTurn).unwrap();
+            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
             let mut readback = Readback::new(&gpu, to.bytes()).unwrap();
             readback.copy(to, to.bytes()).unwrap();
             readback.read(to.bytes()).unwrap().to_vec()
         };
-        // No multiple of the threads, nor of the vectors that a thread asks for at once.
+        // A number of vectors that is not a multiple of the threads, nor of the vectors that a thread reads at a time.
         let words: Vec<u32> = (0..4 * 5003_u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
         let from = gpu.upload("words", &words).unwrap();
         let n = 5003;
@@ -240,14 +247,14 @@ mod tests {
         let sum = |all: &[u32]| all.iter().fold(0_u32, |sum, &v| sum.wrapping_add(v));
         assert_eq!(sum(&sums), sum(&words));
 
-        // v -> v / 2 + 1, from the thread's number and the seven after it.
+        // Each step maps v to v / 2 + 1; a thread starts with its index and the seven numbers after it.
         let operands = gpu.upload("operands", &[0.5_f32, 1.0, 0.0, 0.0]).unwrap();
         let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run("rate_floats", &operands, &results, 0, 4));
         for (thread, &got) in sums.iter().enumerate() {
             let v = (thread % THREADS) as f32;
             assert!((got - (8.0 * v + 28.0 + 8.0 * 30.0) / 16.0).abs() < 1e-3, "thread {thread}: {got}");
         }
-        // All elements 1: each of a product is 16.
+        // All elements are 1, so each element of a product is 16.
         let ones = gpu.upload("ones", &[0x3C00_u16; 8 * 64]).unwrap();
         let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run("rate_mma", &ones, &results, 0, 3));
         assert_eq!(sums, vec![3.0 * 16.0 * 32.0; 3 * THREADS]);

@@ -1,4 +1,5 @@
-//! The driver, a device, its memory.
+//! [`CudaDevice`]: a GPU with its context, its stream and the loaded kernels; device buffers and pinned host memory. A thin
+//! layer over the driver (`cudarc`). Everything that a device does, it does in the order of one stream.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
@@ -15,10 +16,11 @@ use metal_attention_model::Watch;
 
 use crate::CudaError;
 
-/// The CUDA version that the kernels are compiled with, as the driver counts, and the first driver that knows it.
+/// The CUDA version that the kernels are compiled with (1000 times the major number plus 10 times the minor one), and the first
+/// driver release that supports it.
 const CUDA: (i32, &str) = (13000, "580");
 
-/// Compiled kernels, for several generations of GPUs each.
+/// Compiled kernels, for devices of compute capability 8.0 and later.
 const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/repack.fatbin"),
     include_bytes!("../prebuilt/matvec.fatbin"),
@@ -46,79 +48,82 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/rwkv.fatbin"),
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
-/// For devices of compute capability 9.0: a token in one launch, also on several cards, products of many tokens; what all others take
-/// for the last.
-const WIDE_MODULES: &[&[u8]] = &[
+/// Kernels for compute capability 9.0: the persistent decode kernel, with and without tensor parallelism, and the warpgroup
+/// GEMM.
+const WGMMA_MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/decode.fatbin"),
     include_bytes!("../prebuilt/decode_on_cards.fatbin"),
     include_bytes!("../prebuilt/matmul_wide.fatbin"),
 ];
+/// Kernels for all other devices: the GEMM without warpgroup instructions.
 const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
 
-/// How long something is looked for without a pause: a step takes some hundred microseconds, and a prompt leaves the core to others.
-const IMPATIENT: Duration = Duration::from_millis(20);
+/// Time that the host spins while it polls, before it sleeps between polls. Decode steps take some hundred microseconds; during
+/// a longer prefill the core is left to other threads.
+const SPIN_TIME: Duration = Duration::from_millis(20);
 
-/// Workgroup memory beyond which a kernel has to ask for it.
+/// Dynamic shared memory of a block that needs no attribute.
 const SMALL_SHARED: usize = 48 << 10;
 
-/// What a device is.
+/// The properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaSummary {
-    /// Its number among the driver's.
+    /// Its ordinal in the driver's list.
     pub ordinal: usize,
     /// Its name.
     pub name: String,
-    /// Compute capability.
+    /// Compute capability: major and minor number.
     pub capability: (i32, i32),
-    /// Bytes of memory.
+    /// Bytes of device memory.
     pub memory: u64,
-    /// Bytes a second that the memory gives by its clock and width; 0 where the driver does not say.
+    /// Memory bandwidth in bytes per second, from the memory's clock and bus width; 0 if the driver does not report these.
     pub bandwidth: u64,
-    /// Multiprocessors.
+    /// Streaming multiprocessors.
     pub n_sm: usize,
-    /// Most bytes of workgroup memory of a block.
+    /// Bytes of shared memory that a block can have.
     pub max_shared: usize,
-    /// The CUDA version that the driver knows, 1000 times the major number and 10 times the minor one.
+    /// The CUDA version of the driver: 1000 times the major number plus 10 times the minor one.
     pub driver: i32,
 }
 
 impl CudaSummary {
-    /// Whether the kernels run on it.
+    /// Whether there are kernels for its compute capability.
     pub fn is_new_enough(&self) -> bool {
         self.capability.0 >= 8
     }
 }
 
 impl CudaSummary {
-    /// Whether four warps multiply together (`wgmma`) and give each other registers, as on the H100 and H200 alone.
-    pub(crate) fn has_wide(&self) -> bool {
+    /// Whether it has warpgroup matrix instructions (`wgmma`) and register reallocation between warps (`setmaxnreg`): compute
+    /// capability 9.0, that is, H100 and H200.
+    pub(crate) fn has_wgmma(&self) -> bool {
         self.capability == (9, 0)
     }
 }
 
-/// All devices that the driver knows; an error where there is no driver that can run the kernels.
+/// All GPUs that the driver lists. An error if there is no driver, or only one that is too old for the kernels.
 pub fn cuda_summaries() -> Result<Vec<CudaSummary>, CudaError> {
     let driver = driver()?;
     let mut n = 0;
-    // SAFETY: the driver is there and writes one number.
+    // SAFETY: the driver is loaded and writes one number.
     check("count the devices", unsafe { sys::cuDeviceGetCount(&raw mut n) })?;
     (0..usize::try_from(n).unwrap_or(0)).map(|ordinal| Ok(summary(ordinal, driver)?.1)).collect()
 }
 
-/// The version of the driver, which is made ready.
+/// Initialises the driver and returns its version.
 fn driver() -> Result<i32, CudaError> {
-    // SAFETY: looks for the library, and calls what every version of it has.
+    // SAFETY: looks for the library, and calls functions that every version of it has.
     unsafe {
         if !sys::is_culib_present() {
             return Err(CudaError::NoDriver);
         }
         let mut found = 0;
-        check("ask for the driver's version", sys::cuDriverGetVersion(&raw mut found))?;
+        check("read the driver's version", sys::cuDriverGetVersion(&raw mut found))?;
         if found < CUDA.0 {
             return Err(CudaError::OldDriver { found, wanted: CUDA.0, driver: CUDA.1 });
         }
         match sys::cuInit(0) {
-            // A driver without a card.
+            // A driver without a GPU.
             CUresult::CUDA_ERROR_NO_DEVICE => return Err(CudaError::NoDevice { ordinal: 0, n_devices: 0 }),
             outcome => check("start", outcome)?,
         }
@@ -126,6 +131,7 @@ fn driver() -> Result<i32, CudaError> {
     }
 }
 
+/// The handle and the properties of GPU `ordinal`.
 fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaError> {
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
@@ -135,26 +141,26 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
     };
     let mut n_devices = 0;
     let (mut device, mut name, mut memory) = (0, [0; 256], 0);
-    // SAFETY: the driver writes into these, no more than they hold.
+    // SAFETY: the driver writes no more than these variables hold.
     unsafe {
         check("count the devices", sys::cuDeviceGetCount(&raw mut n_devices))?;
         let n_devices = usize::try_from(n_devices).unwrap_or(0);
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < n_devices);
         let number = number.ok_or(CudaError::NoDevice { ordinal, n_devices })?;
         check("find the device", sys::cuDeviceGet(&raw mut device, number))?;
-        check("ask for the device's name", sys::cuDeviceGetName(name.as_mut_ptr(), 255, device))?;
-        check("ask for the device's memory", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
+        check("read the device's name", sys::cuDeviceGetName(name.as_mut_ptr(), 255, device))?;
+        check("read the size of the device's memory", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
     }
-    let attribute = |of: CUdevice_attribute| {
+    let attribute = |which: CUdevice_attribute| {
         let mut value = 0;
         // SAFETY: as above.
-        check("ask what the device can do", unsafe { sys::cuDeviceGetAttribute(&raw mut value, of, device) })?;
+        check("read a property of the device", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
         Ok::<i32, CudaError>(value)
     };
-    // SAFETY: the driver ended the name with a zero, or left the last one as it was.
+    // SAFETY: the driver has ended the name with a zero; the last byte is zero in any case.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    // Twice a clock.
-    let of_memory = |of| attribute(of).ok().and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+    // Twice the clock, as the memory transfers at both edges.
+    let of_memory = |which| attribute(which).ok().and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
     let bandwidth = of_memory(MEMORY_KHZ) * 1000 * 2 * of_memory(BUS_BITS) / 8;
     let summary = CudaSummary {
         ordinal,
@@ -169,13 +175,14 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
     Ok((device, summary))
 }
 
-/// The driver's words where a call failed.
+/// Turns a result of the driver into an error with the driver's message. `what`: the operation, as an infinitive after "could
+/// not".
 pub(crate) fn check(what: &'static str, outcome: CUresult) -> Result<(), CudaError> {
     if outcome == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
     let mut text = std::ptr::null();
-    // SAFETY: the driver gives a text that lives as long as it, or none.
+    // SAFETY: the driver returns null or a string that lives as long as the driver.
     let why = unsafe {
         if sys::cuGetErrorString(outcome, &raw mut text) == CUresult::CUDA_SUCCESS && !text.is_null() {
             CStr::from_ptr(text).to_string_lossy().into_owned()
@@ -186,26 +193,34 @@ pub(crate) fn check(what: &'static str, outcome: CUresult) -> Result<(), CudaErr
     Err(CudaError::Driver { what, why })
 }
 
-/// An open device: a stream in which everything runs in order, and the kernels.
+/// An open GPU: its context, one stream, and the loaded kernels.
 #[derive(Debug)]
 pub struct CudaDevice {
+    /// The driver's handle of the GPU.
     device: CUdevice,
+    /// The GPU's primary context.
     context: CUcontext,
+    /// The stream of all launches and copies.
     stream: CUstream,
+    /// The loaded kernels.
     modules: Vec<CUmodule>,
+    /// The properties of the GPU.
     summary: CudaSummary,
+    /// Cancels work and reports its progress.
     watch: Watch,
+    /// Bytes of all buffers.
     allocated: AtomicU64,
 }
 
-// SAFETY: these are handles that the driver lets any thread use; each call makes the context the thread's first.
+// SAFETY: these are handles that the driver allows any thread to use; each thread sets the context current before a call.
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // SAFETY: nobody has the handles any more; the driver may be at its end, when these calls fail.
+        // SAFETY: nothing else has the handles any more. The driver may already be shut down; then these calls fail, and that
+        // is ignored.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.context);
             let _ = sys::cuStreamSynchronize(self.stream);
@@ -219,7 +234,7 @@ impl Drop for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens device `ordinal` and loads the kernels. `watch` ends what is done with it.
+    /// Opens GPU `ordinal` and loads the kernels. Work on the device ends with an error once `watch` is cancelled.
     pub fn open(ordinal: usize, watch: Watch) -> Result<Self, CudaError> {
         let (device, summary) = summary(ordinal, driver()?)?;
         let (major, minor) = summary.capability;
@@ -227,26 +242,26 @@ impl CudaDevice {
             return Err(CudaError::OldDevice { name: summary.name, major, minor });
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver gives the context, which is this device's until it is dropped.
+        // SAFETY: the driver returns a context, which this value holds until it is dropped.
         check("open the device", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
         let stream = std::ptr::null_mut();
         let mut opened =
             Self { device, context, stream, modules: Vec::new(), summary, watch, allocated: AtomicU64::new(0) };
         opened.bind()?;
-        // 1: does not wait for the stream that others use.
-        // SAFETY: the driver gives a stream of this context.
-        check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        let more = if opened.summary.has_wide() { WIDE_MODULES } else { OTHER_MODULES };
-        for image in MODULES.iter().chain(more) {
+        // 1 (non-blocking): does not synchronise with the default stream, which other code may use.
+        // SAFETY: the driver returns a stream of this context.
+        check("create a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
+        let for_capability = if opened.summary.has_wgmma() { WGMMA_MODULES } else { OTHER_MODULES };
+        for image in MODULES.iter().chain(for_capability) {
             let mut module = std::ptr::null_mut();
-            // SAFETY: the image is whole; the driver copies it.
+            // SAFETY: the image is complete; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
             opened.modules.push(module);
         }
         Ok(opened)
     }
 
-    /// The first device, for tests; `None` where there is none, and need not be one.
+    /// The first GPU, for tests. `None` if there is none, unless `METAL_ATTENTION_TEST_CUDA` demands one.
     #[cfg(test)]
     pub(crate) fn for_tests() -> Option<Arc<Self>> {
         match Self::open(0, Watch::default()) {
@@ -259,31 +274,31 @@ impl CudaDevice {
         }
     }
 
-    /// What it is.
+    /// The properties of the GPU.
     pub fn summary(&self) -> &CudaSummary {
         &self.summary
     }
 
-    /// Bytes that are free.
+    /// Bytes of device memory that are free now.
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the driver writes two numbers.
-        check("ask for free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        check("read the size of free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
-    /// Bytes of all buffers.
+    /// Bytes of all buffers allocated through this value.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
 
-    /// Who may end the work.
+    /// The watch that cancels work and reports its progress.
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// An error where the work was ended.
+    /// An error if the watch was cancelled.
     pub(crate) fn check_watch(&self) -> Result<(), CudaError> {
         if self.watch.is_cancelled() { Err(CudaError::Cancelled) } else { Ok(()) }
     }
@@ -292,31 +307,31 @@ impl CudaDevice {
         self.stream
     }
 
-    /// Makes the device that of the thread that calls.
+    /// Makes this device's context current in the calling thread, as the driver requires before other calls.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        // SAFETY: the context lives as long as this.
+        // SAFETY: the context lives as long as `self`.
         check("use the device", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Lets kernels of this device read and write the memory of `other`.
-    pub(crate) fn see_memory_of(&self, other: &Self) -> Result<(), CudaError> {
+    /// Lets kernels of this device read and write the memory of `other` (peer access).
+    pub(crate) fn enable_peer_access(&self, other: &Self) -> Result<(), CudaError> {
         let mut can = 0;
         // SAFETY: the driver writes a number.
-        check("ask what devices see of each other", unsafe {
+        check("check the peer access of devices", unsafe {
             sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device)
         })?;
         if can == 0 {
             return Err(CudaError::NoPeerAccess { from: self.summary.ordinal, to: other.summary.ordinal });
         }
         self.bind()?;
-        // SAFETY: both contexts live as long as the process uses them.
+        // SAFETY: both contexts stay open while the process uses them.
         match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) } {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            outcome => check("let devices see each other's memory", outcome),
+            outcome => check("enable the peer access of devices", outcome),
         }
     }
 
-    /// All kernels by name, with as much workgroup memory as they may want.
+    /// Loads the kernel `name` and sets its attributes: as much dynamic shared memory as the device allows.
     pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let symbol = CString::new(name).expect("a kernel's name");
         for module in &self.modules {
@@ -327,49 +342,51 @@ impl CudaDevice {
             {
                 use CUfunction_attribute::{
                     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
-                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as OWN,
+                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC,
                 };
-                // What the kernel has in any case is not to be had twice.
-                let mut own = 0;
+                // Static shared memory counts against the limit, too.
+                let mut static_bytes = 0;
                 // SAFETY: the function is of a loaded module; the driver writes one number.
-                check("ask what a kernel needs", unsafe { sys::cuFuncGetAttribute(&raw mut own, OWN, function) })?;
-                let max = self.summary.max_shared as i32 - own;
+                check("read a kernel's shared memory", unsafe {
+                    sys::cuFuncGetAttribute(&raw mut static_bytes, STATIC, function)
+                })?;
+                let max = self.summary.max_shared as i32 - static_bytes;
                 // SAFETY: the function is of a loaded module.
-                check("give a kernel workgroup memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
-                // As many blocks side by side as their memory allows, and less of a cache.
+                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
+                // Prefers shared memory to L1 cache, so that more blocks are resident.
                 let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
                 // SAFETY: as above.
-                check("give kernels workgroup memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
+                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
                 return Ok(Kernel(function));
             }
         }
         Err(CudaError::Driver { what: "find a kernel", why: format!("{name} is in none of the modules") })
     }
 
-    /// A buffer of zeros.
+    /// Allocates a buffer and fills it with zeros, in the order of the stream.
     pub(crate) fn zeros(self: &Arc<Self>, what: &'static str, bytes: u64) -> Result<CudaBuffer, CudaError> {
         let buffer = self.buffer(what, bytes)?;
-        // SAFETY: the buffer is as long as that.
+        // SAFETY: the buffer has that length.
         check("clear memory", unsafe { sys::cuMemsetD8Async(buffer.ptr, 0, buffer.bytes as usize, self.stream) })?;
         Ok(buffer)
     }
 
-    /// A buffer with whatever was there.
+    /// Allocates a buffer with undefined contents; at least 16 bytes.
     pub(crate) fn buffer(self: &Arc<Self>, what: &'static str, bytes: u64) -> Result<CudaBuffer, CudaError> {
         self.bind()?;
         let bytes = bytes.max(16);
         let mut ptr = 0;
         let n = usize::try_from(bytes).map_err(|_| CudaError::OutOfMemory { what, bytes })?;
-        // SAFETY: the driver gives memory, which is the buffer's until it is dropped.
+        // SAFETY: the driver returns memory, which belongs to the buffer until it is dropped.
         match unsafe { sys::cuMemAlloc_v2(&raw mut ptr, n) } {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::OutOfMemory { what, bytes }),
-            outcome => check("take memory", outcome)?,
+            outcome => check("allocate memory", outcome)?,
         }
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         Ok(CudaBuffer { device: Arc::clone(self), ptr, bytes })
     }
 
-    /// A buffer with `data`.
+    /// Allocates a buffer and copies `data` to it.
     pub(crate) fn upload<T: Pod>(self: &Arc<Self>, what: &'static str, data: &[T]) -> Result<CudaBuffer, CudaError> {
         let bytes: &[u8] = bytemuck::cast_slice(data);
         let buffer = self.buffer(what, bytes.len() as u64)?;
@@ -377,15 +394,16 @@ impl CudaDevice {
         Ok(buffer)
     }
 
-    /// Looks for something until it is there. The watch is looked at meanwhile.
-    pub(crate) fn look_until<T>(&self, mut look: impl FnMut() -> Result<Option<T>, CudaError>) -> Result<T, CudaError> {
+    /// Calls `poll` until it returns a value, an error, or the watch is cancelled. Spins for [`SPIN_TIME`], then sleeps between
+    /// calls.
+    pub(crate) fn poll_until<T>(&self, mut poll: impl FnMut() -> Result<Option<T>, CudaError>) -> Result<T, CudaError> {
         let begin = Instant::now();
         loop {
-            if let Some(found) = look()? {
+            if let Some(found) = poll()? {
                 return Ok(found);
             }
             self.check_watch()?;
-            if begin.elapsed() > IMPATIENT {
+            if begin.elapsed() > SPIN_TIME {
                 std::thread::sleep(Duration::from_micros(50));
             } else {
                 std::hint::spin_loop();
@@ -393,29 +411,29 @@ impl CudaDevice {
         }
     }
 
-    /// Waits until everything that was asked for is done.
+    /// Waits until all launches and copies in the stream have completed. An error if one of them has failed.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.bind()?;
-        // SAFETY: the stream is the device's.
-        check("finish", unsafe { sys::cuStreamSynchronize(self.stream) })
+        // SAFETY: the stream belongs to the device.
+        check("finish the work on the device", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 }
 
-/// A kernel.
+/// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kernel(pub(crate) CUfunction);
 
-// SAFETY: a handle that the driver lets any thread use.
+// SAFETY: a handle that the driver allows any thread to use.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// Kernels by name, looked up once.
+/// Kernel handles by name, each looked up at its first use.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels(HashMap<String, Kernel>);
 
 impl Kernels {
-    /// The kernel `name`.
+    /// The kernel `name`, which is loaded at the first call.
     pub(crate) fn get(&mut self, device: &CudaDevice, name: &str) -> Result<Kernel, CudaError> {
         if let Some(kernel) = self.0.get(name) {
             return Ok(*kernel);
@@ -426,17 +444,20 @@ impl Kernels {
     }
 }
 
-/// Memory of the device.
+/// A buffer in device memory. It is freed once the stream is idle.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
+    /// The GPU, which stays open as long as the buffer exists.
     device: Arc<CudaDevice>,
+    /// The device address.
     ptr: u64,
+    /// The size in bytes.
     bytes: u64,
 }
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
-        // SAFETY: what still runs with it is waited for; nobody has its address any more.
+        // SAFETY: waits for launches that may use the memory; no later launch has its address.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
             let _ = sys::cuStreamSynchronize(self.device.stream);
@@ -447,56 +468,59 @@ impl Drop for CudaBuffer {
 }
 
 impl CudaBuffer {
-    /// Where it lies.
+    /// The device address.
     pub(crate) fn ptr(&self) -> u64 {
         self.ptr
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Writes `data` at byte `at`, in the order of the stream.
+    /// Copies `data` to byte `at`, in the order of the stream. The caller may reuse `data` at once.
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<(), CudaError> {
         assert!(at + data.len() as u64 <= self.bytes, "{} bytes at {at} of {}", data.len(), self.bytes);
-        // SAFETY: the bytes lie in the buffer; the driver is done with data that is not pinned when it returns.
+        // SAFETY: the range is within the buffer; the driver has copied unpinned host memory when it returns.
         check("write to the device", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.ptr + at, data.as_ptr().cast(), data.len(), self.device.stream)
         })
     }
 
-    /// Fills it with zeros, in the order of the stream.
+    /// Fills the buffer with zeros, in the order of the stream.
     pub(crate) fn clear(&self) -> Result<(), CudaError> {
         self.device.bind()?;
-        // SAFETY: the buffer is as long as that.
+        // SAFETY: the buffer has that length.
         check("clear memory", unsafe { sys::cuMemsetD8Async(self.ptr, 0, self.bytes as usize, self.device.stream) })
     }
 
-    /// Copies `bytes` from byte `from` to byte `to`, in the order of the stream.
+    /// Copies `bytes` bytes from offset `from` to offset `to`, in the order of the stream. The ranges may not overlap.
     pub(crate) fn copy_within(&self, from: u64, to: u64, bytes: u64) -> Result<(), CudaError> {
         assert!(from.max(to) + bytes <= self.bytes, "{bytes} bytes from {from} to {to} of {}", self.bytes);
-        // SAFETY: both lie in the buffer.
+        // SAFETY: both ranges are within the buffer.
         check("copy on the device", unsafe {
             sys::cuMemcpyDtoDAsync_v2(self.ptr + to, self.ptr + from, bytes as usize, self.device.stream)
         })
     }
 }
 
-/// Memory of this process that the device writes to by itself.
+/// Page-locked host memory, which the device can write to directly.
 #[derive(Debug)]
 pub(crate) struct Pinned {
+    /// The GPU, which stays open as long as the memory exists.
     device: Arc<CudaDevice>,
+    /// The address.
     ptr: *mut c_void,
+    /// The size in bytes.
     bytes: usize,
 }
 
-// SAFETY: the memory is given back once, by whoever drops it; who looks at it says how.
+// SAFETY: the memory is freed once, when the value is dropped; callers synchronise their accesses.
 unsafe impl Send for Pinned {}
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: what still writes to it is waited for.
+        // SAFETY: waits for launches and copies that may write to the memory.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.device.context);
             let _ = sys::cuStreamSynchronize(self.device.stream);
@@ -509,8 +533,8 @@ impl Pinned {
     pub(crate) fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let (bytes, mut ptr) = (bytes.max(16), std::ptr::null_mut());
-        // SAFETY: the driver gives memory, which is this one's until it is dropped.
-        check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
+        // SAFETY: the driver returns memory, which belongs to this value until it is dropped.
+        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
         Ok(Self { device: Arc::clone(device), ptr, bytes })
     }
 
@@ -518,25 +542,27 @@ impl Pinned {
         &self.device
     }
 
-    /// Where it lies, for the device as for the process.
+    /// The address, the same for the device and for the host.
     pub(crate) fn ptr(&self) -> *mut c_void {
         self.ptr
     }
 }
 
-/// Memory that results are copied to, and when they are.
+/// Pinned host memory for results, with an event that tells when they have arrived.
 #[derive(Debug)]
 pub(crate) struct Readback {
+    /// The memory that results are copied to.
     memory: Pinned,
+    /// Recorded behind the last copy.
     written: CUevent,
 }
 
-// SAFETY: its memory and its event are used through it alone.
+// SAFETY: the memory and the event are used through this value only.
 unsafe impl Send for Readback {}
 
 impl Drop for Readback {
     fn drop(&mut self) {
-        // SAFETY: the event is this one's; the driver keeps one that is still to come.
+        // SAFETY: nothing else has the event; the driver keeps it until it has completed.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.memory.device.context);
             let _ = sys::cuEventDestroy_v2(self.written);
@@ -548,9 +574,9 @@ impl Readback {
     pub(crate) fn new(device: &Arc<CudaDevice>, bytes: u64) -> Result<Self, CudaError> {
         let memory = Pinned::new(device, bytes as usize)?;
         let mut written = std::ptr::null_mut();
-        // 2: without a time.
-        // SAFETY: the driver gives an event, which is this one's until it is dropped.
-        check("make an event", unsafe { sys::cuEventCreate(&raw mut written, 2) })?;
+        // 2: an event without timing.
+        // SAFETY: the driver returns an event, which belongs to this value until it is dropped.
+        check("create an event", unsafe { sys::cuEventCreate(&raw mut written, 2) })?;
         Ok(Self { memory, written })
     }
 
@@ -558,41 +584,43 @@ impl Readback {
         self.memory.bytes as u64
     }
 
-    /// Has the device copy the first `bytes` of `from` here, in the order of the stream.
+    /// Copies the first `bytes` bytes of `from` to this memory, in the order of the stream. [`read`](Self::read) waits for
+    /// them.
     pub(crate) fn copy(&mut self, from: &CudaBuffer, bytes: u64) -> Result<(), CudaError> {
         self.copy_part(from, 0, bytes, 0)?;
         self.end_copies()
     }
 
-    /// Has the device copy the `bytes` of `from` from byte `start` on to byte `at`, in the order of the stream. After the last
-    /// part comes [`end_copies`](Self::end_copies).
+    /// Copies `bytes` bytes of `from`, from offset `start` on, to offset `at` of this memory, in the order of the stream. After
+    /// the last part, [`end_copies`](Self::end_copies) has to be called.
     pub(crate) fn copy_part(&mut self, from: &CudaBuffer, start: u64, bytes: u64, at: u64) -> Result<(), CudaError> {
         assert!(at + bytes <= self.bytes() && start + bytes <= from.bytes, "{bytes} bytes to read back");
         let stream = self.memory.device.stream;
-        // SAFETY: both buffers hold the range, and the copy is read only after the event that is recorded behind it.
+        // SAFETY: both ranges are within their buffers; the host reads the copy only after the event recorded behind it.
         unsafe {
             let to = self.memory.ptr.byte_add(at as usize);
             check("read from the device", sys::cuMemcpyDtoHAsync_v2(to, from.ptr + start, bytes as usize, stream))
         }
     }
 
-    /// Has the device note when the copies so far are there.
+    /// Records the event behind the copies so far.
     pub(crate) fn end_copies(&mut self) -> Result<(), CudaError> {
-        // SAFETY: the event is this one's, and the stream the device's.
-        check("note that it was read", unsafe { sys::cuEventRecord(self.written, self.memory.device.stream) })
+        // SAFETY: the event belongs to this value, and the stream to the device.
+        check("record an event", unsafe { sys::cuEventRecord(self.written, self.memory.device.stream) })
     }
 
-    /// The first `bytes`, once they are there. The watch is looked at meanwhile.
+    /// Waits for the copies and returns the first `bytes` bytes. An error if launches before them have failed, or if the watch
+    /// is cancelled.
     pub(crate) fn read(&mut self, bytes: u64) -> Result<&[u8], CudaError> {
         assert!(bytes <= self.bytes(), "{bytes} bytes to read back");
-        self.memory.device.look_until(|| {
-            // SAFETY: the event is this one's.
+        self.memory.device.poll_until(|| {
+            // SAFETY: the event belongs to this value.
             match unsafe { sys::cuEventQuery(self.written) } {
                 CUresult::CUDA_ERROR_NOT_READY => Ok(None),
                 outcome => check("run the kernels", outcome).map(Some),
             }
         })?;
-        // SAFETY: the device has written as many bytes.
+        // SAFETY: the device has written at least that many bytes.
         Ok(unsafe { std::slice::from_raw_parts(self.memory.ptr.cast(), bytes as usize) })
     }
 }

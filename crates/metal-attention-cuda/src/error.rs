@@ -1,117 +1,115 @@
-//! What can go wrong on an NVIDIA GPU.
+//! [`CudaError`]: the errors of the CUDA backend, with what the user can do about them.
 
-/// Why CUDA cannot be used, or stopped working.
+/// Why CUDA cannot be used, or a forward pass failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// No driver on this machine.
+    /// There is no driver library on this machine.
     #[error("there is no NVIDIA driver here (libcuda was not found): install it, or use --device gpu, cpu or auto")]
     NoDriver,
-    /// A driver older than the kernels.
+    /// The driver is older than the CUDA version that the kernels are compiled with.
     #[error(
-        "the NVIDIA driver is too old: it knows CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
+        "the NVIDIA driver is too old: it supports CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
          --device gpu", found / 1000, found % 1000 / 10, wanted / 1000, wanted % 1000 / 10, driver
     )]
     OldDriver {
-        /// The version it knows, 1000 times the major number and 10 times the minor one.
+        /// The CUDA version of the driver: 1000 times the major number plus 10 times the minor one.
         found: i32,
-        /// The version the kernels need.
+        /// The CUDA version that the kernels need, likewise.
         wanted: i32,
-        /// The first driver that knows that.
+        /// The first driver release with that version.
         driver: &'static str,
     },
-    /// A driver, but no GPU of that number.
-    #[error("there is no CUDA device {ordinal}: the driver knows of {n_devices}")]
+    /// The driver has no GPU of that ordinal.
+    #[error("there is no CUDA device {ordinal}: the driver finds {n_devices}")]
     NoDevice {
-        /// The number that was asked for.
+        /// The ordinal that was requested.
         ordinal: usize,
-        /// Devices there are.
+        /// The number of devices.
         n_devices: usize,
     },
-    /// A GPU older than the kernels.
+    /// The GPU is older than the kernels support.
     #[error("the kernels need compute capability 8.0 or later, and {name} has {major}.{minor}: use --device gpu")]
     OldDevice {
         /// The GPU's name.
         name: String,
-        /// Its compute capability.
+        /// The major number of its compute capability.
         major: i32,
-        /// After the point.
+        /// The minor number.
         minor: i32,
     },
-    /// An option outside its range.
+    /// An option is out of its range.
     #[error("{option} must be at least 1{}", if *max == usize::MAX { String::new() } else { format!(" and at most {max}") })]
     Option {
-        /// The option, as in "the context length".
+        /// The option, as a noun phrase such as "the context length".
         option: &'static str,
-        /// The largest value that can work.
+        /// The largest valid value.
         max: usize,
     },
-    /// A part of a model without kernels.
-    #[error("the CUDA kernels do not know {part} yet: use --device gpu, cpu or auto")]
+    /// The model has a part without kernels.
+    #[error("the CUDA kernels do not support {part} yet: use --device gpu, cpu or auto")]
     UnsupportedPart {
         /// The part.
         part: &'static str,
     },
-    /// The model, its KV cache and its work space are larger than what of the GPU's memory is free.
+    /// The weights, the caches and the scratch buffers need more than the GPU's free memory.
     #[error(
         "the model needs {:.1} MiB and {:.1} MiB of the GPU's memory are free: use a smaller context (-c) or a smaller model, or \
          run it on the CPU with --device cpu", mib(*needed), mib(*available)
     )]
     ModelTooLarge {
-        /// Bytes of weights, KV cache and work space.
+        /// Bytes of weights, caches and scratch buffers.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         available: u64,
     },
-    /// No memory for a buffer.
-    #[error("the GPU has no room for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
+    /// The driver has no memory for a buffer.
+    #[error("the GPU has no memory for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
     OutOfMemory {
-        /// What the memory was for.
+        /// The use of the buffer, as a noun phrase.
         what: &'static str,
-        /// Its size.
+        /// The buffer's size in bytes.
         bytes: u64,
     },
-    /// Cards that cannot see each other's memory.
+    /// Two GPUs have no peer access to each other's memory.
     #[error(
-        "cuda:{from} has no access to the memory of cuda:{to}, which cards need to share a model out: choose others, or give each \
+        "cuda:{from} has no access to the memory of cuda:{to}, which tensor parallelism needs: choose other GPUs, or give each \
          a replica (serve --device cuda:{from},cuda:{to})"
     )]
     NoPeerAccess {
-        /// The number of the card that looks.
+        /// The ordinal of the GPU that reads and writes.
         from: usize,
-        /// The number of the other one.
+        /// The ordinal of the GPU whose memory it is.
         to: usize,
     },
-    /// More cards than exchange sums.
-    #[error(
-        "a model can be shared out among {most} cards at most, not {n_cards}: use fewer, or replicas (serve --replicas)"
-    )]
-    TooManyCards {
-        /// Cards that were asked for.
-        n_cards: usize,
-        /// Cards that can be.
-        most: usize,
+    /// There are more ranks than kernels exchange data between.
+    #[error("tensor parallelism takes {max} GPUs at most, not {n_ranks}: use fewer, or replicas (serve --replicas)")]
+    TooManyRanks {
+        /// The number of ranks that was requested.
+        n_ranks: usize,
+        /// The largest number of ranks.
+        max: usize,
     },
-    /// A model whose layers cannot be cut.
+    /// Neither attention nor a feed-forward of the model can be sharded by that many ranks.
     #[error(
-        "neither the attention nor the feed-forwards of this model can be shared out among {n_cards} cards (their heads or widths, in \
-         blocks of their types, are too few, or they have parts that need whole rows): use fewer cards, or replicas (serve --replicas)"
+        "neither the attention nor the feed-forwards of this model can be divided among {n_ranks} GPUs (their heads or widths, in \
+         blocks of their types, are too few, or they have parts that need whole rows): use fewer GPUs, or replicas (serve --replicas)"
     )]
     Indivisible {
-        /// Cards that were asked for.
-        n_cards: usize,
+        /// The number of ranks that was requested.
+        n_ranks: usize,
     },
-    /// A card that shares the model failed, or did not answer.
+    /// A rank failed or did not arrive at an exchange in time, so the ranks are not at the same step any more.
     #[error(
-        "the cards that share the model lost each other: one of them failed, or did not come to the same step in time"
+        "the GPUs that share the model are no longer at the same step: one of them failed, or did not arrive in time"
     )]
-    Parted,
-    /// The driver refused a call, or a kernel failed.
+    RanksDiverged,
+    /// A call of the driver, or a kernel, failed.
     #[error("CUDA could not {what}: {why}")]
     Driver {
-        /// What was tried.
+        /// The operation, as an infinitive after "could not".
         what: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         why: String,
     },
     /// The [`Watch`](metal_attention_model::Watch) was cancelled.
@@ -120,11 +118,11 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Why `--device auto` takes something else: without the advice for those who asked for CUDA.
+    /// The reason in short, without advice, for the log of `--device auto`.
     pub fn why_not(&self) -> String {
         match self {
             Self::NoDriver => "there is no NVIDIA driver here".into(),
-            Self::NoDevice { .. } => "the NVIDIA driver knows of no card".into(),
+            Self::NoDevice { .. } => "the NVIDIA driver finds no GPU".into(),
             Self::ModelTooLarge { needed, available } => {
                 format!("the model needs {:.1} MiB, and there are {:.1} MiB for it", mib(*needed), mib(*available))
             }
@@ -135,9 +133,9 @@ impl CudaError {
             | Self::OutOfMemory { .. }
             | Self::Driver { .. }
             | Self::NoPeerAccess { .. }
-            | Self::TooManyCards { .. }
+            | Self::TooManyRanks { .. }
             | Self::Indivisible { .. }
-            | Self::Parted
+            | Self::RanksDiverged
             | Self::Cancelled => self.to_string(),
         }
     }

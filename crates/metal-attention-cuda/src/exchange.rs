@@ -1,4 +1,5 @@
-//! What a card needs to exchange parts of a step with others that share the model: `kernels/exchange.cuh`.
+//! Exchange of values between the ranks that share a model (tensor parallelism), on the host's side: each rank's mailbox in device memory, and the
+//! flag by which any rank aborts a step. `kernels/exchange.cuh` describes the protocol.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -8,35 +9,36 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::sys;
 
 use crate::CudaError;
-use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_CARDS};
+use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 use crate::device::{CudaBuffer, CudaDevice, check};
-use crate::division::{Division, Share};
+use crate::sharding::{Shard, ShardingPlan};
 
-/// Most words of a mailbox for what one card sends at a time.
-const MOST_WORDS: usize = 1 << 20;
-/// Most values that are summed slice by slice at a time.
-const MOST_IN_SLICES: usize = 1 << 23;
-/// Words behind those of vectors: what cards tell of the token that each has chosen, as `decode.cu` has it.
+/// Words at most that a rank sends another in one exchange. Longer vectors take several exchanges, or chunks.
+const MAX_WORDS: usize = 1 << 20;
+/// Values at most that one exchange sums by slices.
+const MAX_SLICE_VALUES: usize = 1 << 23;
+/// Words behind those of vectors: the best logit of a rank, in the persistent decode kernel (`highest_of_ranks` of `decode.cu`).
 const WORDS_OF_CHOICE: usize = 2;
-/// Values of a chunk of a slice: `CHUNK` of `exchange.cu`.
+/// Values of a chunk: `CHUNK` of `exchange.cu`.
 pub(crate) const CHUNK: usize = 1 << 13;
 
-/// A word that all cards and the host see: whether the exchanges of a step were given up.
+/// A word in host memory that all ranks and the host access: whether the exchanges of the step are aborted. Kernels that poll a mailbox stop
+/// when it is set, and set it when they time out.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct AbortFlag {
     word: *mut c_void,
-    /// Whose context it was made in.
+    /// The device in whose context the memory was allocated.
     gpu: Arc<CudaDevice>,
 }
 
-// SAFETY: the word is used through atomics alone.
-unsafe impl Send for Ended {}
+// SAFETY: the word is accessed with atomics only.
+unsafe impl Send for AbortFlag {}
 // SAFETY: as above.
-unsafe impl Sync for Ended {}
+unsafe impl Sync for AbortFlag {}
 
-impl Drop for Ended {
+impl Drop for AbortFlag {
     fn drop(&mut self) {
-        // SAFETY: who has the address holds this.
+        // SAFETY: all holders of the address hold this object, too.
         unsafe {
             if self.gpu.bind().is_ok() {
                 let _ = sys::cuMemFreeHost(self.word);
@@ -45,155 +47,161 @@ impl Drop for Ended {
     }
 }
 
-impl Ended {
-    /// A word that says no.
+impl AbortFlag {
+    /// A flag that is not set. Errors: pinned memory cannot be allocated.
     pub(crate) fn new(gpu: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         gpu.bind()?;
         let mut word = std::ptr::null_mut();
-        // 1 and 2: for all devices, at the same address.
-        // SAFETY: the driver gives memory, which is this one's until it is dropped.
+        // Flags 1 and 2: portable to all devices, and mapped at the same address.
+        // SAFETY: the driver returns memory that this object owns until it is dropped.
         check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut word, 16, 3) })?;
-        let ended = Self { word, gpu: Arc::clone(gpu) };
-        ended.set(false);
-        Ok(ended)
+        let flag = Self { word, gpu: Arc::clone(gpu) };
+        flag.set(false);
+        Ok(flag)
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: 16 bytes from an aligned address on, which live as long as this.
+        // SAFETY: 16 bytes at an aligned address, which live as long as this object.
         unsafe { &*self.word.cast::<AtomicU32>() }
     }
 
-    /// Lets all that wait for other cards give up, or wait again.
-    pub(crate) fn set(&self, ended: bool) {
-        self.word().store(u32::from(ended), Ordering::SeqCst);
+    /// Sets the flag, which ends all waiting for other ranks, or clears it.
+    pub(crate) fn set(&self, aborted: bool) {
+        self.word().store(u32::from(aborted), Ordering::SeqCst);
     }
 
-    /// An error where a card gave up.
+    /// `CudaError::RanksDiverged` if the flag is set: a rank aborted the step, whose results are invalid.
     pub(crate) fn check(&self) -> Result<(), CudaError> {
-        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::Parted) }
+        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::RanksDiverged) }
     }
 }
 
-/// A card's mailbox, and where those of the others are.
+/// A rank's mailbox, and the addresses of the other ranks' mailboxes.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    pub(crate) share: Share,
-    /// `[2, n_cards, capacity + WORDS_OF_CHOICE]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
+    /// This rank's part of the model.
+    pub(crate) shard: Shard,
+    /// `[2, n_ranks, capacity + WORDS_OF_CHOICE]` words of 8 bytes, then `[2, n_ranks, 2, n_chunks]` tags of 4 bytes, then as many chunks.
     mailbox: CudaBuffer,
-    /// How many exchanges the steps before had.
-    before: CudaBuffer,
-    /// How many this step has so far.
-    of_step: u32,
-    /// Values of vectors that a card sends another at a time.
+    /// Exchanges of all earlier steps: a `u32` that kernels read and increase.
+    exchanges_done: CudaBuffer,
+    /// Exchanges of this step so far.
+    exchanges_of_step: u32,
+    /// Values that a rank sends another in one exchange, a word each.
     pub(crate) capacity: usize,
+    /// Chunks that a rank sends another in one phase of an exchange.
     n_chunks: usize,
-    mailboxes: [u64; MAX_CARDS],
-    pub(crate) ended: Arc<Ended>,
-    /// The rows of the output head of each card.
+    /// Device addresses of all mailboxes; zeros before [`Self::connect`].
+    mailboxes: [u64; MAX_RANKS],
+    /// The flag of all ranks of the model.
+    pub(crate) abort: Arc<AbortFlag>,
+    /// The rows of the output head that each rank has.
     pub(crate) vocabulary: Vec<Range<usize>>,
 }
 
-/// Values that a card sends another at a time, of vectors of up to `n` elements and of its part of the logits of a token.
+/// Values that a rank sends another in one exchange: enough for a vector of `n` elements, up to [`MAX_WORDS`], and for its part of a token's logits.
 fn capacity_of(vocabulary: &[Range<usize>], n: usize) -> usize {
     let widest = vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-    n.min(MOST_WORDS).max(widest)
+    n.min(MAX_WORDS).max(widest)
 }
 
-/// Chunks that a card sends another for each phase of a sum of up to `n` values.
-fn chunks_of(n_cards: usize, n: usize) -> usize {
-    n.min(MOST_IN_SLICES).div_ceil(4).div_ceil(n_cards).div_ceil(CHUNK / 4).next_multiple_of(4)
+/// Chunks that a rank sends another in each phase of a sum of up to `n` values.
+fn chunks_of(n_ranks: usize, n: usize) -> usize {
+    n.min(MAX_SLICE_VALUES).div_ceil(4).div_ceil(n_ranks).div_ceil(CHUNK / 4).next_multiple_of(4)
 }
 
-fn mailbox_bytes(n_cards: usize, capacity: usize, n_chunks: usize) -> u64 {
-    (2 * n_cards * ((capacity + WORDS_OF_CHOICE) * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
+/// Bytes of a mailbox.
+fn mailbox_bytes(n_ranks: usize, capacity: usize, n_chunks: usize) -> u64 {
+    (2 * n_ranks * ((capacity + WORDS_OF_CHOICE) * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
 }
 
 impl Exchange {
-    /// That of a card, for vectors of up to `n` elements at a time; it is yet to be connected with the others.
+    /// The mailbox of a rank, for vectors of up to `n` elements; it has to be connected before it is used. Errors: device memory cannot be allocated.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
-        share: &Share,
+        shard: &Shard,
         (n_vocab, n): (usize, usize),
-        ended: &Arc<Ended>,
+        abort: &Arc<AbortFlag>,
     ) -> Result<Self, CudaError> {
-        let vocabulary = share.division.vocabulary(n_vocab);
-        let n_cards = share.division.n_cards;
-        let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_cards, n));
+        let vocabulary = shard.plan.vocabulary(n_vocab);
+        let n_ranks = shard.plan.n_ranks;
+        let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_ranks, n));
         Ok(Self {
-            share: share.clone(),
-            mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_cards, capacity, n_chunks))?,
-            before: gpu.zeros("mailboxes", 16)?,
-            of_step: 0,
+            shard: shard.clone(),
+            mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_ranks, capacity, n_chunks))?,
+            exchanges_done: gpu.zeros("mailboxes", 16)?,
+            exchanges_of_step: 0,
             capacity,
             n_chunks,
-            mailboxes: [0; MAX_CARDS],
-            ended: Arc::clone(ended),
+            mailboxes: [0; MAX_RANKS],
+            abort: Arc::clone(abort),
             vocabulary,
         })
     }
 
-    /// Bytes of a card's mailbox.
-    pub(crate) fn bytes(division: &Division, n_vocab: usize, n: usize) -> u64 {
-        let capacity = capacity_of(&division.vocabulary(n_vocab), n);
-        mailbox_bytes(division.n_cards, capacity, chunks_of(division.n_cards, n))
+    /// Bytes of device memory of a rank's mailbox.
+    pub(crate) fn bytes(plan: &ShardingPlan, n_vocab: usize, n: usize) -> u64 {
+        let capacity = capacity_of(&plan.vocabulary(n_vocab), n);
+        mailbox_bytes(plan.n_ranks, capacity, chunks_of(plan.n_ranks, n))
     }
 
-    /// Where its mailbox is.
-    pub(crate) fn address(&self) -> u64 {
+    /// Device address of this rank's mailbox.
+    pub(crate) fn mailbox_address(&self) -> u64 {
         self.mailbox.ptr()
     }
 
-    /// Tells it where the mailboxes of all cards are, in their order.
+    /// Sets the addresses of all ranks' mailboxes, in the order of the ranks.
     pub(crate) fn connect(&mut self, mailboxes: &[u64]) {
         self.mailboxes[..mailboxes.len()].copy_from_slice(mailboxes);
     }
 
-    /// Begins anew, where no exchange is under way on any card.
+    /// Clears the mailbox and the number of exchanges. All ranks have to do it, while none of them runs an exchange.
     pub(crate) fn clear(&self) -> Result<(), CudaError> {
         self.mailbox.clear()?;
-        self.before.clear()
+        self.exchanges_done.clear()
     }
 
-    /// Values that are summed slice by slice at a time.
-    pub(crate) fn most_in_slices(&self) -> usize {
-        self.n_chunks * CHUNK * self.share.division.n_cards
+    /// Values that one exchange can sum by slices.
+    pub(crate) fn max_slice_values(&self) -> usize {
+        self.n_chunks * CHUNK * self.shard.plan.n_ranks
     }
 
-    /// The first row of the output head that this card has.
+    /// The first row of the output head that this rank has.
     pub(crate) fn first_row(&self) -> usize {
-        if self.share.division.head { self.vocabulary[self.share.rank].start } else { 0 }
+        if self.shard.plan.head { self.vocabulary[self.shard.rank].start } else { 0 }
     }
 
-    /// Whether another card's results are the ones that count.
+    /// Whether the results of another rank, rank 0, are returned to the caller.
     pub(crate) fn follows(&self) -> bool {
-        self.share.rank > 0
+        self.shard.rank > 0
     }
 
-    /// Begins a step.
+    /// Begins a step: its exchanges are counted from 0.
     pub(crate) fn begin_step(&mut self) {
-        self.of_step = 0;
+        self.exchanges_of_step = 0;
     }
 
-    /// How many exchanges the step had before the one that begins.
-    pub(crate) fn next(&mut self) -> u32 {
-        self.of_step += 1;
-        self.of_step - 1
+    /// Counts an exchange; returns its index in the step.
+    pub(crate) fn next_index(&mut self) -> u32 {
+        self.exchanges_of_step += 1;
+        self.exchanges_of_step - 1
     }
 
+    /// The arguments of kernels that exchange values.
     pub(crate) fn args(&self) -> ExchangeArgs {
         ExchangeArgs {
             mailboxes: self.mailboxes,
-            before: self.before.ptr(),
-            ended: self.ended.word as u64,
-            rank: self.share.rank as u32,
-            n_cards: self.share.division.n_cards as u32,
+            exchanges_done: self.exchanges_done.ptr(),
+            abort: self.abort.word as u64,
+            rank: self.shard.rank as u32,
+            n_ranks: self.shard.plan.n_ranks as u32,
             n_words: (self.capacity + WORDS_OF_CHOICE) as u32,
             n_chunks: self.n_chunks as u32,
         }
     }
 
-    /// What counts those of the step, at its end.
-    pub(crate) fn count(&self) -> CountExchangesArgs {
-        CountExchangesArgs { before: self.before.ptr(), n: self.of_step, unused: 0 }
+    /// The arguments of `count_exchanges`, which adds the step's exchanges to those before.
+    pub(crate) fn count_args(&self) -> CountExchangesArgs {
+        CountExchangesArgs { exchanges_done: self.exchanges_done.ptr(), n: self.exchanges_of_step, unused: 0 }
     }
 }

@@ -1,4 +1,12 @@
-//! Ids that the device has chosen: it writes them to memory of this process as they come, where they are looked for.
+//! [`ChosenIds`]: the token ids that greedy decode steps have chosen, in pinned host memory.
+//!
+//! The last kernel of a step writes each id there together with the step's number, as one 8-byte word (number in the high
+//! half), and the host polls the word until it has the number it waits for. So an id is read without a copy or an event, while
+//! later steps are already running.
+//!
+//! Steps are numbered in launch order. The persistent kernel gets its number as an argument. A CUDA graph has the same
+//! arguments at each launch, so its argmax kernel counts steps itself, in device memory, one counter for each row (that is,
+//! each sequence of the step).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,72 +16,76 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Pinned, check};
 
-/// Steps whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
+/// Words of each row, used in turn by step number; more than the steps whose ids have not been read yet. `STEPS` of `argmax.cuh`.
 const STEPS: u32 = 16;
-/// Looks at a word between looks at everything else.
-const LOOKS: usize = 200;
+/// Polls of a word between two checks of the stream and of cancellation.
+const POLLS: usize = 200;
 
-/// Words `[n_rows, STEPS]`, each a step's number above an id.
+/// Ids of recent steps, `[n_rows, STEPS]` words.
 #[derive(Debug)]
-pub(crate) struct Ids {
+pub(crate) struct ChosenIds {
+    /// The words, in pinned host memory.
     words: Pinned,
+    /// Rows: the most sequences of a decode step.
     n_rows: usize,
-    /// Of the last step that was submitted.
+    /// Number of the last step that was submitted; wraps around.
     number: u32,
-    /// Of each row, that of the last step whose id a kernel has chosen that counts itself, which graphs have: in the device's memory, and as it will be when all that
-    /// was submitted has run.
+    /// The counters of the argmax kernel, `[n_rows]`: the number of the last step that it has counted.
     on_device: CudaBuffer,
+    /// The values that `on_device` will have once all submitted launches have run.
     counted: Vec<u32>,
 }
 
-impl Ids {
-    /// Room for the ids of steps of up to `n_rows` rows.
+impl ChosenIds {
+    /// Allocates words for steps of up to `n_rows` rows.
     pub(crate) fn new(device: &Arc<CudaDevice>, n_rows: usize) -> Result<Self, CudaError> {
         let n_words = n_rows * STEPS as usize;
         let words = Pinned::new(device, 8 * n_words)?;
-        // SAFETY: there are as many, on pages of their own, and nobody else knows of them yet.
+        // SAFETY: the allocation has that many words, and nothing else has its address yet.
         unsafe { std::ptr::write_bytes(words.ptr().cast::<u64>(), 0, n_words) };
         let on_device = device.zeros("numbers of steps", 4 * n_rows as u64)?;
         Ok(Self { words, n_rows, number: 0, on_device, counted: vec![0; n_rows] })
     }
 
-    /// Where they lie, for the device.
+    /// The device address of the words.
     pub(crate) fn ptr(&self) -> u64 {
         self.words.ptr() as u64
     }
 
-    /// Numbers `n` more steps; the first one's.
-    pub(crate) fn number(&mut self, n: usize) -> u32 {
+    /// Assigns numbers to `n` further steps, of the persistent kernel, and returns the first.
+    pub(crate) fn number_steps(&mut self, n: usize) -> u32 {
         let first = self.number.wrapping_add(1);
         self.number = self.number.wrapping_add(n as u32);
         first
     }
 
-    /// Where kernels count the steps of rows.
+    /// The device address of the counters.
     pub(crate) fn numbers_of_rows(&self) -> u64 {
         self.on_device.ptr()
     }
 
-    /// Numbers one more step, of `n` rows, whose kernel counts. Until it [is submitted](Self::is_submitted) the device need not have counted it.
-    pub(crate) fn next_counted(&mut self, n: usize) -> Result<(), CudaError> {
-        let before = self.number;
-        self.number(1);
-        if self.counted[..n].iter().any(|counted| *counted != before) {
-            self.counted[..n].fill(before);
+    /// Assigns a number to one further step, of `n` rows, whose argmax kernel counts. Sets the counters on the device where
+    /// other steps have been numbered in between. Once the step's kernels are launched,
+    /// [`mark_submitted`](Self::mark_submitted) has to be called.
+    pub(crate) fn begin_counted(&mut self, n: usize) -> Result<(), CudaError> {
+        let previous = self.number;
+        self.number_steps(1);
+        if self.counted[..n].iter().any(|counted| *counted != previous) {
+            self.counted[..n].fill(previous);
             self.on_device.write(0, bytemuck::cast_slice(&self.counted[..n]))?;
         }
         Ok(())
     }
 
-    /// The step of `n` rows was.
-    pub(crate) fn is_submitted(&mut self, n: usize) {
+    /// Records that the step that [`begin_counted`](Self::begin_counted) has numbered, of `n` rows, was launched.
+    pub(crate) fn mark_submitted(&mut self, n: usize) {
         self.counted[..n].fill(self.number);
     }
 
-    /// Those of the last `n` steps that were submitted.
+    /// The numbers of the last `n` steps that were submitted, the oldest first.
     pub(crate) fn last_numbers(&self, n: usize) -> impl Iterator<Item = u32> + use<> {
         let last = self.number;
-        (0..n as u32).rev().map(move |before| last.wrapping_sub(before))
+        (0..n as u32).rev().map(move |age| last.wrapping_sub(age))
     }
 
     /// The ids of the last step that was submitted, of `n` rows.
@@ -81,34 +93,37 @@ impl Ids {
         self.read(self.number, n)
     }
 
-    /// The ids of step `number`, of `n` rows, once they are there. The watch is looked at meanwhile.
+    /// Waits until the ids of step `number` are there and returns those of its first `n` rows. An error if the step's kernels
+    /// have failed, or if the watch is cancelled. Only the last [`STEPS`] steps can be read.
     pub(crate) fn read(&self, number: u32, n: usize) -> Result<Vec<u32>, CudaError> {
         assert!(n <= self.n_rows, "{n} ids to read");
         (0..n).map(|row| self.wait_for(row * STEPS as usize + (number % STEPS) as usize, number)).collect()
     }
 
-    fn wait_for(&self, place: usize, number: u32) -> Result<u32, CudaError> {
-        // SAFETY: `read` has seen that the word is one of those that there are, which are looked at as atomic ones alone; they live as long as this.
-        let word = unsafe { &*self.words.ptr().cast::<AtomicU64>().add(place) };
-        let look = || {
+    /// Polls word `index` until it has step number `number`, and returns its id.
+    fn wait_for(&self, index: usize, number: u32) -> Result<u32, CudaError> {
+        // SAFETY: `read` has checked that `index` is within the words; the host accesses them only as atomics, and they live as
+        // long as `self`.
+        let word = unsafe { &*self.words.ptr().cast::<AtomicU64>().add(index) };
+        let poll = || {
             let word = word.load(Ordering::Acquire);
             ((word >> 32) as u32 == number).then_some(word as u32)
         };
         let device = self.words.device();
-        device.look_until(|| {
-            for _ in 0..LOOKS {
-                if let Some(id) = look() {
+        device.poll_until(|| {
+            for _ in 0..POLLS {
+                if let Some(id) = poll() {
                     return Ok(Some(id));
                 }
                 std::hint::spin_loop();
             }
-            // SAFETY: the stream is the device's.
+            // SAFETY: the stream belongs to the device.
             match unsafe { sys::cuStreamQuery(device.stream()) } {
                 CUresult::CUDA_ERROR_NOT_READY => Ok(None),
                 outcome => {
                     check("run the kernels", outcome)?;
                     let why = "a step has ended without an id".to_owned();
-                    look().map(Some).ok_or(CudaError::Driver { what: "run the kernels", why })
+                    poll().map(Some).ok_or(CudaError::Driver { what: "run the kernels", why })
                 }
             }
         })

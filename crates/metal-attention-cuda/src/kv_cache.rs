@@ -1,5 +1,9 @@
-//! The KV cache in the device's memory: keys and values of each layer, `[n_pages, n_head_kv, 64, head_dim]` each, and the page
-//! table as kernels read it.
+//! [`CudaKvCache`]: the KV cache in device memory, and the page tables of its sequences.
+//!
+//! Keys and values of each layer are two buffers `[n_pages, n_head_kv, 64, head_dim]` of F16 or F32; a page holds 64
+//! consecutive positions of one sequence. Latent attention has one buffer only, whose rows are keys and, in part, values. Which
+//! page belongs to which sequence is decided on the host ([`PageTable`], one for each cache group); kernels read a copy of the
+//! tables.
 
 use std::sync::Arc;
 
@@ -9,50 +13,59 @@ use crate::CudaError;
 use crate::args::PagesArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 
+/// The KV cache of a model, or of one rank's shard of it.
 #[derive(Debug)]
 pub(crate) struct CudaKvCache {
+    /// Pages of all sequences, as the host assigns them.
     pub(crate) pages: PageTable,
-    /// Keys and values of each layer that has its own.
+    /// Keys and values of each layer; `None` for a layer that has none or reads those of another.
     layers: Vec<Option<LayerCache>>,
-    /// The layer whose keys and values each layer reads: itself or an earlier one.
+    /// For each layer, the layer whose keys and values it reads: itself or an earlier one.
     sources: Vec<usize>,
-    /// The group of layers that each belongs to with what it reads.
+    /// For each layer, the cache group of what it reads.
     groups: Vec<usize>,
-    /// `[n_groups, n_seq, most]`: pages of sequences, and what of them the device has.
+    /// The page tables on the device, u32 `[n_groups, n_seq, max_pages]`.
     table: CudaBuffer,
-    sent: Vec<Vec<u32>>,
-    most: usize,
+    /// The pages in `table`, for each group and sequence: `[n_groups * n_seq]` lists.
+    uploaded: Vec<Vec<u32>>,
+    /// Pages of the longest possible sequence.
+    max_pages: usize,
+    /// Sequences that the cache holds.
     n_seq: usize,
+    /// Element type of keys and values.
     pub(crate) cache_type: CacheType,
 }
 
-/// A layer's keys and its values, and bytes of a page of each.
+/// Keys and values of one layer.
 #[derive(Debug)]
 struct LayerCache {
-    halves: [CudaBuffer; 2],
+    /// Keys, then values; the second is empty for latent attention.
+    buffers: [CudaBuffer; 2],
+    /// Bytes of a page in each buffer.
     page_bytes: [u64; 2],
 }
 
 impl CudaKvCache {
-    /// An empty cache.
+    /// Allocates an empty cache with the pages that `groups` have.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         groups: &CacheGroups,
         cache_type: CacheType,
     ) -> Result<Self, CudaError> {
-        let room = groups.room();
-        let most = room.n_positions().div_ceil(PAGE);
+        let capacity = groups.capacity();
+        let max_pages = capacity.n_positions().div_ceil(PAGE);
         let n_groups = groups.groups().len();
-        let table = gpu.zeros("the page table", (4 * n_groups * room.n_seq * most) as u64)?;
+        let table = gpu.zeros("the page table", (4 * n_groups * capacity.n_seq * max_pages) as u64)?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let Some(of) = layer.mixer.cached() else { return Ok(None) };
-            // Rows of latent attention are keys, of which values are a part.
-            let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { of.value_dim };
-            let page_bytes = [of.key_dim, value_dim].map(|dim| (PAGE * of.n_head_kv * dim * cache_type.bytes()) as u64);
+            let Some(cached) = layer.mixer.kv_shape() else { return Ok(None) };
+            // Rows of latent attention are stored once, as keys; values are a part of them.
+            let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { cached.value_dim };
+            let page_bytes =
+                [cached.key_dim, value_dim].map(|dim| (PAGE * cached.n_head_kv * dim * cache_type.bytes()) as u64);
             let zeros = |bytes: u64| gpu.zeros("the KV cache", bytes.saturating_mul(groups.n_pages(i) as u64));
-            let halves = [zeros(page_bytes[0])?, zeros(page_bytes[1])?];
-            Ok(Some(LayerCache { halves, page_bytes }))
+            let buffers = [zeros(page_bytes[0])?, zeros(page_bytes[1])?];
+            Ok(Some(LayerCache { buffers, page_bytes }))
         });
         let layers = layers.collect::<Result<_, CudaError>>()?;
         let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i).unwrap_or(i)).collect();
@@ -62,76 +75,78 @@ impl CudaKvCache {
             sources,
             groups: (0..spec.n_layer()).map(|i| groups.of_layer(i)).collect(),
             table,
-            sent: vec![Vec::new(); n_groups * room.n_seq],
-            most,
-            n_seq: room.n_seq,
+            uploaded: vec![Vec::new(); n_groups * capacity.n_seq],
+            max_pages,
+            n_seq: capacity.n_seq,
             cache_type,
         })
     }
 
-    /// Keys and values that layer `i` reads; nowhere for one that reads none.
-    pub(crate) fn of_layer(&self, i: usize) -> [u64; 2] {
+    /// The addresses of the keys and the values that layer `i` reads; 0 for a layer that reads none.
+    pub(crate) fn layer_addresses(&self, i: usize) -> [u64; 2] {
         let cache = self.layers[self.sources[i]].as_ref();
-        cache.map_or([0; 2], |cache| [cache.halves[0].ptr(), cache.halves[1].ptr()])
+        cache.map_or([0; 2], |cache| [cache.buffers[0].ptr(), cache.buffers[1].ptr()])
     }
 
-    /// The pages of layer `i`.
-    pub(crate) fn pages_of_layer(&self, i: usize) -> PagesArgs {
+    /// The page tables of the cache group of layer `i`, `[n_seq, max_pages]`.
+    pub(crate) fn page_table_of_layer(&self, i: usize) -> PagesArgs {
         let group = self.groups[i];
         PagesArgs {
-            pages: self.table.ptr() + (4 * group * self.n_seq * self.most) as u64,
-            n_pages: self.most as u32,
+            pages: self.table.ptr() + (4 * group * self.n_seq * self.max_pages) as u64,
+            n_pages: self.max_pages as u32,
             unused: 0,
         }
     }
 
-    /// Finds pages for `batch`, and copies those that are shared.
+    /// Assigns pages to the tokens of `batch`, which are counted to their sequences from now on. Copies pages that a sequence
+    /// shares and is about to write to, in the order of the stream.
     pub(crate) fn append(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
         for copy in self.pages.append(batch) {
-            for (half, from, bytes) in self.of_page(copy.group, copy.from) {
-                half.copy_within(from, u64::from(copy.to) * bytes, bytes)?;
+            for (buffer, from, bytes) in self.page_parts(copy.group, copy.from) {
+                buffer.copy_within(from, u64::from(copy.to) * bytes, bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Sends the pages of the sequences of `batch`, as far as they have changed.
+    /// Uploads the page tables of the sequences of `batch`, as far as they have changed.
     pub(crate) fn write_pages(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
         for run in batch.chunk_by(|a, b| a.seq == b.seq) {
             let seq = run[0].seq;
             for group in 0..self.pages.n_groups() {
                 let pages = self.pages.pages(group, seq);
-                let sent = &mut self.sent[group * self.n_seq + seq];
-                let same = sent.iter().zip(pages).take_while(|(a, b)| a == b).count();
+                let uploaded = &mut self.uploaded[group * self.n_seq + seq];
+                let same = uploaded.iter().zip(pages).take_while(|(a, b)| a == b).count();
                 if same < pages.len() {
-                    let at = 4 * ((group * self.n_seq + seq) * self.most + same) as u64;
+                    let at = 4 * ((group * self.n_seq + seq) * self.max_pages + same) as u64;
                     self.table.write(at, bytemuck::cast_slice(&pages[same..]))?;
-                    sent.truncate(same);
-                    sent.extend_from_slice(&pages[same..]);
+                    uploaded.truncate(same);
+                    uploaded.extend_from_slice(&pages[same..]);
                 }
             }
         }
         Ok(())
     }
 
-    /// Where a page of a group lies, layer by layer, its keys and then its values: buffers, bytes before it, and its bytes.
-    pub(crate) fn of_page(&self, group: usize, page: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
-        let halves = self.of_group(group).flat_map(|layer| layer.halves.iter().zip(layer.page_bytes));
-        halves.map(move |(half, bytes)| (half, u64::from(page) * bytes, bytes))
+    /// The parts of a page of a group, layer by layer, keys before values: buffer, offset in bytes, and length in bytes.
+    pub(crate) fn page_parts(&self, group: usize, page: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
+        let buffers = self.layers_of_group(group).flat_map(|layer| layer.buffers.iter().zip(layer.page_bytes));
+        buffers.map(move |(buffer, bytes)| (buffer, u64::from(page) * bytes, bytes))
     }
 
     /// Bytes of a page of a group, over all its layers.
     pub(crate) fn page_bytes(&self, group: usize) -> u64 {
-        self.of_group(group).flat_map(|layer| layer.page_bytes).sum()
+        self.layers_of_group(group).flat_map(|layer| layer.page_bytes).sum()
     }
 
-    fn of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
-        let layers = self.layers.iter().zip(&self.groups).filter(move |(_, of)| **of == group);
+    /// The layers of a cache group that have keys and values of their own.
+    fn layers_of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
+        let layers = self.layers.iter().zip(&self.groups).filter(move |(_, group_of_layer)| **group_of_layer == group);
         layers.filter_map(|(layer, _)| layer.as_ref())
     }
 
-    /// Bytes of keys and values.
+    /// Bytes of the keys and values of all layers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.layers.iter().flatten().flat_map(|layer| &layer.halves).map(CudaBuffer::bytes).sum()
+        self.layers.iter().flatten().flat_map(|layer| &layer.buffers).map(CudaBuffer::bytes).sum()
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels on their way: launches in a stream, and graphs of launches that are sent at once.
+//! Kernel launches in the device's stream, and CUDA graphs.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,39 +11,51 @@ use cudarc::driver::sys::{
 use crate::CudaError;
 use crate::device::{CudaDevice, Kernel, check};
 
-/// How many blocks of how many threads, with how many bytes of workgroup memory.
+/// The size of a launch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grid {
+pub(crate) struct LaunchGrid {
+    /// Blocks in each dimension of the grid.
     pub(crate) blocks: [usize; 3],
+    /// Threads of a block, in one dimension.
     pub(crate) threads: usize,
+    /// Bytes of dynamic shared memory of a block.
     pub(crate) shared: usize,
 }
 
-/// When the blocks of a kernel start.
+/// When the blocks of a launch may start, relative to the launch before it in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// When the kernel before has ended.
-    InTurn,
-    /// While the kernel before ends, where the device can: the kernel waits itself (`wait_for_input`).
-    Early,
-    /// In turn, and all at once: they wait for each other.
-    Together,
+pub(crate) enum LaunchOrder {
+    /// After the previous kernel has ended.
+    AfterPrevious,
+    /// While the previous kernel ends (programmatic dependent launch), from compute capability 9.0 on; else as `AfterPrevious`.
+    /// The kernel itself waits for the previous one's results (`wait_for_input` in `ptx.cuh`).
+    Overlapped,
+    /// After the previous kernel, and all blocks at the same time (cooperative launch), for kernels whose blocks wait for each
+    /// other. The launch fails if they do not fit on the device.
+    Cooperative,
 }
 
 impl CudaDevice {
-    /// Runs `kernel` with `args` after what was asked for before.
-    pub(crate) fn launch<A: Pod>(&self, kernel: Kernel, grid: Grid, args: &A, start: Start) -> Result<(), CudaError> {
+    /// Appends a launch of `kernel` to the stream. `args` is the kernel's only parameter, a structure of `args.rs`. Does not
+    /// wait.
+    pub(crate) fn launch<A: Pod>(
+        &self,
+        kernel: Kernel,
+        grid: LaunchGrid,
+        args: &A,
+        start: LaunchOrder,
+    ) -> Result<(), CudaError> {
         let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
-        // SAFETY: zeros are an attribute of no effect.
+        // SAFETY: an attribute of zeros has no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let has_attribute = match start {
-            Start::InTurn => false,
-            Start::Early => {
+            LaunchOrder::AfterPrevious => false,
+            LaunchOrder::Overlapped => {
                 attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
                 attribute.value.programmaticStreamSerializationAllowed = 1;
                 self.summary().capability.0 >= 9
             }
-            Start::Together => {
+            LaunchOrder::Cooperative => {
                 attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
                 attribute.value.cooperative = 1;
                 true
@@ -62,20 +74,21 @@ impl CudaDevice {
             numAttrs: u32::from(has_attribute),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes one structure, which `args.rs` declares as the kernels do; buffers that it names live longer
-        // than what runs with them (`CudaBuffer::drop`).
+        // SAFETY: the kernel takes one structure, which `args.rs` declares with the same layout. Buffers whose addresses it
+        // contains are freed only after the stream is idle (`CudaBuffer::drop`).
         check("run a kernel", unsafe {
             sys::cuLaunchKernelEx(&raw const config, kernel.0, params.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 
-    /// What `launches` asks for, to be sent again and again.
+    /// Records the launches that `launches` makes as a CUDA graph, without running them. Kernels have to be loaded before
+    /// (`Kernels::get`), and `launches` may not wait for the device. On an error nothing stays recorded.
     pub(crate) fn record(
         self: &Arc<Self>,
         launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Graph, CudaError> {
+    ) -> Result<CudaGraph, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is the device's, and nothing but `launches` uses it meanwhile: the forward pass is borrowed.
+        // SAFETY: the stream belongs to the device, and only `launches` uses it meanwhile, as the forward pass is borrowed.
         unsafe {
             check("begin a graph", sys::cuStreamBeginCapture_v2(self.stream(), mode))?;
             let outcome = launches();
@@ -86,24 +99,26 @@ impl CudaDevice {
             let made = check("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
             let _ = sys::cuGraphDestroy(graph);
             made?;
-            Ok(Graph { device: Arc::clone(self), exec })
+            Ok(CudaGraph { device: Arc::clone(self), exec })
         }
     }
 }
 
-/// Launches that are sent at once.
+/// A CUDA graph: launches that were recorded once and are submitted together. Their arguments are those of the recording.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub(crate) struct CudaGraph {
+    /// The GPU that it was recorded for.
     device: Arc<CudaDevice>,
+    /// The executable graph.
     exec: CUgraphExec,
 }
 
-// SAFETY: a handle that is used through this alone.
-unsafe impl Send for Graph {}
+// SAFETY: the handle is used through this value only.
+unsafe impl Send for CudaGraph {}
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
-        // SAFETY: what runs of it is waited for.
+        // SAFETY: the graph is idle after the wait.
         unsafe {
             let _ = self.device.wait();
             let _ = sys::cuGraphExecDestroy(self.exec);
@@ -111,10 +126,10 @@ impl Drop for Graph {
     }
 }
 
-impl Graph {
-    /// Runs it after what was asked for before.
+impl CudaGraph {
+    /// Appends the graph's launches to the stream.
     pub(crate) fn launch(&self) -> Result<(), CudaError> {
-        // SAFETY: the graph is whole, and its buffers live as long as the forward pass that has it.
+        // SAFETY: the graph is valid, and its buffers live as long as the forward pass that owns it.
         check("run a graph", unsafe { sys::cuGraphLaunch(self.exec, self.device.stream()) })
     }
 }

@@ -1,16 +1,21 @@
-//! Runs models on NVIDIA GPUs with CUDA kernels of its own, which are part of the program: only the driver is needed.
+//! The CUDA backend: runs models on NVIDIA GPUs, on one ([`CudaForwardPass`]) or on several by tensor parallelism
+//! ([`TensorParallelPass`]). Implements the [`ForwardPass`](metal_attention_model::ForwardPass) of the model crate.
 //!
-//! The kernels lie in `kernels/`, and compiled in `prebuilt/` (`scripts/cuda-kernels`). [`CudaForwardPass::supports`] says
-//! whether they know all parts of a model.
+//! The kernels are written in CUDA C++ in `kernels/`, compiled by `scripts/cuda-kernels` to `prebuilt/`, and included in the program;
+//! a machine needs the NVIDIA driver only. [`CudaForwardPass::supports`] checks whether there are kernels for all parts of a model.
+//!
+//! Where to find what: `forward_pass.rs` evaluates batches; `runner.rs` and `runner/` launch the kernels of a micro-batch; `decode.rs`
+//! launches the persistent kernel for single decode tokens; `lookahead.rs` launches greedy decode steps ahead of the host;
+//! `weights.rs`, `matrix.rs` and `codes.rs` upload and repack weights; `kv_cache.rs`, `recurrent_state.rs` and `snapshot.rs` hold
+//! the memory of sequences; `sharding.rs`, `exchange.rs` and `tensor_parallel.rs` are tensor parallelism; `args.rs` declares the
+//! kernels' arguments; `device.rs` and `launch.rs` wrap the driver; `ceilings.rs` measures what the device can do at best.
 
 mod activations;
 mod args;
-mod cards;
 mod ceilings;
 mod codes;
 mod decode;
 mod device;
-mod division;
 mod error;
 mod exchange;
 mod forward_pass;
@@ -20,17 +25,19 @@ mod launch;
 mod lookahead;
 mod matrix;
 mod options;
-mod parts;
 mod profile;
+mod recurrent_state;
+mod runner;
+mod sharding;
 mod snapshot;
 mod stack;
-mod state;
-mod step;
+mod support;
+mod tensor_parallel;
 mod weights;
 
-pub use cards::CudaCards;
 pub use ceilings::{CudaCeilings, CudaLaunchCosts};
 pub use device::{CudaDevice, CudaSummary, cuda_summaries};
 pub use error::CudaError;
 pub use forward_pass::CudaForwardPass;
 pub use options::CudaForwardPassOptions;
+pub use tensor_parallel::TensorParallelPass;

@@ -1,4 +1,9 @@
-//! Matrices in the device's memory, repacked for the tensor cores: `kernels/formats.cuh` describes the order.
+//! [`CudaMatrix`]: a matrix in device memory, repacked in the order in which the kernels' warps read it (described in
+//! `kernels/formats.cuh`).
+//!
+//! A tile is 16 rows, a panel 64 columns. The codes and scales of one tile's panel, or of four neighbouring panels, are one
+//! record; records are stored tile by tile. Tensor types that are common have a layout of their own and are repacked by a
+//! kernel; all others become 8-bit codes with scales, which the host computes (`codes.rs`).
 
 use std::sync::Arc;
 
@@ -6,57 +11,58 @@ use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::CudaError;
 use crate::args::{MatrixArgs, RepackArgs};
-use crate::codes::{self, GroupsOf};
+use crate::codes::{self, ScaleGroupsFn};
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::launch::{Grid, Start};
+use crate::launch::{LaunchGrid, LaunchOrder};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
 /// Columns of a panel.
 pub(crate) const PANEL: usize = 64;
 
-/// Bytes of rows that are uploaded at once.
-const PIECE: usize = 64 << 20;
+/// Bytes of rows that are uploaded and repacked at a time.
+const UPLOAD_BYTES: usize = 64 << 20;
 
-/// How a matrix is packed: `Format` of `formats.cuh`.
+/// The layout of a matrix in device memory: `Format` of `formats.cuh`. The names are those of tensor types whose codes and
+/// scales are kept as they are, in another order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub(crate) enum Format {
+pub(crate) enum WeightLayout {
     F16 = 0,
     Q8_0 = 1,
     Q4_0 = 2,
     Q4K = 3,
     Q5K = 4,
     Q6K = 5,
-    /// Two F16 for each element.
+    /// Two F16 for each element, whose sum it is.
     F32 = 6,
-    /// Codes of 8 bits, an F32 scale for 16 columns.
+    /// 8-bit codes, with an F32 scale for every 16 columns.
     Codes = 7,
-    /// The same with an F32 minimum for 16 columns.
+    /// 8-bit codes, with an F32 scale and an F32 minimum for every 16 columns.
     CodesAndMins = 8,
 }
 
-/// What packs a tensor.
+/// Where and how tensors of a type are repacked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packing {
-    /// A kernel on the device, to a format of the type's own.
-    OnDevice(Format),
-    /// The host, as codes and scales.
-    Codes(GroupsOf),
-    /// The host, with minimums besides.
-    CodesAndMins(GroupsOf),
+    /// By a kernel, to this layout.
+    OnDevice(WeightLayout),
+    /// By the host, to 8-bit codes and scales; the function gives the scales of a row.
+    Codes(ScaleGroupsFn),
+    /// By the host, with minimums, too.
+    CodesAndMins(ScaleGroupsFn),
 }
 
-/// What packs tensors of type `ty`.
+/// How tensors of type `ty` are repacked.
 pub(crate) fn packing(ty: TensorType) -> Packing {
     match ty {
-        TensorType::F16 => Packing::OnDevice(Format::F16),
-        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(Format::F32),
-        TensorType::Q8_0 => Packing::OnDevice(Format::Q8_0),
-        TensorType::Q4_0 => Packing::OnDevice(Format::Q4_0),
-        TensorType::Q4_K => Packing::OnDevice(Format::Q4K),
-        TensorType::Q5_K => Packing::OnDevice(Format::Q5K),
-        TensorType::Q6_K => Packing::OnDevice(Format::Q6K),
+        TensorType::F16 => Packing::OnDevice(WeightLayout::F16),
+        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(WeightLayout::F32),
+        TensorType::Q8_0 => Packing::OnDevice(WeightLayout::Q8_0),
+        TensorType::Q4_0 => Packing::OnDevice(WeightLayout::Q4_0),
+        TensorType::Q4_K => Packing::OnDevice(WeightLayout::Q4K),
+        TensorType::Q5_K => Packing::OnDevice(WeightLayout::Q5K),
+        TensorType::Q6_K => Packing::OnDevice(WeightLayout::Q6K),
         TensorType::Q4_1 => Packing::CodesAndMins(codes::q4_1),
         TensorType::Q5_0 => Packing::Codes(codes::q5_0),
         TensorType::Q5_1 => Packing::CodesAndMins(codes::q5_1),
@@ -80,15 +86,17 @@ pub(crate) fn packing(ty: TensorType) -> Packing {
     }
 }
 
-/// Panels that lie in a record side by side, and its bytes: `Record` of `formats.cuh`.
+/// A record: what is contiguous in memory of one tile (`Record` of `formats.cuh`).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Record {
+pub(crate) struct RecordShape {
+    /// Neighbouring panels of the record.
     pub(crate) panels: usize,
+    /// Its bytes.
     pub(crate) bytes: usize,
 }
 
-impl Format {
-    /// The format of tensors of type `ty`.
+impl WeightLayout {
+    /// The layout of tensors of type `ty`.
     pub(crate) fn of(ty: TensorType) -> Self {
         match packing(ty) {
             Packing::OnDevice(format) => format,
@@ -97,7 +105,7 @@ impl Format {
         }
     }
 
-    /// Whether products of few tokens multiply whole numbers, or floats.
+    /// Whether the GEMV multiplies integer codes and applies scales to the sums; else it multiplies floats.
     pub(crate) fn has_codes(self) -> bool {
         match self {
             Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K | Self::Codes | Self::CodesAndMins => true,
@@ -105,7 +113,7 @@ impl Format {
         }
     }
 
-    /// Whether numbers of it have an offset beside their scale.
+    /// Whether there is an offset (minimum) beside each scale.
     pub(crate) fn has_offsets(self) -> bool {
         match self {
             Self::Q4K | Self::Q5K | Self::CodesAndMins => true,
@@ -113,7 +121,7 @@ impl Format {
         }
     }
 
-    /// Whether each half of a block of 32 numbers has a scale of its own.
+    /// Whether there is a scale for every 16 columns, and not for every 32.
     pub(crate) fn has_halves(self) -> bool {
         match self {
             Self::Q6K | Self::Codes | Self::CodesAndMins => true,
@@ -121,7 +129,7 @@ impl Format {
         }
     }
 
-    /// As it is in the names of kernels.
+    /// The layout's name in kernel names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -136,8 +144,9 @@ impl Format {
         }
     }
 
-    pub(crate) fn record(self) -> Record {
-        let record = |panels, bytes| Record { panels, bytes };
+    /// The record of this layout.
+    pub(crate) fn record(self) -> RecordShape {
+        let record = |panels, bytes| RecordShape { panels, bytes };
         match self {
             Self::F16 => record(1, 2048),
             Self::F32 => record(1, 4096),
@@ -151,35 +160,41 @@ impl Format {
         }
     }
 
-    /// Bytes of a tile of rows of `n_panels` panels.
+    /// Bytes of a tile of `n_panels` panels. These fill whole records: rows of K-quants are multiples of 256 elements, four
+    /// panels.
     fn tile_bytes(self, n_panels: usize) -> usize {
-        let Record { panels, bytes } = self.record();
+        let RecordShape { panels, bytes } = self.record();
         n_panels / panels * bytes
     }
 }
 
-/// Bytes that `tensor` takes when it is packed.
+/// Bytes of `tensor` in device memory.
 pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
-    let of_tile = Format::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
-    tensor.n_rows().div_ceil(TILE) as u64 * of_tile
+    let tile_bytes = WeightLayout::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
+    tensor.n_rows().div_ceil(TILE) as u64 * tile_bytes
 }
 
-/// A matrix, `[n_rows, n_in]`.
+/// A matrix `[n_rows, n_in]` in device memory, repacked.
 #[derive(Debug)]
 pub(crate) struct CudaMatrix {
+    /// Records `[n_tiles, n_panels / panels of a record]`.
     records: CudaBuffer,
-    pub(crate) format: Format,
+    /// The layout of a record.
+    pub(crate) layout: WeightLayout,
+    /// Rows.
     pub(crate) n_rows: usize,
+    /// Columns.
     pub(crate) n_in: usize,
 }
 
 impl CudaMatrix {
-    /// Uploads `tensor`, packed on the device or on the way.
+    /// Uploads `tensor` and repacks it.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensor: &Tensor) -> Result<Self, CudaError> {
         Self::stacked(gpu, kernels, &[tensor])
     }
 
-    /// The same of `tensors`, all of one type and shape, one below the other; the rows of each begin with a tile.
+    /// Uploads `tensors`, all of one type and shape, one below the other; the rows of each are padded to whole tiles. An error
+    /// for shapes that grouped products do not support.
     pub(crate) fn stacked(
         gpu: &Arc<CudaDevice>,
         kernels: &mut Kernels,
@@ -204,7 +219,11 @@ impl CudaMatrix {
         Ok(matrix)
     }
 
-    /// One of the rows of `tensors`, of one type and width, one below the other; all but the last end with a tile.
+    /// Uploads `tensors`, of one type and width, one below the other without padding. All but the last have to fill whole
+    /// tiles.
+    ///
+    /// # Panics
+    /// If types or widths differ.
     pub(crate) fn joined(gpu: &Arc<CudaDevice>, kernels: &mut Kernels, tensors: &[&Tensor]) -> Result<Self, CudaError> {
         let first = tensors.first().ok_or(CudaError::UnsupportedPart { part: "no matrices" })?;
         let n_rows = tensors.iter().map(|tensor| tensor.n_rows()).sum();
@@ -218,20 +237,20 @@ impl CudaMatrix {
         Ok(matrix)
     }
 
-    /// Bytes of a tile of rows.
+    /// Bytes of a tile.
     pub(crate) fn tile_bytes(&self) -> usize {
-        self.format.tile_bytes(self.n_in.div_ceil(PANEL))
+        self.layout.tile_bytes(self.n_in.div_ceil(PANEL))
     }
 
-    /// Room for a matrix of that type, with whatever lies there.
+    /// Allocates a matrix with undefined contents.
     fn empty(gpu: &Arc<CudaDevice>, ty: TensorType, n_rows: usize, n_in: usize) -> Result<Self, CudaError> {
-        let format = Format::of(ty);
-        let tile_bytes = format.tile_bytes(n_in.div_ceil(PANEL)) as u64;
+        let layout = WeightLayout::of(ty);
+        let tile_bytes = layout.tile_bytes(n_in.div_ceil(PANEL)) as u64;
         let records = gpu.buffer("weights", n_rows.div_ceil(TILE) as u64 * tile_bytes)?;
-        Ok(Self { records, format, n_rows, n_in })
+        Ok(Self { records, layout, n_rows, n_in })
     }
 
-    /// Writes `tensor`, of the type and width that there is room for, to the tiles from `first_tile` on.
+    /// Uploads `tensor`, of the matrix's type and width, to the tiles from `first_tile` on.
     fn write(
         &self,
         gpu: &Arc<CudaDevice>,
@@ -239,33 +258,33 @@ impl CudaMatrix {
         tensor: &Tensor,
         first_tile: usize,
     ) -> Result<(), CudaError> {
-        let at = first_tile as u64 * self.format.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
+        let at = first_tile as u64 * self.layout.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
         match packing(tensor.ty()) {
-            Packing::OnDevice(_) => self.pack_on_device(gpu, kernels, tensor, at),
-            Packing::Codes(groups_of) => self.pack_here(gpu, tensor, groups_of, false, at),
-            Packing::CodesAndMins(groups_of) => self.pack_here(gpu, tensor, groups_of, true, at),
+            Packing::OnDevice(_) => self.repack_on_device(gpu, kernels, tensor, at),
+            Packing::Codes(groups_of) => self.repack_on_host(gpu, tensor, groups_of, false, at),
+            Packing::CodesAndMins(groups_of) => self.repack_on_host(gpu, tensor, groups_of, true, at),
         }
     }
 
-    /// Uploads the rows of `tensor` and packs them on the device, to byte `at` and what follows.
-    fn pack_on_device(
+    /// Uploads the rows of `tensor` and repacks them with a kernel, to byte `at` and on.
+    fn repack_on_device(
         &self,
         gpu: &Arc<CudaDevice>,
         kernels: &mut Kernels,
         tensor: &Tensor,
         at: u64,
     ) -> Result<(), CudaError> {
-        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.format.name() };
+        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.layout.name() };
         let kernel = kernels.get(gpu, &format!("repack_{name}"))?;
         let (n_rows, n_panels) = (tensor.n_rows(), self.n_in.div_ceil(PANEL));
-        let tile_bytes = self.format.tile_bytes(n_panels) as u64;
+        let tile_bytes = self.layout.tile_bytes(n_panels) as u64;
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
-        let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
-        let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
-        for (piece, rows) in tensor.bytes().chunks(rows_at_once * row_bytes).enumerate() {
+        let rows_at_once = (UPLOAD_BYTES / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
+        let raw = gpu.buffer("weights to repack", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
+        for (chunk, rows) in tensor.bytes().chunks(rows_at_once * row_bytes).enumerate() {
             gpu.check_watch()?;
             raw.write(0, rows)?;
-            let tile = piece * rows_at_once / TILE;
+            let tile = chunk * rows_at_once / TILE;
             let rows = rows.len() / row_bytes;
             let args = RepackArgs {
                 raw: raw.ptr(),
@@ -278,26 +297,26 @@ impl CudaMatrix {
             let n_warps = rows.div_ceil(TILE) * n_panels;
             gpu.launch(
                 kernel,
-                Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
+                LaunchGrid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
                 &args,
-                Start::InTurn,
+                LaunchOrder::AfterPrevious,
             )?;
         }
         Ok(())
     }
 
-    /// Packs the rows of `tensor` on the host and uploads them, to byte `at` and what follows.
-    fn pack_here(
+    /// Repacks the rows of `tensor` on the host and uploads them, to byte `at` and on.
+    fn repack_on_host(
         &self,
         gpu: &Arc<CudaDevice>,
         tensor: &Tensor,
-        groups_of: GroupsOf,
+        groups_of: ScaleGroupsFn,
         with_mins: bool,
         mut at: u64,
     ) -> Result<(), CudaError> {
-        let tile_bytes = self.format.tile_bytes(self.n_in.div_ceil(PANEL));
+        let tile_bytes = self.layout.tile_bytes(self.n_in.div_ceil(PANEL));
         let rows_of_tile = TILE * tensor.ty().row_bytes(self.n_in);
-        let tiles_at_once = (PIECE / tile_bytes).max(1);
+        let tiles_at_once = (UPLOAD_BYTES / tile_bytes).max(1);
         let mut packed = Vec::new();
         for rows in tensor.bytes().chunks(tiles_at_once * rows_of_tile) {
             gpu.check_watch()?;
@@ -310,18 +329,18 @@ impl CudaMatrix {
         Ok(())
     }
 
-    /// As kernels take it, its rows being those of the product from `first_row` on.
+    /// The kernels' argument for the matrix. `first_row`: the row of the product's result at which its rows begin.
     pub(crate) fn args(&self, first_row: usize) -> MatrixArgs {
         MatrixArgs {
             records: self.records.ptr(),
-            format: self.format as u32,
+            format: self.layout as u32,
             n_rows: self.n_rows as u32,
             n_panels: self.n_in.div_ceil(PANEL) as u32,
             first_row: first_row as u32,
         }
     }
 
-    /// Tiles of its rows.
+    /// The number of tiles.
     pub(crate) fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE)
     }

@@ -1,35 +1,41 @@
-//! Snapshots of sequences: copies blocks of the KV cache from the GPU to main memory and back.
+//! Snapshots of sequences: copies blocks of the KV cache and of recurrent states from device memory to host memory and back.
+//!
+//! A block is one KV page of a cache group, over all its layers, or one state slot, over all layers. In host memory its parts
+//! lie one after the other, layer by layer (`page_parts`, `slot_parts`).
 
 use std::io::Write;
 
-use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
+use metal_attention_model::{
+    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
+};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, Readback};
 use crate::forward_pass::CudaForwardPass;
 
-/// Most bytes of blocks that are copied from the device before they are waited for, unless one alone has more.
+/// Bytes of blocks that are copied before the host waits for them; a larger block is copied alone.
 const AT_ONCE: u64 = 16 << 20;
 
 impl CudaForwardPass {
-    /// Where a block lies: buffers, bytes before it, and its bytes.
-    fn parts_of(&self, block: Block) -> Vec<(&CudaBuffer, u64, u64)> {
+    /// The parts of a block: buffer, offset in bytes, and length in bytes.
+    fn block_parts(&self, block: CacheBlock) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
-            Block::Page { group, page } => self.cache.of_page(group, page).collect(),
-            Block::State { slot } => self.states.of_slot(slot).collect(),
+            CacheBlock::Page { group, page } => self.cache.page_parts(group, page).collect(),
+            CacheBlock::State { slot } => self.recurrent.slot_parts(slot).collect(),
         }
     }
 
-    /// Bytes of a block.
-    pub(crate) fn block_bytes(&self, block: Block) -> u64 {
+    /// Bytes of a block in a snapshot.
+    pub(crate) fn block_bytes(&self, block: CacheBlock) -> u64 {
         match block {
-            Block::Page { group, page: _ } => self.cache.page_bytes(group),
-            Block::State { slot: _ } => self.states.slot_bytes(),
+            CacheBlock::Page { group, page: _ } => self.cache.page_bytes(group),
+            CacheBlock::State { slot: _ } => self.recurrent.slot_bytes(),
         }
     }
 
-    /// Copies as many of `blocks` to pinned memory as it holds, at least one: their number and bytes.
-    fn read_some(&mut self, blocks: &[Block]) -> Result<(usize, &[u8]), CudaError> {
+    /// Copies the first blocks of `blocks` to pinned memory, at least one and as many as [`AT_ONCE`] allows, and waits. Returns
+    /// the number of blocks and their bytes.
+    fn read_some(&mut self, blocks: &[CacheBlock]) -> Result<(usize, &[u8]), CudaError> {
         self.gpu().bind()?;
         let mut n = 0;
         let mut bytes = 0;
@@ -45,7 +51,7 @@ impl CudaForwardPass {
             None => Readback::new(self.gpu(), bytes.max(AT_ONCE))?,
         };
         let mut at = 0;
-        for (buffer, start, n) in blocks[..n].iter().flat_map(|&block| self.parts_of(block)) {
+        for (buffer, start, n) in blocks[..n].iter().flat_map(|&block| self.block_parts(block)) {
             readback.copy_part(buffer, start, n, at)?;
             at += n;
         }
@@ -53,11 +59,12 @@ impl CudaForwardPass {
         Ok((n, self.blocks.insert(readback).read(bytes)?))
     }
 
-    fn write_parts(&self, block: Block, mut bytes: &[u8]) -> Result<(), CudaError> {
+    /// Writes a block that a snapshot has read, in the order of the stream.
+    fn write_block_parts(&self, block: CacheBlock, mut bytes: &[u8]) -> Result<(), CudaError> {
         self.gpu().bind()?;
-        for (buffer, start, n) in self.parts_of(block) {
-            let (own, rest) = bytes.split_at(n as usize);
-            buffer.write(start, own)?;
+        for (buffer, start, n) in self.block_parts(block) {
+            let (part, rest) = bytes.split_at(n as usize);
+            buffer.write(start, part)?;
             bytes = rest;
         }
         Ok(())
@@ -69,7 +76,7 @@ impl SequenceCache for CudaForwardPass {
         CacheLayout {
             format: format!("cuda {}", self.cache.cache_type),
             page_bytes: (0..self.cache.pages.n_groups()).map(|group| self.cache.page_bytes(group)).collect(),
-            state_bytes: self.states.slot_bytes(),
+            state_bytes: self.recurrent.slot_bytes(),
         }
     }
 
@@ -77,21 +84,21 @@ impl SequenceCache for CudaForwardPass {
         &self.cache.pages
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.clear_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.settle();
-        self.cache.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.discard_lookahead();
+        self.cache.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         bytes.copy_from_slice(self.read_some(&[block])?.1);
         Ok(())
     }
 
-    fn read_blocks(&mut self, mut blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+    fn read_blocks(&mut self, mut blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
         while !blocks.is_empty() {
             let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
             out.write_all(bytes).map_err(SnapshotError::Write)?;
@@ -100,7 +107,7 @@ impl SequenceCache for CudaForwardPass {
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
-        Ok(self.write_parts(block, bytes)?)
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
+        Ok(self.write_block_parts(block, bytes)?)
     }
 }

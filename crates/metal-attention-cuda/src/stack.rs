@@ -1,4 +1,5 @@
-//! Matrices of one type and shape one below the other, of which kernels choose: those of all experts of a layer, or of all heads.
+//! [`CudaStack`]: matrices of one type and shape in one buffer, for grouped products, whose kernels select a matrix by index:
+//! the experts of a layer, or the heads of latent attention.
 
 use std::sync::Arc;
 
@@ -7,20 +8,23 @@ use metal_attention_gguf::Tensor;
 use crate::CudaError;
 use crate::args::MatrixArgs;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::matrix::CudaMatrix;
+use crate::matrix::{CudaMatrix, WeightLayout};
 
-/// `[n, n_rows, n_in]`; the rows of each are padded to whole tiles.
+/// Matrices `[n, n_rows, n_in]`. The rows of each are padded to whole tiles.
 #[derive(Debug)]
 pub(crate) struct CudaStack {
+    /// All matrices, one below the other.
     all: CudaMatrix,
+    /// The number of matrices.
     pub(crate) n: usize,
+    /// Rows of each, without padding.
     pub(crate) n_rows: usize,
-    /// `[n, n_rows]`.
+    /// Bias of all rows, `[n, n_rows]`.
     pub(crate) bias: Option<CudaBuffer>,
 }
 
 impl CudaStack {
-    /// Uploads `tensors`; `bias`: what is added to all rows of all of them.
+    /// Uploads `tensors`, which have to be of one type and shape, and their biases `[n, n_rows]`.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         kernels: &mut Kernels,
@@ -32,27 +36,30 @@ impl CudaStack {
         Ok(Self { all, n: tensors.len(), n_rows: tensors.first().map_or(0, |tensor| tensor.n_rows()), bias })
     }
 
-    /// Elements of a row.
+    /// Columns of each matrix.
     pub(crate) fn n_in(&self) -> usize {
         self.all.n_in
     }
 
-    /// Whether products can take a row of each at once.
+    /// Whether a kernel can multiply by a matrix of `self` and one of `other` together (gate and up), that is, whether their
+    /// layouts are the same.
     pub(crate) fn pairs_with(&self, other: &Self) -> bool {
-        self.all.format == other.all.format
+        self.all.layout == other.all.layout
     }
 
-    /// The first of them as kernels take it, and the bytes of a tile of its rows.
+    /// The first matrix as kernels take it, and the bytes of a tile. The next matrix is `n_rows` rounded up to tiles further
+    /// on.
     pub(crate) fn args(&self) -> (MatrixArgs, u32) {
         (MatrixArgs { n_rows: self.n_rows as u32, ..self.all.args(0) }, self.all.tile_bytes() as u32)
     }
 
-    /// Where the biases lie; 0: nowhere.
+    /// The address of the biases, or 0.
     pub(crate) fn bias(&self) -> u64 {
         self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 
-    pub(crate) fn format(&self) -> crate::matrix::Format {
-        self.all.format
+    /// The layout of all matrices.
+    pub(crate) fn layout(&self) -> WeightLayout {
+        self.all.layout
     }
 }

@@ -1,4 +1,5 @@
-//! The weights of a model in the device's memory.
+//! The weights of a model in device memory, as the layers' launches need them. Each file below has the weights of one kind of
+//! sublayer and their upload, as an `impl Loader`.
 
 mod attention;
 mod embedding;
@@ -15,7 +16,7 @@ use metal_attention_model::{
 };
 
 pub(crate) use attention::CudaAttention;
-pub(crate) use embedding::{CudaEmbedding, CudaLayerStreams, CudaOwnEmbedding, CudaPerLayer, CudaStreams};
+pub(crate) use embedding::{CudaEmbedding, CudaLayerEmbedding, CudaLayerStreams, CudaPerLayer, CudaStreams};
 pub(crate) use experts::CudaExperts;
 pub(crate) use feed_forward::CudaDense;
 pub(crate) use latent_attention::CudaLatentAttention;
@@ -25,38 +26,46 @@ pub(crate) use recurrent::{
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::division::Share;
 use crate::matrix::{CudaMatrix, TILE};
 use crate::options::distinct_ropes;
+use crate::sharding::Shard;
 use crate::stack::CudaStack;
 
-/// All of them.
+/// The weights of a model, or of a rank's shard of it.
 #[derive(Debug)]
 pub(crate) struct CudaWeights {
+    /// The embedding.
     pub(crate) embedding: Arc<CudaEmbedding>,
+    /// The layers.
     pub(crate) layers: Vec<CudaLayer>,
+    /// The norm before the output head.
     pub(crate) output_norm: Option<Arc<CudaNorm>>,
-    /// `[n_vocab, n_embd]`, and what is added.
-    pub(crate) output: Option<(Arc<CudaMatrix>, Option<Vector>)>,
-    /// Keeps the tables of rotations.
+    /// The output head, `[n_vocab, n_embd]`, which may be the embedding table, and its bias.
+    pub(crate) output: Option<(Arc<CudaMatrix>, Option<CudaVector>)>,
+    /// Owns the RoPE cos/sin tables, whose addresses the layers have.
     _rope: Vec<CudaBuffer>,
 }
 
-/// F32 elements that kernels read.
-pub(crate) type Vector = CudaBuffer;
+/// F32 numbers in device memory.
+pub(crate) type CudaVector = CudaBuffer;
 
-/// `y = W x + b`.
+/// The weights of `y = W x + b`.
 #[derive(Debug)]
 pub(crate) struct CudaLinear {
+    /// `W`, `[n_out, n_in]`.
     pub(crate) weight: CudaMatrix,
-    pub(crate) bias: Option<Vector>,
+    /// `b`, `[n_out]`.
+    pub(crate) bias: Option<CudaVector>,
 }
 
-/// The same of several matrices one below the other, as few as their types allow.
+/// The weights of several `y = W x + b` with the same input, whose rows follow each other in `y`. Neighbouring matrices are
+/// joined to one where their types allow.
 #[derive(Debug)]
 pub(crate) struct CudaJoined {
+    /// The matrices, as joined.
     pub(crate) parts: Vec<CudaMatrix>,
-    pub(crate) bias: Option<Vector>,
+    /// The bias of all rows.
+    pub(crate) bias: Option<CudaVector>,
 }
 
 impl CudaJoined {
@@ -67,7 +76,7 @@ impl CudaJoined {
 }
 
 impl CudaLinear {
-    /// Where its bias lies; 0: nowhere.
+    /// The address of the bias, or 0.
     pub(crate) fn bias(&self) -> u64 {
         self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
@@ -76,17 +85,22 @@ impl CudaLinear {
 /// A norm of rows.
 #[derive(Debug)]
 pub(crate) struct CudaNorm {
+    /// `RMSNorm` or `LayerNorm`.
     pub(crate) kind: NormKind,
-    pub(crate) weight: Vector,
-    pub(crate) bias: Option<Vector>,
+    /// Weights, `[n]`.
+    pub(crate) weight: CudaVector,
+    /// Bias, `[n]`.
+    pub(crate) bias: Option<CudaVector>,
+    /// Epsilon.
     pub(crate) eps: f32,
     /// Elements of a row.
     pub(crate) n: usize,
 }
 
 impl CudaNorm {
-    /// Whether products take it on their way: an RMSNorm that adds nothing, of rows as they read them.
-    pub(crate) fn is_on_the_way(&self) -> bool {
+    /// Whether the GEMV kernels can apply the norm to their input: an RMSNorm without bias, of rows that can be read as
+    /// vectors.
+    pub(crate) fn fuses_with_product(&self) -> bool {
         match self.kind {
             NormKind::Rms => self.bias.is_none() && self.n.is_multiple_of(4),
             NormKind::Layer => false,
@@ -94,30 +108,39 @@ impl CudaNorm {
     }
 }
 
-/// A layer.
+/// The weights of a layer.
 #[derive(Debug)]
 pub(crate) struct CudaLayer {
+    /// Norm of the mixer's input.
     pub(crate) mixer_norm: Option<CudaNorm>,
+    /// The mixer.
     pub(crate) mixer: CudaMixer,
+    /// Norm of the mixer's result, before the residual join.
     pub(crate) mixer_post_norm: Option<CudaNorm>,
+    /// Norm of the feed-forward's input.
     pub(crate) feed_forward_norm: Option<CudaNorm>,
+    /// The feed-forward.
     pub(crate) feed_forward: CudaFeedForward,
+    /// Norm of the feed-forward's result, before the residual join.
     pub(crate) feed_forward_post_norm: Option<CudaNorm>,
+    /// The order of norms and residual joins.
     pub(crate) residual: Residual,
-    /// Norms of the sums after mixer and feed-forward, where the residual stream has some.
+    /// Norms of the residual stream after the mixer and after the feed-forward, for `Residual::PostNorm`.
     pub(crate) sum_norms: Option<[CudaNorm; 2]>,
-    pub(crate) own_embedding: Option<CudaOwnEmbedding>,
+    /// The weights for the layer's per-layer embedding.
+    pub(crate) layer_embedding: Option<CudaLayerEmbedding>,
+    /// The weights for several residual streams.
     pub(crate) streams: Option<CudaLayerStreams>,
-    /// Factor on the layer's result.
+    /// Factor on the residual stream at the end of the layer.
     pub(crate) output_scale: f32,
 }
 
-/// What moves information between tokens.
+/// The weights of a mixer.
 #[derive(Debug)]
 pub(crate) enum CudaMixer {
     /// Softmax attention.
     Attention(Box<CudaAttention>),
-    /// Attention over compressed rows.
+    /// Latent attention.
     LatentAttention(Box<CudaLatentAttention>),
     /// A gated short convolution.
     ShortConv(CudaShortConv),
@@ -125,46 +148,51 @@ pub(crate) enum CudaMixer {
     Mamba(Box<CudaMamba>),
     /// Mamba-2.
     Mamba2(Box<CudaMamba2>),
-    /// Attention and Mamba-2 side by side.
+    /// Attention and Mamba-2, whose results are added.
     AttentionAndMamba2(Box<(CudaAttention, CudaMamba2)>),
     /// The gated delta rule.
     DeltaRule(Box<CudaDeltaRule>),
-    /// RWKV-6's time mix.
+    /// The time mix of RWKV-6.
     Rwkv6(Box<CudaRwkv6>),
-    /// RWKV-7's time mix.
+    /// The time mix of RWKV-7.
     Rwkv7(Box<CudaRwkv7>),
-    /// Nothing.
+    /// No mixer.
     None,
 }
 
-/// What works on each token alone.
+/// The weights of a feed-forward.
 #[derive(Debug)]
 pub(crate) enum CudaFeedForward {
-    /// The same matrices for all tokens.
+    /// A dense feed-forward.
     Dense(CudaDense),
-    /// A few of many for each token.
+    /// A mixture of experts.
     Experts(Box<CudaExperts>),
     /// RWKV's channel mix.
     ChannelMix(CudaChannelMix),
-    /// Nothing.
+    /// No feed-forward.
     None,
 }
 
-/// What uploads weights.
+/// Uploads weights, and keeps what several layers share.
 pub(crate) struct Loader<'a> {
+    /// The device.
     gpu: &'a Arc<CudaDevice>,
+    /// The repacking kernels.
     kernels: Kernels,
+    /// The RoPE cos/sin tables by their parameters.
     ropes: Vec<(Rope, CudaBuffer)>,
 }
 
 impl CudaWeights {
-    /// Uploads those of `spec`, which [`supports`](crate::parts::supports) let through, for contexts of `n_ctx` positions, of
-    /// which `n_positions` can be reached. Where cards share the model, `share` is this one's, and `spec` what it has of the whole.
+    /// Uploads the weights of `spec`, which [`supports`](crate::support::supports) has accepted, and the RoPE tables. `n_ctx`:
+    /// the context length, on which some RoPE scalings depend; `n_positions`: the positions of the tables. `shard`: under
+    /// tensor parallelism, this rank's shard and the whole model's spec, while `spec` is that of the shard; `weights` are the
+    /// whole model's in any case.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
-        share: Option<(&Share, &ModelSpec)>,
+        shard: Option<(&Shard, &ModelSpec)>,
         (n_ctx, n_positions): (usize, usize),
     ) -> Result<Self, CudaError> {
         let ropes = distinct_ropes(spec).into_iter().map(|rope| {
@@ -177,7 +205,7 @@ impl CudaWeights {
         let output = match &weights.output {
             None => None,
             Some(head) => {
-                let part = share.filter(|(share, _)| share.division.head).map(|(share, _)| share.head(head));
+                let part = shard.filter(|(shard, _)| shard.plan.head).map(|(shard, _)| shard.head(head));
                 let matrix = match (part, weights.own_head()) {
                     (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
                     (None, Some(head)) => Arc::new(loader.matrix(head)?),
@@ -187,9 +215,9 @@ impl CudaWeights {
             }
         };
         let layers = spec.layers.iter().zip(&weights.layers).enumerate();
-        let layers = layers.map(|(i, (layer, weights))| match share {
+        let layers = layers.map(|(i, (layer, weights))| match shard {
             None => loader.layer(spec, layer, weights),
-            Some((share, whole)) => loader.layer(spec, layer, &share.layer(whole, i, weights)),
+            Some((shard, whole)) => loader.layer(spec, layer, &shard.layer(whole, i, weights)),
         });
         let layers = layers.collect::<Result<_, _>>()?;
         let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
@@ -199,7 +227,7 @@ impl CudaWeights {
     }
 }
 
-/// Cosine and sine of every pair at every position, `[n_positions, n_rot / 2, 2]`.
+/// The RoPE cos/sin table, `[n_positions, n_rot / 2, 2]`: cosine and sine of each pair of elements at each position.
 fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_positions: usize) -> Vec<f32> {
     let (frequencies, length) = rope.frequencies(factors);
     (0..n_positions)
@@ -209,15 +237,18 @@ fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_positions: usize) -> Vec<f
 }
 
 impl Loader<'_> {
+    /// Uploads a matrix, without its bias.
     fn matrix(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
         CudaMatrix::new(self.gpu, &mut self.kernels, &linear.weight)
     }
 
+    /// Uploads a matrix and its bias.
     fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
         Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
     }
 
-    /// Matrices one below the other: those that follow each other are one where they are of one type and begin with a tile.
+    /// Uploads matrices with the same input, one below the other. Neighbours of one type become one matrix where the upper one
+    /// fills whole tiles.
     fn joined(&mut self, linears: &[&Linear]) -> Result<CudaJoined, CudaError> {
         let bias = self.biases(linears)?;
         let together = |a: &&Linear, b: &&Linear| {
@@ -231,26 +262,29 @@ impl Loader<'_> {
         Ok(CudaJoined { parts: parts.collect::<Result<_, _>>()?, bias })
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Vector, CudaError> {
+    /// Uploads F32 numbers.
+    fn vector(&self, values: &[f32]) -> Result<CudaVector, CudaError> {
         self.gpu.upload("norms", values)
     }
 
-    fn optional(&self, values: Option<&[f32]>) -> Result<Option<Vector>, CudaError> {
+    /// Uploads F32 numbers, if there are any.
+    fn optional(&self, values: Option<&[f32]>) -> Result<Option<CudaVector>, CudaError> {
         values.map(|values| self.vector(values)).transpose()
     }
 
-    /// Where the table of a rotation lies; 0: nowhere.
+    /// The address of the RoPE table, or 0.
     fn rope(&self, rope: Option<&Rope>) -> u64 {
         let table = rope.and_then(|rope| self.ropes.iter().find(|(known, _)| known == rope));
         table.map_or(0, |(_, table)| table.ptr())
     }
 
-    /// `norm`, which has weights where there is one.
+    /// Uploads a norm, if there is one.
     fn norm(&self, norm: Option<&Norm>, weights: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
         let Some((norm, weights)) = norm.zip(weights) else { return Ok(None) };
         Ok(Some(self.one_norm(norm, weights)?))
     }
 
+    /// Uploads a norm.
     fn one_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
         Ok(CudaNorm {
             kind: norm.kind,
@@ -261,6 +295,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a layer of `model`.
     fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
         let sum_norms = match (&spec.residual, &w.sum_norms) {
             (Residual::PostNorm { mixer, feed_forward }, Some([of_mixer, of_feed_forward])) => {
@@ -278,19 +313,20 @@ impl Loader<'_> {
                 .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
             residual: spec.residual,
             sum_norms,
-            own_embedding: self.own_embedding(model, w)?,
+            layer_embedding: self.layer_embedding(model, w)?,
             streams: self.layer_streams(model, w)?,
             output_scale: w.output_scale,
         })
     }
 
-    /// Matrices of one type and shape one below the other, with their biases.
+    /// Uploads matrices of one type and shape, with their biases, for grouped products.
     fn stack(&mut self, linears: &[&Linear]) -> Result<CudaStack, CudaError> {
         let tensors: Vec<_> = linears.iter().map(|linear| &linear.weight).collect();
         let biases: Vec<_> = linears.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
         CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
     }
 
+    /// Uploads the weights of a mixer.
     fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
         Ok(match (spec, weights) {
             (Mixer::Attention(of), MixerWeights::Attention(w)) => {
@@ -328,6 +364,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a feed-forward.
     fn feed_forward(&mut self, spec: &LayerSpec, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
         Ok(match (&spec.feed_forward, weights) {
             (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => CudaFeedForward::Dense(self.dense(of, w)?),

@@ -1,4 +1,4 @@
-//! Writes the small valid files that fuzzing starts from.
+//! Writes the seeds of the fuzz target `gguf`: small valid files with all value types and all tensor types.
 //!
 //! `cargo run -p metal-attention-gguf --example write_fuzz_seeds fuzz/seeds/gguf`
 
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use metal_attention_gguf::{GgufWriter, Metadata, Result, TensorDecl, TensorType};
 
+/// A file with this metadata and tensors of constant bytes.
 fn write(version: u32, metadata: &Metadata, tensors: &[TensorDecl]) -> Result<Vec<u8>> {
     let mut writer = GgufWriter::new(Vec::new(), version, metadata, tensors)?;
     for tensor in tensors {

@@ -1,4 +1,5 @@
-//! Reading little-endian fields from a byte slice, with errors that say what and where.
+//! A reader of little-endian fields from a byte slice: numbers, strings, and metadata values. Errors state what was being read
+//! and the byte offset. Counts are checked against the rest of the file before memory is allocated for them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,20 +8,25 @@ use crate::strings::escaped;
 use crate::value::ValueType;
 use crate::{Array, GgufError, Result, StringArray, Value};
 
-/// The deepest nesting of metadata arrays that is read and written: an array of arrays is two deep.
+/// The deepest nesting of metadata arrays that is read and written; an array of arrays is two deep.
 pub const MAX_ARRAY_DEPTH: usize = 4;
 
-/// What is being read, for error messages.
+/// The part of the file that is being read, for error messages.
 #[derive(Clone, Copy)]
-pub(crate) enum Item<'a> {
+pub(crate) enum ReadContext<'a> {
+    /// A field of the header, by its name.
     Header(&'static str),
+    /// The key of a metadata entry, by the entry's index.
     Key(u64),
+    /// The value of a metadata entry, by its key.
     Value(&'a str),
+    /// The name of a tensor, by its index.
     TensorName(u64),
+    /// The description of a tensor, by its name.
     Tensor(&'a str),
 }
 
-impl fmt::Display for Item<'_> {
+impl fmt::Display for ReadContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header(field) => write!(f, "the {field} in the header"),
@@ -32,71 +38,79 @@ impl fmt::Display for Item<'_> {
     }
 }
 
-/// A position in the bytes of a file.
+/// A reader with a position in the bytes of a file. Every read advances it; after an error it stays before what could not be
+/// read.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
+    /// The offset of the next byte, at most `bytes.len()`.
     position: usize,
 }
 
 impl<'a> Cursor<'a> {
+    /// A reader at the beginning of `bytes`.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, position: 0 }
     }
 
+    /// The offset of the next byte.
     pub(crate) fn position(&self) -> u64 {
         self.position as u64
     }
 
+    /// Bytes after the position.
     fn remaining(&self) -> usize {
         self.bytes.len() - self.position
     }
 
-    /// The next `n` bytes.
-    fn take(&mut self, item: Item, n: usize) -> Result<&'a [u8]> {
+    /// Reads the next `n` bytes.
+    fn take(&mut self, context: ReadContext, n: usize) -> Result<&'a [u8]> {
         match self.bytes[self.position..].get(..n) {
             Some(taken) => {
                 self.position += n;
                 Ok(taken)
             }
-            None => Err(self.truncated(item, n as u64)),
+            None => Err(self.truncated(context, n as u64)),
         }
     }
 
-    fn truncated(&self, item: Item, needed: u64) -> GgufError {
+    /// The error for a file that ends before `needed` more bytes.
+    fn truncated(&self, context: ReadContext, needed: u64) -> GgufError {
         GgufError::Truncated {
-            item: item.to_string(),
+            item: context.to_string(),
             offset: self.position(),
             needed,
             available: self.remaining() as u64,
         }
     }
 
-    fn array<const N: usize>(&mut self, item: Item) -> Result<[u8; N]> {
+    /// Reads the next `N` bytes as an array.
+    fn array<const N: usize>(&mut self, context: ReadContext) -> Result<[u8; N]> {
         match self.bytes[self.position..].first_chunk() {
             Some(&taken) => {
                 self.position += N;
                 Ok(taken)
             }
-            None => Err(self.truncated(item, N as u64)),
+            None => Err(self.truncated(context, N as u64)),
         }
     }
 
-    pub(crate) fn u32(&mut self, item: Item) -> Result<u32> {
-        self.array(item).map(u32::from_le_bytes)
+    pub(crate) fn u32(&mut self, context: ReadContext) -> Result<u32> {
+        self.array(context).map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self, item: Item) -> Result<u64> {
-        self.array(item).map(u64::from_le_bytes)
+    pub(crate) fn u64(&mut self, context: ReadContext) -> Result<u64> {
+        self.array(context).map(u64::from_le_bytes)
     }
 
-    /// A 64-bit count of things that take at least `min_bytes` each in the rest of the file.
-    pub(crate) fn count(&mut self, item: Item, min_bytes: u64) -> Result<usize> {
-        let count = self.u64(item)?;
+    /// Reads a 64-bit count of elements that need at least `min_bytes` each; an error where the rest of the file is too short
+    /// for them.
+    pub(crate) fn count(&mut self, context: ReadContext, min_bytes: u64) -> Result<usize> {
+        let count = self.u64(context)?;
         let available = self.remaining() as u64;
         let limit = available / min_bytes;
         if count > limit {
             return Err(GgufError::CountBeyondFile {
-                item: item.to_string(),
+                item: context.to_string(),
                 offset: self.position(),
                 count,
                 limit,
@@ -106,97 +120,99 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
-    /// A string of any bytes; those that are no UTF-8 are escaped.
-    pub(crate) fn text(&mut self, item: Item) -> Result<Cow<'a, str>> {
-        let len = self.count(item, 1)?;
-        Ok(escaped(self.take(item, len)?))
+    /// Reads a string: a 64-bit length, then its bytes. Bytes that are not UTF-8 are escaped.
+    pub(crate) fn escaped_string(&mut self, context: ReadContext) -> Result<Cow<'a, str>> {
+        let len = self.count(context, 1)?;
+        Ok(escaped(self.take(context, len)?))
     }
 
-    /// A string: 64-bit length, then UTF-8.
-    pub(crate) fn string(&mut self, item: Item) -> Result<&'a str> {
-        let len = self.count(item, 1)?;
+    /// Reads a string that has to be UTF-8: a 64-bit length, then its bytes.
+    pub(crate) fn string(&mut self, context: ReadContext) -> Result<&'a str> {
+        let len = self.count(context, 1)?;
         let offset = self.position();
-        let bytes = self.take(item, len)?;
-        std::str::from_utf8(bytes).map_err(|_| GgufError::InvalidUtf8 { item: item.to_string(), offset })
+        let bytes = self.take(context, len)?;
+        std::str::from_utf8(bytes).map_err(|_| GgufError::InvalidUtf8 { item: context.to_string(), offset })
     }
 
-    /// A value type, then a value of it.
+    /// Reads the value of the metadata entry `key`: a value type, then a value of that type.
     pub(crate) fn value(&mut self, key: &str) -> Result<Value> {
-        let item = Item::Value(key);
-        Ok(match self.value_type(item)? {
-            ValueType::U8 => Value::U8(u8::from_le_bytes(self.array(item)?)),
-            ValueType::I8 => Value::I8(i8::from_le_bytes(self.array(item)?)),
-            ValueType::U16 => Value::U16(u16::from_le_bytes(self.array(item)?)),
-            ValueType::I16 => Value::I16(i16::from_le_bytes(self.array(item)?)),
-            ValueType::U32 => Value::U32(self.u32(item)?),
-            ValueType::I32 => Value::I32(i32::from_le_bytes(self.array(item)?)),
-            ValueType::F32 => Value::F32(f32::from_le_bytes(self.array(item)?)),
-            ValueType::Bool => Value::Bool(self.bools(item, 1)?[0]),
-            ValueType::String => Value::String(self.text(item)?.into_owned()),
-            ValueType::Array => Value::Array(self.values(item, 1)?),
-            ValueType::U64 => Value::U64(self.u64(item)?),
-            ValueType::I64 => Value::I64(i64::from_le_bytes(self.array(item)?)),
-            ValueType::F64 => Value::F64(f64::from_le_bytes(self.array(item)?)),
+        let context = ReadContext::Value(key);
+        Ok(match self.value_type(context)? {
+            ValueType::U8 => Value::U8(u8::from_le_bytes(self.array(context)?)),
+            ValueType::I8 => Value::I8(i8::from_le_bytes(self.array(context)?)),
+            ValueType::U16 => Value::U16(u16::from_le_bytes(self.array(context)?)),
+            ValueType::I16 => Value::I16(i16::from_le_bytes(self.array(context)?)),
+            ValueType::U32 => Value::U32(self.u32(context)?),
+            ValueType::I32 => Value::I32(i32::from_le_bytes(self.array(context)?)),
+            ValueType::F32 => Value::F32(f32::from_le_bytes(self.array(context)?)),
+            ValueType::Bool => Value::Bool(self.bools(context, 1)?[0]),
+            ValueType::String => Value::String(self.escaped_string(context)?.into_owned()),
+            ValueType::Array => Value::Array(self.values(context, 1)?),
+            ValueType::U64 => Value::U64(self.u64(context)?),
+            ValueType::I64 => Value::I64(i64::from_le_bytes(self.array(context)?)),
+            ValueType::F64 => Value::F64(f64::from_le_bytes(self.array(context)?)),
         })
     }
 
-    fn value_type(&mut self, item: Item) -> Result<ValueType> {
+    fn value_type(&mut self, context: ReadContext) -> Result<ValueType> {
         let offset = self.position();
-        let id = self.u32(item)?;
-        ValueType::from_id(id).ok_or_else(|| GgufError::UnknownValueType { item: item.to_string(), offset, id })
+        let id = self.u32(context)?;
+        ValueType::from_id(id).ok_or_else(|| GgufError::UnknownValueType { item: context.to_string(), offset, id })
     }
 
-    /// An array: element type, 64-bit length, elements.
-    fn values(&mut self, item: Item, depth: usize) -> Result<Array> {
+    /// Reads an array: element type, 64-bit length, elements. `depth` is 1 for an array that is not inside another.
+    fn values(&mut self, context: ReadContext, depth: usize) -> Result<Array> {
         if depth > MAX_ARRAY_DEPTH {
             return Err(GgufError::NestedTooDeep {
-                item: item.to_string(),
+                item: context.to_string(),
                 offset: self.position(),
                 limit: MAX_ARRAY_DEPTH,
             });
         }
-        let ty = self.value_type(item)?;
-        let count = self.count(item, ty.min_bytes())?;
+        let ty = self.value_type(context)?;
+        let count = self.count(context, ty.min_bytes())?;
         Ok(match ty {
-            ValueType::U8 => Array::U8(self.numbers(item, count)?),
-            ValueType::I8 => Array::I8(self.numbers(item, count)?),
-            ValueType::U16 => Array::U16(self.numbers(item, count)?),
-            ValueType::I16 => Array::I16(self.numbers(item, count)?),
-            ValueType::U32 => Array::U32(self.numbers(item, count)?),
-            ValueType::I32 => Array::I32(self.numbers(item, count)?),
-            ValueType::F32 => Array::F32(self.numbers(item, count)?),
-            ValueType::Bool => Array::Bool(self.bools(item, count)?),
-            ValueType::String => Array::String(self.strings(item, count)?),
-            ValueType::Array => Array::Array((0..count).map(|_| self.values(item, depth + 1)).collect::<Result<_>>()?),
-            ValueType::U64 => Array::U64(self.numbers(item, count)?),
-            ValueType::I64 => Array::I64(self.numbers(item, count)?),
-            ValueType::F64 => Array::F64(self.numbers(item, count)?),
+            ValueType::U8 => Array::U8(self.numbers(context, count)?),
+            ValueType::I8 => Array::I8(self.numbers(context, count)?),
+            ValueType::U16 => Array::U16(self.numbers(context, count)?),
+            ValueType::I16 => Array::I16(self.numbers(context, count)?),
+            ValueType::U32 => Array::U32(self.numbers(context, count)?),
+            ValueType::I32 => Array::I32(self.numbers(context, count)?),
+            ValueType::F32 => Array::F32(self.numbers(context, count)?),
+            ValueType::Bool => Array::Bool(self.bools(context, count)?),
+            ValueType::String => Array::String(self.strings(context, count)?),
+            ValueType::Array => {
+                Array::Array((0..count).map(|_| self.values(context, depth + 1)).collect::<Result<_>>()?)
+            }
+            ValueType::U64 => Array::U64(self.numbers(context, count)?),
+            ValueType::I64 => Array::I64(self.numbers(context, count)?),
+            ValueType::F64 => Array::F64(self.numbers(context, count)?),
         })
     }
 
-    /// Numbers are stored as in memory, so this is one copy.
-    fn numbers<T: bytemuck::Pod>(&mut self, item: Item, count: usize) -> Result<Vec<T>> {
-        Ok(bytemuck::pod_collect_to_vec(self.take(item, count * size_of::<T>())?))
+    /// Reads `count` numbers with one copy: they are stored as in memory.
+    fn numbers<T: bytemuck::Pod>(&mut self, context: ReadContext, count: usize) -> Result<Vec<T>> {
+        Ok(bytemuck::pod_collect_to_vec(self.take(context, count * size_of::<T>())?))
     }
 
-    fn bools(&mut self, item: Item, count: usize) -> Result<Vec<bool>> {
+    fn bools(&mut self, context: ReadContext, count: usize) -> Result<Vec<bool>> {
         let offset = self.position();
-        let bytes = self.take(item, count)?;
+        let bytes = self.take(context, count)?;
         match bytes.iter().position(|&byte| byte > 1) {
             None => Ok(bytes.iter().map(|&byte| byte == 1).collect()),
             Some(i) => {
-                Err(GgufError::InvalidBool { item: item.to_string(), offset: offset + i as u64, value: bytes[i] })
+                Err(GgufError::InvalidBool { item: context.to_string(), offset: offset + i as u64, value: bytes[i] })
             }
         }
     }
 
-    /// One growing buffer for all strings instead of an allocation for each.
-    fn strings(&mut self, item: Item, count: usize) -> Result<StringArray> {
+    /// Reads `count` strings to one growing buffer.
+    fn strings(&mut self, context: ReadContext, count: usize) -> Result<StringArray> {
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(count);
         for _ in 0..count {
-            let len = self.count(item, 1)?;
-            text.extend_from_slice(self.take(item, len)?);
+            let len = self.count(context, 1)?;
+            text.extend_from_slice(self.take(context, len)?);
             ends.push(text.len());
         }
         Ok(StringArray::from_bytes(text, ends))

@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a GGUF file, as one enum.
+//! The errors of reading and writing GGUF files, as one enum, whose messages name the file, the position and a remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::TensorType;
 /// Shorthand for results of this crate.
 pub type Result<T, E = GgufError> = std::result::Result<T, E>;
 
-/// What a caller can do about a [`GgufError`], for exit codes and HTTP statuses.
+/// The class of a [`GgufError`], for exit codes and HTTP statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -16,18 +16,18 @@ pub enum ErrorKind {
     Model,
     /// The operating system refused to read or write.
     Io,
-    /// This crate was called with arguments that make no sense.
+    /// This crate was called with invalid arguments.
     Usage,
 }
 
-/// Why a GGUF file could not be read or written.
+/// An error of reading or writing a GGUF file.
 ///
-/// Offsets are bytes from the start of the file.
+/// Offsets are bytes from the start of the file, unless stated otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
     // ---- opening -------------------------------------------------------------------------
-    /// There is no such file.
+    /// The file does not exist.
     #[error("no such file: {}{}", path.display(), did_you_mean(suggestions))]
     NotFound {
         /// The path as given.
@@ -59,7 +59,7 @@ pub enum GgufError {
         /// The system's reason.
         source: io::Error,
     },
-    /// There is no memory to read a file into.
+    /// There is not enough memory to read a file into.
     #[error("out of memory: {} has {bytes} bytes to be read into memory; mapped files need less", path.display())]
     OutOfMemory {
         /// The file.
@@ -72,7 +72,7 @@ pub enum GgufError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it; see also [`GgufError::root`].
+        /// The error in the file; see also [`GgufError::root`].
         error: Box<GgufError>,
     },
 
@@ -80,7 +80,7 @@ pub enum GgufError {
     /// The file has no bytes.
     #[error("the file is empty: the download was probably interrupted; fetch it again")]
     Empty,
-    /// The file is a Git LFS pointer: a short text that stands for the real file.
+    /// The file is a Git LFS pointer: a short text in place of the real file.
     #[error(
         "this is a Git LFS pointer, not the model itself{}: run `git lfs pull` in its repository or download the file directly",
         size.map(|n| format!(" (which has {n} bytes)")).unwrap_or_default()
@@ -135,16 +135,16 @@ pub enum GgufError {
     },
 
     // ---- header, metadata and tensor table -----------------------------------------------
-    /// The file ends in the middle of something.
+    /// The file ends within a field.
     #[error(
         "the file is truncated: {item} at byte {offset} needs {needed} bytes, {available} are left; the download was probably interrupted"
     )]
     Truncated {
-        /// What was being read.
+        /// The part of the file that was being read.
         item: String,
-        /// Where it starts.
+        /// The offset of the field.
         offset: u64,
-        /// Bytes that it needs.
+        /// Bytes of the field.
         needed: u64,
         /// Bytes from `offset` to the end of the file.
         available: u64,
@@ -154,9 +154,9 @@ pub enum GgufError {
         "{item} at byte {offset} claims {count} elements, but the {available} bytes that are left hold at most {limit}: the file is damaged"
     )]
     CountBeyondFile {
-        /// What is being counted.
+        /// The part of the file that is counted.
         item: String,
-        /// Where its elements would start.
+        /// The offset of its first element.
         offset: u64,
         /// The count in the file.
         count: u64,
@@ -168,17 +168,17 @@ pub enum GgufError {
     /// A tensor's name that is not UTF-8.
     #[error("{item} at byte {offset} is not valid UTF-8")]
     InvalidUtf8 {
-        /// What was being read.
+        /// The part of the file that was being read.
         item: String,
-        /// Where the string's bytes start.
+        /// The offset of the string's first byte.
         offset: u64,
     },
     /// A metadata value of a type that GGUF does not define.
     #[error("{item} at byte {offset} has the unknown value type {id} (0 to 12 are defined)")]
     UnknownValueType {
-        /// What was being read.
+        /// The part of the file that was being read.
         item: String,
-        /// Where the type field is.
+        /// The offset of the type field.
         offset: u64,
         /// The type field.
         id: u32,
@@ -186,9 +186,9 @@ pub enum GgufError {
     /// A boolean that is neither 0 nor 1.
     #[error("{item} at byte {offset} is a boolean with the value {value} (0 and 1 are defined)")]
     InvalidBool {
-        /// What was being read.
+        /// The part of the file that was being read.
         item: String,
-        /// Where the byte is.
+        /// The offset of the byte.
         offset: u64,
         /// The byte.
         value: u8,
@@ -196,9 +196,9 @@ pub enum GgufError {
     /// Arrays nested deeper than [`crate::MAX_ARRAY_DEPTH`].
     #[error("{item} at byte {offset} nests arrays deeper than {limit} levels")]
     NestedTooDeep {
-        /// What was being read.
+        /// The part of the file that was being read.
         item: String,
-        /// Where the innermost array starts.
+        /// The offset of the innermost array.
         offset: u64,
         /// The deepest nesting that is read and written.
         limit: usize,
@@ -208,7 +208,7 @@ pub enum GgufError {
     DuplicateKey {
         /// The key.
         key: String,
-        /// Where the second one starts.
+        /// The offset of the second one.
         offset: u64,
     },
     /// A `general.alignment` outside [`crate::MIN_ALIGNMENT`] to [`crate::MAX_ALIGNMENT`] or not a power of two.
@@ -244,7 +244,7 @@ pub enum GgufError {
         tensor: String,
         /// Its shape, row length first.
         shape: Vec<u64>,
-        /// What is wrong with it.
+        /// The problem, as the end of a sentence about the shape.
         problem: &'static str,
     },
     /// A row length that is not a multiple of the type's block length.
@@ -268,7 +268,7 @@ pub enum GgufError {
         /// ggml's name of the type.
         name: &'static str,
     },
-    /// A tensor of a type that nobody knows.
+    /// A tensor with a type id that ggml does not define.
     #[error("tensor `{tensor}` has the unknown type id {id}: the file is damaged or newer than this program")]
     UnknownTensorType {
         /// The tensor.
@@ -299,7 +299,7 @@ pub enum GgufError {
         offset: u64,
         /// Its size in bytes.
         size: u64,
-        /// Where the tensor data starts.
+        /// The offset of the tensor data.
         data_start: u64,
         /// The size of the file.
         file_size: u64,
@@ -327,10 +327,10 @@ pub enum GgufError {
         /// The number of parts, `split.count`.
         count: u32,
     },
-    /// A part of a split model is not there.
+    /// A part of a split model is missing.
     #[error("part {} of {count} of this split model is missing: {}", no + 1, path.display())]
     MissingPart {
-        /// The file that was looked for.
+        /// The path of the missing file.
         path: PathBuf,
         /// Its zero-based number.
         no: u32,
@@ -345,21 +345,21 @@ pub enum GgufError {
     SplitMismatch {
         /// The part that does not fit.
         path: PathBuf,
-        /// The metadata key, or what else disagrees.
+        /// The metadata key, or a phrase for the number that disagrees.
         key: &'static str,
-        /// What the other parts or the file name say.
+        /// The number according to the other parts or the file name.
         expected: u64,
-        /// What this part says, "missing" when it says nothing.
+        /// The number according to this part; "missing" when it has none.
         found: String,
     },
 
     // ---- importance files ----------------------------------------------------------------
-    /// A file of importance that does not hold together.
+    /// An importance matrix file that is damaged or inconsistent.
     #[error("importance of columns: {entry} {problem}")]
     Imatrix {
-        /// The matrix, or what else was being read.
+        /// The matrix, or another part of the file that was being read.
         entry: String,
-        /// What is wrong with it.
+        /// The problem, as the end of a sentence about the entry.
         problem: &'static str,
     },
 
@@ -369,9 +369,9 @@ pub enum GgufError {
     MetadataType {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The type that the caller needs.
         expected: &'static str,
-        /// What the file has.
+        /// The type in the file.
         found: String,
     },
     /// A metadata integer that does not fit the type that the caller needs.
@@ -379,14 +379,14 @@ pub enum GgufError {
     MetadataRange {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The type that the caller needs.
         expected: &'static str,
-        /// What the file has.
+        /// The integer in the file.
         value: i128,
     },
 
     // ---- types and quantisation ----------------------------------------------------------
-    /// A name that is no tensor type.
+    /// A name that is not that of a tensor type.
     #[error("unknown tensor type `{name}`; known are {}", TensorType::names())]
     UnknownTypeName {
         /// The name.
@@ -421,7 +421,7 @@ pub enum GgufError {
     MissingData {
         /// The first incomplete tensor.
         tensor: String,
-        /// Bytes that it has.
+        /// Bytes of the tensor.
         declared: u64,
         /// Bytes that were written.
         written: u64,
@@ -437,12 +437,12 @@ impl GgufError {
         }
     }
 
-    /// Adds the path of the file that the error is about.
+    /// Wraps the error with the path of its file.
     pub(crate) fn in_file(self, path: &Path) -> Self {
         Self::InFile { path: path.to_owned(), error: Box::new(self) }
     }
 
-    /// What sort of problem this is.
+    /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self.root() {
             Self::Io { .. } | Self::OutOfMemory { .. } | Self::Write { .. } => ErrorKind::Io,
@@ -455,6 +455,7 @@ impl GgufError {
     }
 }
 
+/// The end of a message that suggests files; empty without suggestions.
 fn did_you_mean(suggestions: &[PathBuf]) -> String {
     let names: Vec<_> = suggestions.iter().map(|p| p.display().to_string()).collect();
     match names.as_slice() {
@@ -463,6 +464,7 @@ fn did_you_mean(suggestions: &[PathBuf]) -> String {
     }
 }
 
+/// Bytes as an escaped string in quotes.
 fn quote_bytes(bytes: &[u8]) -> String {
     format!("\"{}\"", bytes.escape_ascii())
 }

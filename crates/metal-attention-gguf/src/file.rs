@@ -1,4 +1,5 @@
-//! Opening files.
+//! Opening GGUF files: one file, or all parts of a split model, mapped or read into memory. The bytes are parsed by `parse`;
+//! the result is a [`GgufFile`] with metadata and tensors.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -6,12 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::parse::{self, Header};
+use crate::parse::{self, GgufHeader};
 use crate::split;
 use crate::storage::Storage;
 use crate::{GgufError, Metadata, Result, Tensor};
 
-/// An open GGUF file, or all the parts of a split one: metadata and memory-mapped tensors.
+/// An open GGUF file, or all parts of a split model: metadata and memory-mapped tensors.
 ///
 /// ```no_run
 /// use metal_attention_gguf::GgufFile;
@@ -25,37 +26,42 @@ use crate::{GgufError, Metadata, Result, Tensor};
 #[derive(Debug)]
 pub struct GgufFile {
     version: u32,
+    /// Bytes.
     alignment: usize,
     metadata: Metadata,
     tensors: Vec<Tensor>,
+    /// The index in `tensors` of each name.
     index: HashMap<Arc<str>, usize>,
+    /// Bytes of all parts.
     file_size: u64,
     n_parts: usize,
+    /// The paths of all parts; empty for a file in memory.
     paths: Vec<PathBuf>,
 }
 
 impl GgufFile {
-    /// Maps the file; for `model-00001-of-00003.gguf` opens all the parts beside it (any part may
-    /// be named). The file must not be truncated or rewritten in place while it is open: on Unix the process gets the
-    /// signal `SIGBUS` where it reads what is no longer there, see [`exit_on_lost_pages`](crate::exit_on_lost_pages).
-    /// [`read`](Self::read) has no such condition.
+    /// Maps the file at `path`. If its metadata has `split.count`, as in `model-00001-of-00003.gguf`, maps all parts of the
+    /// model from the same folder; `path` may name any part. The metadata are then those of the first part without the
+    /// `split.*` keys.
     ///
-    /// A split model gets the metadata of its first part without the `split.*` keys.
+    /// The file must not be truncated or rewritten in place while it is open: on Unix, reading a page that is no longer in the
+    /// file raises the signal `SIGBUS`; see [`exit_on_lost_pages`](crate::exit_on_lost_pages). [`read`](Self::read) has no such
+    /// condition.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_as(path.as_ref(), Access::Map)
+        Self::open_as(path.as_ref(), FileAccess::Map)
     }
 
-    /// [`open`](Self::open), but reads the whole file into memory: nothing that happens to the file later matters.
+    /// [`open`](Self::open), but reads the whole file into memory, so that later changes of the file have no effect.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_as(path.as_ref(), Access::Read)
+        Self::open_as(path.as_ref(), FileAccess::Read)
     }
 
-    fn open_as(path: &Path, access: Access) -> Result<Self> {
-        let part = Part::open(path, access)?;
+    fn open_as(path: &Path, access: FileAccess) -> Result<Self> {
+        let part = FilePart::open(path, access)?;
         let parts = match split::part_paths(path, &part.header.metadata)? {
             None => vec![part],
             Some(paths) => {
-                // Its bytes come once more, with the others.
+                // It is opened again with the others.
                 drop(part);
                 split::open_parts(&paths, access)?
             }
@@ -63,15 +69,15 @@ impl GgufFile {
         Self::from_parts(parts).map_err(|error| error.in_file(path))
     }
 
-    /// Parses a file already in memory (copied into an aligned buffer). A part of a split model is
-    /// taken by itself.
+    /// Parses a file in memory, and copies it to an aligned buffer. A part of a split model is treated as a whole file.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let header = parse::parse(bytes)?;
         let storage = Arc::new(Storage::copy(bytes));
-        Self::from_parts(vec![Part { header, storage, path: None }])
+        Self::from_parts(vec![FilePart { header, storage, path: None }])
     }
 
-    fn from_parts(mut parts: Vec<Part>) -> Result<Self> {
+    /// The file with the tensors of all parts and the metadata of the first one; an error where two tensors have the same name.
+    fn from_parts(mut parts: Vec<FilePart>) -> Result<Self> {
         let tensors: Vec<Tensor> = parts
             .iter()
             .flat_map(|part| part.header.tensors.iter().map(|info| Tensor::new(info, &part.storage)))
@@ -100,12 +106,12 @@ impl GgufFile {
         })
     }
 
-    /// The GGUF version, 2 or 3; of the first part, as is everything else that the parts share.
+    /// The GGUF version, 2 or 3. Version, alignment and metadata of a split model are those of the first part.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// What tensor offsets are a multiple of, in bytes.
+    /// The alignment in bytes: tensor offsets are multiples of it.
     pub fn alignment(&self) -> usize {
         self.alignment
     }
@@ -115,12 +121,12 @@ impl GgufFile {
         &self.metadata
     }
 
-    /// The tensors in file order, parts one after the other.
+    /// The tensors in file order; those of the parts of a split model one part after the other.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// The tensor with this name; `None` where there is none.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.index.get(name).map(|&i| &self.tensors[i])
     }
@@ -130,7 +136,7 @@ impl GgufFile {
         self.n_parts
     }
 
-    /// The file, or all the files of a split model in order; empty for one that was in memory.
+    /// The path of the file, or of all parts of a split model in order; empty for a file from memory.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -146,24 +152,24 @@ impl GgufFile {
     }
 }
 
-/// How the bytes of a file are come by.
+/// How a file is made accessible: mapped, or read into memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Access {
+pub(crate) enum FileAccess {
     Map,
     Read,
 }
 
-/// One parsed file.
-pub(crate) struct Part {
-    pub(crate) header: Header,
+/// One parsed file: a whole model, or a part of a split one.
+pub(crate) struct FilePart {
+    pub(crate) header: GgufHeader,
     storage: Arc<Storage>,
-    /// `None`: it was in memory.
+    /// `None` for a file from memory.
     path: Option<PathBuf>,
 }
 
-impl Part {
-    /// Maps or reads one file, and parses it.
-    pub(crate) fn open(path: &Path, access: Access) -> Result<Self> {
+impl FilePart {
+    /// Maps or reads the file at `path`, and parses its header. Errors in the contents name the file.
+    pub(crate) fn open(path: &Path, access: FileAccess) -> Result<Self> {
         let failed = |action| move |source| GgufError::Io { action, path: path.to_owned(), source };
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -182,8 +188,8 @@ impl Part {
         }
         let file = File::open(path).map_err(failed("open"))?;
         let storage = match access {
-            Access::Map => Storage::map(&file, path).map_err(failed("map"))?,
-            Access::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
+            FileAccess::Map => Storage::map(&file, path).map_err(failed("map"))?,
+            FileAccess::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
                 io::ErrorKind::OutOfMemory => GgufError::OutOfMemory { path: path.to_owned(), bytes: found.len() },
                 _ => failed("read")(source),
             })?,
@@ -193,10 +199,10 @@ impl Part {
     }
 }
 
-/// How many files an error suggests at most.
+/// The most files that an error suggests.
 const MAX_SUGGESTIONS: usize = 3;
 
-/// The first `.gguf` files of a folder by name.
+/// The first `.gguf` files of a folder, in the order of their names.
 fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let mut files = all_gguf_files(folder);
     files.sort();
@@ -204,24 +210,25 @@ fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The `.gguf` files beside `missing`, the most similar name first.
+/// The `.gguf` files in the folder of `missing`, the most similar name first.
 fn similar_files(missing: &Path) -> Vec<PathBuf> {
     let folder = match missing.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let wanted = name(missing);
+    let missing_name = name(missing);
     let mut files = all_gguf_files(folder);
-    files.sort_by_cached_key(|file| (strsim::damerau_levenshtein(&wanted, &name(file)), file.clone()));
+    files.sort_by_cached_key(|file| (strsim::damerau_levenshtein(&missing_name, &name(file)), file.clone()));
     files.truncate(MAX_SUGGESTIONS);
     files
 }
 
+/// All `.gguf` files of a folder, unordered; none where the folder cannot be read.
 fn all_gguf_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_gguf = |path: &PathBuf| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    // Without a leading "./", so that a suggestion can be typed as it is shown.
+    // Without a leading "./", so that a suggestion looks like what a user types.
     let shown = |path: PathBuf| path.strip_prefix("./").map(Path::to_owned).unwrap_or(path);
     entries.map(|entry| shown(entry.path())).filter(is_gguf).collect()
 }

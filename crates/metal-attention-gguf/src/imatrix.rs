@@ -1,9 +1,9 @@
-//! Importance files: how large the inputs of each matrix were over a text, column by column.
+//! Importance matrices ("imatrix"): the mean square of the inputs of each matrix over a text, column by column.
 //!
-//! The error of a product `W x` is a sum over columns of (error of `W`) x (size of `x`), so a quantiser that knows the
-//! mean square of each column's input puts its bits where they count. The files are llama.cpp's ("imatrix"): a GGUF
-//! file with two F32 tensors a matrix, `NAME.in_sum2` `[n_matrices, n_in]` and `NAME.counts` `[n_matrices, 1]`
-//! (matrices stacked in one tensor, as experts are, have an entry each), or the older binary one, which is read only.
+//! The error of a product `W x` is a sum over columns of (error of `W`) times (element of `x`), so a quantiser that is given
+//! the mean square of each column's input can weigh the errors of the columns. The files are those of llama.cpp: a GGUF file
+//! with two F32 tensors per matrix, `NAME.in_sum2`, `[n_matrices, n_in]`, and `NAME.counts`, `[n_matrices, 1]`, where
+//! `n_matrices` is the number of matrices in one tensor, as of experts. The older binary format can be read, but not written.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ const CHUNK_SIZE: &str = "imatrix.chunk_size";
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 
-/// The inputs of all matrices of a model, summed up.
+/// The sums of squared inputs of all matrices of a model.
 ///
 /// ```
 /// use metal_attention_gguf::Imatrix;
@@ -29,30 +29,31 @@ const COUNTS: &str = ".counts";
 /// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Imatrix {
-    /// The texts, by the names they were given.
+    /// The names of the texts that were evaluated.
     pub datasets: Vec<String>,
-    /// Chunks of text that were read.
+    /// The number of chunks of text that were evaluated.
     pub n_chunks: usize,
-    /// Tokens of a chunk; 0: not known.
+    /// Tokens of a chunk; 0: unknown.
     pub chunk_size: usize,
-    entries: BTreeMap<String, Entry>,
+    /// The sums by tensor name.
+    entries: BTreeMap<String, InputSums>,
 }
 
-/// The inputs of one tensor.
+/// The summed inputs of one tensor.
 #[derive(Debug, Clone, PartialEq)]
-struct Entry {
-    /// Sums of squares, `[n_matrices, n_in]`.
+struct InputSums {
+    /// The sums of squares, `[n_matrices, n_in]`.
     sums: Vec<f64>,
-    /// Rows that were summed up, of each matrix.
+    /// The number of input rows of each matrix, `[n_matrices]`.
     counts: Vec<u64>,
 }
 
 impl Imatrix {
-    /// Reads a file of either form.
+    /// Reads a file in the GGUF or the binary format.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed = |action| move |source| GgufError::Io { action, path: path.to_owned(), source };
-        // A name that leads nowhere, or to no file, is explained by the reader of GGUF files.
+        // A path that does not exist or is not a file gets the error of the GGUF reader.
         let is_legacy = path.is_file() && {
             let mut magic = [0; 4];
             let read = File::open(path).map_err(failed("open"))?.read(&mut magic).map_err(failed("read"))?;
@@ -64,6 +65,7 @@ impl Imatrix {
         Self::from_gguf(&GgufFile::open(path)?).map_err(|e| e.in_file(path))
     }
 
+    /// Reads the GGUF format.
     fn from_gguf(file: &GgufFile) -> Result<Self> {
         let metadata = file.metadata();
         let strings = metadata.strings(DATASETS)?;
@@ -85,7 +87,8 @@ impl Imatrix {
         imatrix.not_empty()
     }
 
-    /// The binary form: entries of name, calls, and means times calls; then the number of chunks and the text's name.
+    /// Reads the binary format: entries of a name, the number of calls, and the mean squares times the calls; then, optionally,
+    /// the number of chunks and the text's name.
     fn from_legacy(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let mut imatrix = Self::default();
@@ -100,7 +103,6 @@ impl Imatrix {
             let values = values.as_chunks::<4>().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).collect();
             imatrix.insert(&name, values, vec![n_calls.max(1) as u64])?;
         }
-        // What follows is optional.
         if !rest.is_empty() {
             imatrix.n_chunks = legacy_length(&mut rest, "the number of chunks")?;
             imatrix.datasets.extend(legacy_string(&mut rest, "the text's name").ok().filter(|name| !name.is_empty()));
@@ -108,6 +110,7 @@ impl Imatrix {
         imatrix.not_empty()
     }
 
+    /// Adds an entry; an error where the sizes do not match or a sum is not a finite number of at least 0.
     fn insert(&mut self, name: &str, sums: Vec<f64>, counts: Vec<u64>) -> Result<()> {
         let damaged = |problem| GgufError::Imatrix { entry: name.to_owned(), problem };
         if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
@@ -116,10 +119,11 @@ impl Imatrix {
         if !sums.iter().all(|x| x.is_finite() && *x >= 0.0) {
             return Err(damaged("has a sum of squares that is no number of at least 0"));
         }
-        self.entries.insert(name.to_owned(), Entry { sums, counts });
+        self.entries.insert(name.to_owned(), InputSums { sums, counts });
         Ok(())
     }
 
+    /// An error where there are no entries.
     fn not_empty(self) -> Result<Self> {
         if self.entries.is_empty() {
             return Err(GgufError::Imatrix { entry: "the file".into(), problem: "has no entries" });
@@ -127,7 +131,7 @@ impl Imatrix {
         Ok(self)
     }
 
-    /// Writes the GGUF form.
+    /// Writes the GGUF format to `out`, and returns `out`.
     pub fn write<W: Write>(&self, out: W) -> Result<W> {
         let mut metadata = Metadata::new();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -138,9 +142,9 @@ impl Imatrix {
         metadata.set(CHUNK_SIZE, count(self.chunk_size));
         let tensor =
             |name: &str, suffix, shape| TensorDecl { name: format!("{name}{suffix}"), shape, ty: TensorType::F32 };
-        let declare = |(name, e): (&String, &Entry)| {
+        let declare = |(name, e): (&String, &InputSums)| {
             let n = e.counts.len();
-            // Dimensions of 1 at the end are left out, as in llama.cpp's files.
+            // Trailing dimensions of 1 are omitted, as in llama.cpp's files.
             let shape = |n_in| if n == 1 { vec![n_in] } else { vec![n_in, n] };
             [tensor(name, SUMS, shape(e.sums.len() / n)), tensor(name, COUNTS, shape(1))]
         };
@@ -155,14 +159,14 @@ impl Imatrix {
         writer.finish()
     }
 
-    /// Adds the rows `x`, `[n, n_in]`, that matrix `i` of the `n_matrices` of tensor `name` was multiplied by.
+    /// Adds the input rows `x`, `[n, n_in]`, of matrix `i` of the `n_matrices` in tensor `name`.
     ///
     /// # Panics
-    /// When `x` is not whole rows, or an earlier call had other sizes.
+    /// When `x` is not whole rows, or an earlier call for `name` had other sizes.
     pub fn add(&mut self, name: &str, n_matrices: usize, i: usize, n_in: usize, x: &[f32]) {
         assert!(i < n_matrices && x.len().is_multiple_of(n_in), "{} inputs of {n_in} for {name}", x.len());
         if !self.entries.contains_key(name) {
-            let entry = Entry { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
+            let entry = InputSums { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
             self.entries.insert(name.to_owned(), entry);
         }
         let Some(entry) = self.entries.get_mut(name) else { unreachable!("it was put there") };
@@ -175,7 +179,8 @@ impl Imatrix {
         entry.counts[i] += (x.len() / n_in) as u64;
     }
 
-    /// Adds what another file has; an error where a matrix has another size there.
+    /// Adds the sums of another file; an error where a matrix has another size there, after which some entries may have been
+    /// added.
     pub fn merge(&mut self, other: Self) -> Result<()> {
         for (name, theirs) in other.entries {
             match self.entries.get_mut(&name) {
@@ -199,9 +204,10 @@ impl Imatrix {
         Ok(())
     }
 
-    /// Mean squares of the inputs of tensor `name`, `[n_matrices, n_in]`; 1 throughout for a matrix that had none.
+    /// The mean squares of the inputs of tensor `name`, `[n_matrices, n_in]`; 1 for the columns of a matrix without input.
+    /// `None` where the tensor is absent.
     pub fn mean_squares(&self, name: &str) -> Option<Vec<f32>> {
-        let Entry { sums, counts } = self.entries.get(name)?;
+        let InputSums { sums, counts } = self.entries.get(name)?;
         let n_in = sums.len() / counts.len();
         let mean = |(i, sum): (usize, &f64)| match counts[i / n_in] {
             0 => 1.0,
@@ -210,18 +216,18 @@ impl Imatrix {
         Some(sums.iter().enumerate().map(mean).collect())
     }
 
-    /// Names of the tensors it knows about.
+    /// The names of all tensors with an entry.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Rows that each matrix of tensor `name` was multiplied by.
+    /// The number of input rows of each matrix of tensor `name`; `None` where the tensor is absent.
     pub fn counts(&self, name: &str) -> Option<&[u64]> {
         self.entries.get(name).map(|entry| entry.counts.as_slice())
     }
 }
 
-/// A length of the binary form: 32 bits with a sign.
+/// Reads a length of the binary format, a signed 32-bit integer. `entry` names in errors what is being read.
 fn legacy_length(rest: &mut &[u8], entry: &str) -> Result<usize> {
     let damaged = |problem| GgufError::Imatrix { entry: entry.to_owned(), problem };
     let (bytes, after) =
@@ -230,6 +236,7 @@ fn legacy_length(rest: &mut &[u8], entry: &str) -> Result<usize> {
     usize::try_from(i32::from_le_bytes(*bytes)).map_err(|_| damaged("has a length below 0: this is no importance file"))
 }
 
+/// Reads a string of the binary format: its length, then UTF-8.
 fn legacy_string(rest: &mut &[u8], entry: &str) -> Result<String> {
     let damaged = |problem| GgufError::Imatrix { entry: entry.to_owned(), problem };
     let n = legacy_length(rest, entry)?;

@@ -1,20 +1,20 @@
-//! Mapped files that are cut short while they are in use.
+//! Mapped files that are truncated while they are in use.
 //!
-//! A page of a mapping that is no longer in the file cannot be read: the system sends the thread that tries `SIGBUS`, which
-//! ends the process without a word. A program can say what happened instead: [`exit_on_lost_pages`].
+//! Reading a page of a mapping that is no longer in the file raises `SIGBUS`, which ends the process without a message. A
+//! program can install a handler that reports the file: [`exit_on_lost_pages`]. All mappings are registered for it in a list.
 
 #[cfg(unix)]
-pub(crate) use unix::Watched;
+pub(crate) use unix::MappedFileGuard;
 
-/// From now on the process ends with `exit_code` and a message on stderr where a mapped model file turns out to have been
-/// cut short while it is in use. The message names the file and ends with `advice`.
+/// Installs a handler of `SIGBUS` for the process. When a page of a mapped model file cannot be read because the file was
+/// truncated, the process ends with `exit_code` and a message on stderr, which names the file and ends with `advice`.
 ///
-/// This is for programs, which a library should not decide for: it handles the signal `SIGBUS`. Other causes of that
-/// signal go to the handler that was there before. Elsewhere than on Unix nothing happens: Windows does not let a mapped
-/// file be cut short. The first call counts.
+/// A program has to request this, because the handler is global. Signals with other causes are passed to the previous handler.
+/// On systems other than Unix this does nothing: Windows does not allow truncating a mapped file. Only the first call has an
+/// effect.
 pub fn exit_on_lost_pages(exit_code: i32, advice: &'static str) {
     #[cfg(unix)]
-    unix::handle(exit_code, advice);
+    unix::install_handler(exit_code, advice);
     #[cfg(not(unix))]
     let _ = (exit_code, advice);
 }
@@ -26,45 +26,49 @@ mod unix {
     use std::sync::{Mutex, OnceLock, PoisonError};
     use std::{mem, ptr};
 
-    /// A file that is or was mapped. Entries stay for as long as the process lives, as the handler may look at them at any
-    /// time; one whose mapping is gone is used again for the same file.
+    /// An entry of the list of files that are or were mapped. Entries are never freed, because the handler may read them at any
+    /// time; the entry of a file that is no longer mapped is used again for the same file.
     #[derive(Debug)]
-    struct Entry {
+    struct MappedFile {
+        /// The address of the mapping.
         start: AtomicUsize,
-        /// 0: not mapped.
+        /// Bytes of the mapping; 0: not mapped.
         len: AtomicUsize,
         /// The file's name in quotes.
         name: String,
-        next: Option<&'static Entry>,
+        /// The next older entry.
+        next: Option<&'static MappedFile>,
     }
 
-    /// The newest entry.
-    static NEWEST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-    /// Held by whoever adds entries; the handler takes no locks.
+    /// The newest entry, the head of the list.
+    static NEWEST: AtomicPtr<MappedFile> = AtomicPtr::new(ptr::null_mut());
+    /// Locked while an entry is added or reused; the handler locks nothing.
     static ADDING: Mutex<()> = Mutex::new(());
 
-    fn newest() -> Option<&'static Entry> {
-        // SAFETY: the pointer is null or that of an entry that was leaked, and entries are complete when it is stored.
+    /// The newest entry.
+    fn newest() -> Option<&'static MappedFile> {
+        // SAFETY: the pointer is null or that of a leaked entry, which is complete when the pointer is stored.
         unsafe { NEWEST.load(Ordering::Acquire).as_ref() }
     }
 
-    fn entries() -> impl Iterator<Item = &'static Entry> {
+    /// All entries, the newest first.
+    fn entries() -> impl Iterator<Item = &'static MappedFile> {
         std::iter::successors(newest(), |entry| entry.next)
     }
 
-    /// A mapping that the handler knows of. Dropped before the mapping is.
+    /// The registration of a mapping. It must be dropped before the mapping.
     #[derive(Debug)]
-    pub(crate) struct Watched(&'static Entry);
+    pub(crate) struct MappedFileGuard(&'static MappedFile);
 
-    impl Watched {
-        /// Tells the handler that `bytes` are those of the file at `path`.
+    impl MappedFileGuard {
+        /// Registers `bytes` as the mapping of the file at `path`.
         pub(crate) fn new(path: &Path, bytes: &[u8]) -> Self {
             let name = format!("{:?}", path.to_string_lossy());
             let _adding = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
             let unused = entries().find(|e| e.len.load(Ordering::Acquire) == 0 && e.name == name);
             let entry = unused.unwrap_or_else(|| {
                 let (start, len) = (AtomicUsize::new(0), AtomicUsize::new(0));
-                let entry = Box::leak(Box::new(Entry { start, len, name, next: newest() }));
+                let entry = Box::leak(Box::new(MappedFile { start, len, name, next: newest() }));
                 NEWEST.store(entry, Ordering::Release);
                 entry
             });
@@ -74,60 +78,64 @@ mod unix {
         }
     }
 
-    impl Drop for Watched {
+    impl Drop for MappedFileGuard {
         fn drop(&mut self) {
             self.0.len.store(0, Ordering::Release);
         }
     }
 
-    struct Handling {
+    /// The parameters of the installed handler.
+    struct SignalHandling {
         exit_code: i32,
         advice: &'static str,
-        /// What handled the signal before.
+        /// The previous handler.
         before: libc::sigaction,
     }
 
-    static HANDLING: OnceLock<Handling> = OnceLock::new();
+    static HANDLING: OnceLock<SignalHandling> = OnceLock::new();
 
-    pub(super) fn handle(exit_code: i32, advice: &'static str) {
-        // SAFETY: both calls get valid pointers, and all zeros is a valid `sigaction`. The handler is one: it reads atomics
-        // and constants, and calls nothing that a signal handler may not call.
+    /// Installs the handler; see [`exit_on_lost_pages`](super::exit_on_lost_pages).
+    pub(super) fn install_handler(exit_code: i32, advice: &'static str) {
+        // SAFETY: both calls get valid pointers, and all zeros is a valid `sigaction`. The handler is async-signal-safe: it
+        // reads atomics and constants, and calls `write`, `_exit`, `sigaction` and `raise` only.
         unsafe {
             let mut before: libc::sigaction = mem::zeroed();
             if libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before) != 0 {
                 return;
             }
-            // The handler needs what is set here.
-            if HANDLING.set(Handling { exit_code, advice, before }).is_err() {
+            // Set before the handler is installed, because it reads this.
+            if HANDLING.set(SignalHandling { exit_code, advice, before }).is_err() {
                 return;
             }
             let mut action: libc::sigaction = mem::zeroed();
             action.sa_sigaction = on_sigbus as *const () as usize;
-            // On the stack for signals, as the handler of stack overflows that may come after it.
+            // On the signal stack, like the handler of stack overflows, to which the signal may be passed.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&raw mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
         }
     }
 
+    /// The handler: ends the process where the address lies in a registered mapping, otherwise restores the previous handler
+    /// and raises the signal again.
     extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         let Some(handling) = HANDLING.get() else { return };
-        // SAFETY: the system hands over a valid `siginfo_t`, whose union has an address for this signal.
+        // SAFETY: the system passes a valid `siginfo_t`, whose union contains an address for this signal.
         let address = unsafe { (*info).si_addr() }.addr();
-        let holds_it = |entry: &&Entry| {
+        let contains_address = |entry: &&MappedFile| {
             let len = entry.len.load(Ordering::Acquire);
             address.wrapping_sub(entry.start.load(Ordering::Relaxed)) < len
         };
-        if let Some(entry) = entries().find(holds_it) {
+        if let Some(entry) = entries().find(contains_address) {
             let was = " was changed or cut short while it was in use";
             for part in ["\nerror: the model file ", &entry.name, was, handling.advice, "\n"] {
-                // SAFETY: the bytes are there. Where stderr is closed there is nobody to tell.
+                // SAFETY: the bytes are valid. An error of `write` is ignored: there is no other way to report.
                 unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
             }
-            // SAFETY: ends the process at once.
+            // SAFETY: `_exit` may be called in a signal handler.
             unsafe { libc::_exit(handling.exit_code) };
         }
-        // SAFETY: the action is one that the system gave. The signal comes again once this handler has returned.
+        // SAFETY: the action was returned by the system. The raised signal is delivered when this handler has returned.
         unsafe {
             libc::sigaction(signal, &raw const handling.before, ptr::null_mut());
             libc::raise(signal);
@@ -138,24 +146,25 @@ mod unix {
     mod tests {
         use super::*;
 
+        /// Address and length of the entries whose names contain `name`.
         fn named(name: &str) -> Vec<(usize, usize)> {
-            let place = |e: &Entry| (e.start.load(Ordering::Relaxed), e.len.load(Ordering::Relaxed));
-            entries().filter(|e| e.name.contains(name)).map(place).collect()
+            let range = |e: &MappedFile| (e.start.load(Ordering::Relaxed), e.len.load(Ordering::Relaxed));
+            entries().filter(|e| e.name.contains(name)).map(range).collect()
         }
 
         #[test]
-        fn a_file_that_is_mapped_again_takes_its_old_entry() {
+        fn a_file_that_is_mapped_again_reuses_its_entry() {
             let path = Path::new("/tmp/lost-pages-\u{202e}test.gguf");
             let bytes = [[0u8; 16], [1; 16]];
-            let place = |bytes: &[u8]| (bytes.as_ptr().addr(), bytes.len());
+            let range = |bytes: &[u8]| (bytes.as_ptr().addr(), bytes.len());
             for _ in 0..3 {
-                let watched = Watched::new(path, &bytes[0]);
-                assert_eq!(named("lost-pages"), [place(&bytes[0])]);
+                let watched = MappedFileGuard::new(path, &bytes[0]);
+                assert_eq!(named("lost-pages"), [range(&bytes[0])]);
                 drop(watched);
                 assert_eq!(named("lost-pages")[0].1, 0);
             }
-            let both = bytes.each_ref().map(|bytes| Watched::new(path, bytes));
-            assert_eq!(named("lost-pages"), [place(&bytes[1]), place(&bytes[0])]);
+            let both = bytes.each_ref().map(|bytes| MappedFileGuard::new(path, bytes));
+            assert_eq!(named("lost-pages"), [range(&bytes[1]), range(&bytes[0])]);
             drop(both);
             assert_eq!(named(r"lost-pages-\u{202e}test").len(), 2);
         }

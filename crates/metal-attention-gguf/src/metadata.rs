@@ -1,13 +1,13 @@
-//! The key-value pairs of a file.
+//! The metadata of a GGUF file: key-value pairs, with getters that convert to the type that the caller needs.
 
 use std::collections::HashMap;
 
 use crate::{Array, GgufError, Result, StringArray, Value};
 
-/// Key-value pairs in file order, found by key in constant time.
+/// Key-value pairs in file order, with lookup by key in constant time.
 ///
-/// The typed getters return `Ok(None)` when the key is absent and an error that names the key,
-/// the expected and the found type when the value is of another type.
+/// The typed getters return `Ok(None)` when the key is absent. When the value has another type or does not fit, they return an
+/// error that names the key and both types, or the value.
 ///
 /// ```
 /// use metal_attention_gguf::Metadata;
@@ -21,11 +21,12 @@ use crate::{Array, GgufError, Result, StringArray, Value};
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
+    /// The index in `entries` of each key.
     index: HashMap<String, usize>,
 }
 
 impl Metadata {
-    /// No pairs.
+    /// Metadata without pairs.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,12 +46,12 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of `key`.
+    /// The value of `key`; `None` where the key is absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.index.get(key).map(|&i| &self.entries[i].1)
     }
 
-    /// Inserts or replaces, keeping the position of an existing key.
+    /// Sets the value of `key`: appends the pair, or replaces the value of an existing key at its position.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) {
         let key = key.into();
         if let Some(&i) = self.index.get(&key) {
@@ -61,7 +62,7 @@ impl Metadata {
         }
     }
 
-    /// Removes `key` and returns its value; the order of the others stays.
+    /// Removes `key` and returns its value. The other pairs keep their order.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         let removed = self.index.remove(key)?;
         for i in self.index.values_mut() {
@@ -97,7 +98,7 @@ impl Metadata {
         })
     }
 
-    /// A string, up to its first zero byte, where other readers of these files end it, too.
+    /// A string, up to its first zero byte, where C programs end it.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.convert(key, "string", |value| match value {
             Value::String(v) => Some(v.split('\0').next().unwrap_or_default()),
@@ -132,6 +133,7 @@ impl Metadata {
         })
     }
 
+    /// The value of `key` through `convert`, whose `None` is a type error.
     fn convert<'a, T>(
         &'a self,
         key: &str,
@@ -147,6 +149,7 @@ impl Metadata {
         }
     }
 
+    /// An integer of any type as a `T`.
     fn integer<T: TryFrom<i128>>(&self, key: &str, expected: &'static str) -> Result<Option<T>> {
         let Some(value) = self.convert(key, expected, Value::as_integer)? else {
             return Ok(None);
@@ -154,6 +157,7 @@ impl Metadata {
         T::try_from(value).map(Some).map_err(|_| out_of_range(key, expected, value))
     }
 
+    /// An array of any integer type as a vector of `T`.
     fn integers<T: TryFrom<i128>>(&self, key: &str, expected: &'static str) -> Result<Option<Vec<T>>> {
         let values = self.convert(key, expected, |value| match value {
             Value::Array(array) => array.integers(),
@@ -163,6 +167,7 @@ impl Metadata {
     }
 }
 
+/// The error for an integer that does not fit the expected type.
 fn out_of_range(key: &str, expected: &'static str, value: i128) -> GgufError {
     GgufError::MetadataRange { key: key.to_owned(), expected, value }
 }

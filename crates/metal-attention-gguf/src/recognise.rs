@@ -1,4 +1,4 @@
-//! Recognises files that are not GGUF, so that the error can say what to do about them.
+//! Recognition of files that are not GGUF, so that the error can name their format and what to do.
 
 use crate::GgufError;
 
@@ -21,13 +21,13 @@ pub(crate) fn foreign_format(bytes: &[u8]) -> GgufError {
     }
 }
 
-/// The line `size N` of a Git LFS pointer.
+/// The number in the line `size N` of a Git LFS pointer.
 fn lfs_size(bytes: &[u8]) -> Option<u64> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(1024)]);
     text.lines().find_map(|line| line.strip_prefix("size ")?.trim().parse().ok())
 }
 
-/// safetensors: the length of a JSON header as a 64-bit number, then the header.
+/// Whether the file is in the safetensors format: the length of a JSON header as a 64-bit number, then the header.
 fn is_safetensors(bytes: &[u8]) -> bool {
     // The format limits the header to 100 MB.
     const MAX_HEADER: u64 = 100_000_000;
@@ -37,6 +37,7 @@ fn is_safetensors(bytes: &[u8]) -> bool {
     }
 }
 
+/// Whether the file begins like an HTML or XML page.
 fn is_html(bytes: &[u8]) -> bool {
     let head = bytes[..bytes.len().min(1024)].trim_ascii_start().to_ascii_lowercase();
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);

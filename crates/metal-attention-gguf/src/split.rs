@@ -1,27 +1,27 @@
-//! Models that are split over several files, as llama.cpp's `gguf-split` makes them.
+//! Models that are split into several files by llama.cpp's `gguf-split`.
 //!
-//! The parts are called `NAME-00001-of-00003.gguf` and so on; each says in `split.no` (from zero)
-//! and `split.count` which one it is, and in `split.tensors.count` how many tensors there are in
-//! all. The first part has the metadata of the model.
+//! The parts are named `NAME-00001-of-00003.gguf` and so on. The metadata of each contain its index, `split.no` (from zero),
+//! the number of parts, `split.count`, and the number of tensors in all parts, `split.tensors.count`. The first part contains
+//! the metadata of the model.
 
 use std::path::{Path, PathBuf};
 
-use crate::file::{Access, Part};
+use crate::file::{FileAccess, FilePart};
 use crate::{GgufError, Metadata, Result};
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
-/// Removes the keys that say how a model is split.
+/// Removes the `split.*` keys.
 pub(crate) fn remove_keys(metadata: &mut Metadata) {
     for key in [NO, COUNT, TENSORS] {
         metadata.remove(key);
     }
 }
 
-/// The paths of all parts of the model that `path` with this metadata is a part of; `None` when
-/// it is a whole model.
+/// The paths of all parts of the model that the file at `path`, with this metadata, is a part of; `None` when the file is a
+/// whole model. An error where the metadata contradict the file name.
 pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<PartPaths>> {
     let count = match number(path, metadata, COUNT)? {
         None | Some(0 | 1) => return Ok(None),
@@ -39,12 +39,12 @@ pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<Part
 }
 
 /// Opens all parts and checks that they belong together.
-pub(crate) fn open_parts(paths: &PartPaths, access: Access) -> Result<Vec<Part>> {
-    // Not reserved: the count is only believed as far as there are files.
+pub(crate) fn open_parts(paths: &PartPaths, access: FileAccess) -> Result<Vec<FilePart>> {
+    // Capacity for all parts is not reserved: the count may be wrong.
     let mut parts = Vec::new();
     for no in 0..paths.count {
         let path = paths.part(no);
-        let part = Part::open(&path, access).map_err(|error| match error {
+        let part = FilePart::open(&path, access).map_err(|error| match error {
             GgufError::NotFound { path, .. } => GgufError::MissingPart { path, no, count: paths.count },
             other => other,
         })?;
@@ -63,10 +63,12 @@ pub(crate) fn open_parts(paths: &PartPaths, access: Access) -> Result<Vec<Part>>
     Ok(parts)
 }
 
+/// The integer at `key`; an error names the file.
 fn number(path: &Path, metadata: &Metadata, key: &str) -> Result<Option<u32>> {
     metadata.u32(key).map_err(|error| error.in_file(path))
 }
 
+/// An error where `found` is not the expected number.
 fn expect(path: &Path, key: &'static str, expected: u32, found: Option<u32>) -> Result<()> {
     if found == Some(expected) {
         return Ok(());
@@ -79,15 +81,17 @@ fn expect(path: &Path, key: &'static str, expected: u32, found: Option<u32>) -> 
     })
 }
 
-/// What the names of all parts have in common.
+/// The paths of all parts of a split model.
 pub(crate) struct PartPaths {
     folder: PathBuf,
+    /// `NAME` of `NAME-00001-of-00003.gguf`.
     name: String,
+    /// The number of parts.
     count: u32,
 }
 
 impl PartPaths {
-    /// Takes `NAME-00001-of-00003.gguf` apart; the second result is the number, from one.
+    /// Parses `NAME-00001-of-00003.gguf`; the second result is the number of the part, from one. `None` for other names.
     fn from_path(path: &Path) -> Option<(Self, u32)> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -100,7 +104,7 @@ impl PartPaths {
         Some((paths, five_digits(number)?))
     }
 
-    /// The path of part `no`, from zero.
+    /// The path of part `no`, counted from zero.
     fn part(&self, no: u32) -> PathBuf {
         let Self { folder, name, count } = self;
         folder.join(format!("{name}-{:05}-of-{count:05}.gguf", no + 1))

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are: mapped, or in memory.
+//! The bytes of a file: mapped, or in memory at an aligned address.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,26 +7,28 @@ use std::path::Path;
 use memmap2::Mmap;
 
 #[cfg(unix)]
-use crate::lost_pages::Watched;
+use crate::lost_pages::MappedFileGuard;
 
-/// Alignment of the copy that [`Storage::copy`] makes, that of a cache line.
+/// The alignment of a file in memory: a cache line.
 const ALIGNMENT: usize = 64;
 
+/// The bytes of a file.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// Page-aligned.
+    /// A read-only mapping, aligned to pages.
     Mapped {
-        /// Dropped first.
+        /// The registration of the mapping for the handler of `SIGBUS`. It is declared first, so that it is dropped before
+        /// `map`.
         #[cfg(unix)]
-        _watched: Watched,
+        _guard: MappedFileGuard,
         map: Mmap,
     },
-    /// The file starts at `start`, which makes it aligned to [`ALIGNMENT`].
+    /// A buffer in which the file begins at `start`, so that it is aligned to [`ALIGNMENT`].
     Memory { buffer: Vec<u8>, start: usize },
 }
 
 impl Storage {
-    /// Maps a whole file, which is at `path`. It must not be empty.
+    /// Maps the whole `file`, which must not be empty. `path` is its name for messages.
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(crate) fn map(file: &File, path: &Path) -> io::Result<Self> {
         // SAFETY: the mapping is private and read-only. As with every mapped file, another process
@@ -35,17 +37,17 @@ impl Storage {
         let map = unsafe { Mmap::map(file) }?;
         Ok(Self::Mapped {
             #[cfg(unix)]
-            _watched: Watched::new(path, &map),
+            _guard: MappedFileGuard::new(path, &map),
             map,
         })
     }
 
-    /// Reads `len` bytes of a file, or all where it has become shorter. An error of the kind `OutOfMemory` where there is
-    /// no room for them.
+    /// Reads `len` bytes of a file to memory, or fewer where it has become shorter. An error of the kind `OutOfMemory` where
+    /// there is not enough memory.
     pub(crate) fn read(file: &File, len: u64) -> io::Result<Self> {
-        let room = usize::try_from(len).ok().and_then(|len| len.checked_add(ALIGNMENT));
+        let capacity = usize::try_from(len).ok().and_then(|len| len.checked_add(ALIGNMENT));
         let mut buffer: Vec<u8> = Vec::new();
-        let reserved = room.is_some_and(|room| buffer.try_reserve_exact(room).is_ok());
+        let reserved = capacity.is_some_and(|capacity| buffer.try_reserve_exact(capacity).is_ok());
         if !reserved {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -55,7 +57,7 @@ impl Storage {
         Ok(Self::Memory { buffer, start })
     }
 
-    /// Copies a file that is already in memory to an aligned place.
+    /// Copies a file in memory to an aligned buffer.
     pub(crate) fn copy(bytes: &[u8]) -> Self {
         let mut buffer: Vec<u8> = Vec::with_capacity(bytes.len() + ALIGNMENT);
         let start = buffer.as_ptr().align_offset(ALIGNMENT);
@@ -64,6 +66,7 @@ impl Storage {
         Self::Memory { buffer, start }
     }
 
+    /// The bytes of the file.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped { map, .. } => map,
@@ -71,8 +74,8 @@ impl Storage {
         }
     }
 
-    /// Drops the resident pages of a range of a mapped file. That they stay is harmless, so a
-    /// refusal is ignored.
+    /// Releases the resident pages of a range of a mapped file. An error of the system is ignored: pages that stay resident are
+    /// harmless.
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(crate) fn release(&self, start: usize, len: usize) {
         #[cfg(unix)]

@@ -1,9 +1,9 @@
-//! Arrays of strings, which is what vocabularies and merge tables are.
+//! Arrays of strings, such as vocabularies and merge tables.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Many strings in one allocation: a vocabulary has 150 000 of them.
+/// An array of strings in one allocation; a vocabulary has 150 000 of them.
 ///
 /// ```
 /// use metal_attention_gguf::StringArray;
@@ -13,9 +13,9 @@ use std::fmt::Write;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StringArray {
-    /// All strings, one after the other.
+    /// The concatenation of all strings.
     text: String,
-    /// Where each string ends in `text`.
+    /// The end of each string in `text`, in bytes.
     ends: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ impl StringArray {
         })
     }
 
-    /// Builds the array from the strings' bytes and their ends. Bytes that are no UTF-8 are escaped.
+    /// The array of strings whose bytes are concatenated in `bytes` and end at `ends`. Bytes that are not UTF-8 are escaped.
     pub(crate) fn from_bytes(bytes: Vec<u8>, ends: Vec<usize>) -> Self {
         let bytes = match String::from_utf8(bytes) {
             Ok(text) if ends.iter().all(|&end| text.is_char_boundary(end)) => return Self { text, ends },
@@ -60,7 +60,7 @@ impl StringArray {
     }
 }
 
-/// `bytes` as text, with `\xNN` in place of each byte that is no UTF-8.
+/// `bytes` as a string, with `\xNN` in place of each byte that is not UTF-8.
 pub(crate) fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.into();
@@ -69,7 +69,7 @@ pub(crate) fn escaped(bytes: &[u8]) -> Cow<'_, str> {
     for chunk in bytes.utf8_chunks() {
         text += chunk.valid();
         for byte in chunk.invalid() {
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "\\x{byte:02x}");
         }
     }

@@ -1,26 +1,28 @@
-//! Tensors of an open file.
+//! The tensors of an open file: name, shape, type, and the bytes in the mapping.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::TensorType;
-use crate::parse::{Shape, TensorInfo};
+use crate::parse::{TensorInfo, TensorShape};
 use crate::storage::Storage;
 
 /// A tensor of an open file: a cheap handle that keeps the mapping alive.
 #[derive(Clone)]
 pub struct Tensor {
     name: Arc<str>,
-    shape: Shape,
+    shape: TensorShape,
     ty: TensorType,
+    /// The offset of the first byte in `storage`.
     start: usize,
+    /// The size in bytes.
     len: usize,
     storage: Arc<Storage>,
 }
 
 impl Tensor {
-    /// `info` must lie inside `storage`.
+    /// The tensor that `info` describes, whose range must lie inside `storage`.
     pub(crate) fn new(info: &TensorInfo, storage: &Arc<Storage>) -> Self {
         Self {
             name: info.name.as_str().into(),
@@ -42,13 +44,13 @@ impl Tensor {
         Arc::clone(&self.name)
     }
 
-    /// GGUF order: `shape()[0]` is the row length (contiguous), `shape()[1]` the number of rows.
-    /// 1 to 4 dimensions, none of them zero.
+    /// The dimensions in GGUF order: `shape()[0]` is the length of a row, whose elements are contiguous, `shape()[1]` the
+    /// number of rows. 1 to 4 dimensions, none of them zero.
     pub fn shape(&self) -> &[usize] {
         self.shape.as_slice()
     }
 
-    /// How the numbers are stored.
+    /// The tensor type: how the numbers are stored.
     pub fn ty(&self) -> TensorType {
         self.ty
     }
@@ -58,22 +60,22 @@ impl Tensor {
         self.shape().iter().product()
     }
 
-    /// `shape()[0]`, a multiple of the type's block length.
+    /// The elements of a row, `shape()[0]`: a multiple of the type's block length.
     pub fn row_len(&self) -> usize {
         self.shape()[0]
     }
 
-    /// The product of `shape()[1..]`.
+    /// The number of rows, the product of `shape()[1..]`.
     pub fn n_rows(&self) -> usize {
         self.shape()[1..].iter().product()
     }
 
-    /// The raw bytes in the mapping; of a whole tensor aligned to at least min(file alignment, 64).
+    /// The bytes in the mapping. Those of a whole tensor are aligned to at least min(file alignment, 64).
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.start..self.start + self.len]
     }
 
-    /// The raw bytes of row `i`.
+    /// The bytes of row `i`.
     ///
     /// # Panics
     /// When there is no such row.
@@ -83,7 +85,7 @@ impl Tensor {
         &self.bytes()[i * bytes..][..bytes]
     }
 
-    /// Some of the rows as a matrix of its own, `[row_len, n]`, of the same name.
+    /// The matrix `[row_len, rows.len()]` of some of the rows, with the same name.
     ///
     /// # Panics
     /// When there are no such rows.
@@ -92,21 +94,22 @@ impl Tensor {
         assert!(rows.start < rows.end && rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
         let bytes = self.ty.row_bytes(self.row_len());
         Self {
-            shape: Shape::matrix(self.row_len(), rows.len()),
+            shape: TensorShape::matrix(self.row_len(), rows.len()),
             start: self.start + rows.start * bytes,
             len: rows.len() * bytes,
             ..self.clone()
         }
     }
 
-    /// A matrix `[row_len, n_rows]` of no file.
+    /// A matrix `[row_len, n_rows]` from a copy of `bytes` instead of a file.
     ///
     /// # Panics
-    /// When `bytes` are not as many as such a matrix has, or a row is not whole blocks.
+    /// When `bytes` has another length than such a matrix, or a row is not whole blocks.
     pub fn in_memory(name: &str, [row_len, n_rows]: [usize; 2], ty: TensorType, bytes: &[u8]) -> Self {
         assert!(row_len.is_multiple_of(ty.block_len()), "rows of whole blocks");
         assert_eq!(bytes.len(), n_rows * ty.row_bytes(row_len), "bytes of a matrix");
-        let (name, shape, storage) = (name.into(), Shape::matrix(row_len, n_rows), Arc::new(Storage::copy(bytes)));
+        let (name, shape, storage) =
+            (name.into(), TensorShape::matrix(row_len, n_rows), Arc::new(Storage::copy(bytes)));
         Self { name, shape, ty, start: 0, len: bytes.len(), storage }
     }
 
@@ -125,20 +128,21 @@ impl Tensor {
         self.numbers(TensorType::BF16)
     }
 
-    /// The cast cannot fail: tensors start at multiples of at least 8, rows at whole numbers, and all hold whole numbers.
+    /// The numbers in place, `None` when the type is not `ty`. The cast cannot fail: tensors start at multiples of at least 8
+    /// bytes, and rows at multiples of a number's size.
     fn numbers<T: bytemuck::Pod>(&self, ty: TensorType) -> Option<&[T]> {
         (self.ty == ty).then(|| bytemuck::cast_slice(self.bytes()))
     }
 
-    /// All elements, dequantised: four bytes each, however small the file is.
+    /// All elements, dequantised, in a new vector of four bytes per element.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.n_elements()];
         self.ty.dequantize(self.bytes(), &mut values);
         values
     }
 
-    /// Tells the kernel that the mapped pages will not be read soon; nothing for files in memory.
-    /// The bytes stay valid and are read again from the file when touched.
+    /// Releases the resident pages of the tensor's mapping, as after repacking; nothing for files in memory. The bytes stay
+    /// valid and are read from the file again on access.
     pub fn release_pages(&self) {
         self.storage.release(self.start, self.len);
     }

@@ -1,4 +1,4 @@
-//! The table of tensor types.
+//! The table of tensor types: ids, block lengths, block formats and names, and dequantisation by type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::{
-    Block, BlockBf16, BlockF16, BlockF32, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
+    BlockBf16, BlockF16, BlockF32, BlockFormat, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
     BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_0,
     BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, BlockTq1_0, BlockTq2_0, cast,
 };
@@ -15,7 +15,7 @@ use crate::{GgufError, Result};
 /// Declares [`TensorType`] from its table.
 macro_rules! types {
     ($($name:ident = $id:literal, $len:literal in $block:ident;)*) => {
-        /// How the numbers of a tensor are stored. The discriminants are ggml's type ids.
+        /// A tensor type: how the numbers of a tensor are stored. The discriminants are ggml's type ids.
         ///
         /// ```
         /// use metal_attention_gguf::TensorType;
@@ -32,11 +32,11 @@ macro_rules! types {
         }
 
         impl TensorType {
-            /// Every type: plain floats, the older types, K, tables, codebooks, 4-bit floats, one and two bits; by bits per
-            /// weight within a family.
+            /// All types: floats, the legacy types (`Q4_0` to `Q8_0`), K-quants, `IQ4`, codebooks, 4-bit floats, one and two
+            /// bits.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Elements per block: 1, 32, 64, 128 or 256. Rows are whole blocks.
+            /// Elements of a block: 1, 32, 64, 128 or 256. Rows are whole blocks.
             pub const fn block_len(self) -> usize {
                 #[allow(clippy::match_same_arms)] // a table
                 match self {
@@ -44,28 +44,28 @@ macro_rules! types {
                 }
             }
 
-            /// Bytes per block.
+            /// Bytes of a block.
             pub const fn block_bytes(self) -> usize {
                 match self {
                     $(Self::$name => size_of::<$block>(),)*
                 }
             }
 
-            /// Upper-case name as in GGUF tools, such as `Q4_0`; also what `Display` writes.
-            /// `FromStr` takes it in any case.
+            /// The upper-case name as in GGUF tools, such as `Q4_0`; `Display` writes it, and `FromStr` reads it in any case.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
                 }
             }
 
-            /// Exact dequantisation of whole blocks: `src.len() == row_bytes(dst.len())`.
+            /// Dequantises whole blocks from `src` to `dst`; `src.len() == row_bytes(dst.len())`. The results agree bit for bit
+            /// with ggml's reference code.
             ///
             /// # Panics
             /// When the lengths do not match.
             pub fn dequantize(self, src: &[u8], dst: &mut [f32]) {
                 if let (Self::F16, Ok(halves)) = (self, bytemuck::try_cast_slice::<u8, half::f16>(src)) {
-                    // Several numbers per instruction where the machine can.
+                    // The conversion of a slice uses vector instructions.
                     return halves.convert_to_f32_slice(dst);
                 }
                 match self {
@@ -77,7 +77,7 @@ macro_rules! types {
 }
 
 types! {
-    // Name = id, elements in a block of this format.
+    // Name = id, elements of a block in the block format.
     F32 = 0, 1 in BlockF32;
     F16 = 1, 1 in BlockF16;
     BF16 = 30, 1 in BlockBf16;
@@ -108,7 +108,7 @@ types! {
     Q1_0 = 41, 128 in BlockQ1_0;
 }
 
-/// Types that ggml has or had and this crate does not read, so that an error can name them.
+/// Types of ggml that this crate does not read, so that an error can name them.
 const UNSUPPORTED: [(u32, &str); 15] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -133,12 +133,12 @@ impl TensorType {
         self as u32
     }
 
-    /// The type with this id, if it is supported.
+    /// The type with this id; `None` if it is not supported.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|ty| ty.id() == id)
     }
 
-    /// The error for a tensor with an id that [`from_id`](Self::from_id) does not know.
+    /// The error for a tensor with an id that is not supported.
     pub(crate) fn unsupported(tensor: &str, id: u32) -> GgufError {
         let tensor = tensor.to_owned();
         match UNSUPPORTED.iter().find(|(known, _)| *known == id) {
@@ -157,14 +157,14 @@ impl TensorType {
         Self::ALL.iter().map(|ty| ty.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Bytes of a row of `n` elements (`n` a multiple of [`block_len`](Self::block_len)).
+    /// Bytes of `n` elements, where `n` is a multiple of [`block_len`](Self::block_len).
     pub const fn row_bytes(self, n: usize) -> usize {
         n / self.block_len() * self.block_bytes()
     }
 }
 
-/// Dequantises block by block. `N` is the number of elements per block.
-fn each<B: Block, const N: usize>(src: &[u8], dst: &mut [f32], dequantize: impl Fn(&B, &mut [f32; N])) {
+/// Dequantises all blocks of `src` with `dequantize`. `N` is the number of elements of a block.
+fn each<B: BlockFormat, const N: usize>(src: &[u8], dst: &mut [f32], dequantize: impl Fn(&B, &mut [f32; N])) {
     let blocks = cast::<B>(src);
     let len = dst.len();
     let (rows, rest) = dst.as_chunks_mut::<N>();

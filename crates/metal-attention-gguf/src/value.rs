@@ -1,8 +1,8 @@
-//! Metadata values.
+//! Metadata values: their types, and values and arrays of these.
 
 use crate::StringArray;
 
-/// The type of a metadata value, with the number that GGUF stores for it.
+/// The type of a metadata value. The discriminants are GGUF's type numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[allow(missing_docs)]
@@ -39,17 +39,17 @@ impl ValueType {
         Self::F64,
     ];
 
-    /// The type with this number, if there is one.
+    /// The type with this number; `None` for numbers that GGUF does not define.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).copied()
     }
 
-    /// The number that stands for the type in a file.
+    /// The type's number in a file.
     pub const fn id(self) -> u32 {
         self as u32
     }
 
-    /// The name in messages, such as `u32` or `string`.
+    /// The type's name in messages, such as `u32` or `string`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -68,7 +68,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes of the shortest value: a string is at least its length, an array its type and length.
+    /// Bytes of the shortest value of the type: a string has at least its length, an array its element type and length.
     pub(crate) const fn min_bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -139,7 +139,7 @@ impl Value {
         }
     }
 
-    /// The value of any integer type.
+    /// The value of any integer type; `None` for other types.
     pub fn as_integer(&self) -> Option<i128> {
         match *self {
             Self::U8(v) => Some(v.into()),
@@ -154,7 +154,7 @@ impl Value {
         }
     }
 
-    /// The type in words: `u32`, `array of string`.
+    /// The type's name in messages, such as `u32` or `array of string`.
     pub(crate) fn type_name(&self) -> String {
         match self {
             Self::Array(array) => format!("array of {}", array.element_type().name()),
@@ -207,8 +207,8 @@ impl Array {
         self.len() == 0
     }
 
-    /// The elements of any integer array as `T`; the inner error is the first value that does
-    /// not fit.
+    /// The elements of any integer array as `T`. `None` for arrays of other types; the inner error is the first value that does
+    /// not fit `T`.
     pub(crate) fn integers<T: TryFrom<i128>>(&self) -> Option<Result<Vec<T>, i128>> {
         fn fit<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Result<Vec<T>, i128> {
             let fit = |&value: &S| T::try_from(value.into()).map_err(|_| value.into());

@@ -1,20 +1,20 @@
-//! Writing GGUF files.
+//! Writing GGUF files as a stream: header, metadata and tensor table first, then the data of the tensors in order.
 
 use std::collections::HashSet;
 use std::io::Write;
 
 use crate::cursor::MAX_ARRAY_DEPTH;
-use crate::parse::{MAGIC, Shape, alignment, check_version};
+use crate::parse::{MAGIC, TensorShape, alignment, check_version};
 use crate::{Array, GgufError, Metadata, Result, Tensor, TensorType, Value};
 
-/// Name, shape and type of a tensor to be written.
+/// The declaration of a tensor that will be written: name, shape and type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorDecl {
-    /// The name; no two tensors of a file have the same.
+    /// The name, unique in the file.
     pub name: String,
     /// 1 to 4 dimensions, row length first; none is zero, and the first is whole blocks of `ty`.
     pub shape: Vec<usize>,
-    /// How the numbers are stored.
+    /// The tensor type.
     pub ty: TensorType,
 }
 
@@ -24,11 +24,10 @@ impl From<&Tensor> for TensorDecl {
     }
 }
 
-/// Streams a GGUF file out: declare all tensors first, then write their data in order.
+/// Writes a GGUF file as a stream: all tensors are declared first, then their data are written in order.
 ///
-/// Tensors follow each other, each padded to the alignment with zeros; a file that was written
-/// this way (as all common tools do) and read is written again byte for byte. Without tensors
-/// nothing follows the metadata.
+/// Tensors follow each other, each padded with zeros to the alignment. Common tools write files in this way, so a file that is
+/// read and written again is the same byte for byte. Without tensors nothing follows the metadata.
 ///
 /// ```
 /// use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
@@ -49,17 +48,17 @@ impl From<&Tensor> for TensorDecl {
 pub struct GgufWriter<W: Write> {
     out: W,
     alignment: usize,
-    /// Name and size of the declared tensors.
+    /// Name and size in bytes of the declared tensors.
     tensors: Vec<(String, usize)>,
-    /// The tensor that the next bytes belong to.
+    /// The index of the tensor that the next bytes belong to.
     current: usize,
-    /// Bytes of it that are already written.
+    /// Bytes of the current tensor that are written.
     written: usize,
 }
 
 impl<W: Write> GgufWriter<W> {
-    /// Writes header, metadata and tensor table. `version` is 2 or 3; the alignment is
-    /// `general.alignment`, by default 32. Declarations that could not be read back are errors.
+    /// Writes header, metadata and tensor table. `version` is 2 or 3; the alignment is `general.alignment` of the metadata, by
+    /// default 32. Metadata or declarations that a reader would refuse are errors.
     pub fn new(out: W, version: u32, metadata: &Metadata, tensors: &[TensorDecl]) -> Result<Self> {
         check_version(version)?;
         let alignment = alignment(metadata)?;
@@ -87,8 +86,9 @@ impl<W: Write> GgufWriter<W> {
         Ok(writer)
     }
 
-    /// Data of the next declared tensor. May be called several times per tensor with consecutive
-    /// pieces, and a piece may reach into the tensors after it.
+    /// Writes the next bytes of the tensor data. Calls may divide the data anywhere: a tensor may be written in several
+    /// calls, and a call may contain the end of one tensor and the beginning of the next. An error where there are more bytes
+    /// than declared.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Some((_, size)) = self.tensors.get(self.current) else {
@@ -112,7 +112,7 @@ impl<W: Write> GgufWriter<W> {
         Ok(())
     }
 
-    /// Checks that every tensor was written in full, flushes, and gives the output back.
+    /// Checks that every tensor was written completely, flushes the output, and returns it.
     pub fn finish(mut self) -> Result<W> {
         if let Some((tensor, size)) = self.tensors.get(self.current) {
             return Err(GgufError::MissingData {
@@ -125,12 +125,13 @@ impl<W: Write> GgufWriter<W> {
         Ok(self.out)
     }
 
+    /// Writes bytes to the output.
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.write_all(bytes).map_err(|source| GgufError::Write { source })
     }
 }
 
-/// Writes the tensor table and returns the sizes in bytes.
+/// Appends the tensor table to `out`, and returns the size of each tensor in bytes.
 fn put_tensors(out: &mut Vec<u8>, tensors: &[TensorDecl], alignment: usize) -> Result<Vec<usize>> {
     let mut names = HashSet::with_capacity(tensors.len());
     let mut sizes = Vec::with_capacity(tensors.len());
@@ -140,7 +141,7 @@ fn put_tensors(out: &mut Vec<u8>, tensors: &[TensorDecl], alignment: usize) -> R
             return Err(GgufError::DuplicateTensor { tensor: tensor.name.clone() });
         }
         let dims: Vec<u64> = tensor.shape.iter().map(|&dim| dim as u64).collect();
-        let (_, size) = Shape::new(&tensor.name, &dims, tensor.ty)?;
+        let (_, size) = TensorShape::new(&tensor.name, &dims, tensor.ty)?;
         put_string(out, &tensor.name);
         out.extend((dims.len() as u32).to_le_bytes());
         out.extend_from_slice(bytemuck::cast_slice(&dims));
@@ -157,16 +158,18 @@ fn put_tensors(out: &mut Vec<u8>, tensors: &[TensorDecl], alignment: usize) -> R
     Ok(sizes)
 }
 
+/// Appends a 64-bit length.
 fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend((len as u64).to_le_bytes());
 }
 
+/// Appends a string: its length, then its bytes.
 fn put_string(out: &mut Vec<u8>, string: &str) {
     put_len(out, string.len());
     out.extend_from_slice(string.as_bytes());
 }
 
-/// The type, then the value.
+/// Appends a metadata value: its type, then the value.
 fn put_value(out: &mut Vec<u8>, key: &str, value: &Value) -> Result<()> {
     out.extend(value.value_type().id().to_le_bytes());
     match value {
@@ -187,7 +190,7 @@ fn put_value(out: &mut Vec<u8>, key: &str, value: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The element type, the length, then the elements.
+/// Appends an array: its element type, its length, then the elements. An error where arrays are nested too deep.
 fn put_array(out: &mut Vec<u8>, key: &str, array: &Array, depth: usize) -> Result<()> {
     if depth > MAX_ARRAY_DEPTH {
         return Err(GgufError::NestedTooDeep {

@@ -1,4 +1,5 @@
-//! Texts that must follow a JSON schema or a grammar, by llguidance.
+//! [`GrammarCompiler`] compiles schemas, grammars, patterns and tool calls into a [`Grammar`], which masks the tokens
+//! that may come next. llguidance does the compiling and the matching.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -11,56 +12,58 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use crate::form::Form;
+use crate::form::AnswerForm;
 use crate::gbnf::{self, GbnfError};
 use crate::lark;
 use crate::pattern;
 use crate::schema::{Detail, prepared};
 
-/// Why there is no grammar.
+/// The reason why a grammar cannot be compiled. The strings say what is wrong, and where if that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum GrammarError {
-    /// What is wrong with the schema, or too much in it.
+    /// The JSON schema is invalid or too large.
     #[error("{0}")]
     Schema(String),
-    /// What is wrong with the GBNF grammar, and where.
+    /// The GBNF grammar is invalid or too large.
     #[error("the grammar: {0}")]
     Gbnf(#[from] GbnfError),
-    /// What is wrong with the Lark grammar, and where.
+    /// The Lark grammar is invalid or too large.
     #[error("the grammar: {0}")]
     Lark(String),
-    /// What is wrong with the regular expression, and where.
+    /// The regular expression is invalid or uses a feature that is not supported.
     #[error("the regular expression: {0}")]
     Regex(String),
-    /// What is wrong with the strings to choose from.
+    /// The list of strings to choose from is empty or too large.
     #[error("the choice: {0}")]
     Choice(String),
-    /// Its parts contradict each other.
+    /// No text satisfies all parts.
     #[error("no text can follow all of it")]
     NoText,
-    /// The grammar says one thing twice.
+    /// Two patterns of property names could match the same name after schemas are merged, so that it is ambiguous
+    /// which schema applies.
     #[error("names by two patterns of merged schemas (allOf, anyOf, $ref) may meet")]
     PatternsMeet,
-    /// The grammar goes on without writing anything.
+    /// A reference leads back to itself without consuming a value.
     #[error("a reference in it leads back to itself without a value between")]
     Circular,
-    /// A limit of the grammar library.
+    /// A limit of llguidance is exceeded.
     #[error("its grammar would be too large: make it simpler, or its bounds smaller")]
     TooLarge,
-    /// Another error of the grammar library, which is in the log.
+    /// Another error of llguidance. The log has it.
     #[error("no grammar can be made of it: make it simpler")]
     Other,
-    /// No grammar is made for this vocabulary.
+    /// The vocabulary is not supported.
     #[error("{0}")]
     Vocabulary(String),
-    /// The system gives no thread.
+    /// The operating system refused to start a thread.
     #[error("there is no thread for it: {0}")]
     Thread(#[source] io::Error),
 }
 
 impl GrammarError {
-    /// The detail with which a grammar may be made where this is what came of `detail`.
-    fn less_than(&self, detail: Detail) -> Option<Detail> {
+    /// The next coarser detail with which to try again after this error came of compiling with `detail`; `None` if no
+    /// coarser detail would help.
+    fn coarser_detail(&self, detail: Detail) -> Option<Detail> {
         match (self, detail) {
             (Self::PatternsMeet | Self::TooLarge | Self::Other, Detail::Full) => Some(Detail::Rough),
             (Self::Circular, Detail::Full | Detail::Rough) => Some(Detail::Flat),
@@ -83,41 +86,46 @@ impl GrammarError {
     }
 }
 
-/// Makes constraints for one vocabulary.
-pub struct Grammars {
+/// Compiles grammars for one vocabulary.
+pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
-    /// Built when the first constraint is asked for: it takes a moment and some memory.
+    /// llguidance's parser factory for the vocabulary. It is built for the first grammar, because it takes time and
+    /// memory.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
-impl Grammars {
-    /// For the vocabulary of `tokenizer`.
+impl GrammarCompiler {
+    /// Returns a compiler for the vocabulary of `tokenizer`.
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Self {
         Self { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() }
     }
 
-    /// An answer to `prompt`, which `template` has rendered, whose text looks like `form`: it comes after the thoughts, where
-    /// the answer begins with some. `left_out` gets the places of what is not enforced.
+    /// Compiles the grammar of an answer to `prompt`, which `template` has rendered. The answer's text must have the
+    /// form `form`; if the prompt ends with the start of reasoning, the text follows after the reasoning ends.
+    ///
+    /// The JSON pointers of assertions that are not enforced are added to `left_out`.
     pub fn form(
         &self,
         template: &ChatTemplate,
         prompt: &str,
-        form: &Form,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
         let thinking = template.reasoning_begun(prompt);
         self.whole(form, left_out, |text| template.tool_format().text_grammar(text, thinking, Some(&self.tokenizer)))
     }
 
-    /// A text that looks like `form` from its beginning. `left_out` gets the places of what is not enforced.
-    pub fn raw(&self, form: &Form, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
+    /// Compiles the grammar of a text that has the form `form` from its first token on. The JSON pointers of
+    /// assertions that are not enforced are added to `left_out`.
+    pub fn raw(&self, form: &AnswerForm, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
         self.whole(form, left_out, |_| None)
     }
 
-    /// What looks like `form`, after what `around` puts before it.
+    /// Compiles `form`. `around` embeds its Lark expression in the grammar of a whole answer, or returns `None` if the
+    /// text is the whole answer.
     fn whole(
         &self,
-        form: &Form,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
         around: impl Fn(&str) -> Option<String>,
     ) -> Result<Grammar, GrammarError> {
@@ -139,35 +147,35 @@ impl Grammars {
             })
         };
         match form {
-            Form::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
-            Form::JsonSchema { schema, strict } => json(schema, *strict, left_out),
-            Form::Gbnf(text) => self.constraint(left_out, |detail, _| {
+            AnswerForm::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
+            AnswerForm::JsonSchema { schema, strict } => json(schema, *strict, left_out),
+            AnswerForm::Gbnf(text) => self.constraint(left_out, |detail, _| {
                 let lark = on_a_large_stack(|| gbnf::to_lark(text, &self.tokenizer, max_terminal(detail)))??;
                 Ok(nested(lark))
             }),
-            Form::Lark(text) => {
+            AnswerForm::Lark(text) => {
                 lark::check(text).map_err(GrammarError::Lark)?;
                 let is_nested = around("").is_some();
                 self.compile(nested(text.clone()), |error| lark::explained(error, is_nested).map(GrammarError::Lark))
             }
-            Form::Regex(pattern) => {
+            AnswerForm::Regex(pattern) => {
                 let pattern = on_a_large_stack(|| pattern::whole(pattern))?.map_err(GrammarError::Regex)?;
                 self.compile(terminal(&pattern), |_| None)
             }
-            Form::Choice(choices) => {
+            AnswerForm::Choice(choices) => {
                 let pattern = pattern::one_of(choices).map_err(GrammarError::Choice)?;
                 self.compile(terminal(&pattern), |_| None)
             }
         }
     }
 
-    /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
+    /// Compiles the grammar of an answer to `prompt` whose text is any JSON object. See [`form`](Self::form).
     pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &Form::JsonObject, &mut Vec::new())
+        self.form(template, prompt, &AnswerForm::JsonObject, &mut Vec::new())
     }
 
-    /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
-    /// only where `strict` is false. `left_out` gets the places of what is not enforced.
+    /// Compiles the grammar of an answer to `prompt` whose text is JSON that is valid under `schema`. See
+    /// [`AnswerForm::JsonSchema`] for `strict`, and [`form`](Self::form).
     pub fn json_schema(
         &self,
         template: &ChatTemplate,
@@ -176,11 +184,13 @@ impl Grammars {
         strict: Option<bool>,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &Form::JsonSchema { schema: schema.clone(), strict }, left_out)
+        self.form(template, prompt, &AnswerForm::JsonSchema { schema: schema.clone(), strict }, left_out)
     }
 
-    /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
-    /// `parallel`: one or several. `left_out` gets the places of what is not enforced.
+    /// Compiles the grammar of an answer to `prompt` that calls one of `tools` (with `parallel`: one or more calls),
+    /// in the format of `template`, after reasoning if the prompt ends with its start.
+    ///
+    /// The JSON pointers of assertions that are not enforced are added to `left_out`, each after the name of its tool.
     pub fn calls(
         &self,
         template: &ChatTemplate,
@@ -206,7 +216,8 @@ impl Grammars {
         })
     }
 
-    /// A constraint by the grammar of `make`, in as much detail as the grammar library can follow.
+    /// Compiles the grammar that `make` returns, with as much schema detail as llguidance supports. `make` gets the
+    /// detail and a list for the assertions that it leaves out.
     fn constraint(
         &self,
         left_out: &mut Vec<String>,
@@ -220,12 +231,12 @@ impl Grammars {
                     left_out.extend(places);
                     return Ok(grammar);
                 }
-                Err(error) => detail = error.less_than(detail).ok_or(error)?,
+                Err(error) => detail = error.coarser_detail(detail).ok_or(error)?,
             }
         }
     }
 
-    /// A constraint by `grammar`. `explain` says more about some errors of the grammar library.
+    /// Compiles `grammar`. `explain` may turn an error message of llguidance into a more precise error.
     fn compile(
         &self,
         grammar: TopLevelGrammar,
@@ -242,7 +253,7 @@ impl Grammars {
     }
 }
 
-/// Most characters of a terminal, by the detail with which llguidance can follow a grammar.
+/// The maximum length of a terminal in characters, for each level of detail.
 fn max_terminal(detail: Detail) -> usize {
     match detail {
         Detail::Full => 50_000,
@@ -251,7 +262,7 @@ fn max_terminal(detail: Detail) -> usize {
     }
 }
 
-/// Why a grammar was not made, without the words of the library that makes it.
+/// The error for an error message of llguidance. The message itself goes to the log.
 fn explained(error: &str) -> GrammarError {
     tracing::debug!("a grammar was not made: {error}");
     let has = |words: &[&str]| words.iter().any(|word| error.contains(word));
@@ -268,7 +279,7 @@ fn explained(error: &str) -> GrammarError {
     }
 }
 
-/// Runs `work` with a stack for schemas and grammars that are long chains: compiling them calls itself for each link.
+/// Runs `work` on a thread with a 64 MiB stack: compiling recurses once per link of a chain of schemas or rules.
 fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, GrammarError> {
     const STACK: usize = 64 << 20;
     std::thread::scope(|scope| {
@@ -278,11 +289,12 @@ fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Gramm
     })
 }
 
-/// The trie of the vocabulary's spellings, and what llguidance makes of it.
+/// Builds llguidance's parser factory from a trie of the vocabulary's spellings.
 fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     let end = tokenizer.eos().or_else(|| tokenizer.end_of_generation().first().copied()).unwrap_or_default();
     let info = TokRxInfo::new(tokenizer.n_vocab() as u32, end);
-    // The trie takes this byte, which is in no UTF-8 text, for the mark of a special token.
+    // The trie marks special tokens by this byte, which does not occur in UTF-8. A text token that begins with it is
+    // left out.
     let special = [TokTrie::SPECIAL_TOKEN_MARKER];
     let spelling = |id| match tokenizer.token_bytes(id) {
         [TokTrie::SPECIAL_TOKEN_MARKER, ..] => Vec::new(),
@@ -301,7 +313,8 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-/// A grammar and how far a text has got in it.
+/// A compiled grammar and the state of matching one text: which tokens may come next. A clone matches another text
+/// from the same state.
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
@@ -332,8 +345,8 @@ mod tests {
     use super::*;
     use crate::test_vocabulary::{accepts, vocabulary};
 
-    /// Whether a text follows a schema to its end.
-    fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
+    /// Whether `text` is valid and complete under the grammar of `schema`.
+    fn follows(grammars: &GrammarCompiler, schema: &Value, strict: Option<bool>, text: &str) -> bool {
         let template = ChatTemplate::fallback(Arc::clone(&grammars.tokenizer));
         let mut constraint = grammars
             .json_schema(&template, "", schema, strict, &mut Vec::new())
@@ -354,8 +367,8 @@ mod tests {
     }
 
     #[test]
-    fn closed_objects_hold_what_they_name() {
-        let grammars = Grammars::new(&Model::built_in().unwrap().tokenizer().unwrap());
+    fn closed_objects_allow_only_named_properties() {
+        let grammars = GrammarCompiler::new(&Model::built_in().unwrap().tokenizer().unwrap());
         let a = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
         let node = json!({"$ref": "#/$defs/N", "$defs": {"N": {"type": "object", "required": ["n"], "properties": {
             "n": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}}});
@@ -394,7 +407,8 @@ mod tests {
         assert!(follows(&grammars, &any, Some(true), "{}"));
     }
 
-    /// What stands around calls and thoughts is a token where the vocabulary has one, and the answer ends after it.
+    /// The marks around calls and reasoning are single tokens where the vocabulary has them, and the answer ends after
+    /// the call.
     #[test]
     fn forced_calls_are_written_with_control_tokens() {
         use metal_attention::tokenizer::EncodeOptions;
@@ -445,7 +459,7 @@ mod tests {
             let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
             let prompt = if answer.starts_with("So.") { template.reasoning().unwrap().start } else { "" };
             let mut constraint =
-                Grammars::new(&tokenizer).calls(&template, prompt, &tools, false, &mut Vec::new()).unwrap();
+                GrammarCompiler::new(&tokenizer).calls(&template, prompt, &tools, false, &mut Vec::new()).unwrap();
             let ids = tokenizer.encode(answer, EncodeOptions { add_special: false, parse_special: true });
             let mut parser = template.answer_parser(prompt, &tools);
             let mut events = Vec::new();
@@ -469,27 +483,28 @@ mod tests {
         }
     }
 
-    /// Whether `form` after `source`'s prompt, which ends in thoughts where the text does, allows `text`.
-    fn allows(source: &str, control: &[&str], form: &Form, text: &str) -> bool {
+    /// Whether the grammar of `form` allows `text` as an answer. The prompt ends with the start of reasoning if `text`
+    /// begins with "So".
+    fn allows(source: &str, control: &[&str], form: &AnswerForm, text: &str) -> bool {
         let tokenizer = vocabulary(control);
         let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
         let prompt = if text.starts_with("So") { template.reasoning().unwrap().start } else { "" };
-        let grammar = Grammars::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
+        let grammar = GrammarCompiler::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
         accepts(grammar.unwrap_or_else(|why| panic!("{form:?}: {why}")), &tokenizer, text)
     }
 
     #[test]
-    fn forms_come_after_thoughts_and_in_their_channel() {
+    fn forms_apply_after_reasoning_and_in_the_final_channel() {
         let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"];
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
         for (form, good, bad) in [
-            (Form::JsonObject, r#"{"z":[1]}"#, "[1]"),
-            (Form::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
-            (Form::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
-            (Form::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
-            (Form::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
-            (Form::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
-            (Form::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
+            (AnswerForm::JsonObject, r#"{"z":[1]}"#, "[1]"),
+            (AnswerForm::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (AnswerForm::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
+            (AnswerForm::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
+            (AnswerForm::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
+            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
+            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
         ] {
             let answers: [(&str, &[&str], &str); 4] = [
                 ("", &[], ""),
@@ -506,26 +521,26 @@ mod tests {
                 assert!(!allows(source, control, &form, &format!("{before}{bad}")), "{before}{bad} as {form:?}");
             }
             let tokenizer = vocabulary(&[]);
-            let raw = Grammars::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
+            let raw = GrammarCompiler::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
             assert!(accepts(raw.clone(), &tokenizer, good) && !accepts(raw, &tokenizer, bad), "{form:?}");
         }
     }
 
     #[test]
-    fn what_is_wrong_with_a_form_is_named() {
-        let grammars = Grammars::new(&vocabulary(&[]));
+    fn errors_name_the_kind_of_form_and_the_line() {
+        let grammars = GrammarCompiler::new(&vocabulary(&[]));
         let deep = "start: ".to_owned() + &"(".repeat(2000) + "\"a\"" + &")".repeat(2000);
         let chain = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect::<Vec<_>>().concat();
         for (form, named) in [
-            (Form::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
-            (Form::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
-            (Form::Lark("start: %%".into()), "the grammar: line 1: "),
-            (Form::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
-            (Form::Lark("a: \"a\"".into()), "the grammar: "),
-            (Form::Lark(deep), "the grammar: line 1: "),
-            (Form::Lark(format!("start: a0\n{chain}")), "the grammar: "),
-            (Form::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
-            (Form::Choice(Vec::new()), "the choice: there is nothing to choose from"),
+            (AnswerForm::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
+            (AnswerForm::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
+            (AnswerForm::Lark("start: %%".into()), "the grammar: line 1: "),
+            (AnswerForm::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
+            (AnswerForm::Lark("a: \"a\"".into()), "the grammar: "),
+            (AnswerForm::Lark(deep), "the grammar: line 1: "),
+            (AnswerForm::Lark(format!("start: a0\n{chain}")), "the grammar: "),
+            (AnswerForm::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
+            (AnswerForm::Choice(Vec::new()), "the choice: there is nothing to choose from"),
         ] {
             let error = grammars.raw(&form, &mut Vec::new()).err().map_or_else(String::new, |why| why.to_string());
             assert!(error.starts_with(named), "{error}");

@@ -1,4 +1,5 @@
-//! A conversation as a prompt, and what reads and restricts its answer.
+//! [`RenderedConversation`]: a prompt with all that is needed to generate and parse its answer. The C and Python
+//! bindings use it.
 
 use std::sync::Arc;
 
@@ -8,44 +9,45 @@ use metal_attention_chat::{
     ChatTemplate, Continuation, RenderRequest, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
-use crate::{Form, Grammar, GrammarError, Grammars, Guide, GuideOptions};
+use crate::{AnswerForm, Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions};
 
-/// A conversation as its template has rendered it.
-pub struct Conversation {
+/// A conversation that its chat template has rendered to a prompt.
+pub struct RenderedConversation {
     template: ChatTemplate,
     tokenizer: Arc<Tokenizer>,
     continuation: Continuation,
     tools: Vec<Tool>,
-    /// The prompt ends with what begins an answer.
+    /// Whether the prompt ends with the header of a new answer, so that reasoning may follow.
     begins_answer: bool,
 }
 
-/// Why a conversation has no prompt, or its answer no grammar.
+/// The reason why a conversation cannot be rendered, or its answer not restricted.
 #[derive(Debug, thiserror::Error)]
 pub enum ConversationError {
-    /// The template refuses the messages.
+    /// The chat template refuses the messages.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The model cannot write calls of a tool.
+    /// The model's format of tool calls cannot carry a name of a tool.
     #[error("tools: {0}")]
     Tools(#[from] ToolNameError),
-    /// No grammar can be made.
+    /// The grammar cannot be compiled.
     #[error("cannot be followed: {0}")]
     Grammar(#[from] GrammarError),
-    /// A call must come, but there are no tools.
+    /// A tool call is required, but there are no tools.
     #[error("needs tools to call, and there are none")]
     NoTools,
-    /// What is there of the answer may be no beginning of its form.
+    /// The prompt ends within an answer that has begun, and its text need not match the grammar.
     #[error("cannot be followed by an answer that goes on with the last message")]
     Continued,
 }
 
-impl Conversation {
-    /// Renders a conversation; `continued`: the answer goes on with its last message, which is the assistant's.
+impl RenderedConversation {
+    /// Renders a conversation. If `continued` is set, the answer continues the last message, which must be the
+    /// assistant's.
     ///
     /// # Errors
     ///
-    /// Fails where the template does, and for tools whose calls the model cannot write.
+    /// Returns an error if the template does, or if the model's format cannot carry calls of the tools.
     pub fn render(
         template: ChatTemplate,
         tokenizer: &Arc<Tokenizer>,
@@ -68,58 +70,62 @@ impl Conversation {
         })
     }
 
-    /// The prompt's text.
+    /// The text of the prompt.
     pub fn text(&self) -> &str {
         &self.continuation.prompt.text
     }
 
-    /// The prompt's token ids.
+    /// The token ids of the prompt.
     pub fn ids(&self) -> Vec<u32> {
         self.continuation.prompt.encode(&self.tokenizer)
     }
 
-    /// Strings that end the answer where the model has no token for it.
+    /// The strings that end the answer, for a model without a token that does.
     pub fn stop_strings(&self) -> &'static [&'static str] {
         self.template.stop_strings()
     }
 
-    /// What spells the answer's tokens.
+    /// The tokenizer of the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// Whether the prompt ends in thoughts, which the answer goes on with.
+    /// Whether the prompt ends within reasoning, which the answer continues.
     pub fn begins_thoughts(&self) -> bool {
         self.parser(true).is_thinking()
     }
 
-    /// Takes the answer apart. One that `has_form`, a form of its own, has no calls.
+    /// A parser for the answer. If `has_form` is set, the answer's text has a required form and is not parsed for tool
+    /// calls.
     pub fn parser(&self, has_form: bool) -> ToolCallParser {
         self.template.continued_parser(&self.continuation, if has_form { &[] } else { &self.tools })
     }
 
-    /// The grammar of an answer whose text looks like `form`. `left_out` gets the places of what is not enforced.
+    /// Compiles the grammar of an answer whose text has the form `form`. The JSON pointers of assertions that are not
+    /// enforced are added to `left_out`.
     ///
     /// # Errors
     ///
-    /// Fails where [`Grammars::form`] does, and where the answer has begun.
+    /// Returns an error if [`GrammarCompiler::form`] does, or if the prompt ends within the answer's text.
     pub fn form(
         &self,
-        grammars: &Grammars,
-        form: &Form,
+        grammars: &GrammarCompiler,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, ConversationError> {
         Ok(grammars.form(&self.template, self.prompt_of_grammar()?, form, left_out)?)
     }
 
-    /// The grammar of an answer that calls a tool; `parallel`: or several. `left_out` gets the places of what is not enforced.
+    /// Compiles the grammar of an answer that calls a tool (with `parallel`: one or more calls). The JSON pointers of
+    /// assertions that are not enforced are added to `left_out`.
     ///
     /// # Errors
     ///
-    /// Fails where [`Grammars::calls`] does, where there are no tools, and where the answer has begun.
+    /// Returns an error if [`GrammarCompiler::calls`] does, if there are no tools, or if the prompt ends within the
+    /// answer's text.
     pub fn calls(
         &self,
-        grammars: &Grammars,
+        grammars: &GrammarCompiler,
         parallel: bool,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, ConversationError> {
@@ -129,7 +135,8 @@ impl Conversation {
         Ok(grammars.calls(&self.template, self.prompt_of_grammar()?, &self.tools, parallel, left_out)?)
     }
 
-    /// The prompt as a grammar has to know it: one that ends in thoughts which have begun before is as one that begins them.
+    /// The end of the prompt as [`GrammarCompiler`] expects it. A prompt that ends within reasoning is represented by
+    /// the reasoning's start marker alone.
     fn prompt_of_grammar(&self) -> Result<&str, ConversationError> {
         let thinks = self.begins_thoughts();
         match self.template.reasoning() {
@@ -139,8 +146,8 @@ impl Conversation {
         }
     }
 
-    /// Restricts one answer to `grammar`, which [`form`](Self::form) or [`calls`](Self::calls) made, after thoughts where the model
-    /// begins with some.
+    /// A constraint for one answer: `grammar`, which [`form`](Self::form) or [`calls`](Self::calls) compiled, applies
+    /// after the reasoning that the answer may begin with. `has_form` must be as for [`parser`](Self::parser).
     pub fn constraint(&self, grammar: Grammar, has_form: bool) -> Option<Box<dyn Constraint>> {
         let has_thought = self.template.reasoning().is_some_and(|markers| markers.ended_in(self.text()));
         let guide = Guide::new(
@@ -168,16 +175,16 @@ mod tests {
     use super::*;
     use crate::tokens_within;
 
-    fn conversation(messages: &[Message], tools: &[Tool], continued: bool) -> Conversation {
+    fn conversation(messages: &[Message], tools: &[Tool], continued: bool) -> RenderedConversation {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
         let template = ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/qwen3.jinja")).unwrap()).unwrap();
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let request = RenderRequest { messages, tools, add_generation_prompt: true, ..Default::default() };
-        Conversation::render(template, &tokenizer, &request, continued).unwrap()
+        RenderedConversation::render(template, &tokenizer, &request, continued).unwrap()
     }
 
-    /// Whether an answer may be `text`, and nothing more.
-    fn follows(conversation: &Conversation, grammar: &Grammar, has_form: bool, text: &str) -> bool {
+    /// Whether an answer may be `text`, and is complete then.
+    fn follows(conversation: &RenderedConversation, grammar: &Grammar, has_form: bool, text: &str) -> bool {
         let tokenizer = conversation.tokenizer();
         let mut constraint = conversation.constraint(grammar.clone(), has_form).unwrap();
         let may_come = tokens_within(tokenizer, text, true).into_iter().all(|id| {
@@ -191,8 +198,8 @@ mod tests {
     #[test]
     fn answers_have_their_form_after_thoughts() {
         let chat = conversation(&[Message::user("Question?")], &[], false);
-        let grammars = Grammars::new(chat.tokenizer());
-        let form = Form::Choice(vec!["yes".into(), "no".into()]);
+        let grammars = GrammarCompiler::new(chat.tokenizer());
+        let form = AnswerForm::Choice(vec!["yes".into(), "no".into()]);
         let grammar = chat.form(&grammars, &form, &mut Vec::new()).unwrap();
         for text in ["yes", "no", "<think>Hm.</think>yes", "<think>\nHm.\n</think>\n\nno"] {
             assert!(follows(&chat, &grammar, true, text), "{text}");
@@ -206,10 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_calls_where_they_must_be() {
+    fn required_calls_are_enforced() {
         let tools = [Tool::try_from(json!({"type": "function", "function": {"name": "f"}})).unwrap()];
         let chat = conversation(&[Message::user("Question?")], &tools, false);
-        let grammar = chat.calls(&Grammars::new(chat.tokenizer()), false, &mut Vec::new()).unwrap();
+        let grammar = chat.calls(&GrammarCompiler::new(chat.tokenizer()), false, &mut Vec::new()).unwrap();
         let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
         assert!(follows(&chat, &grammar, false, call) && !follows(&chat, &grammar, false, "Hm."));
         let mut parser = chat.parser(false);

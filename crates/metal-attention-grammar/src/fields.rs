@@ -1,21 +1,22 @@
-//! The fields of requests that say what an answer must look like, whatever interface a request is for.
+//! Reads the fields of HTTP requests that set the form of an answer, by the names that llama.cpp, OpenAI, vLLM and
+//! `SGLang` use.
 
 use serde_json::{Map, Value};
 
-use crate::Form;
+use crate::AnswerForm;
 
-/// A field that cannot be read.
+/// A field with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct FieldError {
-    /// The field.
+    /// The path of the field, such as `response_format.json_schema`.
     pub param: String,
-    /// What is wrong with it.
+    /// The description of the error, which names the field.
     pub message: String,
 }
 
-/// The fields, each with what reads it.
-const FIELDS: [(&str, Read); 11] = [
+/// The names of the fields, each with its reader.
+const FIELDS: [(&str, FieldReader); 11] = [
     ("grammar", grammar),
     ("json_schema", schema),
     ("response_format", response_format),
@@ -29,24 +30,27 @@ const FIELDS: [(&str, Read); 11] = [
     ("ebnf", grammar),
 ];
 
-/// What a field's value asks for. The name of the field is for messages.
-type Read = fn(&str, &Value) -> Result<Option<Form>, FieldError>;
+/// Reads the value of a field. The first argument is the field's path, for error messages. `None`: the field sets no
+/// form.
+type FieldReader = fn(&str, &Value) -> Result<Option<AnswerForm>, FieldError>;
 
-impl Form {
-    /// What the fields of a request ask for, and the name of the field that does: `grammar`, `json_schema`, `response_format`,
-    /// `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`, `structured_outputs`, `regex` and
-    /// `ebnf`. Null, false and what is empty ask for nothing. Two fields must not ask for different things.
+impl AnswerForm {
+    /// The form that the fields of a request set, with the name of the field: `grammar`, `json_schema`,
+    /// `response_format`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`,
+    /// `structured_outputs`, `regex` and `ebnf`. A field that is null, false or empty sets none. Returns an error for
+    /// an invalid value, and if two fields set different forms.
     pub fn from_fields(fields: &Map<String, Value>) -> Result<Option<(&'static str, Self)>, FieldError> {
         one(FIELDS.into_iter().map(|(name, read)| (name, name.to_owned(), read)), fields)
     }
 }
 
-/// What those of `readers` ask for that `fields` has. Each has the name of its field, the field's whole path, and what reads it.
+/// The form that those `readers` set whose field is in `fields`. A reader is the name of a field, the field's path for
+/// messages, and the function that reads it.
 fn one(
-    readers: impl Iterator<Item = (&'static str, String, Read)>,
+    readers: impl Iterator<Item = (&'static str, String, FieldReader)>,
     fields: &Map<String, Value>,
-) -> Result<Option<(&'static str, Form)>, FieldError> {
-    let mut found: Option<(&'static str, String, Form)> = None;
+) -> Result<Option<(&'static str, AnswerForm)>, FieldError> {
+    let mut found: Option<(&'static str, String, AnswerForm)> = None;
     for (name, path, read) in readers {
         let Some(value) = fields.get(name).filter(|value| !is_empty(value)) else { continue };
         let Some(form) = read(&path, value)? else { continue };
@@ -62,7 +66,7 @@ fn one(
     Ok(found.map(|(name, _, form)| (name, form)))
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value counts as not given.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -82,37 +86,37 @@ fn text<'a>(param: &str, value: &'a Value) -> Result<&'a str, FieldError> {
     value.as_str().map_or_else(|| error(param, "must be a string"), Ok)
 }
 
-fn grammar(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
-    Ok(Some(Form::grammar(text(param, value)?.to_owned())))
+fn grammar(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+    Ok(Some(AnswerForm::grammar(text(param, value)?.to_owned())))
 }
 
-fn regex(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
-    Ok(Some(Form::Regex(text(param, value)?.to_owned())))
+fn regex(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+    Ok(Some(AnswerForm::Regex(text(param, value)?.to_owned())))
 }
 
-fn choice(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+fn choice(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
     let strings = value.as_array().and_then(|list| list.iter().map(|item| Some(item.as_str()?.to_owned())).collect());
     match strings {
-        Some(strings) => Ok(Some(Form::Choice(strings))),
+        Some(strings) => Ok(Some(AnswerForm::Choice(strings))),
         None => error(param, "must be a list of strings"),
     }
 }
 
-fn json_object(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+fn json_object(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
     match value {
-        Value::Bool(true) => Ok(Some(Form::JsonObject)),
+        Value::Bool(true) => Ok(Some(AnswerForm::JsonObject)),
         Value::Null | Value::Bool(false) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
             error(param, "must be true or false")
         }
     }
 }
 
-fn schema(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+fn schema(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
     strict_schema(param, value, None)
 }
 
-/// A schema, or its text.
-fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<Form>, FieldError> {
+/// Reads a JSON schema, given as an object or as its text.
+fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<AnswerForm>, FieldError> {
     let schema = match value {
         Value::Object(_) | Value::Bool(true) => value.clone(),
         Value::String(text) => match serde_json::from_str(text) {
@@ -124,10 +128,10 @@ fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Opt
             return error(param, "must be a JSON schema: an object");
         }
     };
-    Ok(Some(Form::JsonSchema { schema, strict }))
+    Ok(Some(AnswerForm::JsonSchema { schema, strict }))
 }
 
-fn response_format(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
+fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
     let Some(format) = value.as_object() else { return error(param, "must be an object") };
     let kind = match format.get("type") {
         Some(Value::String(kind)) => kind.as_str(),
@@ -142,11 +146,11 @@ fn response_format(param: &str, value: &Value) -> Result<Option<Form>, FieldErro
         "text" => Ok(None),
         "json_object" | "json" => match field("schema") {
             Some(value) => schema(&format!("{param}.schema"), value),
-            None => Ok(Some(Form::JsonObject)),
+            None => Ok(Some(AnswerForm::JsonObject)),
         },
         "json_schema" => {
             let strict = |holder: &Map<String, Value>| holder.get("strict").and_then(Value::as_bool);
-            // llama.cpp takes the schema without an object around it, too.
+            // llama.cpp also accepts the schema directly in `response_format`.
             if let (None, Some(value)) = (field("json_schema"), field("schema")) {
                 return strict_schema(&format!("{param}.schema"), value, strict(format));
             }
@@ -154,7 +158,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<Form>, FieldErro
             let Some(holder) = value.as_object() else { return error(&path, "must be an object") };
             match holder.get("schema").filter(|value| !value.is_null()) {
                 Some(value) => strict_schema(&format!("{path}.schema"), value, strict(holder)),
-                None => Ok(Some(Form::JsonObject)),
+                None => Ok(Some(AnswerForm::JsonObject)),
             }
         }
         "grammar" | "lark" | "gbnf" | "ebnf" => {
@@ -174,11 +178,12 @@ fn response_format(param: &str, value: &Value) -> Result<Option<Form>, FieldErro
     }
 }
 
-/// What vLLM has in the place of its earlier fields guided_*.
-fn structured_outputs(param: &str, value: &Value) -> Result<Option<Form>, FieldError> {
-    const PARTS: [(&str, Read); 5] =
+/// Reads vLLM's `structured_outputs`, which replaces its `guided_*` fields.
+fn structured_outputs(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+    const PARTS: [(&str, FieldReader); 5] =
         [("json", schema), ("regex", regex), ("choice", choice), ("grammar", grammar), ("json_object", json_object)];
-    /// What concerns other programs: how they follow a grammar, and how much space JSON has, which is never much.
+    /// Options of vLLM's grammar backends, which are accepted and ignored. They choose a backend or limit white space,
+    /// which is limited here anyway.
     const OTHERS: [&str; 4] =
         ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"];
     let Some(parts) = value.as_object() else { return error(param, "must be an object") };
@@ -201,22 +206,22 @@ mod tests {
 
     use super::*;
 
-    fn read(fields: &Value) -> Result<Option<(&'static str, Form)>, FieldError> {
-        Form::from_fields(fields.as_object().unwrap())
+    fn read(fields: &Value) -> Result<Option<(&'static str, AnswerForm)>, FieldError> {
+        AnswerForm::from_fields(fields.as_object().unwrap())
     }
 
     #[test]
     fn each_field_is_read() {
         let object = json!({"type": "object"});
-        let schema = |strict| Form::JsonSchema { schema: object.clone(), strict };
+        let schema = |strict| AnswerForm::JsonSchema { schema: object.clone(), strict };
         let gbnf = "root ::= \"a\"";
         let lark = "start: \"a\"";
-        let choice = Form::Choice(vec!["a".into(), "b".into()]);
+        let choice = AnswerForm::Choice(vec!["a".into(), "b".into()]);
         for (fields, expected) in [
-            (json!({"grammar": gbnf}), ("grammar", Form::Gbnf(gbnf.into()))),
-            (json!({"grammar": lark}), ("grammar", Form::Lark(lark.into()))),
+            (json!({"grammar": gbnf}), ("grammar", AnswerForm::Gbnf(gbnf.into()))),
+            (json!({"grammar": lark}), ("grammar", AnswerForm::Lark(lark.into()))),
             (json!({"json_schema": object}), ("json_schema", schema(None))),
-            (json!({"response_format": {"type": "json_object"}}), ("response_format", Form::JsonObject)),
+            (json!({"response_format": {"type": "json_object"}}), ("response_format", AnswerForm::JsonObject)),
             (json!({"response_format": {"type": "json_object", "schema": object}}), ("response_format", schema(None))),
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"schema": object, "strict": true}}}),
@@ -224,40 +229,40 @@ mod tests {
             ),
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
-                ("response_format", Form::JsonObject),
+                ("response_format", AnswerForm::JsonObject),
             ),
             (json!({"response_format": {"type": "json_schema", "schema": object}}), ("response_format", schema(None))),
             (
                 json!({"response_format": {"type": "grammar", "grammar": gbnf}}),
-                ("response_format", Form::Gbnf(gbnf.into())),
+                ("response_format", AnswerForm::Gbnf(gbnf.into())),
             ),
             (
                 json!({"response_format": {"type": "regex", "pattern": "a+"}}),
-                ("response_format", Form::Regex("a+".into())),
+                ("response_format", AnswerForm::Regex("a+".into())),
             ),
             (json!({"guided_json": object}), ("guided_json", schema(None))),
             (json!({"guided_json": "{\"type\":\"object\"}"}), ("guided_json", schema(None))),
-            (json!({"guided_regex": "a+"}), ("guided_regex", Form::Regex("a+".into()))),
+            (json!({"guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
             (json!({"guided_choice": ["a", "b"]}), ("guided_choice", choice.clone())),
-            (json!({"guided_grammar": gbnf}), ("guided_grammar", Form::Gbnf(gbnf.into()))),
-            (json!({"guided_json_object": true}), ("guided_json_object", Form::JsonObject)),
+            (json!({"guided_grammar": gbnf}), ("guided_grammar", AnswerForm::Gbnf(gbnf.into()))),
+            (json!({"guided_json_object": true}), ("guided_json_object", AnswerForm::JsonObject)),
             (
                 json!({"structured_outputs": {"choice": ["a", "b"], "json": null, "disable_fallback": true}}),
                 ("structured_outputs", choice),
             ),
             (json!({"structured_outputs": {"json": object}}), ("structured_outputs", schema(None))),
-            (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", Form::JsonObject)),
-            (json!({"regex": "a+", "ebnf": ""}), ("regex", Form::Regex("a+".into()))),
-            (json!({"ebnf": gbnf, "regex": null}), ("ebnf", Form::Gbnf(gbnf.into()))),
-            // Twice the same is no contradiction.
-            (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", Form::Regex("a+".into()))),
+            (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", AnswerForm::JsonObject)),
+            (json!({"regex": "a+", "ebnf": ""}), ("regex", AnswerForm::Regex("a+".into()))),
+            (json!({"ebnf": gbnf, "regex": null}), ("ebnf", AnswerForm::Gbnf(gbnf.into()))),
+            // Two equal forms do not contradict each other.
+            (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
         ] {
             assert_eq!(read(&fields), Ok(Some(expected)), "{fields}");
         }
     }
 
     #[test]
-    fn what_is_empty_asks_for_nothing() {
+    fn empty_values_set_no_form() {
         for fields in [
             json!({}),
             json!({"grammar": "", "json_schema": null, "response_format": {"type": "text"}, "guided_json": {}}),

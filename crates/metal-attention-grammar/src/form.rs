@@ -1,32 +1,33 @@
-//! What an answer must look like.
+//! [`AnswerForm`]: the form that the text of an answer must have.
 
 use serde_json::Value;
 
-/// What an answer must look like.
+/// The form that the text of an answer must have.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Form {
+pub enum AnswerForm {
     /// Any JSON object.
     JsonObject,
-    /// JSON that follows a schema.
+    /// JSON that is valid under a schema.
     JsonSchema {
-        /// The schema.
+        /// The JSON schema.
         schema: Value,
-        /// True: all of the schema is enforced, or it is refused. False: objects may have properties that the schema does not
-        /// name. `None`: they may not, and what cannot be enforced is left out.
+        /// `Some(true)`: all assertions are enforced, or the schema is refused. `Some(false)`: objects may have
+        /// properties that the schema does not name. `None`: they may not, and assertions that cannot be enforced are
+        /// left out.
         strict: Option<bool>,
     },
-    /// A grammar in the GBNF of llama.cpp, or the EBNF of `XGrammar`.
+    /// A grammar in GBNF (llama.cpp) or EBNF (`XGrammar`).
     Gbnf(String),
-    /// A grammar in the Lark of llguidance.
+    /// A grammar in llguidance's variant of Lark.
     Lark(String),
-    /// A text that a regular expression matches as a whole.
+    /// A text that the regular expression matches as a whole.
     Regex(String),
     /// One of these strings.
     Choice(Vec<String>),
 }
 
-impl Form {
-    /// A grammar in whichever of the two formats it is written: rules by `::=` are GBNF.
+impl AnswerForm {
+    /// A grammar in GBNF or Lark. Rules defined by `::=` are GBNF.
     pub fn grammar(text: String) -> Self {
         if crate::gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
     }

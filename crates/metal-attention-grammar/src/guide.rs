@@ -1,5 +1,6 @@
-//! What the engine enforces while it generates an answer, besides a grammar: an end of thoughts, one call alone, and room
-//! for thoughts before a text in a given form.
+//! [`Guide`]: the constraint of one answer of a chat model. It combines a [`Grammar`] of the answer's text with rules
+//! outside of that text: reasoning may come first, ends after a budget of tokens, and generation ends after the first
+//! call.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,74 +11,75 @@ use metal_attention_chat::{AnswerEvent, ChatTemplate, HARMONY_ANSWER, ToolCallPa
 
 use crate::Grammar;
 
-/// Ends a message of thoughts where thoughts are messages, and begins another.
+/// Ends a message of reasoning and begins the next message, in gpt-oss's format.
 const NEXT: &str = "<|end|><|start|>assistant";
 
-/// Most blank tokens between thoughts and text.
+/// The maximum number of line-break tokens between reasoning and text.
 const MAX_BLANKS: usize = 4;
 
-/// What a [`Guide`] enforces.
+/// The restrictions of a [`Guide`].
 pub struct GuideOptions<'a> {
-    /// The model's template.
+    /// The chat template of the model.
     pub template: &'a ChatTemplate,
-    /// Reads the answer: it knows the part of it that the prompt has.
+    /// The parser of the answer. It must have read the part of the answer that the prompt contains.
     pub parser: ToolCallParser,
-    /// The form of the text.
+    /// The grammar of the answer's text; `None`: any text.
     pub grammar: Option<Grammar>,
-    /// Most tokens of thoughts.
+    /// The maximum number of reasoning tokens; `None`: no limit.
     pub budget: Option<usize>,
-    /// The answer ends after its first call.
+    /// Whether the answer ends after its first tool call.
     pub single_call: bool,
-    /// The answer may call functions.
+    /// Whether the answer may call tools.
     pub has_tools: bool,
-    /// The answer is at its beginning, where thoughts may come although the prompt has not begun any.
+    /// Whether the answer may begin with reasoning although the prompt does not begin any.
     pub may_think: bool,
 }
 
-/// Restricts the tokens of one answer.
+/// The constraint of one answer. It masks the tokens that may come next.
 pub struct Guide {
     tokenizer: Arc<Tokenizer>,
     parser: ToolCallParser,
-    /// Bytes that are no whole character yet.
+    /// The bytes of an incomplete UTF-8 character.
     undecoded: Vec<u8>,
     grammar: Option<Grammar>,
-    opening: Opening,
-    /// Tokens of thoughts that may still come.
+    phase: ThinkingPhase,
+    /// The number of reasoning tokens that are left; `None`: no limit.
     budget: Option<usize>,
-    /// The text that ends thoughts, the first time and later.
+    /// The text that is forced to end reasoning: the first time, and later times.
     ends: [String; 2],
     n_ended: usize,
-    /// Tokens of line breaks, which models write between thoughts and text.
+    /// The tokens of line breaks, which models write between reasoning and text.
     blanks: Vec<u32>,
-    /// Tokens that come next, whatever the model wants.
+    /// The tokens that are forced next, in order.
     forced: VecDeque<u32>,
     single_call: bool,
     called: bool,
 }
 
-/// Thoughts before the text that the grammar describes.
-enum Opening {
-    /// There may be some: their marker may come, of which `written` is there.
+/// The state of the reasoning before the text that the grammar describes. `grammar` applies to the text only.
+enum ThinkingPhase {
+    /// Reasoning may begin: the next tokens may be its start marker, of which `written` has been generated.
     Possible {
         start: &'static str,
         written: Vec<u8>,
-        /// What is written is also the beginning of the text itself.
+        /// Whether `written` is also a valid beginning of the text.
         is_text: bool,
-        /// The grammar of the text from its beginning.
+        /// The grammar in its initial state, for the text after the reasoning.
         fresh: Grammar,
-        /// What the grammar allows next.
+        /// The mask of the grammar for the next token.
         mask: Vec<u32>,
     },
-    /// The model thinks.
+    /// Reasoning is being generated. `fresh` is the grammar in its initial state.
     Thinking { fresh: Grammar },
-    /// The thoughts have ended: this many blank tokens may come before the text. `mask` is what the grammar allows next.
+    /// Reasoning has ended. `n_left` line-break tokens may come before the text; `mask` is the grammar's mask for the
+    /// next token.
     Blank { n_left: usize, mask: Vec<u32> },
-    /// There are none, or no more.
+    /// Reasoning is over, or cannot come.
     Closed,
 }
 
 impl Guide {
-    /// Enforces what `options` say; `None` where that is nothing.
+    /// Builds the constraint; `None` if `options` restrict nothing.
     pub fn new(tokenizer: &Arc<Tokenizer>, options: GuideOptions<'_>) -> Option<Self> {
         let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_think } = options;
         if grammar.is_none() && budget.is_none() && !single_call {
@@ -85,9 +87,9 @@ impl Guide {
         }
         let harmony = template.tool_format() == ToolFormat::Harmony;
         let markers = template.reasoning();
-        let opening = match (markers, &grammar) {
+        let phase = match (markers, &grammar) {
             (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => {
-                Opening::Possible {
+                ThinkingPhase::Possible {
                     start: markers.start,
                     written: Vec::new(),
                     is_text: true,
@@ -95,7 +97,7 @@ impl Guide {
                     mask: Vec::new(),
                 }
             }
-            (Some(_) | None, _) => Opening::Closed,
+            (Some(_) | None, _) => ThinkingPhase::Closed,
         };
         let ends = match (harmony, has_tools || grammar.is_some()) {
             (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { HARMONY_ANSWER }],
@@ -110,7 +112,7 @@ impl Guide {
             parser,
             undecoded: Vec::new(),
             grammar,
-            opening,
+            phase,
             budget,
             ends,
             n_ended: 0,
@@ -126,11 +128,12 @@ impl Guide {
         Some(guide)
     }
 
+    /// Forces the tokens of `text` to come next.
     fn force(&mut self, text: &str) {
         self.forced.extend(tokens_within(&self.tokenizer, text, true));
     }
 
-    /// Ends thoughts that have had their tokens.
+    /// Forces the end of reasoning if its budget is used up.
     fn end_thoughts(&mut self) {
         if self.budget == Some(0) && self.forced.is_empty() && self.parser.is_thinking() {
             let end = self.ends[self.n_ended.min(1)].clone();
@@ -139,7 +142,7 @@ impl Guide {
         }
     }
 
-    /// Has the parser read a token.
+    /// Passes a token to the parser, with the text that it completes.
     fn read(&mut self, id: u32) {
         self.undecoded.extend_from_slice(self.tokenizer.token_bytes(id));
         let mut text = String::new();
@@ -152,7 +155,7 @@ impl Guide {
                 Err(error) => {
                     let valid = error.valid_up_to();
                     text += &String::from_utf8_lossy(&self.undecoded[..valid]);
-                    // Bytes that begin no character are replaced; those that may begin one wait.
+                    // An invalid sequence is replaced; an incomplete one waits for more bytes.
                     let Some(invalid) = error.error_len() else {
                         self.undecoded.drain(..valid);
                         break;
@@ -167,7 +170,8 @@ impl Guide {
     }
 }
 
-/// The tokens of `text` where it stands within another: some vocabularies put a blank before a text.
+/// The tokens of `text` as they occur within a longer text. Some vocabularies put a blank before a text that is
+/// encoded on its own; then `text` is covered greedily by the longest tokens.
 pub fn tokens_within(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Vec<u32> {
     let whole = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });
     let spelled: Vec<u8> = whole.iter().flat_map(|&id| spelling(tokenizer, id)).copied().collect();
@@ -187,7 +191,7 @@ pub fn tokens_within(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> 
     ids
 }
 
-/// The spelling of a token, that of a control token too.
+/// The spelling of a token: its bytes, or the text of a control token.
 fn spelling(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     match tokenizer.token_bytes(id) {
         [] => tokenizer.token_text(id).unwrap_or_default().as_bytes(),
@@ -195,17 +199,19 @@ fn spelling(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     }
 }
 
+/// Sets the bit of token `id`.
 fn set(mask: &mut [u32], id: u32) {
     if let Some(word) = mask.get_mut(id as usize / 32) {
         *word |= 1 << (id % 32);
     }
 }
 
+/// Whether the bit of token `id` is set.
 fn has(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word & (1 << (id % 32)) != 0)
 }
 
-/// Allows all tokens of a vocabulary.
+/// Sets the bits of all tokens of the vocabulary.
 fn set_all(mask: &mut [u32], n_vocab: usize) {
     let whole = (n_vocab / 32).min(mask.len());
     mask[..whole].fill(u32::MAX);
@@ -221,12 +227,12 @@ impl Constraint for Guide {
             return Ok(());
         }
         let n_vocab = self.tokenizer.n_vocab();
-        match &mut self.opening {
-            Opening::Closed => match &mut self.grammar {
+        match &mut self.phase {
+            ThinkingPhase::Closed => match &mut self.grammar {
                 Some(grammar) => grammar.allowed(mask)?,
                 None => set_all(mask, n_vocab),
             },
-            Opening::Blank { n_left, mask: of_grammar } => {
+            ThinkingPhase::Blank { n_left, mask: of_grammar } => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.allowed(mask)?;
                 }
@@ -236,7 +242,7 @@ impl Constraint for Guide {
                     self.blanks.iter().for_each(|&id| set(mask, id));
                 }
             }
-            Opening::Thinking { .. } => {
+            ThinkingPhase::Thinking { .. } => {
                 set_all(mask, n_vocab);
                 for &id in self.tokenizer.end_of_generation() {
                     if let Some(word) = mask.get_mut(id as usize / 32) {
@@ -244,7 +250,7 @@ impl Constraint for Guide {
                     }
                 }
             }
-            Opening::Possible { start, written, is_text, mask: of_grammar, .. } => {
+            ThinkingPhase::Possible { start, written, is_text, mask: of_grammar, .. } => {
                 if let Some(grammar) = self.grammar.as_mut().filter(|_| *is_text) {
                     grammar.allowed(mask)?;
                 }
@@ -266,36 +272,36 @@ impl Constraint for Guide {
             self.forced.pop_front();
         }
         self.read(id);
-        let opening = std::mem::replace(&mut self.opening, Opening::Closed);
-        match opening {
-            Opening::Closed => {
+        let phase = std::mem::replace(&mut self.phase, ThinkingPhase::Closed);
+        match phase {
+            ThinkingPhase::Closed => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.accept(id)?;
                 }
             }
-            Opening::Thinking { fresh } => {
+            ThinkingPhase::Thinking { fresh } => {
                 if self.parser.is_thinking() {
-                    self.opening = Opening::Thinking { fresh };
+                    self.phase = ThinkingPhase::Thinking { fresh };
                 } else {
                     self.grammar = Some(fresh);
-                    self.opening = Opening::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
+                    self.phase = ThinkingPhase::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
                 }
             }
-            Opening::Blank { n_left, mask } => match &mut self.grammar {
+            ThinkingPhase::Blank { n_left, mask } => match &mut self.grammar {
                 Some(grammar) if has(&mask, id) => grammar.accept(id)?,
-                Some(_) | None => self.opening = Opening::Blank { n_left: n_left.saturating_sub(1), mask },
+                Some(_) | None => self.phase = ThinkingPhase::Blank { n_left: n_left.saturating_sub(1), mask },
             },
-            Opening::Possible { start, mut written, is_text, fresh, mask } => {
+            ThinkingPhase::Possible { start, mut written, is_text, fresh, mask } => {
                 written.extend_from_slice(spelling(&self.tokenizer, id));
                 let follows = is_text && has(&mask, id);
                 if start.as_bytes() == written {
-                    self.opening = Opening::Thinking { fresh };
+                    self.phase = ThinkingPhase::Thinking { fresh };
                 } else {
                     if let Some(grammar) = self.grammar.as_mut().filter(|_| follows) {
                         grammar.accept(id)?;
                     }
                     if start.as_bytes().starts_with(&written) {
-                        self.opening = Opening::Possible { start, written, is_text: follows, fresh, mask };
+                        self.phase = ThinkingPhase::Possible { start, written, is_text: follows, fresh, mask };
                     }
                 }
             }
@@ -311,7 +317,7 @@ impl Constraint for Guide {
         if self.single_call && self.called {
             return true;
         }
-        matches!(self.opening, Opening::Closed)
+        matches!(self.phase, ThinkingPhase::Closed)
             && self.forced.is_empty()
             && self.grammar.as_ref().is_some_and(Constraint::is_complete)
     }
@@ -324,22 +330,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Grammars;
+    use crate::GrammarCompiler;
 
-    /// The text of a model that says `says`, byte by byte, wherever it may, and the first that is allowed elsewhere.
-    fn answer(tokenizer: &Tokenizer, mut guide: Guide, says: &str) -> String {
-        let mut said = Vec::new();
-        while said.len() < says.len() && !guide.is_complete() {
+    /// Generates an answer byte by byte. The model prefers the bytes of `preferred`; where its byte is not allowed, it
+    /// takes the first allowed token.
+    fn answer(tokenizer: &Tokenizer, mut guide: Guide, preferred: &str) -> String {
+        let mut generated = Vec::new();
+        while generated.len() < preferred.len() && !guide.is_complete() {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
             guide.allowed(&mut mask).unwrap();
             let allowed = || (0..tokenizer.n_vocab() as u32).filter(|&id| has(&mask, id));
-            let wanted = allowed().find(|&id| tokenizer.token_bytes(id) == [says.as_bytes()[said.len()]]);
-            let id =
-                wanted.or_else(|| allowed().next()).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&said)));
+            let preferred_id =
+                allowed().find(|&id| tokenizer.token_bytes(id) == [preferred.as_bytes()[generated.len()]]);
+            let id = preferred_id
+                .or_else(|| allowed().next())
+                .unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&generated)));
             guide.accept(id).unwrap();
-            said.extend_from_slice(tokenizer.token_bytes(id));
+            generated.extend_from_slice(tokenizer.token_bytes(id));
         }
-        String::from_utf8(said).unwrap()
+        String::from_utf8(generated).unwrap()
     }
 
     fn template(name: &str) -> ChatTemplate {
@@ -347,15 +356,15 @@ mod tests {
         ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()).unwrap()
     }
 
-    /// What a model with this template says after the question.
-    fn said(name: &str, says: &str, change: impl FnOnce(&Grammars, &mut GuideOptions<'_>)) -> String {
+    /// The answer of such a model with the template `name`. `change` sets the restrictions.
+    fn generated(name: &str, preferred: &str, change: impl FnOnce(&GrammarCompiler, &mut GuideOptions<'_>)) -> String {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         let template = template(name);
         let messages = [Message::user("Question?")];
         let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
         let prompt = template.render(&request).unwrap().text;
-        let mut wanted = GuideOptions {
+        let mut options = GuideOptions {
             template: &template,
             parser: template.answer_parser(&prompt, &[]),
             grammar: None,
@@ -364,15 +373,16 @@ mod tests {
             has_tools: false,
             may_think: true,
         };
-        change(&grammars, &mut wanted);
-        answer(&tokenizer, Guide::new(&tokenizer, wanted).unwrap(), says)
+        change(&grammars, &mut options);
+        answer(&tokenizer, Guide::new(&tokenizer, options).unwrap(), preferred)
     }
 
     #[test]
-    fn thoughts_end_with_their_budget() {
-        let budget = |name: &str, says: &str, n: usize| said(name, says, |_, wanted| wanted.budget = Some(n));
-        let says = "<think>abcdefghijklmnopqrstuvwxyz";
-        assert_eq!(budget("qwen3", says, 4), "<think>abcd</think>mnopqrstuvwxyz");
+    fn reasoning_ends_with_its_budget() {
+        let budget =
+            |name: &str, preferred: &str, n: usize| generated(name, preferred, |_, options| options.budget = Some(n));
+        let preferred = "<think>abcdefghijklmnopqrstuvwxyz";
+        assert_eq!(budget("qwen3", preferred, 4), "<think>abcd</think>mnopqrstuvwxyz");
         assert_eq!(budget("qwen3.5", "abcdefghijklmnop", 0), "</think>ijklmnop");
         assert_eq!(budget("qwen3.5", "abcdefghijklmnop", 3), "abc</think>lmnop");
         assert_eq!(budget("qwen3", "No thoughts.", 0), "No thoughts.");
@@ -381,16 +391,16 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_may_come_before_json() {
-        let json = |name: &str, says: &str, budget: Option<usize>| {
-            said(name, says, |grammars, wanted| {
-                let prompt = if wanted.parser.is_thinking() { "<think>" } else { "" };
-                wanted.grammar = Some(grammars.json_object(wanted.template, prompt).unwrap());
-                wanted.budget = budget;
+    fn reasoning_may_precede_json() {
+        let json = |name: &str, preferred: &str, budget: Option<usize>| {
+            generated(name, preferred, |grammars, options| {
+                let prompt = if options.parser.is_thinking() { "<think>" } else { "" };
+                options.grammar = Some(grammars.json_object(options.template, prompt).unwrap());
+                options.budget = budget;
             })
         };
-        for says in ["{\"a\":1}", "<think>\nHm.\n</think>\n\n{\"a\":1}", "<think></think>{\"a\":1}"] {
-            assert_eq!(json("qwen3", says, None), says);
+        for preferred in ["{\"a\":1}", "<think>\nHm.\n</think>\n\n{\"a\":1}", "<think></think>{\"a\":1}"] {
+            assert_eq!(json("qwen3", preferred, None), preferred);
         }
         assert_eq!(json("qwen3.5", "Hm.\n</think>\n\n{\"a\":1}", None), "Hm.\n</think>\n\n{\"a\":1}");
         assert_eq!(json("qwen3", "<think>abcdefghijk{\"a\":1}", Some(3)), "<think>abc</think>{\"a\":1}");
@@ -402,12 +412,12 @@ mod tests {
     fn an_answer_ends_with_its_first_call() {
         let tool = json!({"type": "function", "function": {"name": "f"}});
         let tools = [Tool::try_from(tool).unwrap()];
-        let says = "Well.<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"f\"}";
-        let text = said("qwen2.5", says, |_, wanted| {
-            wanted.single_call = true;
-            wanted.parser = wanted.template.answer_parser("", &tools);
+        let preferred = "Well.<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"f\"}";
+        let text = generated("qwen2.5", preferred, |_, options| {
+            options.single_call = true;
+            options.parser = options.template.answer_parser("", &tools);
         });
-        assert!(says.starts_with(&text) && !text.contains("</tool_call><"), "{text}");
+        assert!(preferred.starts_with(&text) && !text.contains("</tool_call><"), "{text}");
         assert!(text.starts_with("Well.<tool_call>{\"name\": \"f\", \"arguments\": {}}"), "{text}");
     }
 }

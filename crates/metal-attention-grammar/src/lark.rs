@@ -1,17 +1,17 @@
-//! Lark grammars of clients.
+//! Lark grammars of clients: limits of size, and error messages. llguidance compiles them.
 
-/// Most bytes of a grammar.
+/// The maximum size of a grammar in bytes.
 const MAX_BYTES: usize = 64 << 10;
-/// Most rules, and groups inside each other in each of them, together: llguidance calls itself for each where one leads to
-/// another.
+/// The maximum number of lines and opening brackets together. llguidance recurses once for each rule and group on a
+/// path.
 const MAX_LEVELS: usize = 4000;
 
-/// A regular expression as a grammar writes it.
+/// A regular expression as a terminal of a Lark grammar.
 pub fn terminal(pattern: &str) -> String {
     format!("/{}/", pattern.replace('/', "\\/").replace('\n', "\\n").replace('\r', "\\r"))
 }
 
-/// Refuses a grammar that would take too long to follow, or too much memory.
+/// Checks the size of a grammar: larger ones would take too much time or memory.
 pub fn check(text: &str) -> Result<(), String> {
     if text.len() > MAX_BYTES {
         return Err(format!("it has {} bytes; at most {} KiB are allowed", text.len(), MAX_BYTES >> 10));
@@ -23,8 +23,8 @@ pub fn check(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What is wrong with a grammar, and on which line, by an error of llguidance; `None` where that says no such thing. Where the grammar
-/// `is_nested` in another one, it begins on the second line of that.
+/// The error in a grammar, with its line, from an error message of llguidance; `None` if the message does not name
+/// one. If the grammar `is_nested` in another one, it begins on the second line there.
 pub fn explained(error: &str, is_nested: bool) -> Option<String> {
     let first = error.lines().next()?;
     let place = first.strip_prefix("at ").unwrap_or(first);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn grammars_are_no_larger_than_can_be_followed() {
+    fn oversized_grammars_are_refused() {
         assert_eq!(check("start: \"a\""), Ok(()));
         assert!(check(&"x".repeat(MAX_BYTES + 1)).is_err());
         assert!(check(&("start: ".to_owned() + &"(".repeat(MAX_LEVELS))).is_err());

@@ -1,20 +1,22 @@
-//! What a generated text must look like, as a constraint on the tokens that may come next.
+//! Constrained decoding: restricts the tokens that may come next, so that a generated text has a required form.
 //!
-//! A [`Form`] says what is wanted: JSON that follows a schema, a grammar in GBNF or Lark, a regular expression, a choice of
-//! strings. [`Grammars`] makes constraints of forms for one vocabulary, for an answer to a chat ([`form`](Grammars::form)) or for
-//! a text from its beginning ([`raw`](Grammars::raw)), and of the tools of which an answer must call one
-//! ([`calls`](Grammars::calls)). A generator and a scheduler take what it makes. A [`Guide`] puts room for thoughts before an answer's
-//! text, and ends thoughts and calls; a [`Conversation`] is a prompt that knows what reads and restricts its answer.
+//! An [`AnswerForm`] is a required form: JSON valid under a schema, a grammar in GBNF or Lark, a regular expression,
+//! or a choice of strings. A [`GrammarCompiler`] compiles forms for one vocabulary: for the answer of a chat
+//! ([`form`](GrammarCompiler::form)), for a text from its first token on ([`raw`](GrammarCompiler::raw)), or for an
+//! answer that must call a tool ([`calls`](GrammarCompiler::calls)). The result, a [`Grammar`], is a constraint for a
+//! generator or a scheduler. A [`Guide`] extends it to the whole answer of a reasoning model: it allows reasoning
+//! before the text, and ends reasoning and calls. A [`RenderedConversation`] is a prompt with the parser and the
+//! constraint of its answer.
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
 //! use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
-//! use metal_attention_grammar::{Form, Grammars};
+//! use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::built_in()?;
-//! let form = Form::grammar("root ::= \" a \" pet\npet ::= \"cat\" | \"dog\"".into());
-//! let constraint = Grammars::new(&model.tokenizer()?).raw(&form, &mut Vec::new())?;
+//! let form = AnswerForm::grammar("root ::= \" a \" pet\npet ::= \"cat\" | \"dog\"".into());
+//! let constraint = GrammarCompiler::new(&model.tokenizer()?).raw(&form, &mut Vec::new())?;
 //!
 //! let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
 //! generator.set_constraint(Some(Box::new(constraint)));
@@ -24,8 +26,9 @@
 //! # }
 //! ```
 //!
-//! llguidance follows the grammars. What comes from others is brought into a shape that it can follow: schemas in `schema/`, GBNF in
-//! `gbnf/`. All of it may be hostile: what is too large, or takes too long, is an error that says so.
+//! llguidance compiles and matches the grammars. Input of clients is first converted to what llguidance supports: JSON
+//! schemas in `schema/`, GBNF in `gbnf/`. All input may be hostile: input that is too large, or takes too long, is
+//! refused with an error.
 
 mod constraint;
 mod conversation;
@@ -39,9 +42,9 @@ mod schema;
 #[cfg(test)]
 mod test_vocabulary;
 
-pub use constraint::{Grammar, GrammarError, Grammars};
-pub use conversation::{Conversation, ConversationError};
+pub use constraint::{Grammar, GrammarCompiler, GrammarError};
+pub use conversation::{ConversationError, RenderedConversation};
 pub use fields::FieldError;
-pub use form::Form;
+pub use form::AnswerForm;
 pub use gbnf::GbnfError;
 pub use guide::{Guide, GuideOptions, tokens_within};

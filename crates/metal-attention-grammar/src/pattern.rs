@@ -1,14 +1,15 @@
-//! Regular expressions and choices of clients.
+//! Regular expressions and choices of clients, converted to expressions that llguidance supports.
 
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Capture, Hir, HirKind, Look, Repetition};
 
-/// Most bytes of an expression, and of all strings of a choice together.
+/// The maximum size in bytes of an expression, and of all strings of a choice together.
 const MAX_BYTES: usize = 64 << 10;
-/// Most groups inside each other.
+/// The maximum nesting of groups.
 const MAX_DEPTH: u32 = 100;
 
-/// The regular expression `pattern` without what says that it is for a whole text, which it is anyway.
+/// The regular expression `pattern` without anchors at its ends: it must match the whole text anyway. Returns an error
+/// message for other anchors, word boundaries and unsupported syntax.
 pub fn whole(pattern: &str) -> Result<String, String> {
     if pattern.len() > MAX_BYTES {
         return Err(format!("it has {} bytes; at most {} KiB are allowed", pattern.len(), MAX_BYTES >> 10));
@@ -22,7 +23,7 @@ pub fn whole(pattern: &str) -> Result<String, String> {
     }
 }
 
-/// An expression for one of `choices`.
+/// A regular expression that matches one of `choices`. Returns an error message if there are none, or too many bytes.
 pub fn one_of(choices: &[String]) -> Result<String, String> {
     if choices.is_empty() {
         return Err("there is nothing to choose from".into());
@@ -34,11 +35,12 @@ pub fn one_of(choices: &[String]) -> Result<String, String> {
     Ok(written(&Hir::alternation(choices.iter().map(|choice| Hir::literal(choice.as_bytes())).collect())))
 }
 
-/// The expression that `hir` stands for. A repetition that is repeated has a group of its own: `(a+)?` is not `a+?`.
+/// The notation of `hir`. A repeated repetition is put in a group: `(a+)?` must not become `a+?`.
 pub fn written(hir: &Hir) -> String {
     grouped(hir).to_string()
 }
 
+/// The expression with groups around repeated repetitions, and without other groups.
 fn grouped(hir: &Hir) -> Hir {
     match hir.kind() {
         HirKind::Repetition(Repetition { min, max, sub, .. }) => {
@@ -55,7 +57,7 @@ fn grouped(hir: &Hir) -> Hir {
     }
 }
 
-/// `hir` without the anchors at its beginning, or those at its end.
+/// The expression without the anchors at its beginning, or at its end.
 fn without_ends(hir: &Hir, beginning: bool) -> Hir {
     let anchors = if beginning { [Look::Start, Look::StartLF] } else { [Look::End, Look::EndLF] };
     match hir.kind() {
@@ -77,12 +79,12 @@ fn without_ends(hir: &Hir, beginning: bool) -> Hir {
     }
 }
 
-/// What is wrong with an expression, and where.
+/// The error of the parser, with line and column.
 fn explained(error: &regex_syntax::Error) -> String {
     let (kind, span) = match error {
         regex_syntax::Error::Parse(error) => (error.kind().to_string(), error.span()),
         regex_syntax::Error::Translate(error) => (error.kind().to_string(), error.span()),
-        // The library keeps the right to have others.
+        // The error type is non-exhaustive.
         other => return other.to_string().lines().last().unwrap_or_default().to_owned(),
     };
     let kind = match kind.as_str() {
@@ -95,6 +97,7 @@ fn explained(error: &regex_syntax::Error) -> String {
     format!("{kind} (line {}, column {})", span.start.line, span.start.column)
 }
 
+/// The name of an anchor or boundary, for error messages.
 fn name(look: Look) -> &'static str {
     match look {
         Look::Start | Look::StartLF | Look::StartCRLF => "an anchor for the beginning, ^, elsewhere than there",
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn unsupported_syntax_is_named() {
         let depths = "(".repeat(200) + "a" + &")".repeat(200);
         for (pattern, named) in [
             ("a(?=b)", "look-arounds"),

@@ -1,4 +1,4 @@
-//! A vocabulary for tests, and texts of its tokens under a constraint.
+//! Helpers for tests: a small vocabulary, and a check whether a grammar accepts a text.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use metal_attention::tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
 
 use crate::Grammar;
 
-/// A vocabulary of the 256 bytes and of control tokens.
+/// A vocabulary of the 256 bytes, the tokens `control` and "</s>", which ends a generation.
 pub fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
     let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 0x100..;
@@ -27,7 +27,7 @@ pub fn vocabulary(control: &[&str]) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
 }
 
-/// Whether `grammar` allows the tokens of `text`, and then an end.
+/// Whether `grammar` allows the tokens of `text`, and the end after them.
 pub fn accepts(mut grammar: Grammar, tokenizer: &Tokenizer, text: &str) -> bool {
     let allows = |grammar: &mut Grammar, ids: &[u32]| {
         let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];

@@ -1,4 +1,8 @@
-//! The hub's shared cache: `models--OWNER--REPO/{blobs,refs,snapshots}`, as Python's `huggingface_hub` lays it out.
+//! The shared cache of the Hugging Face hub, in the layout of Python's `huggingface_hub`.
+//!
+//! A repository has a folder `models--OWNER--REPO` with `blobs/` (contents by checksum), `snapshots/COMMIT/` (one link
+//! to a blob for each file of a commit, a "pointer"), and `refs/main` (the newest commit that was downloaded). Other
+//! programs use the cache at the same time, so nothing in it is trusted: links that lead out of it are refused.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -13,41 +17,47 @@ use crate::client::is_commit;
 use crate::files::{open_own, replace};
 use crate::name::{ModelName, Which};
 
-/// Bytes of the longest reference to a commit that is read.
+/// Maximum bytes of a file in `refs`; longer ones are not read.
 const MAX_REF: u64 = 256;
 
-/// One repository's folder of the cache.
+/// The cache folder of one repository.
 pub(crate) struct RepoCache {
+    /// The folder of the whole cache.
     cache: PathBuf,
+    /// `OWNER/REPO`.
     repo: String,
 }
 
 /// A model in the cache.
 #[derive(Clone, Debug)]
 pub struct CachedModel {
-    /// What `-m` takes: `hf:OWNER/REPO:TYPE`, or with the file where the type does not tell models apart.
+    /// Its name for `-m`: `hf:OWNER/REPO:TYPE`, or with the file where several models have the type.
     pub name: ModelName,
-    /// The type in the file's name.
+    /// The tensor type in the file's name, such as `Q4_K_M`; `None`: the name has none.
     pub quant: Option<String>,
-    /// The files, parts in their order.
+    /// Its files; those of a split model in order.
     pub files: Vec<PathBuf>,
     /// Bytes of all files.
     pub bytes: u64,
-    /// The commit whose files these are.
+    /// The commit that the files belong to.
     pub commit: String,
-    /// Whether that is the newest commit that was downloaded.
+    /// Whether this is the newest commit that was downloaded.
     pub is_newest: bool,
-    /// Whether no part is missing.
+    /// Whether no file of a split model is missing.
     pub complete: bool,
 }
 
-/// What one commit of a repository has in the cache.
-pub(crate) struct Snapshot {
+/// The models of one commit in the cache.
+pub(crate) struct CachedCommit {
+    /// The commit's hash.
     pub commit: String,
+    /// The folder of its pointers.
     pub folder: PathBuf,
+    /// Whether this is the newest commit that was downloaded.
     pub is_newest: bool,
+    /// The models of its files.
     pub models: Vec<ModelFiles>,
-    /// How many models are of each type.
+    /// The number of models by tensor type.
     quants: HashMap<String, usize>,
 }
 
@@ -65,23 +75,23 @@ impl RepoCache {
         format!("models--{}", self.repo.replace('/', "--"))
     }
 
-    /// Where the bytes of a file are.
+    /// The path of the blob with a checksum.
     pub fn blob(&self, checksum: &Checksum) -> PathBuf {
         self.folder().join("blobs").join(checksum.digits())
     }
 
-    /// Where a file of a commit is.
+    /// The path of a file of a commit: a pointer to its blob.
     pub fn pointer(&self, commit: &str, file: &str) -> PathBuf {
         self.folder().join("snapshots").join(commit).join(file)
     }
 
-    /// The file that downloads of a blob are locked with, by all programs that use the cache.
+    /// The file that is locked while a blob is downloaded, by all programs that use the cache.
     pub fn lock(&self, checksum: &Checksum) -> PathBuf {
         let folder = self.cache.join(".locks").join(self.folder_name());
         folder.join(format!("{}.lock", checksum.digits()))
     }
 
-    /// Makes a blob a file of a commit.
+    /// Links a file of a commit to a blob. Returns the pointer.
     pub fn link(&self, checksum: &Checksum, commit: &str, file: &str) -> Result<PathBuf, HubError> {
         let (blob, pointer) = (self.blob(checksum), self.pointer(commit, file));
         if fs::canonicalize(&pointer).is_ok_and(|file| fs::canonicalize(&blob).is_ok_and(|blob| file == blob)) {
@@ -95,14 +105,14 @@ impl RepoCache {
         {
             return Err(HubError::io("replace", &pointer, e));
         }
-        // From the pointer's folder up to the repository's, and down again.
+        // Up to the repository's folder, and down to the blob.
         let up = "../".repeat(2 + file.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{}", checksum.digits()));
         symlink_or_move(&target, &blob, &pointer).map_err(|e| HubError::io("make the link", &pointer, e))?;
         Ok(pointer)
     }
 
-    /// Makes a commit the newest one.
+    /// Records `commit` as the newest one.
     pub fn set_newest(&self, commit: &str) -> Result<(), HubError> {
         let refs = self.folder().join("refs");
         self.check_inside(&refs)?;
@@ -110,14 +120,14 @@ impl RepoCache {
         written.map_err(|e| HubError::io("write to", &refs, e))
     }
 
-    /// What there is, the newest commit first and the others by age.
-    pub fn snapshots(&self) -> Result<Vec<Snapshot>, HubError> {
+    /// The commits in the cache, the newest first and the others by age.
+    pub fn snapshots(&self) -> Result<Vec<CachedCommit>, HubError> {
         let newest = read_ref(&self.folder().join("refs/main"));
         let blobs = fs::canonicalize(self.folder().join("blobs")).ok();
         let mut snapshots = Vec::new();
         for entry in entries(&self.folder().join("snapshots"))? {
             let commit = entry.file_name().to_string_lossy().into_owned();
-            // A link to a folder is not followed: it may lead anywhere.
+            // A link to a folder is not followed: it may lead out of the cache.
             if !is_commit(&commit) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
                 continue;
             }
@@ -130,13 +140,13 @@ impl RepoCache {
             let changed = entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
             let is_newest = commit == newest.trim();
             snapshots
-                .push(((is_newest, changed), Snapshot { commit, folder: entry.path(), is_newest, models, quants }));
+                .push(((is_newest, changed), CachedCommit { commit, folder: entry.path(), is_newest, models, quants }));
         }
         snapshots.sort_by(|(a, _), (b, _)| b.cmp(a));
         Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
     }
 
-    /// Bytes of downloads that have not come to their end.
+    /// Bytes of unfinished downloads.
     pub fn unfinished(&self) -> Result<u64, HubError> {
         let unfinished = entries(&self.folder().join("blobs"))?
             .into_iter()
@@ -144,7 +154,7 @@ impl RepoCache {
         Ok(unfinished.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
     }
 
-    /// Removes files of snapshots, the blobs that nothing else refers to, and with the last file the whole folder.
+    /// Removes pointers, the blobs that no other pointer refers to, and with the last pointer the repository's folder.
     pub fn remove(&self, pointers: &[PathBuf]) -> Result<(), HubError> {
         let folder = self.folder();
         self.check_link(&folder)?;
@@ -154,7 +164,7 @@ impl RepoCache {
             self.check_inside(pointer.parent().expect("a pointer is in a snapshot"))?;
             blobs.extend(self.blob_of(pointer));
             fs::remove_file(pointer).map_err(|e| HubError::io("remove", pointer, e))?;
-            // Folders that are left empty go with the file; others refuse.
+            // Empty folders are removed with the file; removing others fails.
             for parent in pointer.ancestors().skip(1).take_while(|parent| **parent != folder.join("snapshots")) {
                 if fs::remove_dir(parent).is_err() {
                     break;
@@ -185,7 +195,7 @@ impl RepoCache {
         blobs.iter().try_for_each(|blob| fs::remove_file(blob).map_err(|e| HubError::io("remove", blob, e)))
     }
 
-    /// The blob that a pointer refers to, where it is one of this repository.
+    /// The blob that a pointer refers to; `None` if it is no blob of this repository.
     fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
         let is_link = pointer.symlink_metadata().is_ok_and(|m| m.file_type().is_symlink());
         let target = is_link.then(|| fs::canonicalize(pointer).ok()).flatten()?;
@@ -193,8 +203,8 @@ impl RepoCache {
         (target.parent() == Some(&blobs)).then_some(target)
     }
 
-    /// Refuses a folder in the repository's folder that is a link to somewhere else, or is in one that is. The
-    /// repository's own folder may be one: people put large ones elsewhere.
+    /// Refuses a folder inside the repository's folder that is a link out of the cache, or is inside one. The
+    /// repository's folder itself may be a link: users move large ones elsewhere.
     pub fn check_inside(&self, folder: &Path) -> Result<(), HubError> {
         let root = self.folder();
         folder.ancestors().take_while(|part| **part != root).try_for_each(|part| self.check_link(part))
@@ -213,8 +223,8 @@ impl RepoCache {
         Ok(())
     }
 
-    /// The model, with the name that `-m` finds it by.
-    pub fn model(&self, snapshot: &Snapshot, files: &ModelFiles) -> CachedModel {
+    /// The model with its name for `-m`.
+    pub fn model(&self, snapshot: &CachedCommit, files: &ModelFiles) -> CachedModel {
         let which = match &files.quant {
             Some(quant) if snapshot.quants.get(quant) == Some(&1) => Which::Quant(quant.clone()),
             _ => Which::File(files.files[0].clone()),
@@ -232,7 +242,7 @@ impl RepoCache {
     }
 }
 
-/// The names of the repositories that a cache has folders of.
+/// The names of the repositories with a folder in the cache.
 pub(crate) fn repos(cache: &Path) -> Result<Vec<String>, HubError> {
     let mut repos = Vec::new();
     for entry in entries(cache)? {
@@ -244,7 +254,7 @@ pub(crate) fn repos(cache: &Path) -> Result<Vec<String>, HubError> {
     Ok(repos)
 }
 
-/// What is in a folder; nothing where there is none.
+/// The entries of a folder; none if it does not exist.
 fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
     match fs::read_dir(folder).and_then(Iterator::collect) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
@@ -252,14 +262,14 @@ fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
     }
 }
 
-/// The commit that a reference names; nothing where it is none.
+/// The commit in a reference; empty if the file is missing or too long.
 fn read_ref(path: &Path) -> String {
     let readable = fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() <= MAX_REF);
     if readable { fs::read_to_string(path).unwrap_or_default() } else { String::new() }
 }
 
-/// The files under a snapshot's folder with their sizes, `/` between folders. Links that lead anywhere but to one of the
-/// repository's `blobs` are left out.
+/// The files of a commit with their sizes, `/` between folders. Links to anything but a blob of the repository are
+/// ignored.
 fn files_in(snapshot: &Path, blobs: Option<&Path>) -> Result<Vec<(String, u64)>, HubError> {
     let mut files = Vec::new();
     for path in pointers_in(snapshot)? {
@@ -276,7 +286,7 @@ fn files_in(snapshot: &Path, blobs: Option<&Path>) -> Result<Vec<(String, u64)>,
     Ok(files)
 }
 
-/// All that is under a snapshot's folder and is no folder: links, and files where there are no links.
+/// All files and links under the folder of a commit.
 fn pointers_in(snapshot: &Path) -> Result<Vec<PathBuf>, HubError> {
     let mut pointers = Vec::new();
     let mut folders = vec![snapshot.to_owned()];
@@ -291,14 +301,14 @@ fn pointers_in(snapshot: &Path) -> Result<Vec<PathBuf>, HubError> {
     Ok(pointers)
 }
 
-/// Locks a file for this process, or says that another has it (`None`).
+/// Locks a file for this process; `None`: another process has it locked.
 pub(crate) fn try_lock(path: &Path) -> Result<Option<File>, HubError> {
     let folder = path.parent().expect("a lock is in a folder");
     let file = fs::create_dir_all(folder).and_then(|()| open_own(path));
     let file = file.map_err(|e| HubError::io("write to", path, e))?;
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => Ok(None),
-        // Some file systems of networks have no locks; two downloads at once would be caught by the checksum.
+        // Some network file systems have no locks. Two concurrent downloads would fail the checksum.
         Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(Some(file)),
     }
 }
@@ -308,7 +318,8 @@ fn symlink_or_move(target: &Path, _blob: &Path, pointer: &Path) -> io::Result<()
     std::os::unix::fs::symlink(target, pointer)
 }
 
-/// Links need a right that users may lack; the blob is put in the link's place then, as other programs do.
+/// Windows allows links only with a privilege; without it, the blob is moved to the pointer's path, as other programs
+/// do.
 #[cfg(windows)]
 fn symlink_or_move(target: &Path, blob: &Path, pointer: &Path) -> io::Result<()> {
     let target = target.to_string_lossy().replace('/', "\\");

@@ -1,4 +1,4 @@
-//! What a file on the hub is known by: the SHA-256 of its content, or for small files git's SHA-1.
+//! Checksums of files on the hub: SHA-256 of large files, and git's SHA-1 of small ones.
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -6,14 +6,14 @@ use sha2::{Digest, Sha256};
 /// The checksum of a file, which is also the name of its blob in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Checksum {
-    /// Large files.
+    /// SHA-256, of large files (Git LFS).
     Sha256(String),
-    /// Files that git keeps itself.
+    /// Git's hash of a blob (SHA-1), of files that are in the git repository itself.
     GitBlob(String),
 }
 
 impl Checksum {
-    /// Reads hexadecimal digits, as in an `ETag` with or without quotes; `None` where they are neither.
+    /// Parses hexadecimal digits, such as an `ETag` with or without quotes; `None` if they are no checksum.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let digits = text.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         match digits.len() {
@@ -24,13 +24,13 @@ impl Checksum {
         }
     }
 
-    /// Hexadecimal digits, in lower case.
+    /// The hexadecimal digits, in lower case.
     pub(crate) fn digits(&self) -> &str {
         let (Self::Sha256(digits) | Self::GitBlob(digits)) = self;
         digits
     }
 
-    /// Starts the same kind of checksum of a file of `bytes` bytes.
+    /// Starts to compute a checksum of this kind, for a file of `bytes` bytes.
     pub(crate) fn hasher(&self, bytes: u64) -> Hasher {
         match self {
             Self::Sha256(_) => Hasher::Sha256(Sha256::new()),
@@ -39,7 +39,7 @@ impl Checksum {
     }
 }
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 pub(crate) enum Hasher {
     Sha256(Sha256),
     GitBlob(Sha1),
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_sha256sum_and_git() {
+    fn checksums_equal_those_of_sha256sum_and_git() {
         for (expected, bytes) in [
             ("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "abc"),
             // git hash-object of a file "hello\n"

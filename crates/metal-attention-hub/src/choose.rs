@@ -1,52 +1,52 @@
-//! Which files make a model, and which model is meant.
+//! Groups files into models, and chooses the model that a name means.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::name::{Which, is_gguf, is_inside};
 
-/// The types that are taken where none is named; the first one that there is.
+/// The tensor types that are preferred where a name has none, the first available one.
 pub const USUAL_TYPES: [&str; 2] = ["Q4_K_M", "Q4_0"];
 
-/// What types of "Unsloth dynamic" files begin with.
+/// The prefix of the types of "Unsloth dynamic" files.
 const DYNAMIC: &str = "UD-";
 
-/// Bytes of `.gguf`.
+/// The length of `.gguf`.
 const ENDING: usize = ".gguf".len();
 
-/// A model in a list of files: one GGUF file, or all parts of a split one.
+/// A model in a list of files: one GGUF file, or all files of a split model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFiles {
-    /// The type in the file's name, in upper case; `None` where it names none.
+    /// The tensor type in the file's name, in upper case; `None`: the name has none.
     pub quant: Option<String>,
-    /// Names of the files, parts in their order.
+    /// Names of its files; those of a split model in order.
     pub files: Vec<String>,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Whether no part is missing.
+    /// Whether no file of a split model is missing.
     pub complete: bool,
 }
 
-/// Why no model was chosen.
+/// The reason why no model was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unchosen {
-    /// None is of the type, or has the file, that was asked for.
+    /// No model has the requested type or file.
     Missing,
-    /// Several fit.
+    /// Several models match.
     Several,
 }
 
-/// Groups the GGUF files of a list of (name, size in bytes). Names that lead out of the folder are left out.
+/// Groups the GGUF files of a list of (name, size in bytes). Names that lead out of the folder are ignored.
 pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelFiles> {
     let usable = |&(name, _): &(&str, u64)| is_gguf(name) && is_inside(name);
     let mut files: Vec<_> = files.into_iter().filter(usable).collect();
     files.sort_unstable();
     files.dedup_by_key(|(name, _)| *name);
     let mut models: Vec<ModelFiles> = Vec::new();
-    // Which of the models a part belongs to.
-    let mut begun: HashMap<Part<'_>, usize> = HashMap::new();
+    // The index in `models` of each split model.
+    let mut begun: HashMap<SplitFile<'_>, usize> = HashMap::new();
     for (name, bytes) in files {
-        let part = Part::of(name);
+        let part = SplitFile::of(name);
         if let Some(&i) = part.as_ref().and_then(|part| begun.get(part)) {
             models[i].files.push(name.to_owned());
             models[i].bytes = models[i].bytes.saturating_add(bytes);
@@ -57,14 +57,14 @@ pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelF
         models.push(ModelFiles { quant: quant(stem), files: vec![name.to_owned()], bytes, complete: part.is_none() });
     }
     for (part, i) in begun {
-        // Numbers differ, as names do, and lie between 1 and the count.
+        // Names differ, so the numbers differ, and they are between 1 and the count.
         models[i].complete = models[i].files.len() == part.count as usize;
     }
     models
 }
 
-/// The model that is meant: the only one of the type, the one with the file, or, where nothing is asked for, the only
-/// one there is or the only one of the first of [`USUAL_TYPES`].
+/// Chooses a model: the only one of the type, the one with the file, or, by default, the only one at all or the only
+/// one of the first available of [`USUAL_TYPES`].
 pub fn choose<'a>(models: &'a [ModelFiles], which: &Which) -> Result<&'a ModelFiles, Unchosen> {
     let only = |mut fitting: Vec<&'a ModelFiles>| match fitting.len() {
         0 => Err(Unchosen::Missing),
@@ -95,30 +95,30 @@ pub fn choose<'a>(models: &'a [ModelFiles], which: &Which) -> Result<&'a ModelFi
 }
 
 impl ModelFiles {
-    /// Whether the model is of this type, in upper or lower case.
+    /// Whether the model has this type, in upper or lower case.
     pub fn has_quant(&self, quant: &str) -> bool {
         self.quant.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(quant))
     }
 
-    /// Whether one of the files, with its folder or without, has a name of this pattern.
+    /// Whether the name of one of the files, with or without its folder, matches a pattern.
     pub fn fits(&self, pattern: &str) -> bool {
         let without_folder = |file: &str| matches(pattern, file.rsplit('/').next().unwrap_or(file));
         self.files.iter().any(|file| matches(pattern, file) || without_folder(file))
     }
 
-    /// Whether the type is one of the "dynamic" ones, which are made otherwise than what has the same type's name.
+    /// Whether the type is a "dynamic" one: such files are quantised differently from those of the plain type.
     fn is_dynamic(&self) -> bool {
         self.quant.as_ref().is_some_and(|quant| quant.starts_with(DYNAMIC))
     }
 
-    /// Whether this is not a language model but goes with one: a projector of images or an importance matrix.
+    /// Whether the file accompanies a language model: an image projector or an importance matrix.
     fn is_auxiliary(&self) -> bool {
         let name = self.files[0].rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
         name.contains("mmproj") || name.contains("imatrix")
     }
 }
 
-/// Whether `text` is what `pattern` describes, in upper or lower case; `*` stands for any text.
+/// Whether `text` matches `pattern`, in upper or lower case; `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
@@ -131,7 +131,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     text.ends_with(last)
 }
 
-/// A line for a list to choose from.
+/// Writes a line of a list of models.
 impl fmt::Display for ModelFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let quant = self.quant.as_deref().unwrap_or("-");
@@ -143,22 +143,26 @@ impl fmt::Display for ModelFiles {
     }
 }
 
-/// Bytes as people read them.
+/// Formats a size for users.
 pub(crate) fn size(bytes: u64) -> String {
     const MIB: f64 = (1 << 20) as f64;
     let mib = bytes as f64 / MIB;
     if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// What the parts of a split file, `MODEL-00001-of-00003.gguf`, have in common.
+/// The common part of the names of a split model's files, `MODEL-00001-of-00003.gguf`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Part<'a> {
+struct SplitFile<'a> {
+    /// The name before the number.
     model: &'a str,
+    /// The number of files.
     count: u32,
+    /// The extension, which may be in upper case.
     ending: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> SplitFile<'a> {
+    /// Parses the name of a split model's file; `None`: another name.
     fn of(file: &'a str) -> Option<Self> {
         let (stem, ending) = file.split_at_checked(file.len().checked_sub(ENDING)?)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -172,7 +176,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The type that a file's name, without its ending, tells of: its last part that looks like one.
+/// The tensor type in a file's name without its extension: the last part that looks like one.
 fn quant(stem: &str) -> Option<String> {
     let name = stem.rsplit('/').next().unwrap_or(stem);
     let parts: Vec<_> = name.split(['-', '.']).collect();
@@ -182,7 +186,7 @@ fn quant(stem: &str) -> Option<String> {
     Some(if dynamic { format!("{DYNAMIC}{quant}") } else { quant })
 }
 
-/// Whether this is the name of a type: `Q4_K_M`, `IQ2_XXS`, `TQ1_0`, `MXFP4`, `BF16`.
+/// Whether `part` is the name of a tensor type: `Q4_K_M`, `IQ2_XXS`, `TQ1_0`, `MXFP4`, `BF16`.
 pub(crate) fn is_quant(part: &str) -> bool {
     let part = part.to_ascii_uppercase();
     let numbered =
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn types_stand_in_names() {
+    fn types_are_found_in_names() {
         for (name, expected) in [
             ("SmolLM-135M-Instruct-Q4_K_M", Some("Q4_K_M")),
             ("qwen2.5-0.5b-instruct-q4_0", Some("Q4_0")),
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_model_go_together() {
+    fn files_of_a_split_model_are_grouped() {
         let found = names(&[
             "b/m-Q8_0-00002-of-00002.gguf",
             "b/m-Q8_0-00001-of-00002.gguf",
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_type_is_taken_when_there_is_one() {
+    fn a_usual_type_is_chosen_by_default() {
         let pick = |files: &[&'static str], which: Which| match choose(&names(files), &which) {
             Ok(model) => model.files[0].clone(),
             Err(why) => format!("{why:?}"),
@@ -290,19 +294,19 @@ mod tests {
     }
 
     #[test]
-    fn names_that_come_twice_complete_no_model() {
+    fn duplicate_names_do_not_complete_a_model() {
         let one = "m-00001-of-00002.gguf";
         let found = names(&[one, one, "M.gguf", "M.gguf"]);
         assert_eq!(found.iter().map(|m| (m.files.len(), m.complete)).collect::<Vec<_>>(), [(1, true), (1, false)]);
-        // An ending in other letters, or a number with a sign, makes another file.
+        // An extension in other case, or a number with a sign, is another file.
         let found = names(&[one, "m-00001-of-00002.GGUF", "m-+0002-of-00002.gguf"]);
         assert!(found.iter().all(|m| m.files.len() == 1), "{found:?}");
         assert_eq!(found.iter().filter(|m| m.complete).count(), 1);
     }
 
     #[test]
-    fn very_many_files_are_sorted_out_in_time() {
-        // In quadratic time this takes minutes.
+    fn many_files_are_grouped_in_linear_time() {
+        // With quadratic time this takes minutes.
         let n = 200_000u32;
         let single = (0..n).map(|i| format!("m{i}-Q4_0.gguf"));
         let parts = (0..n).map(|i| format!("p{}-Q8_0-{:05}-of-00002.gguf", i / 2, i % 2 + 1));

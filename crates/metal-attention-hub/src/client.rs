@@ -1,4 +1,4 @@
-//! Requests to the hub. The token goes to the hub's own origin and nowhere else.
+//! HTTP requests to the hub. The token is only sent to the hub's own origin.
 
 use std::time::Duration;
 
@@ -9,45 +9,55 @@ use ureq::{Agent, Body};
 
 use crate::HubError;
 use crate::checksum::Checksum;
-use crate::environment::{Environment, Token};
+use crate::environment::{Environment, HubToken};
 use crate::origin::{Origin, encoded, redirected};
 
-/// A server that says nothing for this long is given up.
+/// The time without data after which a request fails.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Maximum redirects of a request.
 const MAX_REDIRECTS: usize = 10;
-/// The longest list of files that is read, in bytes. Those of the largest repositories have a few MiB.
+/// Maximum bytes of a file list; those of the largest repositories have a few MiB.
 const MAX_LIST: u64 = 32 << 20;
 
-/// A connection to one hub.
-pub(crate) struct Client {
+/// A client of one hub.
+pub(crate) struct HubClient {
+    /// Sends requests.
     agent: Agent,
+    /// The hub's address.
     endpoint: String,
+    /// The hub's origin, which alone receives the token.
     origin: Origin,
-    token: Option<Token>,
+    /// The access token; `None`: anonymous requests.
+    token: Option<HubToken>,
 }
 
-/// What the hub says of a repository.
+/// The hub's description of a repository.
 pub(crate) struct Listing {
-    /// The newest commit, 40 hexadecimal digits.
+    /// The hash of the newest commit, 40 hexadecimal digits.
     pub commit: String,
     /// Its files.
     pub files: Vec<Listed>,
 }
 
-/// What the hub says of a file. All of it is checked before it is used.
+/// The hub's description of a file. It is verified when the file is downloaded.
 pub(crate) struct Listed {
+    /// Its name in the repository, `/` between folders.
     pub name: String,
+    /// Its size; `None`: the list lacks it.
     pub bytes: Option<u64>,
+    /// Its checksum; `None`: the list lacks it.
     pub checksum: Option<Checksum>,
 }
 
-/// An answer, and who gave it.
-pub(crate) struct Answer {
+/// A response, with the origin of the server that sent it.
+pub(crate) struct HubResponse {
+    /// The response.
     pub response: Response<Body>,
+    /// The origin of the server.
     pub from: Origin,
 }
 
-impl Answer {
+impl HubResponse {
     pub fn status(&self) -> u16 {
         self.response.status().as_u16()
     }
@@ -56,13 +66,14 @@ impl Answer {
         header(self.response.headers(), name)
     }
 
-    /// The length that the answer's body claims to have.
+    /// The length of the body in the header.
     pub fn content_length(&self) -> Option<u64> {
         self.header(CONTENT_LENGTH.as_str())?.parse().ok()
     }
 }
 
-impl Client {
+impl HubClient {
+    /// A client of the hub at the environment's endpoint.
     pub fn new(environment: &Environment) -> Result<Self, HubError> {
         let endpoint = environment.endpoint.clone();
         let origin = Origin::of(&endpoint).ok_or_else(|| HubError::Environment {
@@ -71,10 +82,10 @@ impl Client {
         })?;
         let config = Agent::config_builder()
             .user_agent(concat!("metal-attention/", env!("CARGO_PKG_VERSION")))
-            // Bytes as they are: parts of a compressed body could not be put together.
+            // Ranges of a compressed body could not be joined.
             .accept_encoding("identity")
             .http_status_as_error(false)
-            // Redirects are followed here, where the token is dropped on the way.
+            // Redirects are followed in `request`, which drops the token for other origins.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_connect(Some(SILENCE))
@@ -83,7 +94,7 @@ impl Client {
         Ok(Self { agent: config.into(), endpoint, origin, token: environment.token.clone() })
     }
 
-    /// The newest commit of a repository and its files.
+    /// Requests the newest commit of a repository and its files.
     pub fn list(&self, repo: &str) -> Result<Listing, HubError> {
         let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
         let mut answer = self.get(&url, None)?;
@@ -93,18 +104,18 @@ impl Client {
         let nonsense = |problem| HubError::Answer { host: answer.from.to_string(), problem };
         let body = answer.response.body_mut().with_config().limit(MAX_LIST);
         let info: RepoInfo = body.read_json().map_err(|e| nonsense(e.to_string()))?;
-        // The commit becomes a folder's name.
+        // The hash becomes the name of a folder.
         if !is_commit(&info.sha) {
             return Err(nonsense("the commit is no hash".into()));
         }
         Ok(Listing { commit: info.sha, files: info.siblings.into_iter().map(Listed::from).collect() })
     }
 
-    /// The size and checksum of a file, for hubs whose lists have none.
+    /// Requests the size and checksum of a file, for hubs whose lists lack them.
     pub fn look_up(&self, repo: &str, commit: &str, file: &str) -> Result<Listed, HubError> {
         let url = self.file_url(repo, commit, file);
-        // The hub's own answer has them, be it a redirect to where the bytes are.
-        let answer = self.request(&url, None, Method::Head)?;
+        // The hub's own response has the headers, also if it is a redirect to the storage.
+        let answer = self.request(&url, None, HttpMethod::Head)?;
         if !(200..400).contains(&answer.status()) {
             return Err(self.refusal(&answer, repo, Some(file)));
         }
@@ -114,19 +125,19 @@ impl Client {
         Ok(Listed { name: file.to_owned(), bytes: size.or_else(length), checksum: etag.and_then(Checksum::parse) })
     }
 
-    /// Asks for a file's bytes, those from `start` on where it is not 0.
-    pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<Answer, HubError> {
+    /// Requests the bytes of a file from `start` on. The server may send the whole file instead (status 200).
+    pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<HubResponse, HubError> {
         self.get(&self.file_url(repo, commit, file), (start > 0).then_some(start))
     }
 
-    /// The error that an answer without the wanted content is.
-    pub fn refusal(&self, answer: &Answer, repo: &str, file: Option<&str>) -> HubError {
+    /// The error of an unsuccessful response.
+    pub fn refusal(&self, answer: &HubResponse, repo: &str, file: Option<&str>) -> HubError {
         let host = || answer.from.to_string();
         let repo = repo.to_owned();
         let with_token = self.token.is_some();
         let code = answer.header("x-error-code").unwrap_or_default();
         match (answer.status(), file) {
-            // Storage elsewhere knows nothing of repositories.
+            // Storage servers do not report errors of repositories.
             (status, _) if self.is_elsewhere(answer) => HubError::Status { host: host(), status },
             (401 | 403, _) if code == "GatedRepo" || answer.status() == 403 => {
                 HubError::Gated { page: format!("{}/{repo}", self.endpoint), repo, with_token }
@@ -141,8 +152,8 @@ impl Client {
         }
     }
 
-    /// Whether an answer is not the hub's own.
-    pub fn is_elsewhere(&self, answer: &Answer) -> bool {
+    /// Whether another server than the hub sent the response.
+    pub fn is_elsewhere(&self, answer: &HubResponse) -> bool {
         answer.from != self.origin
     }
 
@@ -150,18 +161,18 @@ impl Client {
         format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, encoded(file))
     }
 
-    fn get(&self, url: &str, start: Option<u64>) -> Result<Answer, HubError> {
-        self.request(url, start, Method::Get)
+    fn get(&self, url: &str, start: Option<u64>) -> Result<HubResponse, HubError> {
+        self.request(url, start, HttpMethod::Get)
     }
 
-    /// Follows redirects; `Head` does so within the hub.
-    fn request(&self, url: &str, start: Option<u64>, method: Method) -> Result<Answer, HubError> {
+    /// Sends a request and follows redirects. `Head` follows them within the hub only.
+    fn request(&self, url: &str, start: Option<u64>, method: HttpMethod) -> Result<HubResponse, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let from = Origin::of(&url).expect("addresses are checked where they come from");
             let mut request = match method {
-                Method::Get => self.agent.get(&url),
-                Method::Head => self.agent.head(&url),
+                HttpMethod::Get => self.agent.get(&url),
+                HttpMethod::Head => self.agent.head(&url),
             };
             if let Some(token) = &self.token
                 && from == self.origin
@@ -173,7 +184,7 @@ impl Client {
             }
             let connection = |source| HubError::Connection { host: from.to_string(), source: Box::new(source) };
             let response = request.call().map_err(connection)?;
-            let answer = Answer { response, from };
+            let answer = HubResponse { response, from };
             tracing::debug!("status {} from {}", answer.status(), answer.from);
             let (301 | 302 | 303 | 307 | 308, Some(location)) = (answer.status(), answer.header(LOCATION.as_str()))
             else {
@@ -184,7 +195,7 @@ impl Client {
                 problem: "it redirects to where no request can go".into(),
             };
             let next = redirected(&url, location).ok_or_else(nonsense)?;
-            if matches!(method, Method::Head) && Origin::of(&next).as_ref() != Some(&self.origin) {
+            if matches!(method, HttpMethod::Head) && Origin::of(&next).as_ref() != Some(&self.origin) {
                 return Ok(answer);
             }
             url = next;
@@ -194,12 +205,12 @@ impl Client {
 }
 
 #[derive(Clone, Copy)]
-enum Method {
+enum HttpMethod {
     Get,
     Head,
 }
 
-/// Whether this is a commit's hash.
+/// Whether `text` is the hash of a commit.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
@@ -208,10 +219,12 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// The hub's answer to "what is in this repository?"; it says more than is read here.
+/// The fields of a repository description that are read here.
 #[derive(Deserialize)]
 struct RepoInfo {
+    /// The hash of the newest commit.
     sha: String,
+    /// The files.
     #[serde(default)]
     siblings: Vec<Sibling>,
 }
@@ -219,21 +232,27 @@ struct RepoInfo {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Sibling {
+    /// The name, `/` between folders.
     rfilename: String,
+    /// The size.
     size: Option<u64>,
+    /// Git's hash of the file, or of the pointer to a large file.
     blob_id: Option<String>,
+    /// The description of a large file.
     lfs: Option<Lfs>,
 }
 
 #[derive(Deserialize)]
 struct Lfs {
+    /// The SHA-256.
     sha256: String,
+    /// The size.
     size: Option<u64>,
 }
 
 impl From<Sibling> for Listed {
     fn from(file: Sibling) -> Self {
-        // Of a large file git has only a pointer, and the id is the pointer's.
+        // For a large file, git has only a pointer; `blob_id` is the pointer's.
         let (bytes, checksum) = match file.lfs {
             Some(lfs) => (lfs.size.or(file.size), Some(lfs.sha256)),
             None => (file.size, file.blob_id),

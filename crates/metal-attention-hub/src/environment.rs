@@ -1,4 +1,4 @@
-//! Where things are: the variables that all programs which use the hub read.
+//! The environment variables of the hub, which are shared by all programs that use it.
 
 use std::env;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::HubError;
 use crate::origin::Origin;
 
-/// What the hub's environment variables say.
+/// The values of these variables.
 #[derive(Clone, Debug)]
 pub struct Environment {
     /// The folder of the shared cache: `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in
@@ -15,19 +15,19 @@ pub struct Environment {
     pub cache: PathBuf,
     /// The hub's address without a slash at its end: `HF_ENDPOINT`, else `https://huggingface.co`.
     pub endpoint: String,
-    /// Who asks: `HF_TOKEN`, else the file `token` in `HF_HOME` (or `HF_TOKEN_PATH`).
-    pub token: Option<Token>,
-    /// `HF_HUB_OFFLINE`: no requests.
+    /// The access token: `HF_TOKEN`, else the file `token` in `HF_HOME` (or `HF_TOKEN_PATH`).
+    pub token: Option<HubToken>,
+    /// `HF_HUB_OFFLINE`: no requests are sent.
     pub offline: bool,
 }
 
-/// A secret. Its `Debug` does not show it.
+/// An access token. Its `Debug` output does not show it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct HubToken(String);
 
-impl Token {
-    /// `text` without white space around it; `None` where it is empty. What cannot stand in a request's header is an
-    /// error, which does not show it.
+impl HubToken {
+    /// Reads a token without surrounding white space; `None` if `text` is empty. Characters that no header can contain
+    /// are an error, which does not show them. `from`: the variable, for errors.
     pub fn new(text: &str, from: &'static str) -> Result<Option<Self>, HubError> {
         match text.trim() {
             "" => Ok(None),
@@ -44,7 +44,7 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(***)")
     }
@@ -56,7 +56,7 @@ impl Environment {
         Self::from(&|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
-    /// `variable` gives a variable's value; an empty one is none.
+    /// Reads the variables with `variable`, for which an empty value counts as unset.
     fn from(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Self, HubError> {
         let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
         let home = || {
@@ -74,7 +74,7 @@ impl Environment {
             Some(folder) => folder,
             None => in_home("hub")?,
         };
-        // Names in the cache are made from this path, and links from one to the other.
+        // The paths of links in the cache are made from this path.
         let cache = std::path::absolute(&cache).map_err(|e| HubError::io("find", &cache, e))?;
 
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
@@ -86,12 +86,12 @@ impl Environment {
 
         let named = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
         let token = if let Some(token) = named {
-            Token::new(&token, "HF_TOKEN")?
+            HubToken::new(&token, "HF_TOKEN")?
         } else {
             let file = variable("HF_TOKEN_PATH").map_or_else(|| in_home("token"), Ok);
-            // A file that cannot be read is none: most models need no token.
+            // An unreadable file counts as missing: most models need no token.
             let token = file.ok().and_then(|file| std::fs::read_to_string(file).ok());
-            token.map_or(Ok(None), |token| Token::new(&token, "HF_TOKEN_PATH"))?
+            token.map_or(Ok(None), |token| HubToken::new(&token, "HF_TOKEN_PATH"))?
         };
 
         let offline = text("HF_HUB_OFFLINE").is_some_and(|value| {

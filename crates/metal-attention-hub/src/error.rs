@@ -1,4 +1,4 @@
-//! What can go wrong, what the user should know of it, and what to do.
+//! The errors of this crate: the failure, and a remedy for the user.
 
 use std::fmt::Write;
 use std::io;
@@ -6,37 +6,37 @@ use std::path::{Path, PathBuf};
 
 use crate::choose::{ModelFiles, size};
 
-/// Models that an error lists at most.
+/// Maximum number of models that an error lists.
 const MAX_LISTED: usize = 100;
 
-/// Why a model could not be named, found, downloaded, listed or removed.
+/// The reason why a model could not be named, found, downloaded, listed or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// A name that is none.
+    /// An invalid name.
     #[error("{name:?} is no model's name: {problem} (OWNER/REPO, OWNER/REPO:Q4_0 or OWNER/REPO:FILE.gguf)")]
     Name {
-        /// The name as given.
+        /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
-    /// A well-known name with a tag that it does not have.
+    /// A well-known name with an unknown tag.
     #[error("{name} is not known with the tag {tag}: there are {}", .names.join(", "))]
     Tag {
         /// The name before the colon.
         name: String,
-        /// The tag as given.
+        /// The tag.
         tag: String,
-        /// The names with tags that there are.
+        /// The valid names with tags.
         names: Vec<String>,
     },
-    /// An environment variable whose value cannot be used.
+    /// An environment variable with an invalid value.
     #[error("the environment variable {name} cannot be used: {problem}")]
     Environment {
         /// The variable.
         name: &'static str,
-        /// What is wrong with its value.
+        /// The problem of its value.
         problem: String,
     },
     /// A repository without a GGUF file.
@@ -45,33 +45,33 @@ pub enum HubError {
         /// `OWNER/REPO`.
         repo: String,
     },
-    /// Nothing fits what was asked for.
+    /// The repository has no matching model.
     #[error("{repo} has no {wanted}; there {}{}", are(.models), list(.models))]
     NoSuchModel {
         /// `OWNER/REPO`.
         repo: String,
         /// The type or file.
         wanted: String,
-        /// What there is.
+        /// Its models.
         models: Vec<ModelFiles>,
     },
-    /// More than one model fits.
+    /// More than one model matches.
     #[error("{repo} has several models: add :TYPE or :FILE to the name to choose one{}", list(.models))]
     Unclear {
         /// `OWNER/REPO`.
         repo: String,
-        /// What there is.
+        /// Its models.
         models: Vec<ModelFiles>,
     },
-    /// Parts of a split model are missing on the hub.
+    /// Files of a split model are missing on the hub.
     #[error("{repo} lacks parts of the split model {file}")]
     MissingPart {
         /// `OWNER/REPO`.
         repo: String,
-        /// The first part that there is.
+        /// The first file of the model.
         file: String,
     },
-    /// Requests are forbidden and the cache has no such model.
+    /// Requests are disabled, and the model is not in the cache.
     #[error(
         "{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub for it{}{}",
         if .models.is_empty() { "" } else { "; the cache has" }, list(.models)
@@ -79,10 +79,10 @@ pub enum HubError {
     Offline {
         /// The model.
         name: String,
-        /// What the cache has of the newest commit.
+        /// The models of the newest commit in the cache.
         models: Vec<ModelFiles>,
     },
-    /// The hub does not know the repository.
+    /// The repository does not exist on the hub.
     #[error("there is no {repo} on {host}: check how it is written")]
     NoSuchRepo {
         /// `OWNER/REPO`.
@@ -90,7 +90,7 @@ pub enum HubError {
         /// The hub.
         host: String,
     },
-    /// The hub lists a file and then does not have it.
+    /// The hub lists a file but does not have it.
     #[error("{host} no longer has {file} of {repo}: it was just renamed or removed; try again")]
     NoSuchFile {
         /// `OWNER/REPO`.
@@ -100,7 +100,7 @@ pub enum HubError {
         /// The file.
         file: String,
     },
-    /// The hub wants to know who asks (status 401 without a token).
+    /// The hub requires a token (status 401 without one).
     #[error(
         "{host} does not show {repo} to everybody: it does not exist, is private or gated. If it exists, make a token \
          at https://huggingface.co/settings/tokens and set HF_TOKEN to it"
@@ -111,7 +111,7 @@ pub enum HubError {
         /// The hub.
         host: String,
     },
-    /// The hub does not accept the token (status 401 with one).
+    /// The hub rejects the token (status 401 with one).
     #[error(
         "{host} refuses the token for {repo}: it has expired, or the repository does not exist for its account. Set \
          HF_TOKEN to a valid one, from https://huggingface.co/settings/tokens"
@@ -122,7 +122,7 @@ pub enum HubError {
         /// The hub.
         host: String,
     },
-    /// The repository's terms have to be accepted first, or the token does not cover it.
+    /// The user has to accept the repository's terms first, or the token does not cover it.
     #[error(
         "{repo} is gated: accept its terms at {page}, make a token that may read it at \
          https://huggingface.co/settings/tokens, and set HF_TOKEN to it{}",
@@ -133,56 +133,56 @@ pub enum HubError {
         repo: String,
         /// The repository's page.
         page: String,
-        /// Whether there was a token.
+        /// Whether a token was sent.
         with_token: bool,
     },
-    /// Another status than was expected.
+    /// An unexpected status.
     #[error("{host} answers with status {status}{}", if *.status == 429 { ": too many requests; wait, or set HF_TOKEN" } else { "" })]
     Status {
-        /// Who answers.
+        /// The server.
         host: String,
         /// The status.
         status: u16,
     },
-    /// No connection, or none that lasts.
+    /// The connection failed.
     #[error("cannot reach {host}: {source}; models that `metal-attention list` shows work without a connection")]
     Connection {
-        /// Who was asked.
+        /// The server.
         host: String,
-        /// What went wrong.
+        /// The failure.
         source: Box<ureq::Error>,
     },
-    /// An answer that makes no sense.
+    /// A response that violates the protocol.
     #[error("{host} gives an answer that makes no sense: {problem}")]
     Answer {
-        /// Who answers.
+        /// The server.
         host: String,
-        /// What is wrong with the answer.
+        /// The violation.
         problem: String,
     },
-    /// The connection was lost again and again.
+    /// The connection was lost repeatedly.
     #[error("{file} broke off after {} of {} ({why}); the same command goes on from there", size(*.done), size(*.bytes))]
     BrokenOff {
         /// The file.
         file: String,
-        /// Bytes that are there.
+        /// Bytes that have arrived.
         done: u64,
         /// Bytes of the file.
         bytes: u64,
-        /// What happened last.
+        /// The last failure.
         why: String,
     },
-    /// The observer asked to stop.
+    /// The observer stopped the download.
     #[error("interrupted after {} of {} of {file}; the same command goes on from there", size(*.done), size(*.bytes))]
     Interrupted {
         /// The file.
         file: String,
-        /// Bytes that are there.
+        /// Bytes that have arrived.
         done: u64,
         /// Bytes of the file.
         bytes: u64,
     },
-    /// What was downloaded is not what the hub has.
+    /// The checksum of the downloaded file is wrong.
     #[error(
         "{file} arrived damaged, and was removed: its checksum is {found}, the hub says {expected}; the same command \
          downloads it anew"
@@ -192,10 +192,10 @@ pub enum HubError {
         file: String,
         /// The hub's checksum.
         expected: String,
-        /// The checksum of what arrived.
+        /// The checksum of the downloaded bytes.
         found: String,
     },
-    /// No room for the file.
+    /// The disk is full.
     #[error(
         "the disk is full: {file} needs {} more in {}; make room (`metal-attention list` shows models to remove) or set \
          HF_HOME to a folder on another disk. What has arrived is kept",
@@ -204,19 +204,19 @@ pub enum HubError {
     DiskFull {
         /// The file.
         file: String,
-        /// Bytes that have no room.
+        /// Bytes that are missing.
         missing: u64,
-        /// Where the file was to be.
+        /// The folder of the file.
         folder: PathBuf,
     },
     /// The file system failed.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// With what.
+        /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
     /// There is nothing to remove.
@@ -225,7 +225,7 @@ pub enum HubError {
         /// The model.
         name: String,
     },
-    /// A folder of the cache that leads elsewhere.
+    /// A folder of the cache that is a link out of it.
     #[error("{} is a link that leads out of the cache: nothing is written or removed there; remove the link", .path.display())]
     OutsideCache {
         /// The folder.
@@ -243,11 +243,11 @@ fn are(models: &[ModelFiles]) -> &'static str {
     if models.len() == 1 { "is" } else { "are" }
 }
 
-/// A line for each model, or the first of very many.
+/// A line for each model, up to a maximum.
 fn list(models: &[ModelFiles]) -> String {
     let mut list = String::new();
     for model in models.iter().take(MAX_LISTED) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(list, "\n  {model}");
     }
     if let Some(more @ 1..) = models.len().checked_sub(MAX_LISTED) {

@@ -1,12 +1,12 @@
-//! Files of the cache that are written to. Others may write to the cache, too, so links in it are not followed: they could
-//! lead to any file of the user.
+//! Opens and replaces files of the cache for writing. Other users may be able to write to the cache, so links in it are
+//! not followed: they could lead to any file of this user.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Opens a file to read and write what is in it, made where there is none. What is there under another name as well, or
-/// is no file but a link or a pipe, is removed first.
+/// Opens a file for reading and writing, and creates it if it is missing. A link, a pipe, or a file with another name
+/// as well (hard link) is removed first.
 pub(crate) fn open_own(path: &Path) -> io::Result<File> {
     if fs::symlink_metadata(path).is_ok_and(|found| !is_own(&found)) {
         fs::remove_file(path)?;
@@ -14,11 +14,11 @@ pub(crate) fn open_own(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     let file = without_links(&mut options).open(path)?;
-    // In between somebody may have put something else there.
+    // It may have been replaced in the meantime.
     if is_own(&file.metadata()?) { Ok(file) } else { Err(io::Error::other("it is a link")) }
 }
 
-/// Puts a file with this content in the place of what is there.
+/// Replaces a file by one with this content.
 pub(crate) fn replace(path: &Path, content: &str) -> io::Result<()> {
     let new = path.with_extension(format!("{}.new", std::process::id()));
     let mut file = open_own(&new)?;

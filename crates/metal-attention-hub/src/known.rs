@@ -1,8 +1,8 @@
-//! Well-known short names, `llama3.2` or `qwen3.5:4b`, as other programs' libraries have them, and the repositories that
-//! have these models as GGUF.
+//! Well-known short names of models (`llama3.2`, `qwen3.5:4b`), as other programs' libraries use them, and the
+//! repositories with these models as GGUF.
 //!
-//! `data/names.json` is the table: a row for each model, with the names of its files (a `*` stands for any text) and
-//! where the row was read.
+//! `data/names.json` is the table: a row for each model, with the names of its files (`*` stands for any text) and its
+//! source.
 
 use std::sync::OnceLock;
 
@@ -11,14 +11,14 @@ use serde::Deserialize;
 use crate::HubError;
 use crate::name::{ModelName, Which};
 
-/// The tag of a name without one, and its other name.
+/// The tag of a name without one, and a synonym.
 const DEFAULT_TAG: &str = "default";
 const LATEST_TAG: &str = "latest";
 
-/// What may stand before a name in addresses of a library.
+/// Prefixes of names in the addresses of a library.
 const LIBRARIES: [&str; 3] = ["ollama.com/library/", "registry.ollama.ai/library/", "library/"];
 
-/// What a tag may have between its size and its type, as `3b-instruct-q8_0` has.
+/// Words that a tag may have between its size and its type, such as `3b-instruct-q8_0`.
 const VARIANTS: [&str; 4] = ["-instruct", "-it", "-chat", "-text"];
 
 /// A row of the table.
@@ -26,7 +26,7 @@ const VARIANTS: [&str; 4] = ["-instruct", "-it", "-chat", "-text"];
 pub struct KnownModel {
     /// The name before the colon.
     pub name: String,
-    /// What may stand after the colon; `default` is for a name without a colon.
+    /// The tags after the colon; `default` also applies to a name without a colon.
     pub tags: Vec<String>,
     /// `OWNER/REPO`.
     pub repository: String,
@@ -34,11 +34,11 @@ pub struct KnownModel {
     pub file: String,
     /// `chat`, `embedding` or `rerank`.
     pub kind: String,
-    /// Whether a file of that name was seen; else `file` is the pattern that such repositories follow.
+    /// Whether a file with that name exists; otherwise `file` is the usual pattern of such repositories.
     pub file_seen: bool,
-    /// Where the row was read, and when.
+    /// The source of the row, and its date.
     pub seen: String,
-    /// What is in doubt, or differs from other libraries.
+    /// Doubts, or differences from other libraries.
     #[serde(default)]
     pub note: String,
 }
@@ -51,7 +51,8 @@ pub fn known_models() -> &'static [KnownModel] {
     })
 }
 
-/// The model of a well-known name, in upper or lower case; `None` where the part before the colon is not in the table.
+/// Finds the model of a well-known name, in upper or lower case; `None` if the part before the colon is not in the
+/// table. An unknown tag is an error.
 pub fn known_model(given: &str) -> Option<Result<ModelName, HubError>> {
     let lower = given.to_ascii_lowercase();
     let text = lower.strip_prefix("https://").unwrap_or(&lower);
@@ -86,7 +87,7 @@ pub fn known_model(given: &str) -> Option<Result<ModelName, HubError>> {
     }))
 }
 
-/// The well-known name that is nearest to `given`, if one is near.
+/// Finds the well-known name that is most similar to `given`; `None` if none is similar enough.
 pub fn similar_name(given: &str) -> Option<&'static str> {
     let text = given.to_ascii_lowercase();
     let text = text.split(':').next().unwrap_or_default();

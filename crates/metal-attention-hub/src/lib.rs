@@ -1,5 +1,5 @@
-//! Models by name: GGUF files from the [Hugging Face hub](https://huggingface.co/models), in the cache that its other
-//! programs share.
+//! Downloads models by name: GGUF files from the [Hugging Face hub](https://huggingface.co/models), into the cache that
+//! other programs share.
 //!
 //! ```no_run
 //! use metal_attention_hub::{Environment, Hub, Quiet};
@@ -11,8 +11,11 @@
 //! # Ok::<(), metal_attention_hub::HubError>(())
 //! ```
 //!
-//! Files are downloaded one after the other, go on where an earlier download broke off, and are in their place only
-//! when their checksum is the hub's.
+//! Files are downloaded one after the other. An interrupted download is continued later, and a file is moved to its place
+//! only after its checksum has been verified.
+//!
+//! Data flow: a [`ModelName`] selects a repository and a model ([`choose()`]); the hub lists the files of the newest commit;
+//! missing files are downloaded; the [`CachedModel`] has their paths.
 
 mod cache;
 mod checksum;
@@ -31,32 +34,32 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use cache::CachedModel;
-pub use environment::{Environment, Token};
+pub use environment::{Environment, HubToken};
 pub use error::HubError;
 pub use known::{KnownModel, known_model, known_models, similar_name};
 pub use name::{ModelName, PREFIX, Which, is_hub_address};
 
 use cache::RepoCache;
 use choose::{ModelFiles, Unchosen, choose, models};
-use client::Client;
-use download::{Wanted, download};
+use client::HubClient;
+use download::{RemoteFile, download};
 
-/// Is told how a download goes, and may end it.
-pub trait Observer {
-    /// A file begins; `done` of its `bytes` are there already.
+/// Observes the progress of downloads, and may stop them.
+pub trait DownloadObserver {
+    /// A file starts; `done` of its `bytes` bytes were downloaded before.
     fn file(&mut self, name: &str, done: u64, bytes: u64);
-    /// So many bytes of the file are there.
+    /// `done` bytes of the file have been downloaded.
     fn advance(&mut self, done: u64);
-    /// Something that a user may want to know, such as a broken connection.
+    /// A message for the user, such as a lost connection.
     fn note(&mut self, text: &str);
-    /// Whether to stop; what has arrived is kept.
+    /// Whether to stop; the bytes that have arrived are kept.
     fn stop(&self) -> bool;
 }
 
-/// An observer that says nothing and does not stop.
+/// An observer that ignores the progress and does not stop.
 pub struct Quiet;
 
-impl Observer for Quiet {
+impl DownloadObserver for Quiet {
     fn file(&mut self, _name: &str, _done: u64, _bytes: u64) {}
     fn advance(&mut self, _done: u64) {}
     fn note(&mut self, _text: &str) {}
@@ -65,28 +68,30 @@ impl Observer for Quiet {
     }
 }
 
-/// The hub, and the cache of what came from it.
+/// A client of the hub and of its cache.
 pub struct Hub {
+    /// The hub's address, the cache and the token.
     environment: Environment,
+    /// The time before the second attempt of an interrupted download.
     pause: Duration,
 }
 
-/// A download that broke off and was not taken up again.
+/// A download that was interrupted and not continued.
 #[derive(Clone, Debug)]
 pub struct Unfinished {
     /// `OWNER/REPO`.
     pub repo: String,
-    /// Bytes that are there.
+    /// Bytes that have arrived.
     pub bytes: u64,
 }
 
 impl Hub {
-    /// Asks nothing yet.
+    /// A client. No request is sent yet.
     pub fn new(environment: Environment) -> Self {
         Self { environment, pause: Duration::from_secs(1) }
     }
 
-    /// Sets the time between the first two attempts to go on with a broken download; later ones wait longer.
+    /// Sets the time before the second attempt of an interrupted download; it doubles with each further one.
     #[must_use]
     pub fn with_pause(self, pause: Duration) -> Self {
         Self { pause, ..self }
@@ -97,15 +102,16 @@ impl Hub {
         &self.environment.cache
     }
 
-    /// The model from the cache, without a request; where it is not there, from the hub.
-    pub fn get(&self, name: &ModelName, observer: &mut dyn Observer) -> Result<CachedModel, HubError> {
+    /// Returns the model from the cache without a request; downloads it if it is missing.
+    pub fn get(&self, name: &ModelName, observer: &mut dyn DownloadObserver) -> Result<CachedModel, HubError> {
         match self.find(name)? {
             Some(model) => Ok(model),
             None => self.pull(name, observer),
         }
     }
 
-    /// The model in the cache, where one clearly fits: in the newest commit that was downloaded, else in older ones.
+    /// Finds the model in the cache: in the newest downloaded commit, else in older ones. `None` if no commit has exactly one
+    /// complete model that matches.
     pub fn find(&self, name: &ModelName) -> Result<Option<CachedModel>, HubError> {
         let repo = self.repo(name.repo());
         for mut snapshot in repo.snapshots()? {
@@ -117,8 +123,9 @@ impl Hub {
         Ok(None)
     }
 
-    /// The model as it is on the hub now. What the cache has of it is not downloaded again.
-    pub fn pull(&self, name: &ModelName, observer: &mut dyn Observer) -> Result<CachedModel, HubError> {
+    /// Downloads the model in its present version. Files that are in the cache are not downloaded again. Offline, returns the
+    /// model of the cache, or an error.
+    pub fn pull(&self, name: &ModelName, observer: &mut dyn DownloadObserver) -> Result<CachedModel, HubError> {
         if self.environment.offline {
             if let Some(model) = self.find(name)? {
                 return Ok(model);
@@ -127,7 +134,7 @@ impl Hub {
             let models = newest.map_or_else(Vec::new, |snapshot| snapshot.models);
             return Err(HubError::Offline { name: name.to_string(), models });
         }
-        let client = Client::new(&self.environment)?;
+        let client = HubClient::new(&self.environment)?;
         let listing = client.list(name.repo())?;
         let files = models(listing.files.iter().map(|file| (file.name.as_str(), file.bytes.unwrap_or(0))));
         let chosen = choose(&files, &name.which).map_err(|why| unchosen(name, why, &files))?;
@@ -150,16 +157,16 @@ impl Hub {
                 let problem = format!("it tells no size and checksum of {file}");
                 return Err(HubError::Answer { host: self.environment.endpoint.clone(), problem });
             };
-            let wanted = Wanted { repo: name.repo(), commit: &listing.commit, name: file, bytes, checksum };
-            download(&client, &repo, &wanted, self.pause, observer)?;
+            let remote = RemoteFile { repo: name.repo(), commit: &listing.commit, name: file, bytes, checksum };
+            download(&client, &repo, &remote, self.pause, observer)?;
         }
-        // Only now: until here an older commit is the one that has all its files.
+        // Only now: until here, an older commit may be the only complete one.
         repo.set_newest(&listing.commit)?;
         let model = self.find(&name.with(Which::File(chosen.files[0].clone())))?;
         model.ok_or_else(|| HubError::NotCached { name: name.to_string() })
     }
 
-    /// All models in the cache, those of older commits too.
+    /// All models in the cache, including those of older commits.
     pub fn models(&self) -> Result<Vec<CachedModel>, HubError> {
         let mut models = Vec::new();
         for name in cache::repos(self.cache())? {
@@ -171,7 +178,7 @@ impl Hub {
         Ok(models)
     }
 
-    /// The downloads that have not come to their end.
+    /// The unfinished downloads.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>, HubError> {
         let mut unfinished = Vec::new();
         for repo in cache::repos(self.cache())? {
@@ -183,8 +190,8 @@ impl Hub {
         Ok(unfinished)
     }
 
-    /// What [`remove`](Self::remove) would remove: all models of the repository, or those of the type, or the one with
-    /// the file, in every commit. It may be empty where a download has just begun.
+    /// The models that [`remove`](Self::remove) would remove, in all commits: all of the repository, those of the type,
+    /// or the one with the file. Empty where only an unfinished download exists.
     pub fn removable(&self, name: &ModelName) -> Result<Vec<CachedModel>, HubError> {
         let repo = self.repo(name.repo());
         let mut found = Vec::new();
@@ -203,8 +210,8 @@ impl Hub {
         Ok(found)
     }
 
-    /// Removes models that [`removable`](Self::removable) gave for this name: their files in the snapshots and the blobs
-    /// that nothing else refers to; with a repository's last file also what was begun of it.
+    /// Removes models that [`removable`](Self::removable) returned for this name: their files and the blobs that no
+    /// other file refers to; with the last file of a repository also its unfinished downloads.
     pub fn remove(&self, name: &ModelName, models: &[CachedModel]) -> Result<(), HubError> {
         let files: Vec<PathBuf> = models.iter().flat_map(|model| model.files.clone()).collect();
         self.repo(name.repo()).remove(&files)
@@ -215,7 +222,7 @@ impl Hub {
     }
 }
 
-/// The error of a choice that was not made.
+/// The error of a choice without a result.
 fn unchosen(name: &ModelName, why: Unchosen, models: &[ModelFiles]) -> HubError {
     let (repo, models) = (name.repo().to_owned(), models.to_vec());
     match (why, &name.which) {

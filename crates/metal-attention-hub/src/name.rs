@@ -1,4 +1,4 @@
-//! Names of models on the hub: `OWNER/REPO`, `OWNER/REPO:QUANT`, `OWNER/REPO:FILE`, and the addresses of their pages.
+//! Names of models on the hub: `OWNER/REPO`, `OWNER/REPO:QUANT`, `OWNER/REPO:FILE`, and addresses of pages and files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use percent_encoding::percent_decode_str;
 use crate::HubError;
 use crate::known::known_model;
 
-/// What marks a name where a path could stand, too: `-m hf:OWNER/REPO`.
+/// The prefix of a hub name where a path is also possible: `-m hf:OWNER/REPO`.
 pub const PREFIX: &str = "hf:";
 
-/// What else may stand before `OWNER/REPO`, the longer ones first.
+/// Other prefixes of `OWNER/REPO`, the longer ones first.
 const ADDRESSES: [&str; 9] = [
     "https://huggingface.co/",
     "https://www.huggingface.co/",
@@ -24,31 +24,31 @@ const ADDRESSES: [&str; 9] = [
     "hf://",
 ];
 
-/// The only version of a repository that a name can mean.
+/// The only revision of a repository that a name can have.
 const REVISION: &str = "main";
 
-/// A model on the hub. Parses from `OWNER/REPO[:QUANT or FILE]`, with or without `hf:` or `hf.co/` before it, from the
-/// address of a repository or a file (`https://huggingface.co/OWNER/REPO/blob/main/FILE.gguf`), and from a
-/// [well-known name](crate::known_models); it is written with `hf:`.
+/// A model on the hub. Parses from `OWNER/REPO[:QUANT or FILE]` with or without `hf:` or `hf.co/`, from the address of
+/// a repository or a file (`https://huggingface.co/OWNER/REPO/blob/main/FILE.gguf`), and from a [well-known
+/// name](crate::known_models). Displayed with `hf:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName {
-    /// `OWNER/REPO`: two plain names.
+    /// `OWNER/REPO`.
     repo: String,
-    /// Which model of the repository.
+    /// The model of the repository.
     pub which: Which,
 }
 
-/// Which of a repository's models is meant.
+/// Selects one of a repository's models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The usual one, see [`choose`](crate::choose::choose).
     Default,
-    /// The one of this type, such as `Q4_0`, in upper or lower case.
+    /// The one of this tensor type, such as `Q4_0`, in upper or lower case.
     Quant(String),
-    /// The one that this file, or this part of several, belongs to.
+    /// The one with this file.
     File(String),
-    /// The one with a file of such a name, in upper or lower case; `*` stands for any text. A plain type is preferred to
-    /// a dynamic one (`UD-`), and files that go with a model are left out.
+    /// The one with a file whose name matches, in upper or lower case; `*` stands for any text. A plain type is
+    /// preferred to a dynamic one (`UD-`), and auxiliary files are ignored.
     Pattern(String),
 }
 
@@ -101,18 +101,18 @@ impl FromStr for ModelName {
     }
 }
 
-/// Whether this can only be a name of the hub, and no file's: it begins with `hf:`, `hf.co/` or the address.
+/// Whether `text` can only be a name of the hub, not of a file: it starts with `hf:`, `hf.co/` or the address.
 pub fn is_hub_address(text: &str) -> bool {
     text.starts_with(PREFIX) || after_address(text).is_some()
 }
 
-/// What follows the hub's address, without the parameters of a link.
+/// The part after the hub's address, without the parameters of a link; `None` if there is no address.
 fn after_address(text: &str) -> Option<&str> {
     let rest = ADDRESSES.iter().find_map(|address| text.strip_prefix(address))?;
     Some(rest.split(['?', '#']).next().unwrap_or(rest).trim_end_matches('/'))
 }
 
-/// `OWNER/REPO[:QUANT or FILE]`, or the path of a page or a file.
+/// Parses `OWNER/REPO[:QUANT or FILE]`, or the path of a page or a file.
 fn of_address(rest: &str) -> Result<ModelName, &'static str> {
     let mut parts = rest.splitn(3, '/');
     let (Some(owner), Some(repo)) = (parts.next(), parts.next()) else { return Err("it is not OWNER/REPO") };
@@ -126,7 +126,7 @@ fn of_address(rest: &str) -> Result<ModelName, &'static str> {
         let name = ModelName::of_repo(&format!("{owner}/{repo}")).ok_or("it is not OWNER/REPO")?;
         return Ok(name.with(which));
     };
-    // A file in a folder may follow a colon, too.
+    // After a colon, a file may be in a folder, too.
     if let Some((repo, folder)) = repo.split_once(':') {
         let file = format!("{folder}/{path}");
         let name = ModelName::of_repo(&format!("{owner}/{repo}")).ok_or("it is not OWNER/REPO")?;
@@ -158,7 +158,7 @@ fn of_address(rest: &str) -> Result<ModelName, &'static str> {
     }
 }
 
-/// A file, or a pattern of its name.
+/// A file, or a pattern of file names.
 fn which_file(file: &str) -> Which {
     if file.contains('*') { Which::Pattern(file.to_owned()) } else { Which::File(file.to_owned()) }
 }
@@ -173,18 +173,18 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// Whether a file is of the format that is looked for.
+/// Whether a file is GGUF, by its extension.
 pub(crate) fn is_gguf(file: &str) -> bool {
     file.len() > 5 && file.as_bytes()[file.len() - 5..].eq_ignore_ascii_case(b".gguf")
 }
 
-/// Whether a file's name, `/` between folders, stays inside the folder that it is put in, on any system.
+/// Whether a file's name, `/` between folders, stays inside its folder on any system.
 pub(crate) fn is_inside(file: &str) -> bool {
     let plain = |part: &str| !matches!(part, "" | "." | "..");
     file.split('/').all(plain) && !file.contains(|c: char| c.is_control() || matches!(c, '\\' | ':'))
 }
 
-/// Whether this can be an owner's or a repository's name. `--` stands for `/` in names of the cache's folders.
+/// Whether `name` can be that of an owner or a repository. `--` stands for `/` in the cache's folder names.
 fn is_plain(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty()

@@ -1,20 +1,23 @@
-//! Where a request goes to, and whether that is still the hub.
+//! The origin of a request's address, and redirects.
 
 use std::fmt::{self, Display, Formatter};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ureq::http::Uri;
 
-/// Scheme, host and port of an address: who gets to see what is sent there.
+/// Scheme, host and port of an address: requests to another origin go to another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
+    /// Whether the scheme is https, not http.
     https: bool,
+    /// The host, in lower case.
     host: String,
+    /// The port.
     port: u16,
 }
 
 impl Origin {
-    /// `None` where `url` is no address of a web server, or has a name and password in it.
+    /// The origin of `url`; `None` if it is no http or https address, or contains a user name.
     pub(crate) fn of(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let https = match uri.scheme_str()? {
@@ -31,7 +34,7 @@ impl Origin {
     }
 }
 
-/// The host, with its port where it is not the usual one: for messages.
+/// Writes the host, with its port unless it is the default one.
 impl Display for Origin {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.https, self.port) {
@@ -41,7 +44,7 @@ impl Display for Origin {
     }
 }
 
-/// The address that a redirect from `url` leads to; `None` where it is none, or would go on without encryption.
+/// The address to which a redirect from `url` leads; `None` if it is invalid, or would leave encryption.
 pub(crate) fn redirected(url: &str, location: &str) -> Option<String> {
     let from = Origin::of(url)?;
     let scheme = if from.https { "https:" } else { "http:" };
@@ -57,7 +60,7 @@ pub(crate) fn redirected(url: &str, location: &str) -> Option<String> {
     (to.https || !from.https).then_some(next)
 }
 
-/// A file's name as a part of an address.
+/// Percent-encodes a file's name for an address.
 pub(crate) fn encoded(file: &str) -> impl Display {
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
     utf8_percent_encode(file, ENCODED)
@@ -81,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_lead_on() {
+    fn redirects_are_resolved() {
         let to = |location| redirected("https://hub.co/a/b?c", location);
         assert_eq!(to("/d/e?f").as_deref(), Some("https://hub.co/d/e?f"));
         assert_eq!(to("//cdn.co/d").as_deref(), Some("https://cdn.co/d"));

@@ -1,33 +1,38 @@
-//! One server: requests and responses.
+//! A client of one MCP server: sends requests and waits for their responses.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use crate::connection::{Connection, Event};
+use crate::connection::{Connection, ServerEvent};
 use crate::limits::{MAX_INVALID, MAX_NAME, MAX_PAGES, MAX_TOOLS};
 use crate::message::{self, Incoming, VERSIONS};
 use crate::text::{beginning, plain};
 use crate::{Cancelled, McpError, ServerOptions, ServerTool, ToolResult};
 
-/// How often cancellation is polled during a request.
+/// The interval at which cancellation is polled during a request.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a server may take to answer a ping, or to accept a notification.
+/// The time for a server to answer a ping, or to accept a notification.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection to a server, which is initialized. Dropping it ends the session and the server's process.
-pub struct Client {
+/// A client of one server, whose session is initialized. Dropping it ends the session and the server's process.
+pub struct McpClient {
+    /// The transport.
     connection: Connection,
-    events: Receiver<Event>,
+    /// Messages and failures from the transport.
+    events: Receiver<ServerEvent>,
+    /// The server's configuration.
     options: ServerOptions,
+    /// The server's description of itself.
     info: ServerInfo,
+    /// The id of the next request.
     next_id: u64,
-    /// The server has notified that its list of tools has changed.
+    /// Whether the server has notified, since the last list, that its list of tools has changed.
     tools_changed: bool,
 }
 
-/// A server as it describes itself.
+/// A server's description of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Its name.
@@ -43,11 +48,11 @@ pub struct ServerInfo {
 pub struct ToolList {
     /// The tools.
     pub tools: Vec<ServerTool>,
-    /// The tools that are left out, and why.
+    /// The reasons why tools are left out.
     pub problems: Vec<String>,
 }
 
-impl Client {
+impl McpClient {
     /// Starts the server's process, or opens an HTTP session, and initializes the connection.
     pub fn start(options: &ServerOptions, cancelled: Cancelled) -> Result<Self, McpError> {
         let (connection, events) = Connection::open(options)?;
@@ -72,12 +77,12 @@ impl Client {
         Ok(client)
     }
 
-    /// The server as it describes itself.
+    /// The server's description of itself.
     pub fn info(&self) -> &ServerInfo {
         &self.info
     }
 
-    /// Lists the server's tools, those that the configuration selects.
+    /// Lists the server's tools that the configuration selects. Invalid tools are left out, with a problem each.
     pub fn tools(&mut self, cancelled: Cancelled) -> Result<ToolList, McpError> {
         const METHOD: &str = "tools/list";
         self.tools_changed = false;
@@ -115,7 +120,7 @@ impl Client {
         Ok(list)
     }
 
-    /// Calls a tool, without consent: [`Toolbox::call`](crate::Toolbox::call) checks that.
+    /// Calls a tool without consent; [`Toolbox::call`](crate::Toolbox::call) checks consent.
     pub fn call(
         &mut self,
         tool: &str,
@@ -140,7 +145,8 @@ impl Client {
         Ok(self.tools_changed)
     }
 
-    /// Sends a request, unless it is cancelled already, and waits for its response, at most `limit`.
+    /// Sends a request, unless it is cancelled already, and waits at most `limit` for its response. After a timeout or
+    /// a cancellation the connection remains open, and the server is notified.
     fn request(
         &mut self,
         method: &'static str,
@@ -177,25 +183,25 @@ impl Client {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
             };
             match event {
-                Event::Message(Incoming::Response { id: own, outcome }) if own == id => {
+                ServerEvent::Message(Incoming::Response { id: own, outcome }) if own == id => {
                     return outcome.map_err(|error| McpError::Refused {
                         method,
                         code: error.code,
                         message: error.message,
                     });
                 }
-                Event::Message(message) => self.handle(message),
-                Event::Invalid(text) => {
+                ServerEvent::Message(message) => self.handle(message),
+                ServerEvent::Invalid(text) => {
                     tracing::debug!("MCP server {}: no message: {text}", self.options.name);
                     n_invalid += 1;
                     if n_invalid > MAX_INVALID {
                         return Err(McpError::Invalid { text });
                     }
                 }
-                Event::Failed(own, error) if own.is_none_or(|own| own == id) => {
+                ServerEvent::Failed(own, error) if own.is_none_or(|own| own == id) => {
                     return Err(self.failure(error, method));
                 }
-                Event::Failed(..) => {}
+                ServerEvent::Failed(..) => {}
             }
         }
     }
@@ -210,14 +216,14 @@ impl Client {
         }
     }
 
-    /// Handles what the server has sent between two requests.
+    /// Handles the events that have arrived since the last request.
     fn drain(&mut self) -> Result<(), McpError> {
-        // What a server sends faster than this is left to the next request, which has a timeout.
+        // The rest is left to the next request, which has a timeout.
         for _ in 0..MAX_INVALID {
             match self.events.try_recv() {
-                Ok(Event::Message(message)) => self.handle(message),
-                Ok(Event::Failed(None, error)) => return Err(self.connection.with_exit_status(error)),
-                Ok(Event::Invalid(_) | Event::Failed(Some(_), _)) => {}
+                Ok(ServerEvent::Message(message)) => self.handle(message),
+                Ok(ServerEvent::Failed(None, error)) => return Err(self.connection.with_exit_status(error)),
+                Ok(ServerEvent::Invalid(_) | ServerEvent::Failed(Some(_), _)) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err(self.ended()),
             }
@@ -225,13 +231,13 @@ impl Client {
         Ok(())
     }
 
-    /// Handles a message that is not the response to the request under way.
+    /// Handles a message that is not the response to the running request.
     fn handle(&mut self, message: Incoming) {
         match message {
-            // To a request that was cancelled or timed out, or a second response.
+            // The response to a request that was cancelled or timed out, or a second response.
             Incoming::Response { .. } => {}
             Incoming::Request { id, method } => {
-                // A server that does not read its responses gets none.
+                // If the server does not read its responses, this one is dropped.
                 let _ = self.connection.send(message::response(&id, &method), None, PING_TIMEOUT);
             }
             Incoming::Notification { method } => self.tools_changed |= method == "notifications/tools/list_changed",
@@ -240,7 +246,7 @@ impl Client {
 
     /// Notifies the server that a request is cancelled.
     fn cancel(&mut self, id: u64, reason: &str) {
-        // `initialize` must not be cancelled; the connection is closed after it anyway.
+        // The protocol forbids to cancel `initialize`, which has the id 1.
         if id > 1 {
             let params = fields(json!({"requestId": id, "reason": reason}));
             let _ = self.notify("notifications/cancelled", &params);
@@ -256,7 +262,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for McpClient {
     fn drop(&mut self) {
         self.connection.close();
     }

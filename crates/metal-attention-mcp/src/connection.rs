@@ -1,4 +1,4 @@
-//! A connection to a server, by one of the transports.
+//! The connection to a server, over one of the transports.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -10,17 +10,17 @@ use crate::message::Incoming;
 use crate::stdio::Stdio;
 use crate::{McpError, ServerOptions, Transport};
 
-/// What comes from a server.
-pub enum Event {
-    /// A message.
+/// An event of a connection.
+pub enum ServerEvent {
+    /// A message of the server.
     Message(Incoming),
-    /// The beginning of a line or event that is no message.
+    /// The beginning of a line or event of the server that is no message.
     Invalid(String),
-    /// The request with this id failed; without an id the connection did.
+    /// The request with this id has failed; without an id, the connection.
     Failed(Option<u64>, McpError),
 }
 
-/// A connection by one of the transports.
+/// A connection over one of the transports.
 pub enum Connection {
     /// A child process.
     Stdio(Stdio),
@@ -29,9 +29,9 @@ pub enum Connection {
 }
 
 impl Connection {
-    /// Starts the server's process, or prepares HTTP requests. Returns what the server sends, too, through a bounded queue:
-    /// where it is full only the server waits.
-    pub fn open(options: &ServerOptions) -> Result<(Self, Receiver<Event>), McpError> {
+    /// Starts the server's process, or prepares HTTP requests. Also returns the events, through a bounded queue: when
+    /// it is full, the server has to wait.
+    pub fn open(options: &ServerOptions) -> Result<(Self, Receiver<ServerEvent>), McpError> {
         let (sender, events) = sync_channel(MAX_UNREAD);
         let connection = match &options.transport {
             Transport::Stdio { command, args, env, cwd } => {
@@ -42,7 +42,8 @@ impl Connection {
         Ok((connection, events))
     }
 
-    /// Sends a message. `id`: it is a request with this id; over HTTP its response, or its failure, is an event within `timeout`.
+    /// Sends a message. `id`: the id if it is a request; over HTTP its response, or its failure, is an event within
+    /// `timeout`.
     pub fn send(&mut self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
         match self {
             Self::Stdio(stdio) => stdio.send(message),
@@ -50,7 +51,7 @@ impl Connection {
         }
     }
 
-    /// Sends a notification that the server must have before the messages that follow.
+    /// Sends a notification that the server must receive before later messages.
     pub fn send_in_order(&mut self, message: String, timeout: Duration) -> Result<(), McpError> {
         match self {
             Self::Stdio(stdio) => stdio.send(message),
@@ -58,7 +59,7 @@ impl Connection {
         }
     }
 
-    /// The version of the protocol that was agreed on.
+    /// Sets the negotiated version of the protocol.
     pub fn set_version(&mut self, version: &'static str) {
         match self {
             Self::Stdio(_) => {}
@@ -66,8 +67,7 @@ impl Connection {
         }
     }
 
-    /// Where the server's process has exited, ends the processes that it has started: they may hold its stdout open, whose end is
-    /// awaited.
+    /// Kills the child processes of a server that has exited: they may keep its stdout open, whose end is awaited.
     pub fn reap(&mut self) {
         match self {
             Self::Stdio(stdio) => stdio.reap(),
@@ -75,7 +75,7 @@ impl Connection {
         }
     }
 
-    /// `error`, for a process that has exited with its exit status.
+    /// Adds the exit status to an error of a process that has exited.
     pub fn with_exit_status(&mut self, error: McpError) -> McpError {
         match (self, error) {
             (Self::Stdio(stdio), McpError::Ended { .. }) => stdio.exit_error(),
@@ -92,7 +92,7 @@ impl Connection {
     }
 }
 
-/// A thread that ends with the connection.
+/// Starts a thread, which must end with the connection.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, McpError> {
     thread::Builder::new().name("mcp".into()).spawn(work).map_err(McpError::Thread)
 }

@@ -1,4 +1,4 @@
-//! Consent to calls of tools.
+//! The user's consent to tool calls, and the file in which it is kept.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ServerOptions;
 
-/// Bytes of the file.
+/// Maximum bytes of the file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The user's consent to a call of a tool.
+/// The user's consent to a tool call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Consent {
@@ -23,38 +23,41 @@ pub enum Consent {
     Always,
 }
 
-/// The tools that are called without asking for consent: those of the configuration, and those of [`Consent::Always`], which
-/// are kept in a file. The configuration is the user's own text and is never written to.
+/// The tools that need no consent: those of the configuration, and those with [`Consent::Always`], which are kept in a
+/// file. The configuration is the user's own text and is never written.
 #[derive(Debug, Default)]
 pub struct Consents {
-    /// The file; `None`: consents last as long as this value.
+    /// The file; `None`: consents are lost with this value.
     path: Option<PathBuf>,
-    /// The consents where there is no file. It is locked while the file is changed, too, so that of two changes none is lost.
-    kept: Mutex<Kept>,
+    /// The consents without a file. Also locked while the file is changed, so that no change is lost.
+    kept: Mutex<ConsentFile>,
 }
 
-/// The content of the file: the servers by their names.
+/// The content of the file: servers by name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Kept {
-    servers: BTreeMap<String, KeptServer>,
+struct ConsentFile {
+    /// By the server's name in the configuration.
+    servers: BTreeMap<String, ServerConsents>,
 }
 
-impl Kept {
+impl ConsentFile {
     fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
         let of_server = self.servers.get(&server.name).filter(|kept| kept.target == server.consent_target());
         of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
     }
 }
 
-/// The tools of a server that are always allowed.
+/// The tools of a server that need no consent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct KeptServer {
-    /// The server's [`consent_target`](ServerOptions::consent_target) at the time of the consent, which does not hold for another one.
+struct ServerConsents {
+    /// The server's [`consent_target`](ServerOptions::consent_target) at the time of the consent: the consent is void
+    /// for another one.
     target: String,
+    /// The names of the tools.
     tools: Vec<String>,
 }
 
-/// The file of consents could not be used.
+/// The file of consents cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsentError {
     /// It cannot be read.
@@ -76,14 +79,14 @@ pub enum ConsentError {
 }
 
 impl Consents {
-    /// The consents of the file at `path`, which need not exist. Each later use reads it again: a tool whose line was removed
-    /// needs consent again.
+    /// The consents of the file at `path`, which may be missing. The file is read at each use, so that a user can
+    /// remove consents.
     pub fn read(path: &Path) -> Result<Self, ConsentError> {
         read(path)?;
         Ok(Self { path: Some(path.to_owned()), kept: Mutex::default() })
     }
 
-    /// Whether a tool of `server` is called without asking for consent.
+    /// Whether a tool of `server` needs no consent.
     pub fn allows(&self, server: &ServerOptions, tool: &str) -> Result<bool, ConsentError> {
         if server.allow.iter().any(|allowed| allowed == tool) {
             return Ok(true);
@@ -94,7 +97,7 @@ impl Consents {
         })
     }
 
-    /// Keeps that a tool of `server` is always allowed. After an error it is not.
+    /// Records that a tool of `server` needs no consent. After an error, the tool still needs it.
     pub fn keep(&self, server: &ServerOptions, tool: &str) -> Result<(), ConsentError> {
         if server.allow.iter().any(|allowed| allowed == tool) {
             return Ok(());
@@ -110,7 +113,7 @@ impl Consents {
         let of_server = changed.servers.entry(server.name.clone()).or_default();
         let target = server.consent_target();
         if of_server.target != target {
-            *of_server = KeptServer { target, tools: Vec::new() };
+            *of_server = ServerConsents { target, tools: Vec::new() };
         }
         of_server.tools.push(tool.to_owned());
         if let Some(path) = &self.path {
@@ -120,16 +123,17 @@ impl Consents {
         Ok(())
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, ConsentFile> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn read(path: &Path) -> Result<Kept, ConsentError> {
+/// Reads the file; empty if it is missing.
+fn read(path: &Path) -> Result<ConsentFile, ConsentError> {
     let read = || {
         let mut text = String::new();
         match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ConsentFile::default()),
             file => file?.take(MAX_FILE).read_to_string(&mut text)?,
         };
         Ok(serde_json::from_str(&text)?)
@@ -137,8 +141,8 @@ fn read(path: &Path) -> Result<Kept, ConsentError> {
     read().map_err(|source| ConsentError::Read { path: path.to_owned(), source })
 }
 
-/// Replaces the file in one step. Other users can neither read nor write it.
-fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+/// Replaces the file atomically; only this user can read and write it.
+fn write(path: &Path, kept: &ConsentFile) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -153,7 +157,7 @@ fn write(path: &Path, kept: &Kept) -> io::Result<()> {
         fs::rename(&partial, path)
     })();
     if written.is_err() {
-        // The first error is the one to report.
+        // The first error is returned.
         let _ = fs::remove_file(&partial);
     }
     written
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn consents_are_of_a_tool_of_a_program() {
+    fn consents_are_for_a_tool_of_a_program() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/mcp-consents.json");
         let consents = Consents::read(&path).unwrap();
@@ -199,7 +203,7 @@ mod tests {
             assert_eq!(allowed(consents, &server("a")), [true, true, false]);
             assert_eq!(allowed(consents, &server("b")), [true, false, false]);
         }
-        // Another process's are kept, and those of another program go.
+        // Consents of another process are kept, and those of another program are removed.
         again.keep(&server("a"), "delete").unwrap();
         consents.keep(&server("b"), "write").unwrap();
         let text = fs::read_to_string(&path).unwrap();
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn consent_that_is_removed_from_the_file_is_gone() {
+    fn consents_can_be_removed_from_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mcp-consents.json");
         let consents = Consents::read(&path).unwrap();
@@ -237,17 +241,17 @@ mod tests {
         ] {
             assert!(error.to_string().contains("mcp-consents.json"), "{error}");
         }
-        // What the configuration allows needs no file.
+        // The configuration's tools need no file.
         assert!(consents.allows(&server("a"), "read").unwrap());
     }
 
     #[test]
-    fn consent_that_cannot_be_kept_does_not_hold() {
+    fn consent_that_cannot_be_written_is_void() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/mcp-consents.json");
         let consents = Consents::read(&path).unwrap();
         fs::create_dir(folder.path().join("new")).unwrap();
-        // A folder stands where the file is written.
+        // A folder is in the place of the file.
         fs::create_dir(path.with_extension(format!("{}.partial", std::process::id()))).unwrap();
         assert!(matches!(consents.keep(&server("a"), "write"), Err(ConsentError::Write { .. })));
         assert!(!consents.allows(&server("a"), "write").unwrap());

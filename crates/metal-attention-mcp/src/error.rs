@@ -1,4 +1,4 @@
-//! Why a server could not be used.
+//! The errors of a server. The messages do not name the server: the caller does.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::ConsentError;
 use crate::limits::MAX_MESSAGE;
 use crate::message::VERSIONS;
 
-/// Why a server could not be used. The messages do not name the server.
+/// The reason why a server could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum McpError {
     /// Its process cannot be started.
@@ -100,7 +100,7 @@ pub enum McpError {
     Answer {
         /// The request.
         method: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// An unknown version of the protocol.
@@ -134,7 +134,7 @@ pub enum McpError {
         /// The tool.
         tool: String,
     },
-    /// The consent to all calls of the tool could not be kept, so the tool was not called.
+    /// The consent to all calls could not be written, so the tool was not called.
     #[error(transparent)]
     Consent(#[from] ConsentError),
 }
@@ -147,7 +147,7 @@ impl McpError {
             | Self::Url { .. }
             | Self::Header { .. }
             | Self::Connection { .. }
-            // A server may answer 400 where it has forgotten the session.
+            // A server may answer 400 after it has lost the session.
             | Self::Status { .. }
             | Self::SessionEnded
             | Self::Ended { .. }
@@ -168,7 +168,7 @@ impl McpError {
     }
 }
 
-/// `text`, unless it is empty, after a colon.
+/// Returns `text` after a colon; an empty string for an empty text.
 fn quoted(text: &str) -> String {
     let text = text.trim();
     if text.is_empty() { String::new() } else { format!(": {text}") }

@@ -1,5 +1,5 @@
-//! The transport "streamable HTTP": each message is an HTTP request, whose response is a message or a stream of messages.
-//! Streams that are no response (GET) are not opened.
+//! The transport "streamable HTTP": each message is a POST request, whose response is a message or a stream of
+//! messages. Streams that are no response (GET) are not used.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,41 +12,52 @@ use ureq::http::{HeaderName, HeaderValue, Response, Uri};
 use ureq::{Agent, Body};
 
 use crate::McpError;
-use crate::connection::{Event, spawn};
-use crate::event_stream::{EventStream, StreamEnd};
+use crate::connection::{ServerEvent, spawn};
 use crate::limits::{MAX_MESSAGE, MAX_QUOTED, MAX_REQUESTS};
 use crate::message::{self, Incoming};
+use crate::sse::{SseReader, StreamEnd};
 use crate::text::excerpt;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Bytes of a session's id.
 const MAX_SESSION: usize = 1 << 10;
-/// How long the DELETE request that ends a session may take.
+/// The timeout of the DELETE request that ends a session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A session with a server.
+/// The HTTP transport of a session.
 pub struct Http {
-    shared: Arc<Shared>,
+    /// The state that the threads of requests share.
+    shared: Arc<HttpState>,
+    /// The negotiated version of the protocol; `None` before `initialize` is complete.
     version: Option<&'static str>,
-    events: SyncSender<Event>,
+    /// The queue of events.
+    events: SyncSender<ServerEvent>,
 }
 
-/// What the threads of concurrent requests share.
-struct Shared {
+/// The state that the threads of concurrent requests share.
+struct HttpState {
+    /// Sends requests.
     agent: Agent,
+    /// The server's URL.
     url: String,
     /// The URL without user, password and query, which may be secrets: for errors, which the model may read.
     shown_url: String,
+    /// Headers of each request, such as a key.
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// The server's id of the session; `None` if it has sent none.
     session: Mutex<Option<HeaderValue>>,
-    /// The number of requests under way.
+    /// The number of running requests.
     running: AtomicUsize,
 }
 
 impl Http {
-    /// A connection to the server at `url`; the messages that it sends become `events`.
-    pub fn new(url: &str, headers: &BTreeMap<String, String>, events: SyncSender<Event>) -> Result<Self, McpError> {
+    /// A transport to the server at `url`. Its messages are sent to `events`.
+    pub fn new(
+        url: &str,
+        headers: &BTreeMap<String, String>,
+        events: SyncSender<ServerEvent>,
+    ) -> Result<Self, McpError> {
         let invalid = || McpError::Url { url: url.to_owned() };
         let uri: Uri = url.parse().map_err(|_| invalid())?;
         let host = uri.host().ok_or_else(invalid)?;
@@ -70,7 +81,7 @@ impl Http {
         if is_this_machine(host) {
             config = config.proxy(None);
         }
-        let shared = Shared {
+        let shared = HttpState {
             agent: config.build().into(),
             url: url.to_owned(),
             shown_url,
@@ -81,21 +92,21 @@ impl Http {
         Ok(Self { shared: Arc::new(shared), version: None, events })
     }
 
-    /// Sets the negotiated version of the protocol, which is a header of all requests from now on.
+    /// Sets the negotiated version of the protocol, a header of all later requests.
     pub fn set_version(&mut self, version: &'static str) {
         self.version = Some(version);
     }
 
-    /// Sends a message on a thread of its own; the response becomes events.
+    /// Sends a message on a new thread. The response is sent to the events.
     pub fn send(&self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
-        let running = Running::of(&self.shared)?;
+        let running = RequestGuard::of(&self.shared)?;
         let (version, events) = (self.version, self.events.clone());
         spawn(move || {
             match (running.0.post(message, id, version, timeout, &events), id) {
                 (Ok(()), _) => {}
-                // Without a receiver the connection is closed already.
-                (Err(error), Some(_)) => drop(events.send(Event::Failed(id, error))),
-                // A server may refuse notifications; the next request meets what is wrong with the connection itself.
+                // Without a receiver, the connection is closed.
+                (Err(error), Some(_)) => drop(events.send(ServerEvent::Failed(id, error))),
+                // A server may refuse notifications. A failure of the connection is detected by the next request.
                 (Err(error), None) => tracing::debug!("MCP: a notification failed: {error}"),
             }
         })?;
@@ -117,24 +128,24 @@ impl Http {
         if let Some(version) = self.version {
             request = request.header(VERSION, version);
         }
-        // A server may not support the end of sessions (405), or have forgotten this one (404).
+        // A server may not support this (405), or may have lost the session (404).
         let _ = request.config().timeout_global(Some(CLOSE_TIMEOUT)).build().call();
     }
 }
 
-impl Shared {
+impl HttpState {
     fn session(&self) -> MutexGuard<'_, Option<HeaderValue>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a message, and delivers the messages of the HTTP response, up to the response to the request `id`.
+    /// Sends a message, and passes on the messages of the response, up to the response to the request `id`.
     fn post(
         &self,
         message: String,
         id: Option<u64>,
         version: Option<&'static str>,
         timeout: Duration,
-        events: &SyncSender<Event>,
+        events: &SyncSender<ServerEvent>,
     ) -> Result<(), McpError> {
         let mut request = self.agent.post(&self.url);
         request =
@@ -168,13 +179,13 @@ impl Shared {
     }
 }
 
-/// Delivers the messages of an HTTP response, up to the response to the request `id`.
-fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Event>) -> Result<(), McpError> {
+/// Passes on the messages of an HTTP response, up to the response to the request `id`.
+fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<ServerEvent>) -> Result<(), McpError> {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let ended = || McpError::Ended { status: None, last_line: String::new() };
     if kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream") {
         let body = response.into_body().into_with_config().limit(u64::MAX).reader();
-        let mut stream = EventStream::new(body);
+        let mut stream = SseReader::new(body);
         loop {
             let data = stream.next().map_err(|end| match end {
                 StreamEnd::Ended => ended(),
@@ -197,25 +208,26 @@ fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Even
     if deliver(&body, id, events) { Ok(()) } else { Err(ended()) }
 }
 
-/// Delivers the messages of a body or event. True: the response to the request `id` is among them, or the connection is closed.
-fn deliver(data: &[u8], id: u64, events: &SyncSender<Event>) -> bool {
+/// Passes on the messages of a body or event. Returns true if the response to the request `id` is among them, or the
+/// connection is closed.
+fn deliver(data: &[u8], id: u64, events: &SyncSender<ServerEvent>) -> bool {
     let Some(messages) = message::parse(data) else {
-        return events.send(Event::Invalid(excerpt(data, MAX_QUOTED))).is_err();
+        return events.send(ServerEvent::Invalid(excerpt(data, MAX_QUOTED))).is_err();
     };
     let is_response = |message: &Incoming| match message {
         Incoming::Response { id: own, .. } => *own == id,
         Incoming::Request { .. } | Incoming::Notification { .. } => false,
     };
     let answered = messages.iter().any(is_response);
-    let sent = messages.into_iter().try_for_each(|message| events.send(Event::Message(message)));
+    let sent = messages.into_iter().try_for_each(|message| events.send(ServerEvent::Message(message)));
     answered || sent.is_err()
 }
 
-/// A request under way: at most [`MAX_REQUESTS`] are.
-struct Running(Arc<Shared>);
+/// A running request. At most [`MAX_REQUESTS`] exist at a time.
+struct RequestGuard(Arc<HttpState>);
 
-impl Running {
-    fn of(shared: &Arc<Shared>) -> Result<Self, McpError> {
+impl RequestGuard {
+    fn of(shared: &Arc<HttpState>) -> Result<Self, McpError> {
         if shared.running.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS {
             shared.running.fetch_sub(1, Ordering::Relaxed);
             return Err(McpError::NotReading);
@@ -224,7 +236,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::Relaxed);
     }

@@ -5,13 +5,13 @@ use serde_json::{Map, Value, json};
 use crate::limits::MAX_QUOTED;
 use crate::text::{beginning, plain};
 
-/// Versions of the protocol that are known here, the newest one first.
+/// Supported versions of the protocol, the newest first.
 pub const VERSIONS: [&str; 3] = ["2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// JSON-RPC's code for an unknown method.
 const METHOD_NOT_FOUND: i64 = -32601;
 
-/// A message of a server.
+/// A message from a server.
 #[derive(Debug, PartialEq)]
 pub enum Incoming {
     /// The response to a request.
@@ -35,16 +35,16 @@ pub enum Incoming {
     },
 }
 
-/// A response that is an error.
+/// An error response.
 #[derive(Debug, PartialEq)]
 pub struct RpcError {
     /// JSON-RPC's code.
     pub code: i64,
-    /// What the server says.
+    /// The server's message.
     pub message: String,
 }
 
-/// Parses a message, or a batch of messages as version 2025-03-26 allows. `None`: it is neither.
+/// Parses a message, or a batch of messages (protocol version 2025-03-26); `None`: invalid.
 pub fn parse(text: &[u8]) -> Option<Vec<Incoming>> {
     match serde_json::from_slice(text).ok()? {
         Value::Array(messages) if !messages.is_empty() => messages.into_iter().map(read).collect(),
@@ -52,6 +52,7 @@ pub fn parse(text: &[u8]) -> Option<Vec<Incoming>> {
     }
 }
 
+/// Reads one message; `None`: invalid.
 fn read(message: Value) -> Option<Incoming> {
     let Value::Object(mut fields) = message else { return None };
     if fields.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
@@ -76,17 +77,18 @@ fn read(message: Value) -> Option<Incoming> {
     Some(Incoming::Response { id, outcome })
 }
 
-/// A request.
+/// Formats a request.
 pub fn request(id: u64, method: &str, params: &Map<String, Value>) -> String {
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
 }
 
-/// A notification.
+/// Formats a notification.
 pub fn notification(method: &str, params: &Map<String, Value>) -> String {
     json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
 }
 
-/// The response to a request of the server. The client has no capabilities, so only `ping` has a result.
+/// Formats the response to a request of the server. The client has no capabilities, so every method but `ping` is an
+/// error.
 pub fn response(id: &Value, method: &str) -> String {
     if method == "ping" {
         return json!({"jsonrpc": "2.0", "id": id, "result": {}}).to_string();
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_of_three_kinds() {
+    fn messages_have_three_kinds() {
         let one = |text: &str| parse(text.as_bytes()).map(|mut messages| messages.remove(0));
         assert_eq!(
             one(r#"{"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}"#),

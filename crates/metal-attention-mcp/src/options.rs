@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// A server of the configuration.
+/// The configuration of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerOptions {
     /// Its name in the configuration.
@@ -19,7 +19,7 @@ pub struct ServerOptions {
     pub tools: Option<Vec<String>>,
     /// The timeout of its start, of the list of its tools, and of a call.
     pub timeout: Duration,
-    /// Tools that are called without asking for consent.
+    /// Tools that need no consent.
     pub allow: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub enum Transport {
 }
 
 impl std::fmt::Debug for Transport {
-    /// Without the values of variables and headers, which may be secrets.
+    /// Omits the values of variables and headers, which may be secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Stdio { command, args, env, cwd } => {
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Transport {
 }
 
 impl ServerOptions {
-    /// The command line or URL. No two commands have the same one.
+    /// The command line or URL. Different commands have different ones.
     pub fn target(&self) -> String {
         match &self.transport {
             Transport::Stdio { command, args, .. } => {
@@ -73,8 +73,9 @@ impl ServerOptions {
         }
     }
 
-    /// The [`target`](Self::target), followed by a hash of the working directory and the environment where the configuration sets
-    /// one: a program may do something else with others. The values may be secrets, so only their hash is kept.
+    /// The [`target`](Self::target), followed by a hash of the working directory and the environment if the
+    /// configuration sets one: with others, a program may do something else. Only the hash is kept, since the values
+    /// may be secrets.
     pub(crate) fn consent_target(&self) -> String {
         let target = self.target();
         match &self.transport {
@@ -82,7 +83,7 @@ impl ServerOptions {
                 let cwd = cwd.as_ref().map(|cwd| cwd.to_string_lossy());
                 let hash = Sha256::digest(json!([cwd, env]).to_string());
                 let hash = hash.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
-                // No target has two spaces in a row but between quotes.
+                // Outside of quotes, no target contains two spaces in a row.
                 format!("{target}  cwd and env: sha256 {hash}")
             }
             Transport::Stdio { .. } | Transport::Http { .. } => target,
@@ -95,7 +96,7 @@ impl ServerOptions {
     }
 }
 
-/// A word of a command line, quoted where it would be read as several words, or none.
+/// Quotes a word of a command line that is empty or would be read as several words.
 fn quoted(word: &str) -> Cow<'_, str> {
     let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '"' | '\\');
     if !word.is_empty() && word.chars().all(is_plain) { word.into() } else { format!("{word:?}").into() }
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_told_apart() {
+    fn different_commands_have_different_targets() {
         let target = |args: &[&str]| {
             let args = args.iter().map(|&arg| arg.to_owned()).collect();
             let transport = Transport::Stdio { command: "run".into(), args, env: BTreeMap::new(), cwd: None };

@@ -1,25 +1,25 @@
-//! The process groups of running servers, so that none outlives this process, even where it ends at once.
+//! The process groups of running servers, so that none outlives this process even if it ends without cleanup.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The leaders' process ids.
+/// The process ids of the groups' leaders.
 static GROUPS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// Kills all servers that run as child processes, and the processes that they have started, without waiting for them: for a
-/// process that ends without dropping its clients. Outside Unix the servers only see the end of their stdin.
+/// Kills all servers that run as child processes, and their child processes, without waiting for them: for a process
+/// that ends without dropping its clients. Outside Unix, the servers only see the end of their stdin.
 pub fn kill_servers() {
     for &leader in groups().iter() {
         kill(leader);
     }
 }
 
-/// Starts a process that leads a group, and registers the group: no end of this process comes in between.
+/// Starts a process as the leader of a group and registers the group atomically with regard to [`kill_servers`].
 pub fn start(program: &mut Command) -> io::Result<Child> {
-    // A process group of its own: Ctrl-C in the terminal cancels a call and does not reach the server, and a signal
-    // to the group also reaches the processes that the server has started.
+    // In its own process group, Ctrl-C in the terminal cancels a call without reaching the server, and a signal to the
+    // group also reaches the server's child processes.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(program, 0);
     let mut groups = groups();
@@ -28,7 +28,7 @@ pub fn start(program: &mut Command) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Forgets the group of a process that has exited.
+/// Unregisters the group of a process that has exited.
 pub fn remove(leader: u32) {
     groups().remove(&leader);
 }
@@ -51,7 +51,7 @@ pub fn kill(leader: u32) {
 
 #[cfg(unix)]
 fn signal(leader: u32, signal: nix::sys::signal::Signal) {
-    // A group without members takes no signal. Its id is not another group's yet: the system hands ids out in turn.
+    // Signalling an empty group fails without harm: the system does not reuse its id at once.
     let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(leader.cast_signed()), signal);
 }
 

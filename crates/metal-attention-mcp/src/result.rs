@@ -1,16 +1,16 @@
-//! The result of a tool, as plain text.
+//! The result of a tool call, converted to plain text.
 
 use serde_json::Value;
 
 use crate::limits::MAX_RESULT;
 use crate::text::{beginning, plain};
 
-/// The result of a call.
+/// The result of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolResult {
-    /// Plain text, without control characters and of at most [`MAX_RESULT`] bytes, but for a note that it was cut.
+    /// Plain text without control characters, of at most [`MAX_RESULT`] bytes besides a note that it was cut.
     pub text: String,
-    /// The tool failed; the text says why.
+    /// Whether the tool failed; the text explains why.
     pub is_error: bool,
 }
 
@@ -31,7 +31,7 @@ impl ToolResult {
         Some(Self { text: bounded(&plain(&texts.collect::<Vec<_>>().join("\n"))), is_error })
     }
 
-    /// The text of the message to the model.
+    /// The content of the message to the model.
     pub fn for_model(&self) -> String {
         match (self.is_error, self.text.is_empty()) {
             (false, false) => self.text.clone(),
@@ -42,7 +42,7 @@ impl ToolResult {
     }
 }
 
-/// A content block as text.
+/// Converts a content block to text.
 fn text_of(part: &Value) -> String {
     let field = |name: &str| part[name].as_str().unwrap_or_default();
     match field("type") {
@@ -64,13 +64,13 @@ fn text_of(part: &Value) -> String {
     }
 }
 
-/// The size of data in base64.
+/// The size of base64 data.
 fn size(base64: &str) -> String {
     let bytes = base64.trim_end_matches('=').len() * 3 / 4;
     if bytes < 1000 { format!("{bytes} B") } else { format!("{} kB", bytes.div_ceil(1000)) }
 }
 
-/// `text`, cut with a note where it is longer than a result may be.
+/// Cuts `text` to [`MAX_RESULT`] bytes, with a note.
 fn bounded(text: &str) -> String {
     let shown = beginning(text, MAX_RESULT);
     if shown.len() == text.len() {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_become_text() {
+    fn content_blocks_become_text() {
         let parts = json!([
             {"type": "text", "text": "a\u{1b}[2J\r\n"},
             {"type": "image", "data": "A".repeat(16_000), "mimeType": "image/png"},
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_reads_whether_it_failed() {
+    fn the_model_sees_whether_the_tool_failed() {
         let read = |text: &str, is_error| ToolResult { text: text.into(), is_error }.for_model();
         assert_eq!([read("a", false), read("", false)], ["a", "(no output)"]);
         assert_eq!([read("a", true), read("", true)], ["The tool failed: a", "The tool failed."]);

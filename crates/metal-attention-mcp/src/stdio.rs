@@ -1,4 +1,4 @@
-//! The transport "stdio": the server is a child process, and a message is a line of its stdin or stdout.
+//! The transport "stdio": the server is a child process, and each message is a line of its stdin or stdout.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,14 +10,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::McpError;
-use crate::connection::{Event, spawn};
-use crate::event_stream::{StreamEnd, read_line};
+use crate::connection::{ServerEvent, spawn};
 use crate::limits::{MAX_MESSAGE, MAX_QUOTED, MAX_UNSENT};
 use crate::message;
 use crate::process_groups;
+use crate::sse::{StreamEnd, read_line};
 use crate::text::excerpt;
 
-/// Variables that a server inherits from this process's environment. Keys and tokens are not among them.
+/// Environment variables that a server inherits. Keys and tokens are not among them.
 const INHERITED: [&str; 22] = [
     "APPDATA",
     "HOME",
@@ -43,35 +43,38 @@ const INHERITED: [&str; 22] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// How long a server may take to exit after its stdin is closed, and again after SIGTERM.
+/// The time for a server to exit after its stdin is closed, and again after SIGTERM.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
-/// How long to wait for the exit status and the last line of stderr once stdout has ended.
+/// The time to wait for the exit status and the last line of stderr after stdout has ended.
 const STATUS_WAIT: Duration = Duration::from_millis(200);
-/// How often the exit is polled.
+/// The interval at which the exit is polled.
 const POLL: Duration = Duration::from_millis(5);
-/// Bytes of a line of stderr.
+/// Maximum bytes of a logged line of stderr.
 const MAX_LOG_LINE: usize = 4 << 10;
 
 /// The child process of a server.
 pub struct Stdio {
+    /// The process.
     child: Child,
-    /// Lines to write to stdin; `None`: stdin is closed.
+    /// Lines for stdin; `None`: stdin is closed.
     stdin: Option<SyncSender<String>>,
-    /// The thread that reads stderr, and the last line that it has read.
+    /// The thread that reads stderr; `None` after its end.
     stderr: Option<JoinHandle<()>>,
+    /// The last line of stderr.
     last_line: Arc<Mutex<String>>,
+    /// Whether its exit was observed.
     has_exited: bool,
 }
 
 impl Stdio {
-    /// Starts the process of the server `name`; what it writes to stdout becomes `events`.
+    /// Starts the process of the server `name`. Messages from its stdout are sent to `events`.
     pub fn start(
         name: &str,
         command: &str,
         args: &[String],
         env: &BTreeMap<String, String>,
         cwd: Option<&Path>,
-        events: SyncSender<Event>,
+        events: SyncSender<ServerEvent>,
     ) -> Result<Self, McpError> {
         let mut program = Command::new(command);
         let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -110,7 +113,7 @@ impl Stdio {
         })
     }
 
-    /// The error of a process that has exited, or is about to: with its exit status and the last line of its stderr.
+    /// The error of a process that has exited or is about to, with its exit status and the last line of its stderr.
     pub fn exit_error(&mut self) -> McpError {
         let deadline = Instant::now() + STATUS_WAIT;
         let has_exited = self.wait_until(deadline);
@@ -122,7 +125,7 @@ impl Stdio {
         McpError::Ended { status: status.map(|status| status.to_string()), last_line }
     }
 
-    /// Ends the process, and the processes that it has started: closes its stdin, then sends SIGTERM, then SIGKILL.
+    /// Ends the process and its child processes: closes its stdin, then sends SIGTERM, then SIGKILL.
     pub fn close(&mut self) {
         self.stdin = None;
         if self.wait_until(Instant::now() + EXIT_GRACE) {
@@ -133,26 +136,26 @@ impl Stdio {
             return;
         }
         process_groups::kill(self.child.id());
-        // Where there are no process groups. A process that cannot be killed has exited.
+        // For systems without process groups. A process that cannot be killed has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
         process_groups::remove(self.child.id());
         self.has_exited = true;
     }
 
-    /// Ends the processes that a process has started which has exited.
+    /// Kills the child processes of a server that has exited.
     pub fn reap(&mut self) {
         self.wait_until(Instant::now());
     }
 
-    /// Waits for the process's exit. False: it has not exited by `deadline`.
+    /// Waits for the process's exit until `deadline`. Returns whether it has exited.
     fn wait_until(&mut self, deadline: Instant) -> bool {
         while !self.has_exited {
             match self.child.try_wait() {
                 Ok(None) if Instant::now() < deadline => thread::sleep(POLL),
                 Ok(None) => return false,
                 Ok(Some(_)) | Err(_) => {
-                    // What it has started does not outlive it.
+                    // Its child processes must not outlive it.
                     process_groups::kill(self.child.id());
                     process_groups::remove(self.child.id());
                     self.has_exited = true;
@@ -163,7 +166,7 @@ impl Stdio {
     }
 }
 
-/// The error of a process whose exit status is not known yet.
+/// The error of a process whose exit status is unknown.
 fn ended() -> McpError {
     McpError::Ended { status: None, last_line: String::new() }
 }
@@ -179,22 +182,24 @@ fn write_lines(mut stdin: impl Write, lines: &Receiver<String>) {
 }
 
 /// Reads messages until stdout ends or the connection is closed.
-fn read_messages(stdout: impl Read, events: &SyncSender<Event>) {
+fn read_messages(stdout: impl Read, events: &SyncSender<ServerEvent>) {
     let mut stdout = BufReader::new(stdout);
     loop {
         let sent = match read_line(&mut stdout, MAX_MESSAGE) {
             Ok(line) if line.trim_ascii().is_empty() => Ok(()),
             Ok(line) => match message::parse(&line) {
-                Some(messages) => messages.into_iter().try_for_each(|message| events.send(Event::Message(message))),
-                None => events.send(Event::Invalid(excerpt(&line, MAX_QUOTED))),
+                Some(messages) => {
+                    messages.into_iter().try_for_each(|message| events.send(ServerEvent::Message(message)))
+                }
+                None => events.send(ServerEvent::Invalid(excerpt(&line, MAX_QUOTED))),
             },
             Err(end) => {
                 let error = match end {
                     StreamEnd::Ended => ended(),
                     StreamEnd::TooLong => McpError::MessageTooLong,
                 };
-                // Without a receiver the connection is closed already.
-                let _ = events.send(Event::Failed(None, error));
+                // Without a receiver, the connection is closed.
+                let _ = events.send(ServerEvent::Failed(None, error));
                 return;
             }
         };
@@ -204,13 +209,13 @@ fn read_messages(stdout: impl Read, events: &SyncSender<Event>) {
     }
 }
 
-/// Reads stderr, so that its pipe never fills; logs the lines and keeps the last one.
+/// Reads stderr, so that its pipe never fills. Logs the lines and keeps the last one.
 fn log_lines(name: &str, stderr: impl Read, last_line: &Mutex<String>) {
     let mut stderr = BufReader::new(stderr);
     let mut bytes = Vec::new();
     loop {
         bytes.clear();
-        // A longer line comes in parts.
+        // A longer line is read in parts.
         let part = (&mut stderr).take(MAX_LOG_LINE as u64).read_until(b'\n', &mut bytes);
         if part.is_err() || bytes.is_empty() {
             return;

@@ -1,17 +1,17 @@
-//! Texts of servers: bounded, and without control characters.
+//! Texts of servers: limited in length, and without control characters.
 
-/// Longest beginning of `text` of at most `most` bytes.
+/// Returns the longest prefix of `text` of at most `most` bytes.
 pub fn beginning(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
 }
 
-/// `text` without control characters but line feeds and tabs; line breaks of other systems are line feeds.
+/// Removes control characters except line feeds and tabs; other line breaks become line feeds.
 pub fn plain(text: &str) -> String {
     text.replace("\r\n", "\n").chars().filter(|&c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// The beginning of `text` on one line, for an error.
+/// Returns the beginning of `text` on one line, for an error.
 pub fn excerpt(text: &[u8], most: usize) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(most)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_go() {
+    fn control_characters_are_removed() {
         assert_eq!(plain("a\r\nb\tc\u{1b}[31m\u{9b}\0\u{7f}d"), "a\nb\tc[31md");
         assert_eq!(excerpt(b" a\nb\xffcd", 6), "a b\u{fffd}c");
     }

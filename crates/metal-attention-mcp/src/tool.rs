@@ -10,14 +10,14 @@ use crate::text::{beginning, plain};
 pub struct ServerTool {
     /// Its name on the server.
     pub name: String,
-    /// The server's description. Empty: there is none.
+    /// The server's description; empty: there is none.
     pub description: String,
     /// The JSON schema of its arguments, an object.
     pub parameters: Map<String, Value>,
 }
 
 impl ServerTool {
-    /// Reads a tool of `tools/list`. The error says why it is left out.
+    /// Reads a tool of `tools/list`. The error is the reason why it is left out.
     pub(crate) fn read(mut tool: Value) -> Result<Self, String> {
         let name = tool["name"].as_str().unwrap_or_default().to_owned();
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_bounded() {
+    fn tools_are_limited_in_size() {
         let tool = |name: &str, description: &str, schema: Value| {
             ServerTool::read(json!({"name": name, "description": description, "inputSchema": schema}))
         };

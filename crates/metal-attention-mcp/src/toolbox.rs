@@ -6,23 +6,26 @@ use std::thread;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Cancelled, Client, Consent, Consents, McpError, ServerInfo, ServerOptions, ServerTool, ToolList, ToolResult,
+    Cancelled, Consent, Consents, McpClient, McpError, ServerInfo, ServerOptions, ServerTool, ToolList, ToolResult,
 };
 
-/// The servers of a configuration. Each is started when it is first needed, and again where it has ended; dropping this value
-/// ends them all.
+/// The servers of a configuration. A server is started on demand, and restarted after it has ended. Dropping this value
+/// ends all servers.
 #[derive(Debug)]
 pub struct Toolbox {
+    /// The servers, in the order of the configuration.
     servers: Vec<Server>,
+    /// The consents to calls.
     consents: Consents,
 }
 
 /// A server, started or not.
 struct Server {
+    /// Its configuration.
     options: ServerOptions,
-    /// Locked for the whole of a call: a server has one at a time.
-    session: Mutex<Session>,
-    /// The description and tools that it had last; `None`: it was never started.
+    /// Locked during a call: a server runs one at a time.
+    session: Mutex<ServerSession>,
+    /// Its last description and list of tools; `None`: it was never started.
     listing: Mutex<Option<(ServerInfo, ToolList)>>,
 }
 
@@ -32,10 +35,13 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// The session with a server.
 #[derive(Default)]
-struct Session {
-    client: Option<Client>,
-    /// The last call timed out or was cancelled: the server may hang, and must answer a ping before it is used again.
+struct ServerSession {
+    /// The client; `None`: the server is not running.
+    client: Option<McpClient>,
+    /// Whether the last call timed out or was cancelled: the server may hang, and must answer a ping before the next
+    /// call.
     is_unanswered: bool,
 }
 
@@ -46,18 +52,18 @@ pub struct ServerReport {
     pub name: String,
     /// Its command line or URL.
     pub target: String,
-    /// Its description and its tools.
+    /// Its description and tools, or the reason why it could not be started.
     pub outcome: Result<(ServerInfo, ToolList), McpError>,
 }
 
-/// A tool as it is offered to a model.
+/// A tool in the form in which it is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OfferedTool {
     /// The function's name: letters, digits, `_` and `-`, unique among all tools.
     pub name: String,
     /// The server.
     pub server: String,
-    /// The tool as the server has it.
+    /// The tool on the server.
     pub tool: ServerTool,
 }
 
@@ -81,8 +87,8 @@ impl Toolbox {
         self.servers.iter().map(|server| server.options.name.as_str())
     }
 
-    /// Starts the servers that are not running, concurrently, and lists their tools. A server that is busy with a call has the
-    /// tools that it had before.
+    /// Starts the servers that are not running, concurrently, and lists their tools. Of a server that is busy with a
+    /// call, the last list is returned.
     pub fn connect(&self, cancelled: Cancelled) -> Vec<ServerReport> {
         thread::scope(|scope| {
             let start = |server: &'_ Server| server.report(cancelled);
@@ -99,7 +105,7 @@ impl Toolbox {
         })
     }
 
-    /// Calls a tool, which needs consent unless it is always allowed.
+    /// Calls a tool. Needs consent unless the tool needs none.
     pub fn call(
         &self,
         server: &str,
@@ -115,7 +121,7 @@ impl Toolbox {
         let mut session = server.session();
         let client = server.ready(&mut session, cancelled)?;
         server.check_tool(tool)?;
-        // Only names of tools that exist are kept.
+        // Consent is only kept for tools that exist.
         match consent {
             Some(Consent::Always) => self.consents.keep(&server.options, tool)?,
             Some(Consent::Once) | None => {}
@@ -130,17 +136,17 @@ impl Toolbox {
         result
     }
 
-    /// Whether a tool is called without asking for consent. Where the consents cannot be read, it is not.
+    /// Whether a tool needs no consent. False if the consents cannot be read.
     pub fn allows(&self, server: &str, tool: &str) -> bool {
         self.find(server).is_ok_and(|server| self.consents.allows(&server.options, tool).unwrap_or(false))
     }
 
-    /// Ends the servers, concurrently: each may take a moment. Those that are busy with a call are left running.
+    /// Ends the servers, concurrently: each may take seconds. Servers that are busy with a call keep running.
     pub fn close(&self) {
         thread::scope(|scope| {
             for server in &self.servers {
                 let close = || drop(server.session.try_lock().ok().and_then(|mut session| session.client.take()));
-                // Without a thread the server ends with its value.
+                // Without a thread, the server ends when it is dropped.
                 let _ = thread::Builder::new().spawn_scoped(scope, close);
             }
         });
@@ -159,7 +165,7 @@ impl Drop for Toolbox {
 }
 
 impl Server {
-    fn session(&self) -> MutexGuard<'_, Session> {
+    fn session(&self) -> MutexGuard<'_, ServerSession> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -167,6 +173,7 @@ impl Server {
         self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Starts the server if need be, and reports its tools; the last list if it is busy with a call.
     fn report(&self, cancelled: Cancelled) -> ServerReport {
         let mut session = match self.session.try_lock() {
             Ok(session) => session,
@@ -180,14 +187,14 @@ impl Server {
         ServerReport::new(&self.options, ready.map(|()| self.listing().clone().unwrap_or_default()))
     }
 
-    /// The client of the server, which is started where it is not running, with its present tools listed.
-    fn ready<'a>(&self, session: &'a mut Session, cancelled: Cancelled) -> Result<&'a mut Client, McpError> {
+    /// Returns the client of the server with a current list of tools. Starts the server if it is not running.
+    fn ready<'a>(&self, session: &'a mut ServerSession, cancelled: Cancelled) -> Result<&'a mut McpClient, McpError> {
         if session.is_unanswered
             && let Some(client) = &mut session.client
         {
             match client.ping(cancelled) {
                 Ok(()) => {}
-                // That says nothing of the server.
+                // A cancelled ping does not mean that the server hangs.
                 Err(error @ McpError::Cancelled { .. }) => return Err(error),
                 Err(_) => session.client = None,
             }
@@ -199,7 +206,7 @@ impl Server {
         });
         let (mut client, is_listed) = match running {
             Some((client, changed)) => (client, !changed),
-            None => (Client::start(&self.options, cancelled)?, false),
+            None => (McpClient::start(&self.options, cancelled)?, false),
         };
         if !is_listed {
             let tools = client.tools(cancelled)?;
@@ -224,7 +231,8 @@ impl ServerReport {
         Self { name: options.name.clone(), target: options.target(), outcome }
     }
 
-    /// The tools of the servers that could be started. The name of a tool that two servers have is `server__tool`.
+    /// The tools of the servers that could be started, under unique names. The name of a tool that several servers have
+    /// is `server__tool`.
     pub fn offered(reports: &[Self]) -> Vec<OfferedTool> {
         let lists = reports.iter().filter_map(|report| Some((&report.name, &report.outcome.as_ref().ok()?.1.tools)));
         let all: Vec<_> = lists.flat_map(|(server, tools)| tools.iter().map(move |tool| (server, tool))).collect();
@@ -242,12 +250,12 @@ impl ServerReport {
     }
 }
 
-/// `name` with letters, digits, `_` and `-` only.
+/// Replaces all characters except letters, digits, `_` and `-`.
 fn callable(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '-') { c } else { '_' }).collect()
 }
 
-/// Names after each other.
+/// Joins names for a message.
 fn list_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }

@@ -1,8 +1,8 @@
-//! What kind of work a batch is: backends have a plan for each.
+//! Kinds of batches, for which backends have different plans.
 
 use crate::{BatchToken, Phase};
 
-/// The kinds of batches, from what is bound by reading the weights to what is bound by arithmetic.
+/// The kinds of batches, from those bound by reading weights to those bound by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchKind {
     /// One token.
@@ -15,25 +15,25 @@ pub enum BatchKind {
     Many,
 }
 
-/// How many are a few on a device.
+/// The limits of small batches on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AFew {
+pub struct FewLimits {
     /// Sequences that are decoded side by side.
     pub sequences: usize,
-    /// Tokens of other batches.
+    /// Tokens of other small batches.
     pub tokens: usize,
 }
 
 impl BatchKind {
     /// The kind of `batch`.
-    pub fn of(batch: &[BatchToken], few: AFew) -> Self {
+    pub fn of(batch: &[BatchToken], few: FewLimits) -> Self {
         let n = batch.len();
         let sequences = n > 1 && n <= few.sequences && Phase::of(batch) == Phase::Decode;
-        if sequences { Self::Sequences } else { Self::of_text(n, few) }
+        if sequences { Self::Sequences } else { Self::of_n_tokens(n, few) }
     }
 
     /// The kind of a batch of `n_tokens` tokens of one sequence.
-    pub fn of_text(n_tokens: usize, few: AFew) -> Self {
+    pub fn of_n_tokens(n_tokens: usize, few: FewLimits) -> Self {
         match n_tokens {
             1 => Self::One,
             n if n <= few.tokens => Self::Few,
@@ -47,8 +47,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequences_side_by_side_are_told_from_texts() {
-        let few = AFew { sequences: 2, tokens: 4 };
+    fn decoding_of_several_sequences_is_distinguished_from_prefill() {
+        let few = FewLimits { sequences: 2, tokens: 4 };
         let batch = |seqs: &[usize]| {
             let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, logits: true };
             BatchKind::of(&seqs.iter().enumerate().map(token).collect::<Vec<_>>(), few)

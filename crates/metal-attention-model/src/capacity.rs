@@ -1,30 +1,30 @@
-//! How much a forward pass has room for, and the memory that takes.
+//! The capacity of a forward pass, and the memory that it takes.
 
 use crate::{MAX_SEQUENCES, ModelSpec, PAGE};
 
-/// Tokens that go through the layers at once where nobody says otherwise, and the device has no number of its own.
+/// Default maximum of tokens in a micro-batch, for devices without their own.
 pub const DEFAULT_UBATCH: usize = 512;
 
-/// How many positions, sequences and tokens a forward pass has room for, as the options of every backend say.
+/// Capacity of a forward pass in positions, sequences and tokens, as given by the options of every backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Positions each sequence has room for.
+    /// Maximum tokens of a sequence.
     pub n_ctx: usize,
-    /// Sequences that the KV cache holds.
+    /// Number of sequences in the KV cache.
     pub n_seq: usize,
-    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
+    /// Positions of the KV cache, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
-    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
+    /// Sequences whose sliding windows fit, in layers that keep only a window; a batch may be refused for want of a
     /// window. `None`: all.
     pub n_windows: Option<usize>,
-    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    /// Bytes for checkpoints of recurrent states, besides the states that sequences continue from.
     pub state_cache: usize,
-    /// Tokens that go through the layers at once.
+    /// Maximum tokens of a micro-batch.
     pub n_ubatch: usize,
 }
 
 impl Capacity {
-    /// The first number that cannot work, by its name, with the largest that can.
+    /// The first number that is out of range, by its name, with the largest allowed one.
     pub fn out_of_range(&self) -> Option<(&'static str, usize)> {
         [
             ("the context length", self.n_ctx, usize::MAX),
@@ -37,12 +37,12 @@ impl Capacity {
         .find_map(|(name, n, max)| (n == 0 || n > max).then_some((name, max)))
     }
 
-    /// Positions that `spec` has for a sequence of at most `n_ctx`: there are no learned ones beyond those of the table.
+    /// The maximum tokens of a sequence of `spec`, when `n_ctx` are wanted: learned positions end with their table.
     pub fn n_ctx_of(spec: &ModelSpec, n_ctx: usize) -> usize {
         spec.embedding.positions.map_or(n_ctx, |n| n.min(n_ctx))
     }
 
-    /// Pages for all positions; `usize::MAX` where nobody could count them.
+    /// Number of KV pages; `usize::MAX` if it overflows.
     pub fn n_pages(&self) -> usize {
         match self.n_cache {
             Some(positions) => positions.div_ceil(PAGE),
@@ -50,39 +50,39 @@ impl Capacity {
         }
     }
 
-    /// Positions that a sequence can come to: `n_ctx`, or as many as there are pages for.
+    /// Maximum tokens that a sequence can reach: `n_ctx`, or fewer if there are not enough pages.
     pub fn n_positions(&self) -> usize {
         self.n_ctx.min(self.n_pages().saturating_mul(PAGE))
     }
 
-    /// Tokens that go through the layers of `spec` at once: no more than all sequences have room for, and no fewer than a text
-    /// may have where tokens see those after them.
+    /// Maximum tokens of a micro-batch of `spec`: no more than all sequences can hold, and without a causal mask no
+    /// fewer than a whole sequence.
     pub fn n_tokens(&self, spec: &ModelSpec) -> usize {
         let positions = self.n_ctx.saturating_mul(self.n_seq);
         let wanted = if spec.is_causal() { self.n_ubatch } else { self.n_ubatch.max(self.n_positions()) };
         wanted.min(positions).min(self.n_pages().saturating_mul(PAGE))
     }
 
-    /// Tokens of a sequence that are appended at once at most, and can be taken back. A page full of them, where
-    /// `n_ubatch` is less: steps that run ahead of their tokens need a few.
+    /// Maximum tokens of a sequence that are appended at once and can be taken back. At least a page, for the lookahead
+    /// steps of small micro-batches.
     pub(crate) fn step(&self) -> usize {
         self.n_ubatch.max(PAGE)
     }
 }
 
-/// Bytes that a forward pass holds on its device, or will; mapped files are not among them.
+/// Bytes that a forward pass holds on its device, or will hold; mapped files are not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Weights as the kernels read them, and tables made for them.
+    /// Weights in the kernels' layouts, and tables derived from them.
     pub weights: u64,
     /// KV cache and recurrent states of all sequences.
     pub kv_cache: u64,
-    /// Activations, logits and what else steps work with.
+    /// Activations, logits and other buffers of a step.
     pub scratch: u64,
 }
 
 impl MemoryUse {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv_cache).saturating_add(self.scratch)
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_work_are_named() {
+    fn numbers_out_of_range_are_named() {
         assert_eq!(SOME.out_of_range(), None);
         for (wrong, name) in [
             (Capacity { n_ctx: 0, ..SOME }, "the context length"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_seen_whole_go_through_the_layers_whole() {
+    fn sequences_without_a_causal_mask_are_one_micro_batch() {
         assert_eq!(SOME.n_tokens(&spec("bert")), 1000);
     }
 

@@ -1,10 +1,11 @@
-//! Typed errors of model loading and of the forward pass.
+//! Errors of loading a model and of the forward pass.
 
-/// Why a forward pass was refused or failed. The KV cache is as it was before.
+/// Why a batch was refused or failed. The KV cache is as before, except as
+/// [`ForwardPass::forward_traced`](crate::ForwardPass::forward_traced) says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
-    /// No tokens were given.
+    /// The batch is empty.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
     /// An id outside the vocabulary.
@@ -15,15 +16,15 @@ pub enum ForwardError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A sequence number the KV cache was not made for.
+    /// A sequence index outside the KV cache.
     #[error("sequence {seq} does not exist: the KV cache holds {n_seq} sequences")]
     SequenceOutOfRange {
-        /// The sequence that was named.
+        /// The index.
         seq: usize,
-        /// Number of sequences there are.
+        /// Number of sequences.
         n_seq: usize,
     },
-    /// A token whose position does not continue its sequence.
+    /// A token whose position is not the next one of its sequence.
     #[error("position {pos} does not continue sequence {seq}, whose next position is {expected}")]
     PositionGap {
         /// The sequence.
@@ -33,7 +34,7 @@ pub enum ForwardError {
         /// The position that would continue the sequence.
         expected: usize,
     },
-    /// More tokens than the context has room for.
+    /// More tokens than the context.
     #[error(
         "the context is full: sequence {seq} holds {n_past} of {n_ctx} tokens and {n_new} more do not fit; use a larger -c or a shorter prompt"
     )]
@@ -42,12 +43,12 @@ pub enum ForwardError {
         seq: usize,
         /// Tokens it holds.
         n_past: usize,
-        /// Tokens that were to be added.
+        /// Tokens to be added.
         n_new: usize,
-        /// Tokens it has room for.
+        /// Maximum tokens of a sequence.
         n_ctx: usize,
     },
-    /// More tokens than the KV cache, which all sequences share, has pages for.
+    /// Not enough free KV pages.
     #[error(
         "the KV cache is out of pages: the batch needs {needed} more pages of {page_len} positions and {free} of {total} are free; end or cut a sequence, or ask for a larger KV cache"
     )]
@@ -56,27 +57,27 @@ pub enum ForwardError {
         needed: usize,
         /// Pages that are free.
         free: usize,
-        /// Pages there are.
+        /// Pages in total.
         total: usize,
         /// Positions of a page.
         page_len: usize,
     },
-    /// More sequences than there are recurrent states for.
+    /// Not enough slots for recurrent states.
     #[error(
         "there is no room for the recurrent states: the batch needs {needed} more and {free} of {total} can be had; end a sequence, or ask for room for more"
     )]
     OutOfStates {
-        /// States that the batch needs.
+        /// Slots that the batch needs.
         needed: usize,
-        /// States that are free, or that sequences could only be cut back to.
+        /// Slots that are free or hold checkpoints.
         free: usize,
-        /// States there are.
+        /// Slots in total.
         total: usize,
     },
-    /// Logits of a model that has none.
+    /// Logits were requested of a model without an output head.
     #[error("the model has no output head: it makes embeddings of texts (`embed`, /v1/embeddings) and writes none")]
     NoLogits,
-    /// A piece of a text to a model whose tokens see those after them.
+    /// A part of a sequence was given to a model without a causal mask, which needs whole sequences.
     #[error(
         "every token of this model sees the whole text: sequence {seq} must be given in one batch from its start, and it holds {n_past} tokens"
     )]
@@ -91,23 +92,23 @@ pub enum ForwardError {
     PrefixTooLong {
         /// The sequence.
         seq: usize,
-        /// Tokens that were to be shared.
+        /// Tokens to be shared.
         n: usize,
         /// Tokens it holds.
         n_past: usize,
     },
-    /// Memory for the batch could not be had.
+    /// Memory could not be allocated.
     #[error("out of memory: {what} needs {bytes} bytes")]
     OutOfMemory {
-        /// What the memory was for.
+        /// Purpose of the memory.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
     },
-    /// The device that runs the model failed or is gone.
+    /// The device failed, or is gone.
     #[error("{why}")]
     Device {
-        /// What happened, and what to do.
+        /// The cause, and what to do.
         why: String,
     },
     /// The [`Watch`](crate::Watch) was cancelled.
@@ -122,7 +123,7 @@ pub enum ModelError {
     /// The file itself could not be read.
     #[error(transparent)]
     Gguf(#[from] metal_attention_gguf::GgufError),
-    /// `general.architecture` names a model family that is not implemented.
+    /// The architecture in `general.architecture` is not implemented.
     #[error("the architecture {architecture:?} is not supported; {}", match missing {
         Some(part) => format!("this is missing: {part}"),
         None => format!("supported are: {}", supported.join(", ")),
@@ -130,63 +131,63 @@ pub enum ModelError {
     UnsupportedArchitecture {
         /// The name in the file.
         architecture: String,
-        /// What it needs that is not implemented, where that is known.
+        /// The missing part, if known.
         missing: Option<&'static str>,
-        /// The names that would work.
+        /// The supported names.
         supported: Vec<&'static str>,
     },
-    /// A feature of a supported architecture that is not implemented.
+    /// A feature of a supported architecture is not implemented.
     #[error("{key} = {value}: {why}")]
     UnsupportedFeature {
-        /// The metadata key that asks for it.
+        /// The metadata key of the feature.
         key: String,
         /// Its value.
         value: String,
-        /// What is missing.
+        /// The reason.
         why: &'static str,
     },
-    /// A metadata key that a model needs is not in the file.
+    /// A required metadata key is missing.
     #[error("the file lacks the metadata key {key}, which a model needs (is it a vocabulary-only file?)")]
     MissingKey {
         /// The key.
         key: String,
     },
-    /// Metadata values that contradict each other or make no model.
+    /// A metadata value is out of range, or contradicts another.
     #[error("{key} = {value} is not usable: {why}")]
     InvalidValue {
         /// The metadata key.
         key: String,
         /// Its value.
         value: String,
-        /// What it should have been.
+        /// The requirement.
         why: String,
     },
-    /// A tensor that the model needs is not in the file.
+    /// A required tensor is missing.
     #[error("the file lacks the tensor {name} of shape {shape:?} (row length first)")]
     MissingTensor {
         /// The tensor's name.
         name: String,
-        /// The shape that the metadata asks for.
+        /// The expected shape.
         shape: Vec<usize>,
     },
-    /// A tensor whose shape contradicts the metadata.
+    /// The shape of a tensor contradicts the metadata.
     #[error("the tensor {name} has shape {found:?}, but the metadata asks for {expected:?} (row length first)")]
     TensorShape {
         /// The tensor's name.
         name: String,
         /// The shape in the file.
         found: Vec<usize>,
-        /// The shape that the metadata asks for.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// A tensor with a number that nothing can be computed with.
+    /// A tensor has a value that cannot be used.
     #[error("the tensor {name} contains {value}: {why}")]
     TensorValue {
         /// The tensor's name.
         name: String,
-        /// The number.
+        /// The value.
         value: f32,
-        /// What it should have been.
+        /// The requirement.
         why: &'static str,
     },
 }

@@ -1,23 +1,23 @@
-//! The parts of feed-forwards.
+//! Feed-forwards: dense ones, mixtures of experts with their routers, and activations.
 
 use crate::Norm;
 use crate::recurrent::ChannelMixSpec;
 
-/// What works on each token alone.
+/// The part of a layer that works on each token alone.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForward {
     /// The same matrices for all tokens.
     Dense(Dense),
-    /// Each token goes to a few of many.
+    /// A mixture of experts (MoE): each token goes to a few of many feed-forwards.
     Experts(Box<Experts>),
-    /// The input is mixed with that of the token before, which is a recurrent state (RWKV).
+    /// RWKV's channel mix: the input is mixed with that of the previous token, which is a recurrent state.
     ChannelMix(ChannelMixSpec),
-    /// Nothing: the layer has a mixer alone (Mamba).
+    /// No feed-forward: the layer has only a mixer (Mamba).
     None,
 }
 
 impl FeedForward {
-    /// F32 elements of the state that it keeps of each sequence; 0 where it keeps none.
+    /// F32 elements of the recurrent state of one sequence; 0 if there is none.
     pub fn state_elements(&self) -> usize {
         match self {
             Self::Dense(_) | Self::Experts(_) | Self::None => 0,
@@ -26,17 +26,17 @@ impl FeedForward {
     }
 }
 
-/// `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))` where gated (arXiv 2002.05202).
+/// `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))` if gated (arXiv 2002.05202).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dense {
-    /// Width of gate and up.
+    /// Elements of gate and up.
     pub n_ff: usize,
     /// Whether there is a gate.
     pub gated: bool,
-    /// Activation of the gate, of up where there is none.
+    /// Activation of the gate; without a gate, of up.
     pub activation: Activation,
-    /// Whether files of the family have gate and up in one matrix, the gate's rows first: `ffn_up`, of experts
-    /// `ffn_gate_up_exps`. Either form is read.
+    /// Whether the family's files usually have gate and up in one matrix, the gate's rows first: `ffn_up`, of experts
+    /// `ffn_gate_up_exps`. Both forms are read.
     pub fused: bool,
 }
 
@@ -49,74 +49,74 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)^2` (arXiv 2109.08668).
     ReluSquared,
-    /// `g / (1 + exp(-1.702 g)) * (1 + u)` of gate and up, `g = min(gate, limit)`, `u` within `-limit..=limit` (gpt-oss).
+    /// With gate and up: `g / (1 + exp(-1.702 g)) * (1 + u)`, where `g = min(gate, limit)` and `u` is up clamped to
+    /// `-limit..=limit` (gpt-oss).
     ClampedSwiglu {
         /// The limit.
         limit: f32,
     },
-    /// GELU of what of the row is above its mean by so many standard deviations: `gelu(max(x - mean - n std, 0))` (Gemma
-    /// 3n).
+    /// GELU of the part of each element that is more than `n_std` standard deviations above the mean of the row (Gemma
+    /// 3n): `gelu(max(x - mean - n_std * std, 0))`.
     SparseGelu {
         /// Standard deviations.
         n_std: f32,
     },
 }
 
-/// A mixture of experts: `sum over the chosen of weight * expert(x)`, and what all tokens go through besides.
+/// A mixture of experts: `sum over the chosen of weight * expert(x)`, plus a shared expert that all tokens go through.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Experts {
-    /// Experts.
+    /// Number of experts.
     pub n_expert: usize,
-    /// Experts that a token goes to.
+    /// Experts chosen for each token.
     pub n_used: usize,
-    /// Each of them.
+    /// The feed-forward of each expert.
     pub expert: Dense,
     /// Whether router and experts have biases (gpt-oss).
     pub biases: bool,
-    /// Width of the row that experts work on, where it is not that of the stream: `up(sum of experts(down(x)))` (Nemotron 3
-    /// Super).
+    /// Width of the experts' input and output, if it is not `n_embd`: `up(sum of experts(down(x)))` (Nemotron 3 Super).
     pub latent: Option<usize>,
-    /// How they are chosen.
+    /// Choice and weights of the experts.
     pub router: Router,
-    /// Norms of their own beside those of the layer (Gemma 4): the experts' input is then the residual stream.
-    pub own_norms: Option<OwnNorms>,
-    /// What all tokens go through besides.
+    /// Norms around the experts besides those of the layer; the experts' input is then the residual stream (Gemma 4).
+    pub expert_norms: Option<ExpertNorms>,
+    /// The shared expert, if there is one.
     pub shared: Option<SharedExpert>,
 }
 
 /// Norms around experts that lie beside a dense feed-forward (Gemma 4).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OwnNorms {
-    /// Of the experts' input.
+pub struct ExpertNorms {
+    /// Norm of the experts' input.
     pub input: Norm,
-    /// Of their weighted sum.
+    /// Norm of their weighted sum.
     pub result: Norm,
-    /// Of the dense feed-forward's result.
+    /// Norm of the dense feed-forward's result.
     pub shared_result: Norm,
     /// Epsilon of the RMSNorm of the router's input, which is then multiplied by `ffn_gate_inp.scale / sqrt(n_embd)`.
     pub router_eps: f32,
 }
 
-/// A feed-forward beside the experts.
+/// A feed-forward beside the experts, for all tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedExpert {
-    /// What it computes.
+    /// The feed-forward.
     pub dense: Dense,
-    /// Whether its result is multiplied by a sigmoid of the input, `ffn_gate_inp_shexp` (Qwen 2).
+    /// Whether its result is multiplied by a sigmoid gate of the input, `ffn_gate_inp_shexp` (Qwen 2).
     pub gated: bool,
-    /// Whether its tensors are named as those of a dense feed-forward (Gemma 4), not `*_shexp`.
+    /// Whether its tensors have the names of a dense feed-forward (Gemma 4) instead of `*_shexp`.
     pub plain_names: bool,
 }
 
-/// How a token's experts are chosen and weighted.
+/// Choice and weights of a token's experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
-    /// What becomes of the router's products.
+    /// From the router's products to scores.
     pub score: RouterScore,
-    /// Whether `exp_probs_b` is added to the scores for the choice (DeepSeek-V3); the weights stay as they are. `None`:
-    /// where the file has it.
+    /// Whether `exp_probs_b`, if the file has it, is added to the scores for the choice (DeepSeek-V3). The weights do
+    /// not include it.
     pub choice_bias: bool,
-    /// Whether the weights of the chosen are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalize: bool,
     /// Factor on the weights.
     pub scale: f32,
@@ -126,29 +126,30 @@ pub struct Router {
     pub weight_input: bool,
 }
 
-/// What becomes of a router's products.
+/// From a router's products to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScore {
     /// Softmax over all experts.
     Softmax,
     /// Sigmoid of each.
     Sigmoid,
-    /// The largest products are chosen, and softmax goes over these (gpt-oss).
+    /// The largest products are chosen; the weights are the softmax over these (gpt-oss).
     SoftmaxOfChosen,
 }
 
-/// Groups of experts. A group counts as much as its two best experts together.
+/// Groups of experts. The score of a group is the sum of its two best experts' scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterGroups {
-    /// Groups.
+    /// Number of groups.
     pub n: usize,
     /// Groups that take part.
     pub n_used: usize,
 }
 
 impl Router {
-    /// The experts of a token, `n_used` of `products.len()`, best first (the lower id on ties), and their weights.
-    /// `products`: what the router's matrix gave, with its bias; `bias`: what is added for the choice.
+    /// The experts of a token and their weights: `n_used` of `products.len()`, best first, the lower index on ties.
+    /// `products`, `[n_expert]`: the router's products, its bias included; `bias`, `[n_expert]`: added for the choice
+    /// only.
     pub fn choose(&self, products: &[f32], bias: Option<&[f32]>, n_used: usize) -> Vec<(usize, f32)> {
         let softmax = |x: &[f32]| -> Vec<f32> {
             let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -184,7 +185,7 @@ impl Router {
             weights = softmax(&weights);
         }
         if self.renormalize {
-            // As large at least as the smallest number of 16 bits.
+            // At least the smallest normal F16 number, so that the division cannot overflow.
             let sum = weights.iter().sum::<f32>().max(6.103_515_6e-5);
             for w in &mut weights {
                 *w /= sum;
@@ -194,7 +195,7 @@ impl Router {
     }
 }
 
-/// Places of the `n` largest values, largest first; the first on ties, NaN last.
+/// Indices of the `n` largest values, largest first; the first on ties, NaN last.
 fn best(values: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     let key = |i: &usize| if values[*i].is_nan() { f32::NEG_INFINITY } else { values[*i] };

@@ -1,25 +1,28 @@
-//! The one thing every backend does: evaluate a batch of tokens.
+//! The interface of all backends: evaluating batches of tokens, with a KV cache.
+//!
+//! Also checks of batches and their division into micro-batches, which the backends share.
 
 use crate::{ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK, highest};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchToken {
-    /// Id in the vocabulary, `0..n_vocab`.
+    /// Token id, `0..n_vocab`.
     pub id: u32,
-    /// Sequence it belongs to, `0..n_seq`; each has its own KV cache.
+    /// Index of its sequence, `0..n_seq`.
     pub seq: usize,
     /// Position in the sequence: the number of tokens before it.
     pub pos: usize,
-    /// Whether the logits after this token are wanted, or its state.
+    /// Whether an output of this token is wanted (logits, or its hidden state), as in llama.cpp's `llama_batch`.
     pub logits: bool,
 }
 
-/// Logits of the batch's tokens that asked for them, in batch order:
-/// row-major `[n_rows, n_vocab]`.
+/// Logits of the tokens of a batch with `logits` set, in batch order: row-major `[n_rows, n_vocab]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {
+    /// All rows.
     data: &'a [f32],
+    /// Length of a row.
     n_vocab: usize,
 }
 
@@ -30,17 +33,17 @@ impl<'a> Logits<'a> {
         Self { data, n_vocab }
     }
 
-    /// Number of tokens that asked for logits.
+    /// Number of rows.
     pub fn n_rows(&self) -> usize {
         self.data.len() / self.n_vocab
     }
 
-    /// Logits of the `i`-th token that asked for them.
+    /// Row `i`, `[n_vocab]`.
     pub fn row(&self, i: usize) -> &'a [f32] {
         &self.data[i * self.n_vocab..(i + 1) * self.n_vocab]
     }
 
-    /// The last row; `None` when no token asked.
+    /// The last row; `None` if there are none.
     pub fn last(&self) -> Option<&'a [f32]> {
         self.n_rows().checked_sub(1).map(|i| self.row(i))
     }
@@ -51,88 +54,86 @@ impl<'a> Logits<'a> {
     }
 }
 
-/// What a forward pass runs on.
+/// The device of a forward pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// `"cpu"` or `"gpu"`.
     pub kind: &'static str,
     /// The GPU's name, or the instruction set of the CPU's kernels.
     pub name: String,
-    /// The GPU's driver.
+    /// The GPU's driver; `None` for a CPU.
     pub driver: Option<String>,
-    /// Threads that compute; for a GPU 1, the one that feeds it.
+    /// CPU threads that compute; 1 for a GPU.
     pub n_threads: usize,
 }
 
-/// Receives hidden states while a batch runs: the layer's index (`0..n_layer`,
-/// after that layer's residual additions) and the state `[n_tokens, n_embd]`.
+/// Called with hidden states while a batch runs: the layer's index, `0..n_layer`, and the residual stream after it,
+/// `[n_tokens, n_embd]`. A batch of several micro-batches calls it several times for each layer.
 pub type LayerTrace<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
-/// Runs a model over batches of tokens and keeps their KV cache.
+/// Evaluates batches of tokens with one model, and keeps the KV cache of `n_seq` sequences.
 ///
-/// [`forward`](Self::forward) is the one entry; the other methods are wrappers
-/// over it that work on sequence 0.
+/// [`forward_traced`](Self::forward_traced) and [`forward_hidden`](Self::forward_hidden) evaluate a batch; the other
+/// evaluating methods are built on these. Those without a `seq` argument use sequence 0.
 pub trait ForwardPass: Send {
-    /// The model that runs.
+    /// The model.
     fn spec(&self) -> &ModelSpec;
 
-    /// What runs it.
+    /// The device.
     fn device(&self) -> DeviceInfo;
 
-    /// Positions each sequence has room for, as long as there are pages (see [`cache_pages`](Self::cache_pages)).
+    /// Maximum tokens of a sequence, as far as there are free pages (see [`cache_pages`](Self::cache_pages)).
     fn n_ctx(&self) -> usize;
 
-    /// Number of sequences the KV cache holds.
+    /// Number of sequences in the KV cache.
     fn n_seq(&self) -> usize;
 
-    /// Most tokens that go through its layers at once: longer batches it cuts, and whoever wants to hear how far a prompt is cuts them
-    /// by that.
+    /// Maximum tokens of a micro-batch. Longer batches are divided; a caller that reports progress divides a prompt by
+    /// this itself.
     fn n_ubatch(&self) -> usize;
 
-    /// Tokens of sequence `seq` in the KV cache.
+    /// Tokens of sequence `seq` in the KV cache, which is also its next position; 0 if there is no such sequence.
     fn n_past(&self, seq: usize) -> usize;
 
-    /// Cuts sequence `seq` back to its first `n` tokens and returns the length reached; no effect when it is already that
-    /// short.
+    /// Cuts sequence `seq` back to its first `n` tokens, or fewer, and returns the new length. No effect if it has no
+    /// more than `n` tokens.
     ///
-    /// Layers with a window keep what tokens to come see. Where they hold less than a token at `n` sees, the sequence
-    /// becomes as long as it can be and still go on, which may be nothing. From the longest that a sequence was a
-    /// micro-batch can always be taken back, but for the few tokens that steps run ahead; so can its last token.
+    /// Layers with a sliding window keep only what later tokens attend to. If they lack a position that a token at `n`
+    /// attends to, the sequence becomes as long as it can be and still continue, which may be 0. The last micro-batch
+    /// can always be taken back, less the few tokens that lookahead steps have run ahead; so can the last token.
     ///
-    /// Layers with a recurrent state can go on only from where it was kept: at the ends of pages, as far as there is room,
-    /// where the last batch began, and before the last token. The sequence becomes as long as the longest such beginning;
-    /// what of the `n` tokens is missing then is to be evaluated again.
+    /// Layers with a recurrent state can continue only from checkpoints: at ends of pages as far as there is capacity,
+    /// at the start of the last batch, and before the last token. The sequence becomes as long as the longest of these;
+    /// the caller evaluates the missing tokens again.
     fn rewind(&mut self, seq: usize, n: usize) -> usize;
 
-    /// The length that [`rewind`](Self::rewind) would reach.
+    /// The length that [`rewind`](Self::rewind) to `n` would reach.
     fn reachable(&self, seq: usize, n: usize) -> usize;
 
-    /// Makes sequence `to` the first `n` tokens of sequence `from` without evaluating them, or as many as are
-    /// [`reachable`](Self::reachable) there, and returns its length; what it held is forgotten. On an error the cache is
-    /// as it was.
+    /// Replaces sequence `to` by the first `n` tokens of sequence `from`, or as many as are
+    /// [`reachable`](Self::reachable) there, without evaluating them. Whole pages are shared. Returns the length. On an
+    /// error the cache is unchanged.
     fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError>;
 
-    /// How full the KV cache is, which all sequences share: less than [`n_ctx`](Self::n_ctx) positions for each of them
-    /// may be left; and how many recurrent states there are.
+    /// Use of the KV pages, which all sequences share, and of the recurrent states. There may be fewer than
+    /// [`n_ctx`](Self::n_ctx) positions for each sequence.
     fn cache_pages(&self) -> PageUse;
 
-    /// How many pages of the KV cache different `sequences` hold together; pages that several share count
-    /// once.
+    /// Number of KV pages that `sequences`, all different, hold together; shared pages count once.
     fn pages_held(&self, sequences: &[usize]) -> usize;
 
     /// Bytes of the KV cache, recurrent states included.
     fn kv_cache_bytes(&self) -> usize;
 
-    /// The KV cache and the recurrent states, to write [snapshots](crate::Snapshot) of sequences and to read them back.
+    /// The KV cache and the recurrent states, for writing and restoring [snapshots](crate::Snapshot) of sequences.
     fn cache(&mut self) -> &mut dyn SequenceCache;
 
-    /// Evaluates `batch`, appending every token to its sequence's KV cache, and
-    /// returns the logits of the tokens that asked for them. On an error the
-    /// cache is as it was before the call, but for sequences that windows have
-    /// moved on in: where a batch of more than a micro-batch fails or is
-    /// cancelled on its way, these are [rewound](Self::rewind), and may be
-    /// shorter than they were. `trace`, when given, sees the hidden state after
-    /// every layer.
+    /// Evaluates `batch`, appending every token to its sequence, and returns the logits of the tokens with `logits`
+    /// set. `trace`, if given, is called with the hidden states after every layer.
+    ///
+    /// On an error the cache is as before, with one exception: if a batch of several micro-batches fails or is
+    /// cancelled after the first one, its sequences are [rewound](Self::rewind), and may be shorter than before if
+    /// windows have moved on.
     fn forward_traced(
         &mut self,
         batch: &[BatchToken],
@@ -144,63 +145,61 @@ pub trait ForwardPass: Send {
         self.forward_traced(batch, None)
     }
 
-    /// The states `[n_wanted, n_embd]`, row-major, after the last norm of the tokens whose `logits` are set: what embeddings
-    /// are made of.
+    /// Evaluates `batch` and returns the hidden states after the last norm of the tokens with `logits` set, row-major
+    /// `[n_wanted, n_embd]`; for embeddings. Errors as in [`forward_traced`](Self::forward_traced).
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError>;
 
-    /// Like [`forward`](Self::forward), but only the id of the largest logit of
-    /// each token that asked comes back (the lowest id on ties, NaN skipped).
+    /// [`forward`](Self::forward) that returns only the argmax of each row (the lowest id on ties, NaN skipped).
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         let logits = self.forward(batch)?;
         Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect())
     }
 
-    /// Like [`forward`](Self::forward), but only the `k` highest logits of each
-    /// token that asked come back, with their ids (NaN left out).
+    /// [`forward`](Self::forward) that returns only the `k` highest logits of each row with their ids (NaN left out).
     fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
         let logits = self.forward(batch)?;
         Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect())
     }
 
-    /// The largest `k` for which [`forward_top_k`](Self::forward_top_k) costs less
-    /// than [`forward`](Self::forward); 0 where it never does.
+    /// The largest `k` for which [`forward_top_k`](Self::forward_top_k) is cheaper than [`forward`](Self::forward); 0
+    /// if it never is.
     fn max_top_k(&self) -> usize {
         0
     }
 
-    /// Times every kernel from now on, for [`take_profile`](Self::take_profile). Steps may take longer meanwhile; what
-    /// they compute stays the same. An error where the backend has no clock for it.
+    /// Times every kernel from now on, until [`take_profile`](Self::take_profile). Steps may be slower; their results
+    /// are unchanged. An error if the backend has no timer.
     fn start_profile(&mut self) -> Result<(), ForwardError> {
         Err(ForwardError::Device { why: "this backend cannot time its kernels".into() })
     }
 
-    /// Stops timing kernels and gives what was collected; `None` where
-    /// [`start_profile`](Self::start_profile) was not called or failed.
+    /// Stops timing kernels and returns the profile; `None` if [`start_profile`](Self::start_profile) was not called or
+    /// failed.
     fn take_profile(&mut self) -> Option<Profile> {
         None
     }
 
-    /// Gives the device a few milliseconds of work that nobody needs, so that it comes up to its speed before the next step, and
-    /// waits for it: a GPU that was idle runs at a fraction of its clock for the first tenths of a second. False where that
-    /// is of no use. See [`wake`](crate::wake).
+    /// Keeps the device busy for a few milliseconds and waits for it, so that it comes up to its clock: an idle GPU
+    /// runs at a fraction of its clock for the first tenths of a second. False if that has no effect. See
+    /// [`wake`](crate::wake).
     fn wake(&mut self) -> bool {
         false
     }
 
-    /// One step of sequence 0: logits `[n_vocab]` after `id`.
+    /// Evaluates `id` in sequence 0; the logits after it, `[n_vocab]`.
     fn forward_token(&mut self, id: u32) -> Result<&[f32], ForwardError> {
         let pos = self.position();
         let logits = self.forward(&[BatchToken { id, seq: 0, pos, logits: true }])?;
         Ok(logits.row(0))
     }
 
-    /// One step of sequence 0: the greedy next id after `id`.
+    /// Evaluates `id` in sequence 0; the argmax after it.
     fn forward_token_greedy(&mut self, id: u32) -> Result<u32, ForwardError> {
         let pos = self.position();
         Ok(self.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }])?[0])
     }
 
-    /// A whole prompt through the layers at once; the greedy next id after it.
+    /// Evaluates a prompt in sequence 0 as one batch; the argmax after its last token.
     fn forward_prompt(&mut self, ids: &[u32]) -> Result<u32, ForwardError> {
         let start = self.position();
         let batch: Vec<_> = ids
@@ -211,8 +210,7 @@ pub trait ForwardPass: Send {
         Ok(self.forward_greedy(&batch)?[0])
     }
 
-    /// Like [`forward_token`](Self::forward_token), and the hidden state
-    /// `[n_embd]` after each layer.
+    /// [`forward_token`](Self::forward_token), with the hidden state `[n_embd]` after each layer.
     fn forward_token_debug(&mut self, id: u32) -> Result<(Vec<f32>, Vec<Vec<f32>>), ForwardError> {
         let pos = self.position();
         let mut states = Vec::new();
@@ -222,7 +220,7 @@ pub trait ForwardPass: Send {
         Ok((logits, states))
     }
 
-    /// Tokens of sequence 0 in the KV cache.
+    /// [`n_past`](Self::n_past) of sequence 0.
     fn position(&self) -> usize {
         self.n_past(0)
     }
@@ -232,7 +230,7 @@ pub trait ForwardPass: Send {
         self.rewind(0, n)
     }
 
-    /// Empties every sequence's KV cache.
+    /// Empties every sequence.
     fn reset(&mut self) {
         for seq in 0..self.n_seq() {
             self.rewind(seq, 0);
@@ -240,10 +238,9 @@ pub trait ForwardPass: Send {
     }
 }
 
-/// Index of the largest value: the lowest index on ties, NaN skipped, 0 when
-/// there is nothing to compare.
+/// Index of the largest value: the lowest on ties, NaN skipped, 0 if there is nothing to compare.
 pub fn argmax(values: &[f32]) -> u32 {
-    // Two passes that vectorise: the largest value, then where it is. A NaN is never larger.
+    // Two loops that vectorise: the largest value, then its index. A NaN is never larger.
     let (chunks, rest) = values.as_chunks::<16>();
     let mut lanes = [f32::NEG_INFINITY; 16];
     for chunk in chunks {
@@ -255,10 +252,8 @@ pub fn argmax(values: &[f32]) -> u32 {
     values.iter().position(|&v| v == largest).unwrap_or(0) as u32
 }
 
-/// Checks a batch against the model and the cache before anything is computed:
-/// not empty, ids inside the vocabulary, sequences that exist, positions that
-/// continue each sequence, room in the context. `n_past[seq]` is the length of
-/// each sequence's KV cache.
+/// Checks a batch before anything is computed: not empty, ids in the vocabulary, existing sequences, positions that
+/// continue each sequence, and context length. `n_past[seq]` is the length of each sequence.
 pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &[usize]) -> Result<(), ForwardError> {
     if batch.is_empty() {
         return Err(ForwardError::EmptyPrompt);
@@ -283,9 +278,9 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
     Ok(())
 }
 
-/// Checks a batch against what the model's tokens see and give: texts come whole where a token sees those after it, and
-/// logits are asked only of a model that has them.
-pub fn check_wanted(
+/// Checks the outputs of a batch. A model without a causal mask needs whole sequences; `logits` (the outputs are
+/// logits, not hidden states) needs an output head. `n_past(seq)` is the length of a sequence.
+pub fn check_outputs(
     spec: &ModelSpec,
     batch: &[BatchToken],
     n_past: &dyn Fn(usize) -> usize,
@@ -295,7 +290,7 @@ pub fn check_wanted(
         return Err(ForwardError::NoLogits);
     }
     if !spec.is_causal() {
-        // A sequence that does not exist is refused with the rest of what makes a batch wrong.
+        // A sequence that does not exist has length 0 here; `check_batch` reports it.
         let continued = batch.iter().map(|t| (t.seq, n_past(t.seq))).find(|(_, n)| *n > 0);
         if let Some((seq, n_past)) = continued {
             return Err(ForwardError::NotFromStart { seq, n_past });
@@ -304,45 +299,46 @@ pub fn check_wanted(
     Ok(())
 }
 
-/// Cuts a batch into pieces of `n_ubatch` tokens at most, of which `n_wanted` at most have something wanted of them; where
-/// a token sees those after it, into whole texts.
-pub fn pieces<'b>(
+/// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `n_wanted` have `logits` set.
+/// Without a causal mask, sequences are not divided.
+pub fn micro_batches<'b>(
     spec: &ModelSpec,
     batch: &'b [BatchToken],
     n_ubatch: usize,
     n_wanted: usize,
 ) -> Vec<&'b [BatchToken]> {
-    let mut pieces = Vec::new();
-    for mut rest in whole_pieces(spec, batch, n_ubatch) {
+    let mut micro_batches = Vec::new();
+    for mut rest in uncut_micro_batches(spec, batch, n_ubatch) {
         while !rest.is_empty() {
             let mut wanted = 0;
             let fits = rest.iter().take_while(|t| {
                 wanted += usize::from(t.logits);
                 wanted <= n_wanted
             });
-            let (piece, after) = rest.split_at(fits.count());
-            pieces.push(piece);
+            let (micro_batch, after) = rest.split_at(fits.count());
+            micro_batches.push(micro_batch);
             rest = after;
         }
     }
-    pieces
+    micro_batches
 }
 
-fn whole_pieces<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
+/// Divides a batch by the number of tokens only.
+fn uncut_micro_batches<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
     if spec.is_causal() {
         return batch.chunks(n_ubatch).collect();
     }
-    let mut pieces = Vec::new();
+    let mut micro_batches = Vec::new();
     let (mut start, mut end) = (0, 0);
-    for text in batch.chunk_by(|a, b| a.seq == b.seq) {
-        if end > start && end + text.len() - start > n_ubatch {
-            pieces.push(&batch[start..end]);
+    for sequence in batch.chunk_by(|a, b| a.seq == b.seq) {
+        if end > start && end + sequence.len() - start > n_ubatch {
+            micro_batches.push(&batch[start..end]);
             start = end;
         }
-        end += text.len();
+        end += sequence.len();
     }
-    pieces.push(&batch[start..]);
-    pieces
+    micro_batches.push(&batch[start..]);
+    micro_batches
 }
 
 #[cfg(test)]
@@ -374,12 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_no_more_tokens_or_results_than_there_is_room_for() {
+    fn micro_batches_respect_the_limits_of_tokens_and_outputs() {
         let shape = crate::ModelShape::named("smollm-135m").unwrap();
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();
         let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
-            pieces(&spec, &batch, n_ubatch, n_wanted).iter().map(|piece| piece.len()).collect()
+            micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|micro_batch| micro_batch.len()).collect()
         };
         assert_eq!(lengths(3, 9), [3, 3, 1]);
         assert_eq!(lengths(9, 2), [5, 2]);

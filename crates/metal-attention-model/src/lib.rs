@@ -1,8 +1,9 @@
-//! What a language model is: its hyperparameters ([`ModelSpec`]), its weights by
-//! role ([`Weights`]), and what every backend does with them ([`ForwardPass`]).
+//! Models as data, and the interface of backends: hyperparameters ([`ModelSpec`]), weights by role ([`Weights`]), and
+//! the evaluation of batches ([`ForwardPass`]).
 //!
-//! A model is data: a new architecture is a new way to fill in a [`ModelSpec`].
-//! Nobody outside this crate looks at an architecture's name.
+//! A new architecture is a new way to fill in a [`ModelSpec`]; no other crate uses an architecture's name. The
+//! bookkeeping of KV pages and recurrent states ([`PageTable`]), snapshots ([`Snapshot`]) and lookahead ([`Lookahead`])
+//! is here as well, as it does not depend on the device.
 
 mod architectures;
 mod attention;
@@ -13,14 +14,14 @@ mod capacity;
 mod error;
 mod feed_forward;
 mod forward;
-mod keys;
 mod lookahead;
+mod metadata_reader;
 mod pages;
 mod profile;
 mod recipe;
 mod recurrent;
 mod rope;
-mod runs;
+mod sequence_runs;
 mod shapes;
 mod snapshot;
 mod spec;
@@ -32,33 +33,35 @@ mod watch;
 mod weights;
 
 pub use attention::{
-    AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, Temperature, alibi_slopes,
+    AttentionSpec, KvSource, LatentAttentionSpec, Mask, NormOver, Positions, QkNorm, QueryTemperature, alibi_slopes,
 };
-pub use batch_kind::{AFew, BatchKind};
-pub use cache_groups::{CacheGroup, CacheGroups, StateRoom};
+pub use batch_kind::{BatchKind, FewLimits};
+pub use cache_groups::{CacheGroup, CacheGroups, StateCapacity};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
 pub use feed_forward::{
-    Activation, Dense, Experts, FeedForward, OwnNorms, Router, RouterGroups, RouterScore, SharedExpert,
+    Activation, Dense, ExpertNorms, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert,
 };
-pub use forward::{BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_wanted, pieces};
+pub use forward::{
+    BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_outputs, micro_batches,
+};
 pub use lookahead::{Lookahead, is_decode};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{
     ChannelMixSpec, ChannelMixWeights, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing, LowRankWeights,
-    Mamba2Spec, Mamba2Weights, MambaDecay, MambaNorms, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights,
-    Rwkv7Spec, Rwkv7Weights, Selection, ShortConvSpec, ShortConvWeights, StateLayout,
+    Mamba2Spec, Mamba2Weights, MambaDecay, MambaNorms, MambaSelection, MambaSpec, MambaWeights, RWKV6_MIXES, Rwkv6Spec,
+    Rwkv6Weights, Rwkv7Spec, Rwkv7Weights, ShortConvSpec, ShortConvWeights, StateLayout,
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
-pub use runs::one_run_of_each;
-pub use shapes::{Key, ModelShape, RopeStretch};
-pub use snapshot::{Block, CacheLayout, Extent, SequenceCache, Snapshot, SnapshotError};
+pub use sequence_runs::one_run_per_sequence;
+pub use shapes::{MetadataValue, ModelShape, RopeStretch};
+pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,
-    NormKind, Output, OutputScale, PerLayerEmbedding, Pooling, Residual, Streams,
+    AttentionAndMamba2Spec, Classifier, DenseOutput, Embedding, KvShape, LayerSpec, Mixer, ModelSpec, Norm, NormKind,
+    OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, Pooling, Residual, Streams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

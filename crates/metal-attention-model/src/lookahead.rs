@@ -1,5 +1,7 @@
-//! Greedy decoding that does not wait for the caller: the token that a device chose feeds its next step, and is read while
-//! that step already runs. What a step in flight is, and how it is submitted and read, is the backend's affair.
+//! Lookahead: greedy decode steps that are submitted before the caller has the token of the step before.
+//!
+//! The device feeds the token that it chose into its next step, and the host reads the token while that step runs. This
+//! file decides which steps to submit; how a step is submitted and read is the backend's.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,14 +11,13 @@ use crate::{BatchToken, PageTable, Phase};
 /// Steps in flight while tokens are read one by one.
 const DEPTH: usize = 3;
 
-/// Greedy steps that were submitted and not read yet, each on the tokens that the one before it chose. `S` is what the
-/// choice of a step is read from.
+/// The greedy steps that were submitted and not read yet. Each evaluates the tokens that the one before it chose. `S`
+/// is what a backend reads a step's tokens from.
 #[derive(Debug)]
 pub struct Lookahead<S> {
     /// The steps, oldest first.
     in_flight: VecDeque<S>,
-    /// The batch that the oldest step in flight evaluates, or, when there is none, the batch that would continue what
-    /// was read last.
+    /// The batch of the oldest step in flight; if there is none, the batch that would continue what was read last.
     next: Vec<BatchToken>,
 }
 
@@ -27,17 +28,19 @@ impl<S> Default for Lookahead<S> {
 }
 
 impl<S> Lookahead<S> {
-    /// Whether `batch` is what greedy decoding would evaluate next. Where it is not, the steps in flight are to be
-    /// [forgotten](Self::forget) before it gets its pages.
+    /// Whether `batch` is the one that greedy decoding evaluates next. If not, [`forget`](Self::forget) the steps in
+    /// flight before the batch gets its pages.
     pub fn continues(&self, batch: &[BatchToken]) -> bool {
         !batch.is_empty() && self.next == batch
     }
 
-    /// How many tokens after `batch` the steps are that are to be [pushed](Self::push) next, with their pages reserved; `None`
-    /// where there are enough in flight, or no pages for more. The first one is `batch` itself. Others follow where `batch`
-    /// [continues](Self::continues) what was read: a caller that gives back what it was given will do so again. Up to
-    /// `at_once` of them are submitted together, behind as many that run.
-    pub fn wanted(&self, batch: &[BatchToken], pages: &mut PageTable, at_once: usize) -> Option<Range<usize>> {
+    /// The steps to submit and [`push`](Self::push) now, as numbers of tokens after `batch`; their pages are reserved.
+    /// `None` if enough are in flight, or there are no pages for more.
+    ///
+    /// Step 0 is `batch` itself. Others follow only if `batch` [continues](Self::continues) what was read: a caller
+    /// that returned the chosen tokens once will do so again. Up to `at_once` steps are submitted together, behind as
+    /// many that run.
+    pub fn steps_to_submit(&self, batch: &[BatchToken], pages: &mut PageTable, at_once: usize) -> Option<Range<usize>> {
         let ahead = self.in_flight.len();
         if ahead == 0 {
             return Some(0..1);
@@ -49,29 +52,29 @@ impl<S> Lookahead<S> {
         (n > 0).then_some(ahead..ahead + n)
     }
 
-    /// Notes a step that was submitted.
+    /// Adds a step that was submitted.
     pub fn push(&mut self, step: S) {
         self.in_flight.push_back(step);
     }
 
-    /// The oldest step in flight, to be read.
+    /// Removes the oldest step in flight, to be read.
     pub fn pop(&mut self) -> Option<S> {
         self.in_flight.pop_front()
     }
 
-    /// Notes that `batch` gave `ids`.
+    /// Records that `batch` gave the tokens `ids`.
     pub fn advance(&mut self, batch: &[BatchToken], ids: &[u32]) {
         self.next.clear();
         self.next.extend(batch.iter().zip(ids).map(|(t, &id)| BatchToken { id, pos: t.pos + 1, ..*t }));
     }
 
-    /// Whether the steps in flight, or those to come, go on with sequence `seq`.
-    pub fn goes_on_with(&self, seq: usize) -> bool {
+    /// Whether the steps in flight, or the expected next batch, contain sequence `seq`.
+    pub fn continues_sequence(&self, seq: usize) -> bool {
         self.next.iter().any(|token| token.seq == seq)
     }
 
-    /// Forgets every step in flight, because the text goes on otherwise, and gives the pages back that they reserved. What
-    /// they would have been read from is returned.
+    /// Discards all steps in flight, because another batch follows, and releases their pages. Returns what they would
+    /// have been read from.
     pub fn forget(&mut self, pages: &mut PageTable) -> impl Iterator<Item = S> {
         self.next.clear();
         pages.release();
@@ -79,7 +82,7 @@ impl<S> Lookahead<S> {
     }
 }
 
-/// Whether steps after `batch` can be queued: one token of each sequence, each with its choice wanted.
+/// Whether steps can follow `batch` greedily: one token of each sequence, each with an output wanted.
 pub fn is_decode(batch: &[BatchToken]) -> bool {
     batch.iter().all(|t| t.logits) && Phase::of(batch) == Phase::Decode
 }
@@ -93,9 +96,9 @@ mod tests {
         BatchToken { id, seq: 0, pos, logits: true }
     }
 
-    /// Two pages for `n_seq` sequences.
+    /// A page table of two pages for `n_seq` sequences.
     fn two_pages(n_seq: usize) -> PageTable {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx: 2 * PAGE,
             n_seq,
             n_cache: Some(2 * PAGE),
@@ -103,7 +106,7 @@ mod tests {
             state_cache: 0,
             n_ubatch: PAGE,
         };
-        PageTable::new(&CacheGroups::of_masks(room, std::iter::empty()))
+        PageTable::new(&CacheGroups::of_masks(capacity, std::iter::empty()))
     }
 
     fn append(pages: &mut PageTable, batch: &[BatchToken]) {
@@ -111,11 +114,11 @@ mod tests {
         assert_eq!(pages.append(batch), []);
     }
 
-    /// Submits what is wanted for `batch`, which gets its pages first, and reads its step.
+    /// Appends `batch`, submits the steps for it, and reads its own. Returns the submitted steps.
     fn step(ahead: &mut Lookahead<usize>, pages: &mut PageTable, batch: &[BatchToken], at_once: usize) -> Vec<usize> {
         append(pages, batch);
         let mut submitted = Vec::new();
-        while let Some(steps) = ahead.wanted(batch, pages, at_once) {
+        while let Some(steps) = ahead.steps_to_submit(batch, pages, at_once) {
             for n in steps {
                 ahead.push(batch[0].pos + n);
                 submitted.push(n);
@@ -135,23 +138,23 @@ mod tests {
         assert_eq!(step(&mut ahead, &mut pages, &[token(7, 1)], 1), [0, 1, 2]);
         ahead.advance(&[token(7, 1)], &[9]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(9, 2)], 1), [2], "two are in flight already");
-        assert!(ahead.goes_on_with(0) && !ahead.goes_on_with(1));
+        assert!(ahead.continues_sequence(0) && !ahead.continues_sequence(1));
         assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [3, 4]);
-        assert!(!ahead.goes_on_with(0));
+        assert!(!ahead.continues_sequence(0));
     }
 
     #[test]
     fn steps_stop_where_there_are_no_pages_and_give_theirs_back() {
         let (mut ahead, mut pages) = (Lookahead::default(), two_pages(2));
-        let text: Vec<_> = (0..PAGE - 2).map(|pos| token(1, pos)).collect();
-        append(&mut pages, &text);
-        ahead.advance(&text[PAGE - 3..], &[2]);
+        let tokens: Vec<_> = (0..PAGE - 2).map(|pos| token(1, pos)).collect();
+        append(&mut pages, &tokens);
+        ahead.advance(&tokens[PAGE - 3..], &[2]);
         // The third step needs another page.
         assert_eq!(step(&mut ahead, &mut pages, &[token(2, PAGE - 2)], 1), [0, 1, 2]);
         assert_eq!(pages.pages(0, 0).len(), 2);
         assert_eq!(ahead.forget(&mut pages).count(), 2);
         assert_eq!(pages.pages(0, 0).len(), 1);
-        // Now somebody else has it.
+        // Now another sequence has it.
         append(&mut pages, &[BatchToken { seq: 1, ..token(1, 0) }]);
         ahead.advance(&[token(2, PAGE - 2)], &[3]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(3, PAGE - 1)], 1), [0]);
@@ -168,9 +171,9 @@ mod tests {
         ahead.advance(&[token(7, 2)], &[7]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(7, 3)], 4), []);
         assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9]);
-        let text: Vec<_> = (4..2 * PAGE - 3).map(|pos| token(1, pos)).collect();
-        append(&mut pages, &text);
-        ahead.advance(&text[text.len() - 1..], &[2]);
+        let tokens: Vec<_> = (4..2 * PAGE - 3).map(|pos| token(1, pos)).collect();
+        append(&mut pages, &tokens);
+        ahead.advance(&tokens[tokens.len() - 1..], &[2]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(2, 2 * PAGE - 3)], 4), [0, 1, 2], "the pages end");
     }
 

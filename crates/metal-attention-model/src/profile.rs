@@ -1,4 +1,4 @@
-//! Where a forward pass spends its time, kernel by kernel.
+//! Profiles: the time of each kernel of a forward pass.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::BatchToken;
 
-/// What a step is for.
+/// The phase of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// Tokens of a prompt.
@@ -16,8 +16,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of a step over `batch`: decode where no sequence has two tokens in it. A prompt of a single token
-    /// looks the same.
+    /// The phase of a step over `batch`: decode if no sequence has two tokens in it. A prompt of a single token counts
+    /// as decode.
     pub fn of(batch: &[BatchToken]) -> Self {
         let alone = |(i, t): (usize, &BatchToken)| batch[..i].iter().all(|u| u.seq != t.seq);
         if batch.iter().enumerate().all(alone) { Self::Decode } else { Self::Prefill }
@@ -35,26 +35,26 @@ impl Phase {
 /// The steps of a forward pass since [`ForwardPass::start_profile`](crate::ForwardPass::start_profile), in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// What ran, for people.
+    /// Name of the device, for display.
     pub device: String,
-    /// How steps run otherwise than timed, for people; `None` where they do not.
+    /// The way in which untimed steps run differently, for display; `None` if they do not.
     pub note: Option<&'static str>,
-    /// The steps; a batch that was cut into micro-batches is several.
+    /// The steps; a batch of several micro-batches is several steps.
     pub steps: Vec<ProfiledStep>,
 }
 
-/// One run through the layers.
+/// One micro-batch through all layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProfiledStep {
-    /// What it was for.
+    /// Its phase.
     pub phase: Phase,
-    /// Tokens that went through the layers.
+    /// Its tokens.
     pub n_tokens: usize,
-    /// When it began, since the start of the profile.
+    /// Its start, from the start of the profile.
     pub start: Duration,
-    /// How long it takes without timers between its kernels, as far as the backend can tell that; else how long it took.
+    /// Its duration without timers between kernels, if the backend can measure that; otherwise its duration.
     pub time: Duration,
-    /// Its kernels in the order they ran, part by part.
+    /// Its kernels in the order of their runs, part by part.
     pub kernels: Vec<KernelTime>,
 }
 
@@ -63,11 +63,11 @@ pub struct ProfiledStep {
 pub struct KernelTime {
     /// The kernel's name.
     pub kernel: Cow<'static, str>,
-    /// When it began, since the start of the profile.
+    /// Its start, from the start of the profile.
     pub start: Duration,
-    /// How long it ran.
+    /// Its duration.
     pub time: Duration,
-    /// Of the parts that a step was run in side by side, which one, from 0 on. Kernels of one part follow one another.
+    /// Index of the concurrent part of the step that it belongs to. Kernels of one part follow each other.
     pub part: usize,
 }
 
@@ -76,9 +76,9 @@ pub struct KernelTime {
 pub struct KernelTotal {
     /// The kernel's name.
     pub kernel: Cow<'static, str>,
-    /// How often it ran.
+    /// Number of runs.
     pub calls: usize,
-    /// How long, all runs together.
+    /// Total duration.
     pub time: Duration,
 }
 
@@ -88,12 +88,12 @@ impl Profile {
         self.steps.iter().filter(move |step| step.phase == phase)
     }
 
-    /// Most parts that a step of one phase was run in side by side; 1 where none was.
+    /// Maximum number of concurrent parts in a step of one phase; 1 if none was divided.
     pub fn parts(&self, phase: Phase) -> usize {
         self.of_phase(phase).flat_map(|step| &step.kernels).map(|run| run.part + 1).max().unwrap_or(1)
     }
 
-    /// The kernels of one phase, the one that took longest first.
+    /// The kernels of one phase, longest total first.
     pub fn totals(&self, phase: Phase) -> Vec<KernelTotal> {
         let mut totals: Vec<KernelTotal> = Vec::new();
         let mut places = HashMap::new();
@@ -113,34 +113,36 @@ impl Profile {
 /// Collects a [`Profile`] on the thread that runs the steps.
 #[derive(Debug)]
 pub struct Profiler {
+    /// Start of the profile.
     started: Instant,
-    /// When the kernel that runs began.
+    /// Start of the running kernel.
     mark: Instant,
+    /// The steps so far.
     profile: Profile,
 }
 
 impl Profiler {
-    /// A profile that begins now; `device` is what runs, for people.
+    /// A profile that starts now; `device` is the name of the device.
     pub fn new(device: String) -> Self {
         let now = Instant::now();
         Self { started: now, mark: now, profile: Profile { device, ..Profile::default() } }
     }
 
-    /// The same, with a [`note`](Profile::note).
+    /// Adds a [`note`](Profile::note).
     #[must_use]
     pub fn with_note(mut self, note: &'static str) -> Self {
         self.profile.note = Some(note);
         self
     }
 
-    /// A step begins.
+    /// Starts a step.
     pub fn begin_step(&mut self, phase: Phase, n_tokens: usize) {
         self.mark = Instant::now();
         let start = self.mark - self.started;
         self.profile.steps.push(ProfiledStep { phase, n_tokens, start, time: Duration::ZERO, kernels: Vec::new() });
     }
 
-    /// `kernel` has run since the step began, or since the last lap.
+    /// Records that `kernel` has run since the last lap, or since the step's start.
     pub fn lap(&mut self, kernel: &'static str) {
         let now = Instant::now();
         let Some(step) = self.profile.steps.last_mut() else { return };
@@ -150,7 +152,7 @@ impl Profiler {
         self.mark = now;
     }
 
-    /// For a part of the step that has begun, which runs beside others and begins now: see [`join`](Self::join).
+    /// A profiler for a concurrent part of the present step, which starts now; see [`join`](Self::join).
     #[must_use]
     pub fn part(&self) -> Self {
         let steps = self.profile.steps.last().map(|step| ProfiledStep { kernels: Vec::new(), ..step.clone() });
@@ -158,7 +160,7 @@ impl Profiler {
         Self { started: self.started, mark: Instant::now(), profile }
     }
 
-    /// All parts of the step are over.
+    /// Ends the concurrent parts of the step and adds their kernels to it.
     pub fn join(&mut self, parts: impl IntoIterator<Item = Self>) {
         self.mark = Instant::now();
         let Some(step) = self.profile.steps.last_mut() else { return };
@@ -169,7 +171,7 @@ impl Profiler {
         step.time = (self.mark - self.started).saturating_sub(step.start);
     }
 
-    /// Adds a step that something else timed; its times count from the step's beginning, which is now.
+    /// Adds a step that was timed elsewhere; its times count from its start, which is now.
     pub fn add_step(&mut self, mut step: ProfiledStep) {
         let now = self.started.elapsed();
         step.start += now;
@@ -179,7 +181,7 @@ impl Profiler {
         self.profile.steps.push(step);
     }
 
-    /// What was collected.
+    /// The profile.
     pub fn finish(self) -> Profile {
         self.profile
     }
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_takes_each_sequence_on_by_one_is_decode() {
+    fn a_step_with_one_token_of_each_sequence_is_decode() {
         assert_eq!(Phase::of(&[token(0, 9)]), Phase::Decode);
         assert_eq!(Phase::of(&[token(0, 9), token(2, 4), token(1, 0)]), Phase::Decode);
         assert_eq!(Phase::of(&[token(0, 9), token(1, 4), token(0, 10)]), Phase::Prefill);

@@ -8,8 +8,8 @@
 //! | `F32`, `F16`, `BF16` | the same | |
 //! | `Q8_0`, `Q6_K`, `Q5_1`, `Q4_1`, `Q5_K_S`, `Q3_K_S` | the same, less `_S` | |
 //! | `Q4_0`, `Q5_0` | the same | with importance `Q4_1`, `Q5_1`: down in the first eighth |
-//! | `Q5_K_M` | `Q5_K` | `Q6_K`: value, down in layers that want more bits |
-//! | `Q4_K_M` | `Q4_K` | `Q6_K`: value, down in layers that want more bits |
+//! | `Q5_K_M` | `Q5_K` | `Q6_K`: value, down in layers with more bits |
+//! | `Q4_K_M` | `Q4_K` | `Q6_K`: value, down in layers with more bits |
 //! | `Q4_K_S` | `Q4_K` | `Q5_K`: value in the first 4 layers, down in the first eighth |
 //! | `Q3_K_L` | `Q3_K` | `Q5_K`: value, down, output |
 //! | `Q3_K_M` | `Q3_K` | `Q5_K`: value in the first 2 layers, down in the first sixteenth; `Q4_K`: the others, output |
@@ -28,99 +28,117 @@
 //! | `MXFP4_MOE` | `Q8_0` | `MXFP4`: experts |
 //! | `Q3_K`, `Q4_K`, `Q5_K`, `MXFP4`, `NVFP4` | the same | |
 //!
-//! The output head, or the table of embeddings where it is the head, too, is `Q6_K`; `Q5_K` below 3.4 bits; `Q8_0` with
-//! `Q8_0`, `MXFP4_MOE`, and where rows are not whole blocks. Models of 8 experts keep more of attention, models of 70B
-//! more of the values. Layers that want more bits are the first and last eighth and every third between. The last row of
-//! the table are types, not recipes: llama.cpp takes the first three for `_M`.
+//! The output head, or the embedding table if it is the head, is `Q6_K`; below 3.4 bits `Q5_K`; in `Q8_0` and
+//! `MXFP4_MOE`, and where rows are not whole blocks, `Q8_0`. Models with 8 experts get more bits for attention, 70B
+//! models for values. Layers with more bits are the first and the last eighth and every third between. The last row of
+//! the table are types, not recipes: llama.cpp uses the first three for `_M`.
 
 use metal_attention_gguf::{Metadata, TensorDecl, TensorType, Value};
 
-use Role::{Down, Gate, Key, Output, Query, Up, Value as Values};
+use MatrixRole::{Down, Gate, Key, Output, Query, Up, Value as Values};
 use TensorType::{
     BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0,
     Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
 };
 
-/// Which tensor of a file gets which type.
+/// A recipe: which tensor of a file gets which type.
 #[derive(Debug)]
 pub struct Recipe {
+    /// Name in upper case.
     name: &'static str,
     /// `general.file_type`, ggml's number for the recipe.
     file_type: u32,
-    /// The type of most matrices.
+    /// Type of most matrices.
     base: TensorType,
-    /// The type of the table of embeddings, where the output head has a table of its own.
+    /// Type of the embedding table, if the output head has its own table.
     embedding: TensorType,
-    /// The type of the output head, where rows are whole blocks of `base`.
+    /// Type of the output head, if its rows are whole blocks of `base`.
     head: TensorType,
+    /// Properties that it shares with other recipes.
     family: Family,
-    /// The first that applies gives a matrix its type.
-    rules: &'static [Rule],
+    /// The first rule that applies gives a matrix its type.
+    rules: &'static [TypeRule],
 }
 
-/// What recipes have in common besides their rules.
+/// Properties that recipes share besides their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
-    /// One type for all, but for the head.
+    /// One type for all matrices except the head.
     Plain,
-    /// Models of 8 experts have values and keys in `Q8_0`, the values of 70B models at least `Q5_K`.
+    /// Models with 8 experts have values and keys in `Q8_0`; 70B models have values in at least `Q5_K`.
     Standard,
-    /// Below 3 bits: layers are counted by tensors, even where they have experts.
+    /// Below 3 bits: layers are counted by matrices, even in models with experts.
     Low,
     /// Experts in `MXFP4`, all else in `Q8_0`.
     Mxfp4Experts,
 }
 
-/// A type for the matrices of a role, in the places where the condition holds.
-type Rule = (Role, fn(&Place) -> bool, TensorType);
+/// A type for the matrices of a role at positions for which the condition is true.
+type TypeRule = (MatrixRole, fn(&MatrixPosition) -> bool, TensorType);
 
-/// What a matrix is for.
+/// The role of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum MatrixRole {
+    /// The embedding table.
     Embedding,
+    /// The output head.
     Head,
+    /// Queries.
     Query,
+    /// Keys.
     Key,
-    /// Values, also where they share a matrix with keys and queries.
+    /// Values, also in a matrix with keys or queries.
     Value,
-    /// Attention's output.
+    /// Attention output.
     Output,
+    /// Gate of a feed-forward.
     Gate,
+    /// Up projection of a feed-forward.
     Up,
+    /// Down projection of a feed-forward.
     Down,
+    /// Any other.
     Other,
 }
 
-/// Where a matrix is, and in what model.
-struct Place {
-    /// The layer, counted from 0, and how many there are.
+/// The position of a matrix in its model, and the model's properties that rules use.
+struct MatrixPosition {
+    /// Index of the layer.
     layer: usize,
+    /// Number of layers.
     n_layer: usize,
     /// Whether four or more query heads share a key head.
     gqa_4: bool,
+    /// Experts of a layer.
     n_expert: usize,
+    /// Whether the importance of columns is known.
     importance: bool,
+    /// Whether the architecture is Falcon.
     falcon: bool,
 }
 
-impl Place {
+impl MatrixPosition {
+    /// In the first `n` layers.
     fn first(&self, n: usize) -> bool {
         self.layer < n
     }
 
+    /// In the first eighth of the layers.
     fn first_eighth(&self) -> bool {
         self.layer < self.n_layer / 8
     }
 
+    /// In the first sixteenth of the layers.
     fn first_sixteenth(&self) -> bool {
         self.layer < self.n_layer / 16
     }
 
+    /// In the middle three quarters of the layers.
     fn middle(&self) -> bool {
         (self.n_layer / 8..7 * self.n_layer / 8).contains(&self.layer)
     }
 
-    /// The first and the last eighth, and every third between.
+    /// In the first or the last eighth, or every third layer between.
     fn more_bits(&self) -> bool {
         let (layer, n) = (self.layer, self.n_layer);
         layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2
@@ -132,28 +150,29 @@ impl Place {
     }
 }
 
-fn always(_: &Place) -> bool {
+/// The condition that is always true.
+fn always(_: &MatrixPosition) -> bool {
     true
 }
 
-/// `Q5_K` for the output of attention in models of 8 experts, in most recipes.
-const MIXTRAL: Rule = (Output, Place::mixtral, Q5_K);
+/// `Q5_K` for the attention output in models with 8 experts, in most recipes.
+const MIXTRAL: TypeRule = (Output, MatrixPosition::mixtral, Q5_K);
 
-const GQA_4: fn(&Place) -> bool = |p| p.gqa_4;
+const GQA_4: fn(&MatrixPosition) -> bool = |p| p.gqa_4;
 
-/// Neither Falcon nor 8 experts: what rules for the output of attention are for.
-const DENSE: fn(&Place) -> bool = |p| !p.falcon && p.n_expert != 8;
+/// Neither Falcon nor a model with 8 experts: the condition of rules for the attention output.
+const DENSE: fn(&MatrixPosition) -> bool = |p| !p.falcon && p.n_expert != 8;
 
-const EARLY_BY_GUESS: fn(&Place) -> bool = |p| p.first_eighth() && !p.importance;
-const EARLY_BY_IMPORTANCE: fn(&Place) -> bool = |p| p.first_eighth() && p.importance;
+const EARLY_BY_GUESS: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && !p.importance;
+const EARLY_BY_IMPORTANCE: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && p.importance;
 
-const IQ4: &[Rule] = &[(Values, GQA_4, Q5_K), (Down, EARLY_BY_GUESS, Q5_K), MIXTRAL];
-/// Values and early down projections of the smallest recipes, and what 8 experts get there.
-const Q2_VALUES: Rule = (Values, always, Q2_K);
-const IQ3_VALUES: Rule = (Values, always, IQ3_S);
-const LOW_VALUES: Rule = (Values, |p| p.gqa_4 || p.n_expert >= 4, Q4_K);
-const LOW_KEYS: Rule = (Key, |p| p.n_expert == 8, Q4_K);
-const LOW_OUTPUT: Rule = (Output, |p| p.n_expert == 8, Q5_K);
+const IQ4: &[TypeRule] = &[(Values, GQA_4, Q5_K), (Down, EARLY_BY_GUESS, Q5_K), MIXTRAL];
+/// Values and early down projections of the smallest recipes, and their types in models with 8 experts.
+const Q2_VALUES: TypeRule = (Values, always, Q2_K);
+const IQ3_VALUES: TypeRule = (Values, always, IQ3_S);
+const LOW_VALUES: TypeRule = (Values, |p| p.gqa_4 || p.n_expert >= 4, Q4_K);
+const LOW_KEYS: TypeRule = (Key, |p| p.n_expert == 8, Q4_K);
+const LOW_OUTPUT: TypeRule = (Output, |p| p.n_expert == 8, Q5_K);
 
 #[rustfmt::skip]
 static RECIPES: &[Recipe] = &[
@@ -162,12 +181,12 @@ static RECIPES: &[Recipe] = &[
     mix("BF16", 32, BF16, &[]).head(BF16),
     mix("Q8_0", 7, Q8_0, &[]).head(Q8_0),
     mix("Q6_K", 18, Q6_K, &[]),
-    mix("Q5_K_M", 17, Q5_K, &[(Values, Place::more_bits, Q6_K), (Down, Place::more_bits, Q6_K)]),
+    mix("Q5_K_M", 17, Q5_K, &[(Values, MatrixPosition::more_bits, Q6_K), (Down, MatrixPosition::more_bits, Q6_K)]),
     mix("Q5_K_S", 16, Q5_K, &[]),
     mix("Q5_1", 9, Q5_1, &[]),
     mix("Q5_0", 8, Q5_0, &[(Down, EARLY_BY_IMPORTANCE, Q5_1)]),
     mix("Q4_K_M", 15, Q4_K, &[
-        (Values, Place::more_bits, Q6_K),
+        (Values, MatrixPosition::more_bits, Q6_K),
         (Down, |p| if p.falcon { p.first_sixteenth() } else { p.more_bits() }, Q6_K),
         (Down, |p| p.falcon && p.more_bits(), Q5_K),
         MIXTRAL,
@@ -184,7 +203,7 @@ static RECIPES: &[Recipe] = &[
     ]),
     mix("Q3_K_M", 12, Q3_K, &[
         (Values, |p| p.first(2), Q5_K), (Values, always, Q4_K),
-        (Down, Place::first_sixteenth, Q5_K), (Down, |p| !p.falcon || p.more_bits(), Q4_K),
+        (Down, MatrixPosition::first_sixteenth, Q5_K), (Down, |p| !p.falcon || p.more_bits(), Q4_K),
         (Output, DENSE, Q4_K), MIXTRAL,
     ]),
     mix("Q3_K_S", 11, Q3_K, &[MIXTRAL]),
@@ -197,7 +216,7 @@ static RECIPES: &[Recipe] = &[
     mix("IQ3_XS", 22, IQ3_S, &[
         (Values, GQA_4, Q4_K),
         (Query, always, IQ3_XXS), (Key, always, IQ3_XXS),
-        (Gate, Place::middle, IQ3_XXS), (Up, Place::middle, IQ3_XXS),
+        (Gate, MatrixPosition::middle, IQ3_XXS), (Up, MatrixPosition::middle, IQ3_XXS),
         MIXTRAL,
     ]),
     mix("IQ3_XXS", 23, IQ3_XXS, &[
@@ -211,22 +230,22 @@ static RECIPES: &[Recipe] = &[
         (Down, always, Q3_K),
         (Output, DENSE, Q3_K), MIXTRAL,
     ]),
-    mix("Q2_K_S", 21, Q2_K, &[(Values, GQA_4, Q4_K), (Down, Place::first_eighth, Q4_K)]),
+    mix("Q2_K_S", 21, Q2_K, &[(Values, GQA_4, Q4_K), (Down, MatrixPosition::first_eighth, Q4_K)]),
     mix("IQ2_M", 29, IQ2_S, &[
-        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, Place::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
+        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
     ]).low().embedding(IQ3_S),
     mix("IQ2_S", 28, IQ2_XS, &[
-        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, Place::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
+        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
     ]).low().embedding(IQ3_S),
-    mix("IQ2_XS", 20, IQ2_XS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT])
+    mix("IQ2_XS", 20, IQ2_XS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT])
         .low().embedding(Q2_K),
-    mix("IQ2_XXS", 19, IQ2_XXS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT])
+    mix("IQ2_XXS", 19, IQ2_XXS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT])
         .low().embedding(Q2_K),
     mix("IQ1_M", 31, IQ1_M, &[
-        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
+        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
     ]).low().embedding(Q2_K),
     mix("IQ1_S", 24, IQ1_S, &[
-        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
+        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
     ]).low().embedding(Q2_K),
     mix("TQ2_0", 37, TQ2_0, &[]).embedding(Q4_K),
     mix("TQ1_0", 36, TQ1_0, &[]).embedding(Q4_K),
@@ -240,23 +259,28 @@ static RECIPES: &[Recipe] = &[
     plain("NVFP4", 39, NVFP4),
 ];
 
-const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [Rule]) -> Recipe {
+/// A recipe of the family `Standard` with the head in `Q6_K`.
+const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [TypeRule]) -> Recipe {
     Recipe { name, file_type, base, embedding: base, head: Q6_K, family: Family::Standard, rules }
 }
 
+/// A type that is no recipe.
 const fn plain(name: &'static str, file_type: u32, base: TensorType) -> Recipe {
     Recipe { family: Family::Plain, ..mix(name, file_type, base, &[]) }
 }
 
 impl Recipe {
+    /// The recipe with another type of the output head.
     const fn head(self, head: TensorType) -> Self {
         Self { head, ..self }
     }
 
+    /// The recipe with another type of the embedding table.
     const fn embedding(self, embedding: TensorType) -> Self {
         Self { embedding, ..self }
     }
 
+    /// The recipe in the family `Low` with the head in `Q5_K`.
     const fn low(self) -> Self {
         Self { family: Family::Low, head: Q5_K, ..self }
     }
@@ -266,7 +290,7 @@ impl Recipe {
         RECIPES
     }
 
-    /// The recipe of that name, in whatever case.
+    /// The recipe of that name, in any case.
     ///
     /// ```
     /// use metal_attention_gguf::TensorType;
@@ -288,14 +312,14 @@ impl Recipe {
         self.base
     }
 
-    /// `general.file_type` of files made so.
+    /// `general.file_type` of files made by it.
     pub fn file_type(&self) -> u32 {
         self.file_type
     }
 
-    /// Whether the type of `tensor` needs the importance of its columns, without which the result would be of no use.
+    /// Whether the type `ty` of `tensor` needs the importance of its columns; without it, the result would be useless.
     pub fn needs_importance(&self, tensor: &str, ty: TensorType) -> bool {
-        let table = matches!(role(tensor), Role::Embedding | Role::Head);
+        let table = matches!(role(tensor), MatrixRole::Embedding | MatrixRole::Head);
         !table
             && match ty {
                 IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS => true,
@@ -305,10 +329,11 @@ impl Recipe {
             }
     }
 
-    /// The types of a model's `tensors`, whose own type is the one they have so far. What is not quantised keeps it.
+    /// The types of a model's `tensors`, which are given with their present type. Tensors that are not quantised keep
+    /// it.
     pub fn types(&self, metadata: &Metadata, tensors: &[TensorDecl], choices: &TypeChoices) -> Vec<TensorType> {
-        let model = Model::new(metadata, tensors);
-        let mut seen = Seen::default();
+        let model = ModelFacts::new(metadata, tensors);
+        let mut seen = RoleCounts::default();
         let mut types: Vec<_> = tensors.iter().map(|tensor| tensor.ty).collect();
         // By layer, then by name: rules count the matrices of a role in this order.
         let mut order: Vec<usize> = (0..tensors.len()).filter(|&i| is_quantized(&tensors[i], model.arch)).collect();
@@ -320,10 +345,17 @@ impl Recipe {
         types
     }
 
-    fn tensor(&self, tensor: &TensorDecl, model: &Model, seen: &mut Seen, choices: &TypeChoices) -> TensorType {
+    /// The type of a tensor that is quantised, before rows are considered.
+    fn tensor(
+        &self,
+        tensor: &TensorDecl,
+        model: &ModelFacts,
+        seen: &mut RoleCounts,
+        choices: &TypeChoices,
+    ) -> TensorType {
         let role = role(&tensor.name);
-        let is_head = role == Role::Head || (role == Role::Embedding && model.tied);
-        if let Some(ty) = choices.embedding.filter(|_| role == Role::Embedding) {
+        let is_head = role == MatrixRole::Head || (role == MatrixRole::Embedding && model.tied);
+        if let Some(ty) = choices.embedding.filter(|_| role == MatrixRole::Embedding) {
             return ty;
         }
         if let Some(ty) = choices.head.filter(|_| is_head) {
@@ -344,12 +376,12 @@ impl Recipe {
             let expert = model.arch != "bailingmoe3" || matches!(role, Gate | Up | Down);
             return if stacked && expert { MXFP4 } else { Q8_0 };
         }
-        if role == Role::Embedding {
+        if role == MatrixRole::Embedding {
             return self.embedding;
         }
         let count = seen.next(role);
         let by_name = model.n_expert > 1 && self.family != Family::Low && matches!(role, Gate | Up | Down);
-        let place = Place {
+        let place = MatrixPosition {
             layer: if by_name { layer(&tensor.name).unwrap_or(0) } else { count },
             n_layer: if role == Values { model.n_values } else { model.n_layer },
             gqa_4: model.gqa >= 4,
@@ -370,35 +402,39 @@ impl Recipe {
     }
 }
 
-/// What the user decides besides the recipe.
+/// Choices of the user besides the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TypeChoices {
-    /// Type of the table of embeddings.
+    /// Type of the embedding table.
     pub embedding: Option<TensorType>,
-    /// Type of the output head; of the table of embeddings, too, where the model has one table for both.
+    /// Type of the output head; of the embedding table if it is the head.
     pub head: Option<TensorType>,
-    /// The recipe's main type for everything.
+    /// Use the recipe's base type for everything.
     pub pure: bool,
     /// Whether the importance of columns is known.
     pub importance: bool,
 }
 
-/// What rules ask about a model.
-struct Model<'a> {
+/// The properties of a model that rules depend on.
+struct ModelFacts<'a> {
+    /// Value of `general.architecture`; empty if missing.
     arch: &'a str,
+    /// Number of layers.
     n_layer: usize,
-    /// Matrices of values.
+    /// Number of matrices with values.
     n_values: usize,
-    /// Query heads for each key head.
+    /// Query heads for each KV head.
     gqa: usize,
+    /// Experts of a layer.
     n_expert: usize,
+    /// Whether it counts as a 70B model.
     is_70b: bool,
-    /// Whether the table of embeddings is the output head, too.
+    /// Whether the embedding table is the output head.
     tied: bool,
 }
 
-impl<'a> Model<'a> {
-    /// What the metadata does not say counts as 0: files that are no models have matrices, too.
+impl<'a> ModelFacts<'a> {
+    /// Missing keys count as 0, since files that are not language models have matrices as well.
     fn new(metadata: &'a Metadata, tensors: &[TensorDecl]) -> Self {
         let arch = metadata.str("general.architecture").ok().flatten().unwrap_or("");
         let first = |key: &str| {
@@ -425,23 +461,24 @@ impl<'a> Model<'a> {
             gqa: n_head.checked_div(n_head_kv).unwrap_or(0),
             n_expert,
             is_70b,
-            tied: !tensors.iter().any(|t| role(&t.name) == Role::Head),
+            tied: !tensors.iter().any(|t| role(&t.name) == MatrixRole::Head),
         }
     }
 }
 
-/// How many matrices of each role came before.
+/// Counts the matrices of each role.
 #[derive(Default)]
-struct Seen([usize; 4]);
+struct RoleCounts([usize; 4]);
 
-impl Seen {
-    fn next(&mut self, role: Role) -> usize {
+impl RoleCounts {
+    /// The number of earlier matrices of a role.
+    fn next(&mut self, role: MatrixRole) -> usize {
         let count = match role {
             Values => &mut self.0[0],
             Down => &mut self.0[1],
             Gate => &mut self.0[2],
             Up => &mut self.0[3],
-            Role::Embedding | Role::Head | Query | Key | Output | Role::Other => return 0,
+            MatrixRole::Embedding | MatrixRole::Head | Query | Key | Output | MatrixRole::Other => return 0,
         };
         *count += 1;
         *count - 1
@@ -453,8 +490,9 @@ fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
-fn role(name: &str) -> Role {
-    const ROLES: [(&str, Role); 9] = [
+/// The role of a tensor by its name.
+fn role(name: &str) -> MatrixRole {
+    const ROLES: [(&str, MatrixRole); 9] = [
         ("attn_qkv.weight", Values),
         ("attn_kv_b.weight", Values),
         ("attn_v.weight", Values),
@@ -466,17 +504,16 @@ fn role(name: &str) -> Role {
         ("ffn_down", Down),
     ];
     if name == "output.weight" {
-        return Role::Head;
+        return MatrixRole::Head;
     }
     if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
-        return Role::Embedding;
+        return MatrixRole::Embedding;
     }
-    ROLES.iter().find(|(part, _)| name.contains(part)).map_or(Role::Other, |&(_, role)| role)
+    ROLES.iter().find(|(part, _)| name.contains(part)).map_or(MatrixRole::Other, |&(_, role)| role)
 }
 
-/// Parts of the names of matrices that stay as they are: small ones, and those that work is done with other than
-/// products.
-const KEPT: &[&str] = &[
+/// Parts of the names of matrices that are not quantised: small ones, and those used otherwise than in products.
+const NOT_QUANTIZED: &[&str] = &[
     // Routers, and tables of experts by token.
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -506,7 +543,7 @@ const KEPT: &[&str] = &[
     "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight",
     "time_mix_lerp_fused.weight",
-    // Positions, pictures and sound.
+    // Positions, images and audio.
     "attn_rel_b.weight",
     ".position_embd",
     "sam.pos_embd",
@@ -519,11 +556,11 @@ const KEPT: &[&str] = &[
     "mm.a.code_embd",
 ];
 
-/// In that architecture these have at least 8 bits.
+/// Parts of the names of matrices with at least 8 bits in `glm5-next`.
 const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
 
-/// The same for one architecture.
-const KEPT_IN_GLM5_NEXT: &[&str] = &[
+/// Further parts of names for `glm5-next`.
+const NOT_QUANTIZED_IN_GLM5_NEXT: &[&str] = &[
     "hc_",
     "indexer.attn_q_b",
     "indexer.attn_k",
@@ -540,17 +577,17 @@ const KEPT_IN_GLM5_NEXT: &[&str] = &[
     "attn_v_b.weight",
 ];
 
-/// Whether a tensor's numbers may be quantised: weights with rows, but neither norms nor what [`KEPT`] names.
+/// Whether a tensor is quantised: weights with rows, except norms and those of [`NOT_QUANTIZED`].
 fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
     let name = tensor.name.as_str();
     let has_rows = tensor.shape.iter().skip(1).any(|&n| n > 1);
     let kept = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     let other = !matches!(name, "position_embd.weight" | "token_types.weight") && !name.contains("_norm.weight");
-    let kept = kept(KEPT) || (arch == "glm5-next" && kept(KEPT_IN_GLM5_NEXT));
+    let kept = kept(NOT_QUANTIZED) || (arch == "glm5-next" && kept(NOT_QUANTIZED_IN_GLM5_NEXT));
     has_rows && name.ends_with("weight") && other && !kept
 }
 
-/// `ty`, or the type that takes its place where rows are not whole blocks of it.
+/// `ty`, or its replacement if rows of `row_len` elements are not whole blocks of it.
 fn fitting(ty: TensorType, row_len: usize) -> TensorType {
     let fits = |ty: TensorType| row_len.is_multiple_of(ty.block_len());
     if fits(ty) {

@@ -1,59 +1,59 @@
-//! Rotary position embedding (`RoPE`, Su et al. 2021, arXiv 2104.09864) with the
-//! context-extension variants that GGUF files carry.
+//! Rotary position embedding (`RoPE`, Su et al. 2021, arXiv 2104.09864), with the context extensions that GGUF files
+//! describe.
 
-/// Which elements of a head are rotated together.
+/// Which elements of a head form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeLayout {
-    /// Neighbours: `(x[2i], x[2i + 1])`, as in the paper. Llama files use it.
+    /// NORM: neighbours, `(x[2i], x[2i + 1])`, as in the paper (Llama files).
     Interleaved,
-    /// Halves: `(x[i], x[i + n_rot / 2])`, as in GPT-NeoX. Qwen files use it.
+    /// NeoX: `(x[i], x[i + n_rot / 2])`, as in GPT-NeoX (Qwen files).
     Halves,
 }
 
-/// How positions beyond the training context are brought into its range.
+/// The mapping of positions beyond the training context into its range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// Every position divided by `factor` (arXiv 2306.15595).
+    /// Every position is divided by `factor` (arXiv 2306.15595).
     Linear {
         /// The factor by which the context grows.
         factor: f32,
     },
-    /// `YaRN` (arXiv 2309.00071): low frequencies interpolated, high ones kept.
+    /// `YaRN` (arXiv 2309.00071): low frequencies are interpolated, high ones kept.
     Yarn {
         /// The factor by which the context grows.
         factor: f32,
         /// Context length of the original training.
         n_ctx_orig: usize,
-        /// Rotations over `n_ctx_orig` above which a frequency is kept.
+        /// Full rotations over `n_ctx_orig` above which a frequency is kept.
         beta_fast: f32,
-        /// Rotations over `n_ctx_orig` below which a frequency is interpolated.
+        /// Full rotations over `n_ctx_orig` below which a frequency is interpolated.
         beta_slow: f32,
-        /// Weight of the kept frequencies: 1 in the paper.
+        /// Weight of the kept frequencies; 1 in the paper.
         ext_factor: f32,
-        /// The rotated vectors' length is divided by `1 + 0.1 m ln(factor)` (DeepSeek, Ministral 3); what it is then is a
-        /// matter of the scores' scale.
+        /// `Some(m)`: the length of rotated vectors is divided by `1 + 0.1 m ln(factor)` (DeepSeek, Ministral 3), which
+        /// cancels or replaces YaRN's own growth; the scale of the scores makes up for it.
         log_multiplier: Option<f32>,
     },
 }
 
-/// Divisors of the frequencies, which lie in a tensor.
+/// Which tensor has divisors of the frequencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeFactors {
-    /// None, whatever the file has.
+    /// None, even if the file has such a tensor.
     None,
-    /// Those of `rope_freqs`, where the file has it (Llama 3.1 and later, full layers of Gemma 4).
+    /// `rope_freqs`, if the file has it (Llama 3.1 and later, full layers of Gemma 4).
     Tensor,
-    /// `rope_factors_long` where the context is longer than so many positions, otherwise `rope_factors_short` (Phi-3).
+    /// `rope_factors_long` if the context is longer than `n_ctx_orig`, otherwise `rope_factors_short` (Phi-3).
     ByContext {
-        /// Context length of the training before the extension.
+        /// Training context before the extension.
         n_ctx_orig: usize,
     },
 }
 
 impl RopeFactors {
-    /// The tensor, without `.weight`, for a context of `n_ctx` positions.
+    /// The tensor without `.weight`, for a context of `n_ctx` positions; `None` if there are no divisors.
     pub fn tensor(self, n_ctx: usize) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -63,7 +63,7 @@ impl RopeFactors {
         }
     }
 
-    /// All tensors that may be asked for.
+    /// All tensors that may be read.
     pub fn tensors(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
@@ -78,27 +78,26 @@ impl RopeFactors {
 pub struct Rope {
     /// Rotated elements at the start of each head; even, at most `head_dim`.
     pub n_rot: usize,
-    /// Which elements pair up.
+    /// Which elements form a pair.
     pub layout: RopeLayout,
     /// Base of the geometric series of frequencies (10 000 in the paper).
     pub freq_base: f32,
-    /// Context extension.
+    /// Scaling of positions.
     pub scaling: RopeScaling,
-    /// Factor on the rotated vectors' length: 1 in the paper.
+    /// Factor on the length of rotated vectors; 1 in the paper.
     pub attn_factor: f32,
     /// Divisors of the frequencies.
     pub factors: RopeFactors,
 }
 
 impl Rope {
-    /// A rotation as in the paper.
+    /// The rotation of the paper.
     pub fn new(n_rot: usize, layout: RopeLayout, freq_base: f32) -> Self {
         Self { n_rot, layout, freq_base, scaling: RopeScaling::None, attn_factor: 1.0, factors: RopeFactors::None }
     }
 
-    /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the
-    /// rotated vectors' length. `factors`, `[n_rot / 2]` when given, divides each
-    /// frequency (see [`RopeFactors`]).
+    /// Radians per position of each pair, `[n_rot / 2]`, and the factor on the length of rotated vectors. `factors`,
+    /// `[n_rot / 2]`: divisors of the frequencies (see [`RopeFactors`]).
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f64>, f64) {
         let base = f64::from(self.freq_base);
         let n_rot = self.n_rot as f64;
@@ -112,7 +111,7 @@ impl Rope {
             RopeScaling::Linear { factor } => (plain.map(|f| f / f64::from(factor)).collect(), attn_factor),
             RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, ext_factor, log_multiplier } => {
                 let factor = f64::from(factor);
-                // The pair whose frequency turns `rotations` times over the original context (section 3.2).
+                // The pair that makes `rotations` full rotations over the original context (section 3.2).
                 let pair_of = |rotations: f32| {
                     let turns = n_ctx_orig as f64 / (f64::from(rotations) * std::f64::consts::TAU);
                     n_rot * turns.ln() / (2.0 * base.ln())

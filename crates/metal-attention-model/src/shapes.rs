@@ -1,11 +1,10 @@
-//! Sizes of well-known models, and the GGUF metadata of a model of any size:
-//! what a writer of files without trained weights needs.
+//! Sizes of well-known models, and the GGUF metadata of a model of any size, for files without trained weights.
 
 use metal_attention_gguf::Metadata;
 
 use crate::{ModelSpec, architectures};
 
-/// The sizes that make a model; [`metadata`](Self::metadata) turns them into GGUF keys.
+/// The sizes of a model; [`metadata`](Self::metadata) turns them into GGUF keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelShape {
     /// Name in lower case, e.g. `"smollm-135m"`.
@@ -18,7 +17,7 @@ pub struct ModelShape {
     pub n_embd: usize,
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// KV heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -30,47 +29,45 @@ pub struct ModelShape {
     pub n_ctx_train: usize,
     /// Base of the RoPE frequencies.
     pub rope_freq_base: f32,
-    /// Divisors of the RoPE frequencies, where the model has a `rope_freqs.weight` tensor.
+    /// Divisors of the RoPE frequencies, if the model has a tensor `rope_freqs.weight`.
     pub rope_factors: Option<RopeStretch>,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// Which of the biases that they may have files do have: those whose tensors' names contain one of these.
+    /// Which of the optional biases the files have: those whose tensors' names contain one of these.
     pub biases: &'static [&'static str],
-    /// What an architecture's files have besides, `{architecture}.{key}`; in place of the sizes above where they have that
-    /// key.
-    pub keys: &'static [(&'static str, Key)],
+    /// Further keys of the architecture's files, `{architecture}.{key}`. They override the sizes above.
+    pub keys: &'static [(&'static str, MetadataValue)],
 }
 
-/// A value of metadata.
+/// A metadata value.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Key {
+pub enum MetadataValue {
     /// A whole number.
     U(u32),
     /// A float.
     F(f32),
     /// A flag.
     B(bool),
-    /// A text.
+    /// A string.
     S(&'static str),
     /// Whole numbers.
     L(&'static [u32]),
 }
 
-/// How Llama 3.1 and later stretch low RoPE frequencies: those that turn less
-/// than `low_freq_factor` times over the original context are divided by
-/// `factor`, those that turn more than `high_freq_factor` times are kept, those
-/// between are blended (Llama 3 model card and reference code).
+/// The stretching of low RoPE frequencies in Llama 3.1 and later: those with fewer than `low_freq_factor` rotations
+/// over the original context are divided by `factor`, those with more than `high_freq_factor` are kept, those between
+/// are blended (Llama 3 model card and reference code).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeStretch {
     /// Largest divisor.
     pub factor: f32,
-    /// Turns over `n_ctx_orig` below which a frequency is divided by `factor`.
+    /// Rotations over `n_ctx_orig` below which a frequency is divided by `factor`.
     pub low_freq_factor: f32,
-    /// Turns over `n_ctx_orig` above which a frequency is kept.
+    /// Rotations over `n_ctx_orig` above which a frequency is kept.
     pub high_freq_factor: f32,
-    /// Context length of the training before the extension.
+    /// Training context before the extension.
     pub n_ctx_orig: usize,
 }
 
@@ -89,15 +86,15 @@ impl RopeStretch {
     }
 }
 
-use Key::{B, F, L, S, U};
+use MetadataValue::{B, F, L, S, U};
 
-/// Files without any.
+/// No biases.
 const NO_BIASES: &[&str] = &[];
-/// Files with that of a convolution.
+/// The convolution's bias.
 const CONVOLUTION: &[&str] = &["ssm_conv1d"];
-/// Files with that of the choice of experts.
+/// The bias for the choice of experts.
 const EXPERT_CHOICE: &[&str] = &["exp_probs_b"];
-/// Files with all.
+/// All biases.
 const ALL_BIASES: &[&str] = &[".bias"];
 
 const LLAMA: ModelShape = ModelShape {
@@ -157,7 +154,7 @@ const GEMMA_3: ModelShape = ModelShape {
     keys: GEMMA_3_KEYS,
     ..LLAMA
 };
-const GEMMA_3_KEYS: &[(&str, Key)] =
+const GEMMA_3_KEYS: &[(&str, MetadataValue)] =
     &[("attention.sliding_window", U(1024)), ("rope.scaling.type", S("linear")), ("rope.scaling.factor", F(8.0))];
 const BERT: ModelShape = ModelShape {
     architecture: "bert",
@@ -168,14 +165,14 @@ const BERT: ModelShape = ModelShape {
     keys: &[("attention.causal", B(false)), ("pooling_type", U(2)), TOKEN_TYPES],
     ..LLAMA
 };
-/// Of Qwen 3.5, with 16, 32 or 48 value heads, and of Qwen3-Next.
-const QWEN_3_5_KEYS: &[(&str, Key)] =
+/// Keys of Qwen 3.5 with 16, 32 or 48 value heads, and of Qwen3-Next.
+const QWEN_3_5_KEYS: &[(&str, MetadataValue)] =
     &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(16)), ("ssm.inner_size", U(2048))];
-const QWEN_3_5_KEYS_32: &[(&str, Key)] =
+const QWEN_3_5_KEYS_32: &[(&str, MetadataValue)] =
     &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(32)), ("ssm.inner_size", U(4096))];
-const QWEN_3_5_KEYS_48: &[(&str, Key)] =
+const QWEN_3_5_KEYS_48: &[(&str, MetadataValue)] =
     &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(48)), ("ssm.inner_size", U(6144))];
-const QWEN_3_5_MOE_KEYS: &[(&str, Key)] = &[
+const QWEN_3_5_MOE_KEYS: &[(&str, MetadataValue)] = &[
     DELTA[0],
     DELTA[1],
     DELTA[2],
@@ -188,7 +185,7 @@ const QWEN_3_5_MOE_KEYS: &[(&str, Key)] = &[
     ("expert_feed_forward_length", U(512)),
     ("expert_shared_feed_forward_length", U(512)),
 ];
-const QWEN3_NEXT_KEYS: &[(&str, Key)] = &[
+const QWEN3_NEXT_KEYS: &[(&str, MetadataValue)] = &[
     DELTA[0],
     DELTA[1],
     DELTA[2],
@@ -200,16 +197,16 @@ const QWEN3_NEXT_KEYS: &[(&str, Key)] = &[
     ("expert_feed_forward_length", U(512)),
     ("expert_shared_feed_forward_length", U(512)),
 ];
-const DELTA: [(&str, Key); 4] = [
+const DELTA: [(&str, MetadataValue); 4] = [
     ("ssm.group_count", U(16)),
     ("ssm.state_size", U(128)),
     ("ssm.conv_kernel", U(4)),
     ("rope.dimension_sections", L(&[11, 11, 10, 0])),
 ];
-const ROTATED_64: (&str, Key) = ("rope.dimension_count", U(64));
-const QWEN3_MOE_KEYS: &[(&str, Key)] =
+const ROTATED_64: (&str, MetadataValue) = ("rope.dimension_count", U(64));
+const QWEN3_MOE_KEYS: &[(&str, MetadataValue)] =
     &[("expert_count", U(128)), ("expert_used_count", U(8)), ("expert_feed_forward_length", U(768))];
-const GPT_OSS_KEYS: &[(&str, Key)] = &[
+const GPT_OSS_KEYS: &[(&str, MetadataValue)] = &[
     ("attention.sliding_window", U(128)),
     ("rope.scaling.type", S("yarn")),
     ("rope.scaling.factor", F(32.0)),
@@ -218,7 +215,7 @@ const GPT_OSS_KEYS: &[(&str, Key)] = &[
     ("expert_used_count", U(4)),
     ("expert_feed_forward_length", U(2880)),
 ];
-const LFM_2_KEYS: &[(&str, Key)] =
+const LFM_2_KEYS: &[(&str, MetadataValue)] =
     &[("attention.head_count_kv", L(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])), ("shortconv.l_cache", U(3))];
 /// RWKV-6 World 1.6B.
 const RWKV_6: ModelShape = ModelShape {
@@ -234,7 +231,7 @@ const RWKV_6: ModelShape = ModelShape {
     keys: RWKV_6_KEYS,
     ..LLAMA
 };
-const RWKV_6_KEYS: &[(&str, Key)] = &[
+const RWKV_6_KEYS: &[(&str, MetadataValue)] = &[
     ("wkv.head_size", U(64)),
     ("time_mix_extra_dim", U(32)),
     ("time_decay_extra_dim", U(64)),
@@ -242,21 +239,21 @@ const RWKV_6_KEYS: &[(&str, Key)] = &[
 ];
 /// RWKV-7 World 1.5B.
 const RWKV_7: ModelShape = ModelShape { architecture: "rwkv7", n_ff: 8192, keys: RWKV_7_KEYS, ..RWKV_6 };
-const RWKV_7_KEYS: &[(&str, Key)] = &[
+const RWKV_7_KEYS: &[(&str, MetadataValue)] = &[
     ("wkv.head_size", U(64)),
     ("attention.decay_lora_rank", U(96)),
     ("attention.iclr_lora_rank", U(96)),
     ("attention.value_residual_mix_lora_rank", U(64)),
     ("attention.gate_lora_rank", U(256)),
 ];
-const RWKV_7_SMALL_KEYS: &[(&str, Key)] = &[
+const RWKV_7_SMALL_KEYS: &[(&str, MetadataValue)] = &[
     ("wkv.head_size", U(64)),
     ("attention.decay_lora_rank", U(64)),
     ("attention.iclr_lora_rank", U(64)),
     ("attention.value_residual_mix_lora_rank", U(32)),
     ("attention.gate_lora_rank", U(128)),
 ];
-const GRANITE_KEYS: &[(&str, Key)] = &[
+const GRANITE_KEYS: &[(&str, MetadataValue)] = &[
     ("embedding_scale", F(12.0)),
     ("residual_scale", F(0.22)),
     ("attention.scale", F(0.015_625)),
@@ -265,17 +262,17 @@ const GRANITE_KEYS: &[(&str, Key)] = &[
     ("expert_used_count", U(8)),
 ];
 #[rustfmt::skip]
-const GRANITE_4_H_KEYS: &[(&str, Key)] = &[("embedding_scale", F(12.0)), ("residual_scale", F(0.22)), ("attention.scale", F(0.007_812_5)), ("logit_scale", F(6.0)), ("rope.scaling.finetuned", B(false)), ("expert_count", U(64)), ("expert_used_count", U(6)), ("expert_shared_feed_forward_length", U(1024)), ("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(3072)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(48)), ("ssm.group_count", U(1)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]))];
+const GRANITE_4_H_KEYS: &[(&str, MetadataValue)] = &[("embedding_scale", F(12.0)), ("residual_scale", F(0.22)), ("attention.scale", F(0.007_812_5)), ("logit_scale", F(6.0)), ("rope.scaling.finetuned", B(false)), ("expert_count", U(64)), ("expert_used_count", U(6)), ("expert_shared_feed_forward_length", U(1024)), ("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(3072)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(48)), ("ssm.group_count", U(1)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]))];
 #[rustfmt::skip]
-const NEMOTRON_H_KEYS: &[(&str, Key)] = &[("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(8192)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(128)), ("ssm.group_count", U(8)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])), ("feed_forward_length", L(&[0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504]))];
-const FALCON_H1_KEYS: &[(&str, Key)] = &[
+const NEMOTRON_H_KEYS: &[(&str, MetadataValue)] = &[("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(8192)), ("ssm.state_size", U(128)), ("ssm.time_step_rank", U(128)), ("ssm.group_count", U(8)), ("attention.head_count_kv", L(&[0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])), ("feed_forward_length", L(&[0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504, 0, 21_504]))];
+const FALCON_H1_KEYS: &[(&str, MetadataValue)] = &[
     ("ssm.conv_kernel", U(4)),
     ("ssm.inner_size", U(1536)),
     ("ssm.state_size", U(128)),
     ("ssm.time_step_rank", U(24)),
     ("ssm.group_count", U(1)),
 ];
-const MAMBA_2_KEYS: &[(&str, Key)] = &[
+const MAMBA_2_KEYS: &[(&str, MetadataValue)] = &[
     ("ssm.conv_kernel", U(4)),
     ("ssm.inner_size", U(4096)),
     ("ssm.state_size", U(128)),
@@ -285,7 +282,7 @@ const MAMBA_2_KEYS: &[(&str, Key)] = &[
     ("attention.head_count_kv", U(0)),
     ("feed_forward_length", U(0)),
 ];
-const DEEPSEEK_LITE_KEYS: &[(&str, Key)] = &[
+const DEEPSEEK_LITE_KEYS: &[(&str, MetadataValue)] = &[
     ("attention.head_count_kv", U(1)),
     ("attention.key_length", U(576)),
     ("attention.value_length", U(512)),
@@ -306,7 +303,7 @@ const DEEPSEEK_LITE_KEYS: &[(&str, Key)] = &[
     ("expert_gating_func", U(1)),
 ];
 /// Latent attention in every fourth layer and in the last.
-const KIMI_LINEAR_KEYS: &[(&str, Key)] = &[
+const KIMI_LINEAR_KEYS: &[(&str, MetadataValue)] = &[
     ("attention.head_count_kv", L(&[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1])),
     ("attention.key_length", U(576)),
     ("attention.value_length", U(512)),
@@ -325,8 +322,7 @@ const KIMI_LINEAR_KEYS: &[(&str, Key)] = &[
     ("expert_gating_func", U(2)),
 ];
 
-/// Every named shape, as in the models' published configurations; `custom` is a
-/// small starting point for sizes of one's own.
+/// Every named shape, as in the models' published configurations; `custom` is a small starting point for other sizes.
 #[rustfmt::skip]
 static NAMED: &[ModelShape] = &[
     LLAMA,
@@ -374,32 +370,33 @@ static NAMED: &[ModelShape] = &[
     ModelShape { name: "nomic-embed-text", architecture: "nomic-bert", n_layer: 12, n_embd: 768, n_head: 12, n_head_kv: 12, n_ff: 3072, n_ctx_train: 2048, rope_freq_base: 1000.0, biases: NO_BIASES, keys: ENCODER, ..BERT },
 ];
 
-const WINDOW: (&str, Key) = ("attention.sliding_window", U(512));
-const EXPERTS: [(&str, Key); 3] =
+const WINDOW: (&str, MetadataValue) = ("attention.sliding_window", U(512));
+const EXPERTS: [(&str, MetadataValue); 3] =
     [("expert_count", U(8)), ("expert_used_count", U(2)), ("expert_feed_forward_length", U(256))];
-const SHARED: (&str, Key) = ("expert_shared_count", U(1));
-const TOKEN_TYPES: (&str, Key) = ("tokenizer.ggml.token_type_count", U(2));
-const ENCODER: &[(&str, Key)] = &[("attention.causal", B(false)), ("pooling_type", U(1)), TOKEN_TYPES];
+const SHARED: (&str, MetadataValue) = ("expert_shared_count", U(1));
+const TOKEN_TYPES: (&str, MetadataValue) = ("tokenizer.ggml.token_type_count", U(2));
+const ENCODER: &[(&str, MetadataValue)] = &[("attention.causal", B(false)), ("pooling_type", U(1)), TOKEN_TYPES];
 #[rustfmt::skip]
-const MISTRAL_4: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
-const SECTIONS: (&str, Key) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
+const MISTRAL_4: &[(&str, MetadataValue)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
+const SECTIONS: (&str, MetadataValue) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
-/// Mamba's sizes, and Mamba-2's, whose width is that of 8 heads.
-const MAMBA: [(&str, Key); 4] =
+/// Sizes of Mamba, and of Mamba-2 with 8 heads.
+const MAMBA: [(&str, MetadataValue); 4] =
     [("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(512)), ("ssm.state_size", U(16)), ("ssm.time_step_rank", U(16))];
-const MAMBA_2: [(&str, Key); 5] =
+const MAMBA_2: [(&str, MetadataValue); 5] =
     [MAMBA[0], MAMBA[1], MAMBA[2], ("ssm.time_step_rank", U(8)), ("ssm.group_count", U(2))];
-const NO_ATTENTION: [(&str, Key); 3] =
+const NO_ATTENTION: [(&str, MetadataValue); 3] =
     [("attention.head_count", U(0)), ("attention.head_count_kv", U(0)), ("feed_forward_length", U(0))];
-const SECOND_ATTENDS: (&str, Key) = ("attention.head_count_kv", L(&[0, 2, 0, 0]));
-const SECOND_FEEDS_FORWARD: (&str, Key) = ("feed_forward_length", L(&[0, 384, 0, 0]));
-const THIRD_ATTENDS: (&str, Key) = ("attention.head_count_kv", L(&[0, 0, 2, 0]));
-const SHARED_WIDTH: (&str, Key) = ("expert_shared_feed_forward_length", U(192));
+const SECOND_ATTENDS: (&str, MetadataValue) = ("attention.head_count_kv", L(&[0, 2, 0, 0]));
+const SECOND_FEEDS_FORWARD: (&str, MetadataValue) = ("feed_forward_length", L(&[0, 384, 0, 0]));
+const THIRD_ATTENDS: (&str, MetadataValue) = ("attention.head_count_kv", L(&[0, 0, 2, 0]));
+const SHARED_WIDTH: (&str, MetadataValue) = ("expert_shared_feed_forward_length", U(192));
 
-const LFM_2_CUSTOM: &[(&str, Key)] = &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
+const LFM_2_CUSTOM: &[(&str, MetadataValue)] =
+    &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
 
-/// Two key heads, which twice as many value heads read.
-const DELTA_CUSTOM: [(&str, Key); 7] = [
+/// Two key heads, each read by two value heads.
+const DELTA_CUSTOM: [(&str, MetadataValue); 7] = [
     ("ssm.group_count", U(2)),
     ("ssm.state_size", U(32)),
     ("ssm.time_step_rank", U(4)),
@@ -409,23 +406,23 @@ const DELTA_CUSTOM: [(&str, Key); 7] = [
     ("rope.dimension_sections", L(&[4, 2, 2, 0])),
 ];
 #[rustfmt::skip]
-const KIMI_LINEAR: &[(&str, Key)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", L(&[0, 1, 0, 0])), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_scale", F(2.5)), ("kda.head_dim", U(32)), ("ssm.conv_kernel", U(4))];
-const NO_HEADS: [(&str, Key); 2] = [("attention.head_count", U(0)), ("attention.head_count_kv", U(0))];
-const HEAD_SIZE: (&str, Key) = ("wkv.head_size", U(64));
-const RWKV_6_RANKS: [(&str, Key); 2] = [("time_mix_extra_dim", U(16)), ("time_decay_extra_dim", U(24))];
-const RWKV_7_RANKS: [(&str, Key); 4] = [
+const KIMI_LINEAR: &[(&str, MetadataValue)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", L(&[0, 1, 0, 0])), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_scale", F(2.5)), ("kda.head_dim", U(32)), ("ssm.conv_kernel", U(4))];
+const NO_HEADS: [(&str, MetadataValue); 2] = [("attention.head_count", U(0)), ("attention.head_count_kv", U(0))];
+const HEAD_SIZE: (&str, MetadataValue) = ("wkv.head_size", U(64));
+const RWKV_6_RANKS: [(&str, MetadataValue); 2] = [("time_mix_extra_dim", U(16)), ("time_decay_extra_dim", U(24))];
+const RWKV_7_RANKS: [(&str, MetadataValue); 4] = [
     ("attention.decay_lora_rank", U(24)),
     ("attention.iclr_lora_rank", U(16)),
     ("attention.value_residual_mix_lora_rank", U(8)),
     ("attention.gate_lora_rank", U(40)),
 ];
-const ONE_SHIFT: (&str, Key) = ("token_shift_count", U(1));
+const ONE_SHIFT: (&str, MetadataValue) = ("token_shift_count", U(1));
 
-type Keys = &'static [(&'static str, Key)];
+type ExtraKeys = &'static [(&'static str, MetadataValue)];
 
-/// What the small shape `custom` has besides in each architecture whose files need more: keys, and biases.
+/// Additional keys and biases of the small shape `custom`, for architectures that need them.
 #[rustfmt::skip]
-static CUSTOM: &[(&str, Keys, &[&str])] = &[
+static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
     ("arwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, ONE_SHIFT, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
     ("bailingmoe", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("expert_weights_norm", B(true))], NO_BIASES),
     ("bailingmoe2", &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("leading_dense_block_count", U(1)), ("expert_gating_func", U(2)), ("expert_weights_norm", B(true)), ("expert_group_count", U(4)), ("expert_group_used_count", U(2)), ("expert_weights_scale", F(2.5)), ("rope.dimension_count", U(32))], &["exp_probs_b"]),
@@ -509,7 +506,7 @@ static CUSTOM: &[(&str, Keys, &[&str])] = &[
     ("starcoder2", &[], ALL_BIASES),
 ];
 
-const GRANITE: [(&str, Key); 4] = [
+const GRANITE: [(&str, MetadataValue); 4] = [
     ("embedding_scale", F(12.0)),
     ("residual_scale", F(0.22)),
     ("attention.scale", F(0.015_625)),
@@ -527,11 +524,11 @@ impl ModelShape {
         NAMED.iter().find(|shape| shape.name == name)
     }
 
-    /// The small shape in an architecture, that of `custom` with what its files need besides.
+    /// The small shape `custom` in an architecture; `None` if there is no such architecture.
     pub fn custom(architecture: &str) -> Option<Self> {
         let architecture = architectures::names().find(|name| *name == architecture)?;
-        let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
-        let (keys, biases) = own.map_or((&[][..], NO_BIASES), |(_, keys, biases)| (*keys, *biases));
+        let additions = CUSTOM.iter().find(|(name, ..)| *name == architecture);
+        let (keys, biases) = additions.map_or((&[][..], NO_BIASES), |(_, keys, biases)| (*keys, *biases));
         Some(Self { architecture, biases, keys, ..LLAMA })
     }
 
@@ -540,9 +537,8 @@ impl ModelShape {
         architectures::names().collect()
     }
 
-    /// GGUF metadata from which [`ModelSpec::from_metadata`] reads this shape
-    /// back. It has no tokenizer; `{architecture}.vocab_size` gives the
-    /// vocabulary's size.
+    /// GGUF metadata from which [`ModelSpec::from_metadata`] reads this shape back. There is no tokenizer;
+    /// `{architecture}.vocab_size` is the size of the vocabulary.
     pub fn metadata(&self) -> Metadata {
         let mut m = Metadata::new();
         m.set("general.architecture", self.architecture);
@@ -560,15 +556,15 @@ impl ModelShape {
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
-            // Sizes beyond 32 bits are clamped to one that reading back refuses.
+            // Larger sizes are clamped to a value that is refused when it is read back.
             m.set(key(name), u32::try_from(value).unwrap_or(u32::MAX));
         }
-        // Which of the two is read depends on the family's norms.
+        // The family's norms decide which of the two is read.
         m.set(key("attention.layer_norm_rms_epsilon"), self.norm_eps);
         m.set(key("attention.layer_norm_epsilon"), self.norm_eps);
         m.set(key("rope.freq_base"), self.rope_freq_base);
         for (name, value) in self.keys {
-            // The tokenizer's keys are those of all architectures.
+            // Keys of the tokenizer have no architecture prefix.
             let key = |name: &str| if name.starts_with("tokenizer.") { name.to_owned() } else { key(name) };
             match *value {
                 U(n) => m.set(key(name), n),
@@ -581,9 +577,8 @@ impl ModelShape {
         m
     }
 
-    /// The tensors of a file of this shape, whose description `spec` was read
-    /// from [`metadata`](Self::metadata): all required ones, `output.weight`
-    /// unless tied, `rope_freqs.weight` where the shape has factors, and biases where it has them.
+    /// The tensors of a file of this shape; `spec` was read from its [`metadata`](Self::metadata). All required ones,
+    /// `output.weight` unless tied, `rope_freqs.weight` if the shape has divisors, and the biases that it has.
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
             "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),

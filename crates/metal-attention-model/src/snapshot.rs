@@ -1,20 +1,21 @@
-//! Snapshots: what a cache keeps of a sequence, as bytes that can be read back into a cache of the same layout.
+//! Snapshots: the KV pages and recurrent states of one sequence as bytes, for a cache of the same layout.
 //!
-//! A snapshot is a header (the cache's [layout](CacheLayout) and the sequence's [extent](Extent), little-endian) and then the
-//! sequence's blocks as they lie in the cache: the pages of each group of layers in order, and the recurrent states, the
-//! shortest beginning first. It is written and read block by block, so no second copy of a cache is in memory.
+//! A snapshot is a header (the cache's [layout](CacheLayout) and the sequence's [extent](SequenceExtent),
+//! little-endian), followed by the sequence's blocks as they lie in the cache: the pages of each cache group in order,
+//! and the recurrent states, shortest first. It is written and read block by block, so that no second copy of a cache
+//! is in memory.
 
 use std::io::{Read, Seek, Write};
 
 use crate::{ForwardError, PAGE, PageTable};
 
-/// The most bytes of the name of a layout.
+/// Maximum bytes of a layout's name.
 const MAX_FORMAT: usize = 256;
 
-/// The most groups of layers: there are as many as windows of different lengths.
+/// Maximum cache groups: there is one for each length of window.
 const MAX_GROUPS: usize = 256;
 
-/// Why a snapshot could not be written or read. After an error on reading the sequence is empty.
+/// Why a snapshot could not be written or read. After an error in reading, the sequence is empty.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -27,21 +28,21 @@ pub enum SnapshotError {
     /// The bytes could not be read.
     #[error("a snapshot of a sequence could not be read: {0}")]
     Read(#[source] std::io::Error),
-    /// The snapshot is of a cache whose bytes mean something else.
+    /// The snapshot is of a cache with another layout.
     #[error(
         "the snapshot is of another KV cache: it has {found}, and this one {expected}; the device, the cache type, the context \
          size and the micro-batch have to be those it was written with"
     )]
     OtherLayout {
-        /// That of the snapshot.
+        /// Layout of the snapshot.
         found: CacheLayout,
-        /// That of the cache.
+        /// Layout of the cache.
         expected: CacheLayout,
     },
-    /// The header contradicts itself.
+    /// The header is inconsistent.
     #[error("the snapshot is damaged: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
@@ -50,28 +51,28 @@ fn damaged<T>(why: &'static str) -> Result<T, SnapshotError> {
     Err(SnapshotError::Damaged { why })
 }
 
-/// How the bytes of a cache lie: two caches of the same model with equal layouts can exchange blocks.
+/// The layout of a cache's bytes: caches of the same model with equal layouts can exchange blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheLayout {
     /// The backend and the element type, such as `cpu f16`.
     pub format: String,
-    /// Of each group of layers: bytes of a page, over all its layers.
+    /// Bytes of a page of each cache group, over all its layers.
     pub page_bytes: Vec<u64>,
-    /// Bytes of a recurrent state, over all layers; 0 where no layer keeps one.
+    /// Bytes of a recurrent state, over all layers; 0 if no layer keeps one.
     pub state_bytes: u64,
 }
 
 impl CacheLayout {
     /// Bytes of a block.
-    pub fn bytes_of(&self, block: Block) -> u64 {
+    pub fn bytes_of(&self, block: CacheBlock) -> u64 {
         match block {
-            Block::Page { group, page: _ } => self.page_bytes[group],
-            Block::State { slot: _ } => self.state_bytes,
+            CacheBlock::Page { group, page: _ } => self.page_bytes[group],
+            CacheBlock::State { slot: _ } => self.state_bytes,
         }
     }
 
-    /// Makes `bytes` as long as a block is.
-    fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
+    /// Resizes `bytes` to the length of a block; an error if there is not enough memory.
+    fn make_room(&self, block: CacheBlock, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
         let n = self.bytes_of(block) as usize;
         let more = n.saturating_sub(bytes.len());
         let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
@@ -89,39 +90,39 @@ impl std::fmt::Display for CacheLayout {
     }
 }
 
-/// What a cache keeps of a sequence.
+/// The extent of a sequence in a cache: its length, and which pages and states of it are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Extent {
-    /// Its tokens.
+pub struct SequenceExtent {
+    /// Tokens of the sequence.
     pub n_tokens: usize,
-    /// Of each group of layers: pages at its beginning that were given up, because no token to come sees them.
+    /// Number of first pages that each cache group has dropped, as no later token attends to them.
     pub n_dropped: Vec<usize>,
-    /// The lengths of its beginnings whose recurrent states are kept, ascending; the last one is all of it. None where no layer
-    /// keeps states.
+    /// Lengths of the prefixes whose recurrent states are kept, ascending; the last one is the whole sequence. Empty if
+    /// no layer keeps states.
     pub states: Vec<usize>,
 }
 
-impl Extent {
-    /// The extent of an empty sequence in a cache of `n_groups` groups of layers.
+impl SequenceExtent {
+    /// The extent of an empty sequence in a cache with `n_groups` cache groups.
     fn empty(n_groups: usize) -> Self {
         Self { n_tokens: 0, n_dropped: vec![0; n_groups], states: Vec::new() }
     }
 
-    /// That of its first `n` tokens.
+    /// The extent of the first `n` tokens.
     fn first(&self, n: usize) -> Self {
         let states = self.states.iter().copied().filter(|&pos| pos <= n).collect();
         Self { n_tokens: n.min(self.n_tokens), n_dropped: self.n_dropped.clone(), states }
     }
 }
 
-/// A piece of a cache that belongs to sequences as a whole.
+/// A unit of a cache that is copied as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Block {
-    /// A page of all layers of a group: those of each layer one after the other, its keys first.
+pub enum CacheBlock {
+    /// A page of all layers of a cache group: layer by layer, keys first.
     Page {
-        /// The group.
+        /// Index of the cache group.
         group: usize,
-        /// The page.
+        /// Number of the page in the group's pool. [`Snapshot`]'s own list of blocks, which is of no cache, has 0.
         page: u32,
     },
     /// The recurrent state of all layers, one after the other.
@@ -131,25 +132,26 @@ pub enum Block {
     },
 }
 
-/// A backend's cache, as snapshots see it. The backend copies bytes; everything else is decided by its [`PageTable`].
+/// A backend's cache, for snapshots. The backend copies bytes; its [`PageTable`] decides about everything else.
 pub trait SequenceCache {
-    /// How its bytes lie.
+    /// The layout of its bytes.
     fn layout(&self) -> CacheLayout;
 
-    /// Which block holds what.
+    /// The page table.
     fn pages(&self) -> &PageTable;
 
-    /// Forgets the steps that run ahead.
-    fn settle(&mut self);
+    /// Discards the lookahead steps and releases their pages.
+    fn discard_lookahead(&mut self);
 
-    /// [`PageTable::adopt`].
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError>;
+    /// [`PageTable::allocate`], after discarding lookahead steps.
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError>;
 
-    /// Copies a block out; `bytes` is as long as the layout says.
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError>;
+    /// Copies a block to `bytes`, which has the length of the layout.
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
 
-    /// Writes blocks to `out`, one after the other. A backend whose copies take longer to begin than to go on makes many at once.
-    fn read_blocks(&mut self, blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+    /// Writes blocks to `out`, one after the other. A backend whose copies have a high fixed cost may copy several at
+    /// once.
+    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
         let layout = self.layout();
         let mut bytes = Vec::new();
         for &block in blocks {
@@ -160,41 +162,45 @@ pub trait SequenceCache {
         Ok(())
     }
 
-    /// Copies a block in.
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError>;
+    /// Copies `bytes` to a block.
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError>;
 }
 
 /// The header of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
+    /// Layout of the cache.
     layout: CacheLayout,
-    extent: Extent,
+    /// Length of the sequence, and what is kept of it.
+    extent: SequenceExtent,
 }
 
 impl Snapshot {
-    /// That of sequence `seq` as it is now.
-    pub fn of(cache: &mut dyn SequenceCache, seq: usize) -> Result<Self, SnapshotError> {
-        Self::of_first(cache, seq, usize::MAX)
+    /// The header for sequence `seq` as it is now.
+    pub fn of_sequence(cache: &mut dyn SequenceCache, seq: usize) -> Result<Self, SnapshotError> {
+        Self::of_prefix(cache, seq, usize::MAX)
     }
 
-    /// That of its first `n` tokens, or of all where it has fewer; it can be cut back to them.
-    pub fn of_first(cache: &mut dyn SequenceCache, seq: usize, n: usize) -> Result<Self, SnapshotError> {
-        cache.settle();
+    /// The header for the first `n` tokens of sequence `seq`, or for all if it has fewer. The sequence can be cut back
+    /// to `n` tokens.
+    pub fn of_prefix(cache: &mut dyn SequenceCache, seq: usize, n: usize) -> Result<Self, SnapshotError> {
+        cache.discard_lookahead();
         let extent = cache.pages().extent(seq)?.first(n);
         Ok(Self { layout: cache.layout(), extent })
     }
 
-    /// Tokens of the sequence.
+    /// Tokens of the snapshot.
     pub fn n_tokens(&self) -> usize {
         self.extent.n_tokens
     }
 
-    /// The longest beginning of the sequence, `n` tokens at most, that could go on in `cache`, which it is of.
+    /// The longest prefix of at most `n` tokens from which the restored sequence could continue. `cache` has the layout
+    /// of the snapshot.
     pub fn reachable(&self, cache: &dyn SequenceCache, n: usize) -> usize {
         cache.pages().reachable_in(&self.extent, n)
     }
 
-    /// Bytes of its blocks; `u64::MAX` where the number is larger than that.
+    /// Bytes of its blocks; `u64::MAX` if that overflows.
     pub fn block_bytes(&self) -> u64 {
         let Self { layout, extent } = self;
         let pages = layout.page_bytes.iter().zip(&extent.n_dropped).map(|(&bytes, &n_dropped)| {
@@ -210,19 +216,19 @@ impl Snapshot {
         out.write_all(&self.header()).map_err(SnapshotError::Write)
     }
 
-    /// Writes the blocks of sequence `seq`, which is as it was when this was made, or longer.
+    /// Writes the blocks of sequence `seq`, which is unchanged since the header was made, or longer.
     pub fn write_blocks(
         &self,
         cache: &mut dyn SequenceCache,
         seq: usize,
         out: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
-        cache.settle();
+        cache.discard_lookahead();
         let blocks = cache.pages().blocks(seq, &self.extent);
         cache.read_blocks(&blocks, out)
     }
 
-    /// Reads a header. What it says of lengths is bounded by what `n_ctx` tokens can have.
+    /// Reads a header. Its lengths are checked against a context of `n_ctx` tokens.
     pub fn read_header(input: &mut (impl Read + ?Sized), n_ctx: usize) -> Result<Self, SnapshotError> {
         let format = {
             let n = read_count(input, MAX_FORMAT, "the name of its layout is too long")?;
@@ -237,15 +243,15 @@ impl Snapshot {
         let n_pages = n_tokens.div_ceil(PAGE);
         let n_dropped =
             (0..n_groups).map(|_| read_count(input, n_pages, "it lacks pages")).collect::<Result<_, _>>()?;
-        // The ends of pages, where the last batch began, before the last token, and after it.
+        // Ends of pages, and the states before the last batch, before the last token, and after it.
         let n_states = read_count(input, n_pages + 3, "it has too many recurrent states")?;
         let states = (0..n_states).map(|_| read_count(input, n_tokens, "a state is longer than the sequence"));
-        let extent = Extent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
+        let extent = SequenceExtent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
         Ok(Self { layout: CacheLayout { format, page_bytes, state_bytes }, extent })
     }
 
-    /// Makes sequence `seq` the one whose blocks `input` has, as [`write_blocks`](Self::write_blocks) wrote them; what it held is
-    /// forgotten. Recurrent states for which there is no room are left out, but for the last.
+    /// Restores a snapshot into sequence `seq`, from blocks as [`write_blocks`](Self::write_blocks) writes them.
+    /// Recurrent states without a free slot are left out, except the last.
     pub fn restore(
         &self,
         cache: &mut dyn SequenceCache,
@@ -256,9 +262,9 @@ impl Snapshot {
         self.restore_blocks(self.extent.n_tokens, cache, seq, input, read_over)
     }
 
-    /// The same of the first `n` tokens alone, from which a sequence can [go on](Self::reachable). Blocks of the tokens after them are
-    /// not read.
-    pub fn restore_first(
+    /// Restores the first `n` tokens of a snapshot, from which a sequence can [continue](Self::reachable). Blocks of
+    /// later tokens are not read.
+    pub fn restore_prefix(
         &self,
         n: usize,
         cache: &mut dyn SequenceCache,
@@ -268,6 +274,7 @@ impl Snapshot {
         self.restore_blocks(n, cache, seq, input, |input, n| input.seek_relative(n.cast_signed()))
     }
 
+    /// [`read_blocks`](Self::read_blocks) into a cache of the same layout; empties the sequence on an error.
     fn restore_blocks<R: Read + ?Sized>(
         &self,
         n: usize,
@@ -282,12 +289,12 @@ impl Snapshot {
         }
         let outcome = self.read_blocks(n, cache, seq, input, skip);
         if outcome.is_err() {
-            cache.adopt(seq, &Extent::empty(self.layout.page_bytes.len()))?;
+            cache.allocate(seq, &SequenceExtent::empty(self.layout.page_bytes.len()))?;
         }
         outcome
     }
 
-    /// Reads the blocks of the first `n` tokens into the places that the cache has for them, and has `skip` pass over the others.
+    /// Reads the blocks of the first `n` tokens into the cache; `skip` passes over the other bytes.
     fn read_blocks<R: Read + ?Sized>(
         &self,
         n: usize,
@@ -296,16 +303,16 @@ impl Snapshot {
         input: &mut R,
         skip: impl Fn(&mut R, u64) -> std::io::Result<()>,
     ) -> Result<(), SnapshotError> {
-        let mut places = cache.adopt(seq, &self.extent.first(n))?.into_iter();
+        let mut targets = cache.allocate(seq, &self.extent.first(n))?.into_iter();
         let mut bytes = Vec::new();
         for (kind, pos) in self.kinds() {
-            // Where the block begins; a state stands for all before its end.
+            // A page counts by its first position, a state by the number of tokens before it.
             let is_wanted = match kind {
-                Block::Page { .. } => pos < n,
-                Block::State { .. } => pos <= n,
+                CacheBlock::Page { .. } => pos < n,
+                CacheBlock::State { .. } => pos <= n,
             };
-            let place = if is_wanted { places.next().flatten() } else { None };
-            if let Some(block) = place {
+            let target = if is_wanted { targets.next().flatten() } else { None };
+            if let Some(block) = target {
                 self.layout.make_room(kind, &mut bytes)?;
                 input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
                 cache.write_block(block, &bytes)?;
@@ -316,16 +323,17 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The blocks in the order of the snapshot, wherever they may lie, and their positions: those of pages' first tokens, and those
-    /// after which states are.
-    fn kinds(&self) -> impl Iterator<Item = (Block, usize)> {
+    /// The kinds of the blocks in the order of the snapshot, with the position of a page's first token, or the number
+    /// of tokens before a state.
+    fn kinds(&self) -> impl Iterator<Item = (CacheBlock, usize)> {
         let n_pages = self.extent.n_tokens.div_ceil(PAGE);
         let pages = self.extent.n_dropped.iter().enumerate().flat_map(move |(group, &n_dropped)| {
-            (n_dropped..n_pages).map(move |i| (Block::Page { group, page: 0 }, i * PAGE))
+            (n_dropped..n_pages).map(move |i| (CacheBlock::Page { group, page: 0 }, i * PAGE))
         });
-        pages.chain(self.extent.states.iter().map(|&pos| (Block::State { slot: 0 }, pos)))
+        pages.chain(self.extent.states.iter().map(|&pos| (CacheBlock::State { slot: 0 }, pos)))
     }
 
+    /// The bytes of the header.
     fn header(&self) -> Vec<u8> {
         let Self { layout, extent } = self;
         let mut bytes = (layout.format.len() as u64).to_le_bytes().to_vec();
@@ -342,16 +350,17 @@ impl Snapshot {
     }
 }
 
+/// Reads a little-endian number.
 fn read_u64(input: &mut (impl Read + ?Sized)) -> Result<u64, SnapshotError> {
     let mut bytes = [0; 8];
     input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A number that is `most` at most, or else `why`.
-fn read_count(input: &mut (impl Read + ?Sized), most: usize, why: &'static str) -> Result<usize, SnapshotError> {
+/// Reads a number; `Damaged { why }` if it exceeds `max`.
+fn read_count(input: &mut (impl Read + ?Sized), max: usize, why: &'static str) -> Result<usize, SnapshotError> {
     match usize::try_from(read_u64(input)?) {
-        Ok(n) if n <= most => Ok(n),
+        Ok(n) if n <= max => Ok(n),
         Ok(_) | Err(_) => damaged(why),
     }
 }

@@ -1,14 +1,16 @@
-//! A model as data: what it is made of, layer by layer.
+//! A model as data: its embedding, its layers and its output, with all sizes, but without weights.
 //!
-//! The vocabulary of parts is that of the published models; each family puts them together in a file of
-//! `architectures/`. Backends match every part exhaustively and say which they lack.
+//! A layer is a mixer (attention or a recurrence), which combines positions, and a feed-forward, which works on each
+//! token alone; each has a norm and joins the residual stream. The parts are those of the published models. A file of
+//! `architectures/` puts the parts of a model family together. Backends match every part exhaustively, and report by
+//! name the parts that they do not support.
 
 use metal_attention_gguf::{GgufFile, Metadata};
 
 use crate::architectures;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
 use crate::feed_forward::FeedForward;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
 use crate::{ModelError, Rope};
 
@@ -25,53 +27,54 @@ pub struct ModelSpec {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// What a token becomes before the first layer.
+    /// From a token to the input of the first layer.
     pub embedding: Embedding,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// What comes of the last layer's state.
-    pub output: Output,
+    /// From the last layer's state to logits or to an embedding.
+    pub output: OutputSpec,
 }
 
-/// What a token becomes before the first layer: `norm(scale * table[id] + types[0] + positions[pos])`.
+/// The input of the first layer for token `id` at position `pos`:
+/// `norm(scale * table[id] + types[0] + positions[pos])`, `[n_embd]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
-    /// Factor on the row of the table.
+    /// Factor on the row of the embedding table.
     pub scale: f32,
-    /// Rows of the table of token types (BERT's sentences A and B), of which every token gets the first.
+    /// Rows of the table of token types (BERT's sentences A and B). Every token gets row 0. `None`: no table.
     pub token_types: Option<usize>,
-    /// Rows of the table of learned positions.
+    /// Rows of the table of learned positions. `None`: no table.
     pub positions: Option<usize>,
-    /// Norm of the sum.
+    /// Norm of the sum, if any.
     pub norm: Option<Norm>,
-    /// A small embedding of the token for each layer (Gemma 3n and 4).
+    /// An additional small embedding for each layer (Gemma 3n and 4).
     pub per_layer: Option<PerLayerEmbedding>,
     /// Several residual streams side by side (Gemma 3n).
     pub streams: Option<Streams>,
 }
 
-/// Embeddings that a layer adds to its result (Gemma 3n, Gemma 4).
+/// An additional embedding of the token for each layer, of `width` elements (Gemma 3n, Gemma 4).
 ///
-/// The input of layer `i` is `(norm(n_embd^-1/2 W x) + n_embd_per_layer^1/2 table[id]) / 2^1/2`, elements
-/// `i * n_embd_per_layer..`, of the token's embedding `x`. After the layer
+/// The input of layer `i` is elements `i * width..(i + 1) * width` of
+/// `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`, where `x` is the token's embedding. After the layer,
 /// `x += norm(proj(gelu(gate(x)) * input))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
-    /// Elements of a layer's input.
+    /// Elements of one layer's input.
     pub width: usize,
-    /// Norm of each layer's part of the projected embedding.
+    /// Norm of the projected embedding, over each layer's elements.
     pub proj_norm: Norm,
-    /// Norm of what a layer adds.
+    /// Norm of the product that is added to `x`.
     pub post_norm: Norm,
 }
 
-/// Alternating updates (AltUp, arXiv 2301.13310) with learned augmented residuals (LAuReL, arXiv 2411.07501), as Gemma 3n
-/// has them: each layer computes with one of several residual streams, predicts the others from it and corrects them.
+/// Alternating updates (AltUp, arXiv 2301.13310) with learned augmented residuals (LAuReL, arXiv 2411.07501), as in
+/// Gemma 3n: each layer computes with one of several residual streams, predicts the others from it and corrects them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Streams {
-    /// Streams.
+    /// Number of streams.
     pub n: usize,
-    /// The one that layers compute with.
+    /// Index of the stream that layers compute with.
     pub active: usize,
     /// Rank of LAuReL's matrices.
     pub laurel_rank: usize,
@@ -84,38 +87,38 @@ pub struct Streams {
 /// A normalisation over rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// Tensor of its weight, after `blk.N.` where it belongs to a layer, without `.weight`.
+    /// Name of its tensor in the file without `.weight`; in a layer, after `blk.N.`.
     pub tensor: &'static str,
-    /// Whether it has a weight.
+    /// Whether it has a weight; if not, the weight is all ones.
     pub weight: bool,
     /// Whether it has a bias.
     pub bias: bool,
-    /// What is computed.
+    /// The formula.
     pub kind: NormKind,
-    /// Added to the mean of squares.
+    /// Epsilon, added to the mean of squares or the variance.
     pub eps: f32,
-    /// Whether files name the weight as `tensor` alone (Falcon-H1).
+    /// Whether files name the weight without the suffix `.weight` (Falcon-H1).
     pub bare: bool,
 }
 
 impl Norm {
-    /// The same norm where files name its weight without `.weight`.
+    /// This norm with a weight that files name without `.weight`.
     pub(crate) fn bare(self) -> Self {
         Self { bare: true, ..self }
     }
 
-    /// The RMSNorm with that epsilon.
+    /// The RMSNorm with this norm's epsilon and tensor.
     pub(crate) fn rms(self) -> Self {
         Self { kind: NormKind::Rms, bias: false, ..self }
     }
 
-    /// The same norm with another tensor.
+    /// This norm with another tensor.
     pub(crate) fn named(self, tensor: &'static str) -> Self {
         Self { tensor, ..self }
     }
 }
 
-/// What a norm computes.
+/// The formula of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
     /// `x / sqrt(mean(x^2) + eps) * weight` (arXiv 1910.07467).
@@ -124,49 +127,54 @@ pub enum NormKind {
     Layer,
 }
 
-/// One layer: a mixer and a feed-forward, each with its norms, joined as [`Residual`] says.
+/// One layer: a mixer and a feed-forward, which join the residual stream as [`Residual`] says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
-    /// Norm of the mixer's input.
+    /// Norm of the mixer's input. `None`: the mixer reads the residual stream itself.
     pub mixer_norm: Option<Norm>,
-    /// What moves information between tokens.
+    /// The part that combines positions.
     pub mixer: Mixer,
-    /// Norm of the mixer's result.
+    /// Norm of the mixer's result before it is added to the stream, if any.
     pub mixer_post_norm: Option<Norm>,
-    /// Norm of the feed-forward's input.
+    /// Norm of the feed-forward's input. `None`: see [`Residual`].
     pub feed_forward_norm: Option<Norm>,
-    /// What works on each token alone.
+    /// The part that works on each token alone.
     pub feed_forward: FeedForward,
-    /// Norm of the feed-forward's result.
+    /// Norm of the feed-forward's result before it is added to the stream, if any.
     pub feed_forward_post_norm: Option<Norm>,
-    /// How both join the residual stream.
+    /// The way in which both join the residual stream.
     pub residual: Residual,
-    /// Factor on the layer's result.
+    /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
 }
 
-/// A factor on a layer's result.
+/// A factor on the residual stream after a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OutputScale {
-    /// This one: 1, or a half after every so many layers, where the weights were divided by as much to keep F16 in range
-    /// (RWKV-6).
+    /// This number. 1, or (RWKV-6) one half after every few layers, whose weights were divided by as much to keep F16
+    /// in range.
     Fixed(f32),
-    /// The number in the file's tensor `layer_output_scale`, where it has it (Gemma 4).
+    /// The number in the file's tensor `layer_output_scale`; 1 if the file has none (Gemma 4).
     Stored,
 }
 
-/// How mixer and feed-forward join the residual stream `x`. `m` and `f` stand for them with the norms of their input and
-/// result.
+/// The way in which mixer and feed-forward join the residual stream `x`.
+///
+/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and `f(x) =
+/// feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity. `Sequential` and
+/// `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// `x += scale m(x); x += scale f(x)`.
     Sequential {
-        /// Factor on what is added.
+        /// Factor on both results.
         scale: f32,
     },
-    /// `x += m(x) + f(x)`; where the feed-forward has no norm of its own it takes the mixer's input.
+    /// `x += m(x) + f(x)`, both from the same `x`. Without a `feed_forward_norm`, the feed-forward's input is
+    /// `mixer_norm(x)`.
     Parallel,
-    /// `x = mixer(x + m(x)); x = feed_forward(x + f(x))`, norms of the sums (BERT).
+    /// `x = mixer(x + m(x)); x = feed_forward(x + f(x))`, where `mixer` and `feed_forward` are the norms below, over
+    /// the sums (BERT).
     PostNorm {
         /// Norm after the mixer.
         mixer: Norm,
@@ -175,20 +183,20 @@ pub enum Residual {
     },
 }
 
-/// What moves information between tokens.
+/// The part of a layer that combines positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Mixer {
-    /// Softmax attention over the KV cache.
+    /// Softmax attention with a KV cache.
     Attention(AttentionSpec),
-    /// Attention whose keys and values are compressed to one row a token (DeepSeek).
+    /// Latent attention: keys and values are compressed to one row for each token (DeepSeek's MLA).
     LatentAttention(LatentAttentionSpec),
     /// A gated short convolution, with a recurrent state (LFM2).
     ShortConv(ShortConvSpec),
     /// A selective state space (Mamba).
     Mamba(MambaSpec),
-    /// A selective state space with one decay a head (Mamba-2).
+    /// A selective state space with one decay for each head (Mamba-2).
     Mamba2(Mamba2Spec),
-    /// Attention and Mamba-2 side by side over the same input; their results are added (Falcon-H1).
+    /// Attention and Mamba-2 over the same input; their results are added (Falcon-H1).
     AttentionAndMamba2(Box<AttentionAndMamba2Spec>),
     /// The gated delta rule (Qwen 3.5).
     DeltaRule(DeltaRuleSpec),
@@ -196,7 +204,7 @@ pub enum Mixer {
     Rwkv6(Rwkv6Spec),
     /// The time mix of RWKV-7.
     Rwkv7(Rwkv7Spec),
-    /// Nothing: the layer has a feed-forward alone (Nemotron-H).
+    /// No mixer: the layer has only a feed-forward (Nemotron-H).
     None,
 }
 
@@ -209,84 +217,89 @@ pub struct AttentionAndMamba2Spec {
     pub mamba2: Mamba2Spec,
 }
 
-/// What comes of the last layer's state.
+/// From the last layer's state to logits or to an embedding.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Output {
-    /// Norm of the state.
+pub struct OutputSpec {
+    /// Norm of the last layer's state.
     pub norm: Option<Norm>,
-    /// The logits; `None` for encoders that have none.
-    pub head: Option<Head>,
-    /// How the states of a text become its embedding, where the file says it.
+    /// The output head; `None` for encoders, which have no logits.
+    pub head: Option<OutputHead>,
+    /// Pooling of a sequence's states into its embedding. `None`: the file does not say.
     pub pooling: Option<Pooling>,
-    /// Outputs of the matrices that the pooled state goes through, in order, without anything in between (EmbeddingGemma).
+    /// The matrices that the pooled state goes through, in order, with nothing in between (EmbeddingGemma).
     pub dense: Vec<DenseOutput>,
-    /// Whether a classifier's matrices are to be expected: `cls` and `cls.output` (rerankers).
+    /// The classifier of rerankers, in the tensors `cls` and `cls.output`, if there is one.
     pub classifier: Option<Classifier>,
 }
 
-/// Logits: `cap * tanh(scale * (W x + b) / cap)`.
+/// The output head: logits `cap * tanh(scale * (W x + b) / cap)`, `[n_vocab]`; without a cap, `scale * (W x + b)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Head {
+pub struct OutputHead {
     /// Factor on the products.
     pub scale: f32,
-    /// The cap, where there is one.
+    /// The cap, if there is one.
     pub soft_cap: Option<f32>,
-    /// Whether files have a matrix for it beside the embedding table: `None` where they may.
+    /// Whether `W` is the embedding table.
+    ///
+    /// `Some(true)`: always; an output tensor in the file is not read. `Some(false)`: files of the family have the
+    /// tensor `output.weight`. `None`: they may have it. A file without it uses the embedding table in either case;
+    /// only writers of files distinguish the two.
     pub tied: Option<bool>,
-    /// Whether the matrix may have a bias.
+    /// Whether files may have a bias for `W`; if not, none is read.
     pub bias: bool,
 }
 
-/// A matrix that a pooled state goes through.
+/// A matrix that the pooled state goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DenseOutput {
-    /// Name of the tensor without `.weight`.
+    /// Name of its tensor without `.weight`.
     pub tensor: &'static str,
-    /// Width of its result.
+    /// Elements of its result.
     pub n_out: usize,
 }
 
-/// A classifier over the pooled state: `cls.output(norm(activation(cls(x))))`, of which each part may be missing.
+/// A classifier over the pooled state: `cls.output(norm(activation(cls(x))))`. A file may lack each part, which is then
+/// the identity.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classifier {
-    /// What its results stand for; a reranker's is one, without a name.
+    /// Names of its results; empty for a reranker with one unnamed score.
     pub labels: Vec<String>,
-    /// How the state it works on comes about.
+    /// Pooling of its input.
     pub pooling: Pooling,
-    /// Whether the activation is GELU, in place of tanh (ModernBERT).
+    /// Whether the activation is GELU (ModernBERT); otherwise tanh.
     pub gelu: bool,
-    /// Epsilon of the Layer norm.
+    /// Epsilon of the layer norm.
     pub norm_eps: f32,
-    /// Whether softmax goes over the results (Qwen 3).
+    /// Whether softmax is applied to the results (Qwen 3).
     pub softmax: bool,
 }
 
-/// How the states of a text's tokens become one.
+/// The pooling of the hidden states of a sequence's tokens into one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean of all.
     Mean,
-    /// That of the first token.
+    /// The first token's.
     First,
-    /// That of the last token.
+    /// The last token's.
     Last,
-    /// What the [`Classifier`] makes of a pooled state: scores.
+    /// The scores of the [`Classifier`], which names its own pooling.
     Rank,
 }
 
 impl ModelSpec {
-    /// Reads what the model of `file` is made of.
+    /// Reads the spec of a file's model.
     ///
-    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
+    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, has the wrong type or
     /// contradicts another is an error that names it.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
-        architectures::read(&Keys::new(file.metadata(), Some(file))?)
+        architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
-    /// Like [`from_gguf`](Self::from_gguf) without the tensors, whose presence decides of a part in some families: these are
-    /// taken to have what their files commonly have.
+    /// Reads the spec from metadata alone. In some families the presence of a tensor decides about a part; here the
+    /// tensors are assumed to be those that the family's files usually have.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
-        architectures::read(&Keys::new(metadata, None)?)
+        architectures::read(&MetadataReader::new(metadata, None)?)
     }
 
     /// Number of layers.
@@ -294,40 +307,40 @@ impl ModelSpec {
         self.layers.len()
     }
 
-    /// Whether a token sees no token after it, in any layer: texts can be evaluated piece by piece.
+    /// Whether no layer lets a token attend to later ones, so that a sequence can be evaluated in chunks.
     pub fn is_causal(&self) -> bool {
-        // Latent attention and recurrences always are.
+        // Latent attention and recurrences are always causal.
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
-    /// Whether text can be generated: the model has an output head, and a token sees no token after it.
+    /// Whether the model can generate text: it has an output head and is causal.
     pub fn writes_text(&self) -> bool {
         self.output.head.is_some() && self.is_causal()
     }
 
-    /// Elements that one token adds to the KV cache, over all layers, keys and values together.
+    /// Elements that one token adds to the KV cache: keys and values of all layers.
     pub fn kv_elements_per_token(&self) -> usize {
         self.layers
             .iter()
-            .filter_map(|layer| layer.mixer.cached())
+            .filter_map(|layer| layer.mixer.kv_shape())
             .map(|c| c.n_head_kv * (c.key_dim + c.value_dim))
             .sum()
     }
 }
 
-/// What a layer keeps of a token.
+/// The keys and values that a layer caches for each token: `n_head_kv * (key_dim + value_dim)` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cached {
-    /// Heads.
+pub struct KvShape {
+    /// KV heads.
     pub n_head_kv: usize,
-    /// Elements of a key.
+    /// Elements of a key head.
     pub key_dim: usize,
-    /// Elements of a value.
+    /// Elements of a value head.
     pub value_dim: usize,
 }
 
 impl Mixer {
-    /// Its softmax attention, where it has some: alone, or beside something else.
+    /// The softmax attention in this mixer, alone or beside a recurrence; `None` if it has none.
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(a) => Some(a),
@@ -343,7 +356,7 @@ impl Mixer {
         }
     }
 
-    /// Its latent attention, where it is that.
+    /// The latent attention; `None` if it is another mixer.
     pub fn latent_attention(&self) -> Option<&LatentAttentionSpec> {
         match self {
             Self::LatentAttention(a) => Some(a),
@@ -359,7 +372,7 @@ impl Mixer {
         }
     }
 
-    /// The rotation of queries and keys, where there is one.
+    /// The RoPE of queries and keys; `None` if they are not rotated.
     pub fn rope(&self) -> Option<&Rope> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => a.rope(),
@@ -368,7 +381,7 @@ impl Mixer {
         }
     }
 
-    /// The layer whose keys and values are read, for the mixer of layer `i`: itself or an earlier one. `None` where none are.
+    /// The layer whose KV cache the mixer of layer `i` reads: `i` or an earlier one. `None` if it reads none.
     pub fn cache_of(&self, i: usize) -> Option<usize> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => match a.kv {
@@ -380,18 +393,23 @@ impl Mixer {
         }
     }
 
-    /// What the layer adds to the KV cache for each token; `None` where it reads another layer's, or none.
-    pub fn cached(&self) -> Option<Cached> {
+    /// The keys and values that the layer caches for each token. `None` if it reads another layer's cache, or has no
+    /// attention.
+    ///
+    /// Latent attention has one KV head. Its key is the compressed row (`kv_rank`) followed by the shared rotated key
+    /// (`shared_dim`). Its value is the compressed row again: that is stored twice, as the layouts of keys and values
+    /// differ.
+    pub fn kv_shape(&self) -> Option<KvShape> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => {
-                a.owns_cache().then_some(Cached { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
+                a.owns_cache().then_some(KvShape { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            (None, Some(a)) => Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
+            (None, Some(a)) => Some(KvShape { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
             (None, None) => None,
         }
     }
 
-    /// F32 elements of the state that it keeps of each sequence, however long it is; 0 where it keeps none.
+    /// F32 elements of the recurrent state of one sequence, independent of its length; 0 if the mixer has none.
     pub fn state_elements(&self) -> usize {
         match self {
             Self::Attention(_) | Self::LatentAttention(_) | Self::None => 0,
@@ -407,7 +425,7 @@ impl Mixer {
 }
 
 impl LayerSpec {
-    /// F32 elements of the state that the layer keeps of each sequence: the mixer's, and after it the feed-forward's.
+    /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's.
     pub fn state_elements(&self) -> usize {
         self.mixer.state_elements().saturating_add(self.feed_forward.state_elements())
     }

@@ -1,4 +1,4 @@
-//! The tensors of a model by GGUF name and shape: where [`build`] gets weights from.
+//! Sources of weights: a GGUF file, or a list that records which tensors a model has.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -10,20 +10,20 @@ use crate::attention::LatentAttentionSpec;
 use crate::weights::{Linear, Weights, build};
 use crate::{ModelError, ModelSpec};
 
-/// A tensor that a model has.
+/// A tensor of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// GGUF name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// GGUF order: row length first, then the number of rows; of experts' matrices their number last.
+    /// Shape in GGUF order: row length first, then the number of rows; for experts, their number last.
     pub shape: Vec<usize>,
-    /// Whether a file without it is broken; others may be left out.
+    /// Whether a file must have it.
     pub required: bool,
 }
 
 impl TensorSpec {
-    /// Whether it is a matrix that may be quantised; vectors, the biases of experts, what convolutions multiply each
-    /// channel by, and what RWKV has of each channel are F32.
+    /// Whether it is a matrix that may be quantised. Vectors, biases of experts, the taps of convolutions, and RWKV's
+    /// vectors of channels stay F32.
     pub fn is_matrix(&self) -> bool {
         let small = ["ssm_a", "ssm_d", "ssm_norm", "time_mix_lerp_fused", "time_mix_first"];
         let is_small = small.iter().any(|name| self.role() == *name || self.name.contains(&format!("{name}.")));
@@ -31,17 +31,17 @@ impl TensorSpec {
         self.shape.len() > 1 && !self.is_bias() && !is_small && !is_convolution
     }
 
-    /// Whether its numbers are below 0: by these, times a positive one, a recurrent state decays exponentially.
+    /// Whether its values must be negative: decay rates of a recurrent state.
     pub fn is_decay(&self) -> bool {
         self.role() == "ssm_a"
     }
 
-    /// The last part of the name.
+    /// The last part of its name.
     fn role(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or_default()
     }
 
-    /// Whether it is added to what a matrix gives.
+    /// Whether it is a bias.
     pub fn is_bias(&self) -> bool {
         self.role() == "bias"
     }
@@ -50,117 +50,120 @@ impl TensorSpec {
 impl ModelSpec {
     /// Every tensor of the model in file order, optional ones included.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut list = List(Vec::new());
+        let mut list = TensorList(Vec::new());
         let Ok(_) = build(self, &mut list);
         list.0
     }
 }
 
 impl Weights {
-    /// Finds every tensor of `spec` in `file` and checks its shape. Matrices stay where they are in the file; vectors are
-    /// copied to F32.
+    /// Loads every tensor of `spec` from `file` and checks its shape. Matrices stay in the file; vectors are copied to
+    /// F32.
     pub fn load(file: &GgufFile, spec: &ModelSpec) -> Result<Self, ModelError> {
         build(spec, &mut FileSource(file))
     }
 }
 
-/// `[n_in, n_out]`.
-pub(crate) type Shape = [usize; 2];
+/// Shape of a matrix in GGUF order: `[n_in, n_out]`.
+pub(crate) type MatrixShape = [usize; 2];
 
 /// Whether a tensor must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// It must.
+pub(crate) enum Presence {
+    /// It must be there.
     Required,
-    /// It may.
+    /// It may be there.
     Optional,
-    /// It is not looked for.
+    /// It is not read.
     None,
 }
 
-/// Where weights come from. Names are without `.weight` and `.bias`, where both belong to a matrix.
-pub(crate) trait Source {
+/// A source of weights. Names of matrices are given without `.weight` and `.bias`. An error means that a required
+/// tensor is missing or that a tensor has a wrong shape.
+pub(crate) trait WeightSource {
     /// A matrix with its bias.
     type Linear: Clone;
-    /// Why a weight is not to be had.
+    /// Why a weight is not available.
     type Error;
 
-    /// A matrix with its bias, where it is there.
+    /// A matrix with its bias; `None` if the matrix is not there or not read.
     fn linear(
         &mut self,
         name: &str,
-        shape: Shape,
-        weight: Need,
-        bias: Need,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
     ) -> Result<Option<Self::Linear>, Self::Error>;
 
-    /// A matrix that must be there.
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Self::Linear, Self::Error>;
+    /// A matrix that must be there, with its bias.
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Self::Linear, Self::Error>;
 
-    /// Whether there is a matrix of that name beside those that the family's files commonly have.
+    /// Whether an unusual matrix of that name is there, beside those that the family's files usually have.
     fn has(&self, name: &str) -> bool;
 
-    /// Parts of a matrix that must be there: of each how many rows it has, and which row of the whole its `i`-th is.
+    /// Parts of a required matrix, with their rows in another order. For each part: its number of rows, and a function
+    /// from a row of the part to a row of the matrix.
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[Self::Linear; N], Self::Error>;
 
-    /// A matrix with any number of rows, where it is there.
+    /// A matrix with any number of rows; `None` if it is not there.
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
 
     /// A vector.
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// The weight of a norm: a vector, or as many rows as there are heads of it.
+    /// The weight of a norm of `n` elements: a vector, or, with `n_head`, a row for each head.
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
 
-    /// `n` numbers of each of so many channels, `[width, n]`.
+    /// The `n` values of each of `width` channels, `[width, n]`.
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
-    /// The numbers of a tensor of any shape.
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
+    /// The values of a tensor of any shape.
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// [`channels`](Self::channels) where the tensor has a dimension of 1 between the two, as some converters leave it.
+    /// [`channels`](Self::channels) of a tensor that may have a dimension of 1 between the two, as some converters
+    /// write it.
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
-    /// `n` ones, the weight of a norm without.
+    /// `n` ones: the weight of a norm that has none.
     fn ones(&mut self, n: usize) -> Vec<f32>;
 
     /// The first row of a matrix.
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Self::Error>;
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, Self::Error>;
 
-    /// Divisors of frequencies, above 0, where they are there.
+    /// Divisors of frequencies, all above 0; `None` if they are not there.
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// Matrices of one tensor, `[n_in, n_out, n]`, with rows of biases where asked for.
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Self::Linear>, Self::Error>;
+    /// The matrices in one tensor, `[n_in, n_out, n]`, with a row of biases each.
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<Self::Linear>, Self::Error>;
 
-    /// Matrices that share their input, of so many rows each: one below the other in the tensor `fused`, or each by its
-    /// name. `by_default`: which of the two the family's files have.
+    /// Matrices that share their input: for each its name and number of rows. They are stacked in the tensor `fused`,
+    /// or each has its own tensor. `by_default`: whether the family's files usually have the fused one.
     fn parts<const N: usize>(
         &mut self,
         prefix: &str,
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[Self::Linear; N], Self::Error>;
 
-    /// Gates and ups of experts, `[n_in, n_ff, n]` each, likewise in one tensor or in two.
+    /// Gates and ups of experts, `[n_in, n_ff, n]` each, in one tensor or in two as in [`parts`](Self::parts).
     #[expect(clippy::type_complexity)]
     fn expert_pairs(
         &mut self,
         prefix: &str,
         shape: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 
-    /// Latent attention's expansions of each head, to keys and to values.
+    /// Latent attention's expansions for each head, to keys and to values.
     #[expect(clippy::type_complexity)]
     fn expansions(
         &mut self,
@@ -169,32 +172,39 @@ pub(crate) trait Source {
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 }
 
-/// Notes what it is asked for.
-struct List(Vec<TensorSpec>);
+/// A source that records the requested tensors.
+struct TensorList(Vec<TensorSpec>);
 
-impl List {
-    fn push(&mut self, name: String, shape: &[usize], need: Need) {
-        let required = match need {
-            Need::Required => true,
-            Need::Optional => false,
-            Need::None => return,
+impl TensorList {
+    /// Records a tensor, unless it is not read.
+    fn push(&mut self, name: String, shape: &[usize], presence: Presence) {
+        let required = match presence {
+            Presence::Required => true,
+            Presence::Optional => false,
+            Presence::None => return,
         };
         self.0.push(TensorSpec { name, shape: shape.to_vec(), required });
     }
 }
 
-impl Source for List {
+impl WeightSource for TensorList {
     type Linear = ();
     type Error = Infallible;
 
-    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<()>, Infallible> {
+    fn linear(
+        &mut self,
+        name: &str,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
+    ) -> Result<Option<()>, Infallible> {
         self.push(format!("{name}.weight"), &shape, weight);
         self.push(format!("{name}.bias"), &shape[1..], bias);
         Ok(Some(()))
     }
 
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<(), Infallible> {
-        self.linear(name, shape, Need::Required, bias).map(|_| ())
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<(), Infallible> {
+        self.linear(name, shape, Presence::Required, bias).map(|_| ())
     }
 
     fn has(&self, _name: &str) -> bool {
@@ -204,42 +214,42 @@ impl Source for List {
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         _parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[(); N], Infallible> {
-        self.required(name, shape, Need::None)?;
+        self.required(name, shape, Presence::None)?;
         Ok([(); N])
     }
 
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<()>, Infallible> {
-        self.linear(name, [n_in, n_in], Need::Optional, Need::Optional)
+        self.linear(name, [n_in, n_in], Presence::Optional, Presence::Optional)
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Infallible> {
-        self.push(name.to_owned(), &[n], need);
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), &[n], presence);
         Ok(None)
     }
 
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Infallible> {
         match n_head {
-            Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Need::Required),
-            None => self.push(name.to_owned(), &[n], Need::Required),
+            Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Presence::Required),
+            None => self.push(name.to_owned(), &[n], Presence::Required),
         }
         Ok(Vec::new())
     }
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &[n, width], Need::Required);
+        self.push(name.to_owned(), &[n, width], Presence::Required);
         Ok(Vec::new())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Infallible> {
-        self.push(name.to_owned(), shape, need);
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), shape, presence);
         Ok(None)
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &[n, 1, width], Need::Required);
+        self.push(name.to_owned(), &[n, 1, width], Presence::Required);
         Ok(Vec::new())
     }
 
@@ -247,22 +257,22 @@ impl Source for List {
         Vec::new()
     }
 
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &shape, Need::Required);
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &shape, Presence::Required);
         Ok(Vec::new())
     }
 
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Infallible> {
         let name = format!("{name}.weight");
-        // Layers share them.
+        // Recorded once: layers share them.
         if !self.0.iter().rev().take(2).any(|tensor| tensor.name == name) {
-            self.push(name, &[n], Need::Optional);
+            self.push(name, &[n], Presence::Optional);
         }
         Ok(None)
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<()>, Infallible> {
-        self.push(format!("{name}.weight"), &shape, Need::Required);
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<()>, Infallible> {
+        self.push(format!("{name}.weight"), &shape, Presence::Required);
         self.push(format!("{name}.bias"), &shape[1..], bias);
         Ok(vec![(); shape[2]])
     }
@@ -273,7 +283,7 @@ impl Source for List {
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[(); N], Infallible> {
         if by_default {
@@ -291,7 +301,7 @@ impl Source for List {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<()>, Vec<()>), Infallible> {
         if by_default {
@@ -305,75 +315,89 @@ impl Source for List {
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<()>, Vec<()>), Infallible> {
         if a.fused_expansions {
-            self.required(&format!("{prefix}attn_kv_b"), [a.kv_rank, a.n_head * (a.n_nope + a.value_dim)], Need::None)?;
+            self.required(
+                &format!("{prefix}attn_kv_b"),
+                [a.kv_rank, a.n_head * (a.n_nope + a.value_dim)],
+                Presence::None,
+            )?;
             return Ok((vec![(); a.n_head], vec![(); a.n_head]));
         }
-        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
-        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?))
+        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Presence::None)?;
+        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?))
     }
 }
 
-/// A file's tensors.
+/// A GGUF file as a source.
 struct FileSource<'f>(&'f GgufFile);
 
 impl FileSource<'_> {
-    /// The tensor of that name, of the shape it must have, but for trailing dimensions of 1.
-    fn find(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+    /// The tensor of that name. An error if its shape is wrong, apart from trailing dimensions of 1.
+    fn find(&self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Tensor>, ModelError> {
         let trimmed = |shape: &[usize]| {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
             shape[..len].to_vec()
         };
-        match (self.0.tensor(name), need) {
-            (_, Need::None) | (None, Need::Optional) => Ok(None),
+        match (self.0.tensor(name), presence) {
+            (_, Presence::None) | (None, Presence::Optional) => Ok(None),
             (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
             (Some(tensor), _) => Err(ModelError::TensorShape {
                 name: name.to_owned(),
                 found: tensor.shape().to_vec(),
                 expected: shape.to_vec(),
             }),
-            (None, Need::Required) => Err(ModelError::MissingTensor { name: name.to_owned(), shape: shape.to_vec() }),
+            (None, Presence::Required) => {
+                Err(ModelError::MissingTensor { name: name.to_owned(), shape: shape.to_vec() })
+            }
         }
     }
 
-    fn matrix(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+    /// A matrix without a separate scale.
+    fn matrix(&self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Tensor>, ModelError> {
         check_scale(self.0, name)?;
-        self.find(&format!("{name}.weight"), shape, need)
+        self.find(&format!("{name}.weight"), shape, presence)
     }
 
+    /// A matrix that must be there.
     fn must(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        // Where one table is both, CodeShell's files name it after the head.
+        // CodeShell's files name a table that is both embedding and head after the head.
         let name = if name == "token_embd" && !self.has(name) && self.has("output") { "output" } else { name };
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight"), shape: shape.to_vec() };
-        self.matrix(name, shape, Need::Required)?.ok_or_else(missing)
+        self.matrix(name, shape, Presence::Required)?.ok_or_else(missing)
     }
 
-    /// The biases of several matrices one behind the other, where each has one.
+    /// The biases of several matrices, concatenated; `None` unless all have one.
     fn biases<const N: usize>(
         &mut self,
         prefix: &str,
         parts: [(&str, usize); N],
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let own = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Need::Optional));
-        let own = own.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
-        Ok(own.map(|own| own.concat()))
+        let biases = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Presence::Optional));
+        let biases = biases.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
+        Ok(biases.map(|biases| biases.concat()))
     }
 
-    /// Rows of a matrix, and of its bias.
+    /// A range of rows of a matrix and of its bias.
     fn rows(tensor: &Tensor, bias: Option<&[f32]>, rows: Range<usize>) -> Linear {
         Linear { weight: tensor.rows(rows.clone()), bias: bias.map(|bias| bias[rows].to_vec()) }
     }
 }
 
-impl Source for FileSource<'_> {
+impl WeightSource for FileSource<'_> {
     type Linear = Linear;
     type Error = ModelError;
 
-    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<Linear>, ModelError> {
+    fn linear(
+        &mut self,
+        name: &str,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
+    ) -> Result<Option<Linear>, ModelError> {
         let Some(weight) = self.matrix(name, &shape, weight)? else { return Ok(None) };
         Ok(Some(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? }))
     }
 
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Linear, ModelError> {
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Linear, ModelError> {
         let weight = self.must(name, &shape)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
     }
@@ -385,7 +409,7 @@ impl Source for FileSource<'_> {
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[Linear; N], ModelError> {
         let tensor = self.must(name, &shape)?;
@@ -400,47 +424,47 @@ impl Source for FileSource<'_> {
         match self.0.tensor(&format!("{name}.weight")) {
             Some(tensor) => {
                 let n_out = tensor.n_rows();
-                self.linear(name, [n_in, n_out], Need::Optional, Need::Optional)
+                self.linear(name, [n_in, n_out], Presence::Optional, Presence::Optional)
             }
             None => Ok(None),
         }
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, ModelError> {
-        Ok(self.find(name, &[n], need)?.map(|tensor| tensor.to_f32()))
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, &[n], presence)?.map(|tensor| tensor.to_f32()))
     }
 
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, ModelError> {
         let shape = n_head.map_or(vec![n], |n_head| vec![n / n_head.max(1), n_head]);
-        Ok(self.find(name, &shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, &shape, Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
-        Ok(self.find(name, &[n, width], Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, &[n, width], Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, ModelError> {
-        Ok(self.find(name, shape, need)?.map(|tensor| tensor.to_f32()))
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, shape, presence)?.map(|tensor| tensor.to_f32()))
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
         let flat = self.0.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
         let shape: &[usize] = if flat { &[n, width] } else { &[n, 1, width] };
-        Ok(self.find(name, shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, shape, Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {
         vec![1.0; n]
     }
 
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.find(name, &shape, Need::Required)?;
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name, &shape, Presence::Required)?;
         Ok(tensor.map(|tensor| tensor.rows(0..1).to_f32()).unwrap_or_default())
     }
 
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let name = format!("{name}.weight");
-        let divisors = self.vector(&name, n, Need::Optional)?;
+        let divisors = self.vector(&name, n, Presence::Optional)?;
         match divisors.iter().flatten().find(|d| !(d.is_finite() && **d > 0.0)) {
             None => Ok(divisors),
             Some(&value) => {
@@ -449,7 +473,7 @@ impl Source for FileSource<'_> {
         }
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Linear>, ModelError> {
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<Linear>, ModelError> {
         let [n_in, n_out, n] = shape;
         let tensor = self.must(name, &[n_in, n_out, n])?;
         let bias = self.find(&format!("{name}.bias"), &[n_out, n], bias)?;
@@ -463,14 +487,14 @@ impl Source for FileSource<'_> {
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[Linear; N], ModelError> {
         let all = format!("{prefix}{fused}");
         let (first, last) = (parts[0].0, parts[N - 1].0);
         let n_out = parts.iter().map(|(_, n)| n).sum();
         let in_one = if fused == last {
-            // One name for both: only the number of rows tells.
+            // The fused matrix and the last part have the same name: the number of rows decides.
             let rows = self.0.tensor(&format!("{all}.weight")).map(Tensor::n_rows);
             !self.has(&format!("{prefix}{first}")) && (by_default || rows == Some(n_out))
         } else {
@@ -484,11 +508,11 @@ impl Source for FileSource<'_> {
             let found: Result<[Linear; N], _> = found.try_into();
             return Ok(found.expect("one for each part"));
         }
-        // Old files have the biases apart all the same.
-        let apart = if fused == last { None } else { self.biases(prefix, parts)? };
-        let need = if apart.is_some() { Need::Optional } else { bias };
-        let Linear { weight, bias } = self.required(&all, [n_in, n_out], need)?;
-        let bias = bias.or(apart);
+        // Old files have separate biases beside a fused matrix.
+        let separate = if fused == last { None } else { self.biases(prefix, parts)? };
+        let presence = if separate.is_some() { Presence::Optional } else { bias };
+        let Linear { weight, bias } = self.required(&all, [n_in, n_out], presence)?;
+        let bias = bias.or(separate);
         let mut start = 0;
         Ok(parts.map(|(_, n)| {
             start += n;
@@ -500,7 +524,7 @@ impl Source for FileSource<'_> {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let [fused, gate, up] =
@@ -518,13 +542,14 @@ impl Source for FileSource<'_> {
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let both = format!("{prefix}attn_kv_b");
-        let apart = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
-        if apart && !self.has(&both) {
-            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
-            let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?;
+        let separate = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
+        if separate && !self.has(&both) {
+            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Presence::None)?;
+            let v_b =
+                self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?;
             return Ok((k_b, v_b));
         }
-        // Older files: of each head the keys' rows, then the values', over the compressed row.
+        // Older files have one matrix: for each head the rows to keys, then those to values, over the compressed row.
         let of_head = a.n_nope + a.value_dim;
         let tensor = self.must(&both, &[a.kv_rank, a.n_head * of_head])?;
         let keys = |head: usize| {
@@ -536,21 +561,21 @@ impl Source for FileSource<'_> {
     }
 }
 
-/// The transposed matrix, in F16 where that holds as much.
+/// The transposed matrix, in F32 for F32 and BF16, otherwise in F16.
 fn transposed(tensor: &Tensor) -> Tensor {
     let (n_rows, n) = (tensor.n_rows(), tensor.row_len());
     let values = tensor.to_f32();
-    let turned = (0..n).flat_map(|column| (0..n_rows).map(move |row| row * n + column)).map(|at| values[at]);
+    let transposed_values = (0..n).flat_map(|column| (0..n_rows).map(move |row| row * n + column)).map(|at| values[at]);
     let (ty, bytes): (_, Vec<u8>) = match tensor.ty() {
-        TensorType::F32 | TensorType::BF16 => (TensorType::F32, turned.flat_map(f32::to_le_bytes).collect()),
-        _ => (TensorType::F16, turned.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
+        TensorType::F32 | TensorType::BF16 => (TensorType::F32, transposed_values.flat_map(f32::to_le_bytes).collect()),
+        _ => (TensorType::F16, transposed_values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
     };
     Tensor::in_memory(tensor.name(), [n_rows, n], ty, &bytes)
 }
 
-/// Refuses a factor of the whole matrix `name`, as files in `NVFP4` have them beside their matrices, where it is not 1.
+/// An error if the matrix `name` has a separate scale that is not 1, as files in `NVFP4` may have.
 fn check_scale(file: &GgufFile, name: &str) -> Result<(), ModelError> {
-    // Two that are read for what they are.
+    // The loader reads these two scales.
     if name.ends_with("ffn_down_exps") || name.ends_with("ffn_gate_inp") {
         return Ok(());
     }

@@ -1,9 +1,9 @@
-//! The highest logits: a short list to sample from.
+//! The highest logits, as a short list to sample from.
 
-/// Tokens and their logits, highest logit first, lowest id first among equals.
+/// Token ids with their logits: highest logit first, lowest id first among equals.
 pub type TopK = Vec<(u32, f32)>;
 
-/// The `k` highest of `logits` with their ids, NaN left out; all of them where there are no more than `k`.
+/// The `k` highest of `logits` with their ids, NaN left out; all of them if there are no more than `k`.
 ///
 /// ```
 /// use metal_attention_model::highest;
@@ -11,7 +11,7 @@ pub type TopK = Vec<(u32, f32)>;
 /// assert_eq!(highest(&[0.5, f32::NAN, 2.0, 0.5], 2), [(2, 2.0), (0, 0.5)]);
 /// ```
 pub fn highest(logits: &[f32], k: usize) -> TopK {
-    /// Few of these blocks hold any logit that matters, and one look at a whole block is a few vector instructions.
+    /// Few of these blocks contain a logit above the floor, and testing a whole block takes a few vector instructions.
     const BLOCK: usize = 32;
     if k == 0 {
         return TopK::new();
@@ -19,7 +19,7 @@ pub fn highest(logits: &[f32], k: usize) -> TopK {
     let floor = floor(logits, k);
     let mut list = Vec::with_capacity(logits.len().min(k.saturating_mul(2)));
     for (block, first) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
-        // NaN is not at least the floor.
+        // NaN is below the floor.
         #[expect(clippy::needless_bitwise_bool, reason = "a loop that goes to its end is done with vectors")]
         let any = block.iter().fold(false, |any, &logit| any | (logit >= floor));
         if any {
@@ -35,8 +35,8 @@ pub fn highest(logits: &[f32], k: usize) -> TopK {
     list.into_iter().map(|rank: u64| (rank as u32, logits[rank as u32 as usize])).collect()
 }
 
-/// A number that the `k` highest of `logits` reach, and few others. Each logit is in one of 4 `k` groups: `k` of these
-/// have a logit that is no lower than the `k`-th highest of their maxima.
+/// A lower bound of the `k` highest logits that few others exceed. The logits are divided into `4 k` groups; the result
+/// is the `k`-th highest of the groups' maxima, so at least `k` logits are no lower.
 fn floor(logits: &[f32], k: usize) -> f32 {
     let n_groups = k.saturating_mul(4);
     if n_groups >= logits.len() {
@@ -52,10 +52,10 @@ fn floor(logits: &[f32], k: usize) -> f32 {
     *maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// The lower the better: the id, below a number that falls as the logit rises. Integers sort several times as fast as
-/// pairs of a float and an id.
+/// A sort key, lowest first: a number that falls as the logit rises, then the id. Integers sort several times as fast
+/// as pairs of a float and an id.
 fn rank(id: u32, logit: f32) -> u64 {
-    // -0.0 is as good as 0.0.
+    // -0.0 equals 0.0.
     let bits = (logit + 0.0).to_bits();
     let falling = if bits >> 31 == 0 { !bits & (u32::MAX >> 1) } else { bits };
     u64::from(falling) << 32 | u64::from(id)

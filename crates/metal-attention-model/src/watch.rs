@@ -1,57 +1,60 @@
-//! How far long work is, and how it is ended.
+//! A handle to watch and cancel long work from another thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What those who do long work share with those who wait for it: it tells how far the work is, and ends it from any
-/// thread. Clones are one watch.
+/// Shared between a thread that does long work and those that wait for it: reports progress, and cancels the work.
+/// Clones share one state.
 ///
-/// Setting a model up and evaluating a batch look at it all the time, also in the middle of a layer. Where it is
-/// cancelled they end within moments with an error that says so, such as
-/// [`ForwardError::Cancelled`](crate::ForwardError::Cancelled), and everything is as it was before.
+/// Setting up a model and evaluating a batch check it often, also within a layer. After a cancellation they end within
+/// moments with an error, such as [`ForwardError::Cancelled`](crate::ForwardError::Cancelled), and everything is as
+/// before.
 #[derive(Debug, Clone, Default)]
-pub struct Watch(Arc<State>);
+pub struct Watch(Arc<WatchState>);
 
+/// The shared state.
 #[derive(Debug, Default)]
-struct State {
-    cancelled: Apart<AtomicBool>,
-    done: Apart<AtomicU64>,
+struct WatchState {
+    /// Whether work is cancelled.
+    cancelled: CacheLine<AtomicBool>,
+    /// Work done so far.
+    done: CacheLine<AtomicU64>,
 }
 
-/// On a cache line of its own: threads look at one part all the time while another is written to.
+/// A value on its own cache line: threads poll one part while another is written.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Apart<T>(T);
+struct CacheLine<T>(T);
 
 impl Watch {
-    /// Ends the work that is under way and all that begins before [`resume`](Self::resume).
+    /// Cancels the present work and all that starts before [`resume`](Self::resume).
     pub fn cancel(&self) {
         self.0.cancelled.0.store(true, Ordering::Relaxed);
     }
 
-    /// Lets work begin again.
+    /// Allows work again.
     pub fn resume(&self) {
         self.0.cancelled.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether work is to end.
+    /// Whether work is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.0.load(Ordering::Relaxed)
     }
 
-    /// Work that was done so far, ever growing: bytes of weights where a model is set up, tokens times layers where a
-    /// batch is evaluated. Work that was cancelled counts as far as it came.
+    /// Work done so far, never decreasing: bytes of weights during set-up, tokens times layers in a batch. Cancelled
+    /// work counts as far as it got.
     pub fn done(&self) -> u64 {
         self.0.done.0.load(Ordering::Relaxed)
     }
 
-    /// Counts work as done; for those who do it.
+    /// Adds to the work done; for the code that does it.
     pub fn advance(&self, work: u64) {
         self.0.done.0.fetch_add(work, Ordering::Relaxed);
     }
 }
 
-/// Equal are clones of each other.
+/// Clones of one watch are equal.
 impl PartialEq for Watch {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

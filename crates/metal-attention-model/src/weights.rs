@@ -1,4 +1,8 @@
-//! A model's weights by role: handles into the mapped file, checked against the [`ModelSpec`](crate::ModelSpec).
+//! A model's weights by role: matrices as handles into the mapped file, vectors in F32; all checked against the
+//! [`ModelSpec`](crate::ModelSpec).
+//!
+//! `L` is the type of a matrix with its bias: [`Linear`] as loaded, or a backend's own form, made by
+//! [`LayerWeights::map`]. Shapes are row-major, `[n_out, n_in]`.
 
 mod build;
 
@@ -13,7 +17,7 @@ use crate::recurrent::{
 };
 pub(crate) use build::build;
 
-/// `y = W x + b`.
+/// A matrix with its bias: `y = W x + b`.
 #[derive(Debug, Clone)]
 pub struct Linear {
     /// `W`, `[n_out, n_in]` row-major (GGUF shape `[n_in, n_out]`).
@@ -22,76 +26,76 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// Weights of a norm.
+/// The weights of a norm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NormWeights {
-    /// Factor on each element; ones where the norm has none.
+    /// Factor on each element; all ones for a norm without a weight.
     pub weight: Vec<f32>,
     /// Added to each element.
     pub bias: Option<Vec<f32>>,
 }
 
-/// Weights of a whole model; `L` is what a matrix with its bias is.
+/// The weights of a whole model; `L` is the type of a matrix with its bias.
 #[derive(Debug, Clone)]
 pub struct Weights<L = Linear> {
     /// Embedding table, `[n_vocab, n_embd]`.
     pub token_embd: L,
-    /// Added to every token's embedding, `[n_embd]`.
+    /// Row 0 of the table of token types, added to every token's embedding, `[n_embd]`.
     pub token_type: Option<Vec<f32>>,
     /// Learned positions, `[n_ctx, n_embd]`.
     pub positions: Option<L>,
     /// Norm of the embedding.
     pub embedding_norm: Option<NormWeights>,
-    /// Embeddings for each layer.
+    /// Additional embeddings for each layer.
     pub per_layer: Option<PerLayerTables<L>>,
-    /// Several residual streams.
+    /// Matrices between one residual stream and several.
     pub streams: Option<StreamsWeights<L>>,
     /// The layers, first to last.
     pub layers: Vec<LayerWeights<L>>,
     /// Norm before the output head.
     pub output_norm: Option<NormWeights>,
-    /// Output head, `[n_vocab, n_embd]`; the embedding table itself when tied. `None` where the model has no logits.
+    /// Output head, `[n_vocab, n_embd]`; the embedding table itself if tied. `None` if the model has no logits.
     pub output: Option<L>,
-    /// What a pooled state goes through.
+    /// The matrices that the pooled state goes through, in order.
     pub dense: Vec<L>,
-    /// A classifier over the pooled state.
+    /// The classifier over the pooled state.
     pub classifier: Option<ClassifierWeights<L>>,
-    /// Divisors of the RoPE frequencies by the tensor they come from, `[n_rot / 2]` each.
+    /// Divisors of the RoPE frequencies, `[n_rot / 2]` each, by the tensor that they are in.
     pub rope_factors: HashMap<&'static str, Vec<f32>>,
 }
 
-/// Tables of the embeddings for each layer.
+/// Tables of the additional embeddings for each layer.
 #[derive(Debug, Clone)]
 pub struct PerLayerTables<L = Linear> {
-    /// `[n_vocab, n_layer * width]`.
+    /// Embedding table of all layers, `[n_vocab, n_layer * width]`.
     pub token_embd: L,
-    /// `[n_layer * width, n_embd]`.
+    /// Projection of the token's embedding, `[n_layer * width, n_embd]`.
     pub model_proj: L,
-    /// Over `width` elements.
+    /// Norm of the projection, over each layer's `width` elements.
     pub proj_norm: NormWeights,
 }
 
-/// What makes residual streams of one, and one of them.
+/// Matrices between one residual stream and several (AltUp).
 #[derive(Debug, Clone)]
 pub struct StreamsWeights<L = Linear> {
-    /// Of each stream but the first, `[n_embd, n_embd]`.
+    /// From the embedding to each stream but the first, `[n_embd, n_embd]`.
     pub proj: Vec<L>,
-    /// And back.
+    /// From each stream but the first to the output, `[n_embd, n_embd]`.
     pub unembd_proj: Vec<L>,
 }
 
-/// A classifier over the pooled state.
+/// The weights of a classifier over the pooled state.
 #[derive(Debug, Clone)]
 pub struct ClassifierWeights<L = Linear> {
-    /// `[n_embd, n_embd]`, or the scores at once.
+    /// Hidden layer, `[n_embd, n_embd]`; without `out`, the scores.
     pub dense: Option<L>,
-    /// Norm of what `dense` gives.
+    /// Norm of the hidden layer.
     pub norm: Option<NormWeights>,
-    /// The scores.
+    /// Scores, `[n_labels, n_embd]`.
     pub out: Option<L>,
 }
 
-/// Weights of one layer.
+/// The weights of one layer.
 #[derive(Debug, Clone)]
 pub struct LayerWeights<L = Linear> {
     /// Norm of the mixer's input.
@@ -106,105 +110,106 @@ pub struct LayerWeights<L = Linear> {
     pub feed_forward: FeedForwardWeights<L>,
     /// Norm of the feed-forward's result.
     pub feed_forward_post_norm: Option<NormWeights>,
-    /// Norms of the sums after mixer and feed-forward, where the residual stream has some.
+    /// Norms of the sums after mixer and after feed-forward, with `Residual::PostNorm`.
     pub sum_norms: Option<[NormWeights; 2]>,
-    /// What the layer does with its own embedding.
+    /// Weights for the layer's additional embedding.
     pub per_layer: Option<PerLayerWeights<L>>,
-    /// How the layer goes about with several streams.
+    /// Weights for several residual streams.
     pub streams: Option<LayerStreams<L>>,
-    /// Factor on the layer's result.
+    /// Factor on the residual stream after the layer.
     pub output_scale: f32,
 }
 
-/// Weights of a mixer.
+/// The weights of a mixer.
 #[derive(Debug, Clone)]
 pub enum MixerWeights<L = Linear> {
-    /// Of attention.
+    /// Attention.
     Attention(AttentionWeights<L>),
-    /// Of latent attention.
+    /// Latent attention.
     LatentAttention(LatentAttentionWeights<L>),
-    /// Of a short convolution.
+    /// Short convolution.
     ShortConv(ShortConvWeights<L>),
-    /// Of Mamba.
+    /// Mamba.
     Mamba(MambaWeights<L>),
-    /// Of Mamba-2.
+    /// Mamba-2.
     Mamba2(Mamba2Weights<L>),
-    /// Of attention and Mamba-2 side by side.
+    /// Attention and Mamba-2 side by side.
     AttentionAndMamba2(Box<AttentionAndMamba2Weights<L>>),
-    /// Of a gated delta rule.
+    /// Gated delta rule.
     DeltaRule(DeltaRuleWeights<L>),
-    /// Of RWKV-6's time mix.
+    /// RWKV-6's time mix.
     Rwkv6(Rwkv6Weights<L>),
-    /// Of RWKV-7's time mix.
+    /// RWKV-7's time mix.
     Rwkv7(Rwkv7Weights<L>),
-    /// None.
+    /// No mixer.
     None,
 }
 
-/// Weights of attention and Mamba-2 side by side.
+/// The weights of attention and Mamba-2 side by side.
 #[derive(Debug, Clone)]
 pub struct AttentionAndMamba2Weights<L = Linear> {
-    /// Of the attention.
+    /// Weights of the attention.
     pub attention: AttentionWeights<L>,
-    /// Of the state space.
+    /// Weights of the state space.
     pub mamba2: Mamba2Weights<L>,
 }
 
-/// Weights of an attention mixer.
+/// The weights of softmax attention.
 #[derive(Debug, Clone)]
 pub struct AttentionWeights<L = Linear> {
-    /// Queries, `[n_head * head_dim, n_embd]`; each head's gate after it where there is one, `[n_head * 2 * head_dim, n_embd]`.
+    /// Queries, `[n_head * head_dim, n_embd]`; with an output gate, each head's query rows and then its gate rows,
+    /// `[n_head * 2 * head_dim, n_embd]`.
     pub q: L,
-    /// Keys, `[n_head_kv * head_dim, n_embd]`; none where another layer's cache is read.
+    /// Keys, `[n_head_kv * head_dim, n_embd]`; `None` if another layer's cache is read.
     pub k: Option<L>,
-    /// Values, `[n_head_kv * head_dim, n_embd]`; none where keys stand for them, too.
+    /// Values, `[n_head_kv * head_dim, n_embd]`; `None` if another layer's cache is read, or the keys are the values.
     pub v: Option<L>,
     /// Output, `[n_embd, n_head * head_dim]`.
     pub out: L,
-    /// Norm of queries, as long as [`NormOver`](crate::NormOver) says.
+    /// Norm of queries; its length depends on [`NormOver`](crate::NormOver).
     pub q_norm: Option<NormWeights>,
-    /// Norm of keys.
+    /// Norm of keys; its length depends on [`NormOver`](crate::NormOver).
     pub k_norm: Option<NormWeights>,
-    /// A score of each head, `[n_head]`.
+    /// Attention sink of each head, `[n_head]`.
     pub sinks: Option<Vec<f32>>,
 }
 
-/// Weights of latent attention.
+/// The weights of latent attention (MLA).
 #[derive(Debug, Clone)]
 pub struct LatentAttentionWeights<L = Linear> {
-    /// Compressed queries, `[q_rank, n_embd]`, and their norm.
+    /// Compression of queries, `[q_rank, n_embd]`, and the norm of the compressed row.
     pub q_a: Option<(L, NormWeights)>,
-    /// Queries, `[n_head * head_dim, q_rank or n_embd]`.
+    /// Queries, `[n_head * head_dim, q_rank]`; without compression `[n_head * head_dim, n_embd]`.
     pub q: L,
-    /// The compressed row and the shared key, `[kv_rank + n_rot, n_embd]`.
+    /// The compressed row of keys and values, and the shared key, `[kv_rank + shared_dim, n_embd]`.
     pub kv_a: L,
     /// Norm of the compressed row.
     pub kv_a_norm: NormWeights,
-    /// Of each head: from the part of a query that is not rotated to the compressed row, `[kv_rank, n_nope]`.
+    /// For each head, from the elements of a query that are not rotated to the compressed row, `[kv_rank, n_nope]`.
     pub k_b: Vec<L>,
-    /// Of each head: from the compressed row to a value, `[value_dim, kv_rank]`.
+    /// For each head, from the compressed row to a value, `[value_dim, kv_rank]`.
     pub v_b: Vec<L>,
     /// Output, `[n_embd, n_head * value_dim]`.
     pub out: L,
 }
 
-/// Weights of a feed-forward.
+/// The weights of a feed-forward.
 #[derive(Debug, Clone)]
 pub enum FeedForwardWeights<L = Linear> {
     /// The same matrices for all tokens.
     Dense(DenseWeights<L>),
-    /// Experts.
+    /// A mixture of experts.
     Experts(Box<ExpertsWeights<L>>),
-    /// Of RWKV's channel mix.
+    /// RWKV's channel mix.
     ChannelMix(ChannelMixWeights<L>),
-    /// None.
+    /// No feed-forward.
     None,
 }
 
-/// Weights of a dense feed-forward, or of one expert.
+/// The weights of a dense feed-forward, or of one expert.
 #[derive(Debug, Clone)]
 pub struct DenseWeights<L = Linear> {
-    /// Gate, `[n_ff, n_embd]`, where there is one.
+    /// Gate, `[n_ff, n_embd]`, if there is one.
     pub gate: Option<L>,
     /// Up, `[n_ff, n_embd]`.
     pub up: L,
@@ -212,63 +217,64 @@ pub struct DenseWeights<L = Linear> {
     pub down: L,
 }
 
-/// Weights of a mixture of experts.
+/// The weights of a mixture of experts.
 #[derive(Debug, Clone)]
 pub struct ExpertsWeights<L = Linear> {
     /// Router, `[n_expert, n_embd]`.
     pub router: L,
-    /// Factor on the router's input, `[n_embd]`, where experts have norms of their own.
+    /// Factor on the router's input, `[n_embd]`, if the experts have their own norms.
     pub router_scale: Option<Vec<f32>>,
-    /// Added to the scores for the choice, `[n_expert]`.
+    /// Added to the scores for the choice of experts, `[n_expert]`.
     pub choice_bias: Option<Vec<f32>>,
-    /// From the stream to the row that experts work on, `[latent, n_embd]`, and back, `[n_embd, latent]`.
+    /// From the residual stream to the experts' narrower input, `[latent, n_embd]`, and from their output back,
+    /// `[n_embd, latent]`.
     pub latent: Option<[L; 2]>,
     /// The experts.
     pub experts: Vec<DenseWeights<L>>,
     /// Factor on each expert's result, `[n_expert]`.
     pub expert_scale: Option<Vec<f32>>,
-    /// What all tokens go through besides.
+    /// The shared expert.
     pub shared: Option<DenseWeights<L>>,
-    /// The gate of that, `[n_embd]`.
+    /// Gate of the shared expert, `[n_embd]`.
     pub shared_gate: Option<Vec<f32>>,
-    /// Norms of the experts' input, their sum, and the result of what all tokens go through.
-    pub own_norms: Option<[NormWeights; 3]>,
+    /// Norms of the experts' input, of their sum, and of the shared expert's result.
+    pub expert_norms: Option<[NormWeights; 3]>,
 }
 
-/// What a layer does with its own embedding.
+/// The weights for a layer's additional embedding.
 #[derive(Debug, Clone)]
 pub struct PerLayerWeights<L = Linear> {
-    /// `[width, n_embd]`.
+    /// Gate, `[width, n_embd]`.
     pub gate: L,
-    /// `[n_embd, width]`.
+    /// Projection back, `[n_embd, width]`.
     pub proj: L,
-    /// Norm of what is added.
+    /// Norm of the projection's result.
     pub post_norm: NormWeights,
 }
 
-/// How a layer goes about with several streams.
+/// The weights of a layer with `n` residual streams (AltUp and LAuReL).
 #[derive(Debug, Clone)]
 pub struct LayerStreams<L = Linear> {
     /// Norm of the router's input.
     pub router_norm: NormWeights,
-    /// `[n, n_embd]`.
+    /// Router of the streams, `[n, n_embd]`.
     pub router: L,
-    /// `[n * n, n]`.
+    /// From the router's result to the coefficients of the prediction, `[n * n, n]`.
     pub predict: L,
-    /// `[n, n]`.
+    /// From the router's result to the coefficients of the correction, `[n, n]`.
     pub correct: L,
-    /// Factor on the active stream before its embedding, `[n_embd]`.
+    /// Factor on the active stream before the layer's embedding is added, `[n_embd]`.
     pub correct_scale: Vec<f32>,
-    /// LAuReL, `[rank, n_embd]`.
+    /// LAuReL's first matrix, `[rank, n_embd]`.
     pub laurel_l: L,
-    /// And back, `[n_embd, rank]`.
+    /// LAuReL's second matrix, `[n_embd, rank]`.
     pub laurel_r: L,
     /// Norm of LAuReL's result.
     pub laurel_norm: NormWeights,
 }
 
 impl Weights {
-    /// Every matrix and table that a forward pass reads, each once. What a pooled state goes through is not among them.
+    /// Every matrix and table that a forward pass reads, each once, without those of the pooled state.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut linears = vec![&self.token_embd];
         linears.extend(&self.positions);
@@ -283,7 +289,7 @@ impl Weights {
         linears.into_iter().map(|linear| &linear.weight).collect()
     }
 
-    /// The output head, where it is not the embedding table.
+    /// The output head, if it is not the embedding table.
     pub fn own_head(&self) -> Option<&Linear> {
         let tied = |head: &&Linear| std::ptr::eq(head.weight.bytes(), self.token_embd.weight.bytes());
         self.output.as_ref().filter(|head| !tied(head))
@@ -291,7 +297,7 @@ impl Weights {
 }
 
 impl<L> LayerWeights<L> {
-    /// Every matrix, in the order of the computation: the one list that loading, memory estimates and the roofline go by.
+    /// Every matrix of the layer in the order of computation. Loading, memory estimates and the roofline use this list.
     pub fn linears(&self) -> Vec<&L> {
         let mut all = Vec::new();
         let Ok(_) = self.map(&mut |linear| {
@@ -301,7 +307,7 @@ impl<L> LayerWeights<L> {
         all
     }
 
-    /// The same with `f` of every matrix.
+    /// The layer with every matrix replaced by `f` of it, called in the order of computation; the first error ends it.
     pub fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<LayerWeights<M>, E> {
         let mixer = match &self.mixer {
             MixerWeights::Attention(a) => MixerWeights::Attention(a.map(f)?),
@@ -359,7 +365,7 @@ impl<L> LayerWeights<L> {
                 expert_scale: e.expert_scale.clone(),
                 shared: e.shared.as_ref().map(|dense| dense.map(f)).transpose()?,
                 shared_gate: e.shared_gate.clone(),
-                own_norms: e.own_norms.clone(),
+                expert_norms: e.expert_norms.clone(),
             })),
             FeedForwardWeights::ChannelMix(mix) => FeedForwardWeights::ChannelMix(mix.map(f)?),
             FeedForwardWeights::None => FeedForwardWeights::None,
@@ -398,7 +404,7 @@ impl<L> AttentionWeights<L> {
 }
 
 impl<L> MixerWeights<L> {
-    /// The matrix of its output, `[n_embd, ..]`; that of attention where there are two. `None` where there is no mixer.
+    /// The output matrix, `[n_embd, ..]`; of attention and Mamba-2, the attention's. `None` if there is no mixer.
     pub fn out(&self) -> Option<&L> {
         match self {
             Self::Attention(w) => Some(&w.out),
@@ -416,12 +422,12 @@ impl<L> MixerWeights<L> {
 }
 
 impl<L> DenseWeights<L> {
-    /// Whether `linear` is one of its matrices, and not another that is equal.
+    /// Whether `linear` is one of these matrices (by address, not by value).
     pub fn has(&self, linear: &L) -> bool {
         [self.gate.as_ref(), Some(&self.up), Some(&self.down)]
             .into_iter()
             .flatten()
-            .any(|own| std::ptr::eq(own, linear))
+            .any(|matrix| std::ptr::eq(matrix, linear))
     }
 
     fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<DenseWeights<M>, E> {
@@ -430,7 +436,8 @@ impl<L> DenseWeights<L> {
 }
 
 impl<L> Weights<L> {
-    /// The divisors of `rope`'s frequencies, `[n_rot / 2]`, where sequences have room for `n_ctx` positions.
+    /// The divisors of `rope`'s frequencies, `[n_rot / 2]`, for a context of `n_ctx` positions; `None` if there are
+    /// none.
     pub fn rope_factors(&self, rope: &Rope, n_ctx: usize) -> Option<&[f32]> {
         self.rope_factors.get(rope.factors.tensor(n_ctx)?).map(Vec::as_slice)
     }

@@ -1,6 +1,6 @@
-//! Serves a language model to many clients at once.
+//! The HTTP server of metal-attention.
 //!
-//! [`http`] is OpenAI's interface, over HTTP, to the [`scheduler`](metal_attention::scheduler), which runs all requests
-//! through one forward pass.
+//! [`http`] serves the interfaces of OpenAI, Anthropic, ollama and llama.cpp. The
+//! [`scheduler`](metal_attention::scheduler) batches all requests into one forward pass.
 
 pub mod http;

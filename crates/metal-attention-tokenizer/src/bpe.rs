@@ -1,11 +1,13 @@
-//! Byte-pair encoding with merges ranked by the file, over bytes (GPT-2 and its heirs) or over
-//! characters (Gemma 4).
+//! Byte-pair encoding with ranked merges, over bytes (GPT-2 and its successors) or over characters (Gemma 4).
+//!
+//! A pre-tokenizer splits the text into pieces. In each piece the adjacent pair of symbols with the lowest merge rank
+//! is merged, until no pair has a merge (`merge.rs`).
 
 use crate::TokenId;
 use crate::cache::WordCache;
 use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::pre::{PreTokenizer, Spelling, Whole};
+use crate::pre::{PreTokenizer, Spelling, WholePieces};
 use crate::rules;
 use crate::strings::{HashMap, StringTable};
 use crate::vocabulary::{
@@ -16,8 +18,8 @@ use metal_attention_gguf::{Metadata, StringArray};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// The character of GPT-2's byte alphabet for every byte: printable Latin-1 characters stand for
-/// themselves, the other bytes for the characters from U+0100 on.
+/// GPT-2's byte alphabet: the character of each byte. Printable Latin-1 characters stand for themselves, other bytes
+/// are the characters from U+0100 on.
 static BYTE_ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut next = 0x100;
     std::array::from_fn(|byte| {
@@ -28,32 +30,32 @@ static BYTE_ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
-/// The byte of every character of the byte alphabet.
+/// The byte of each character of the byte alphabet.
 static ALPHABET_BYTE: LazyLock<HashMap<char, u8>> =
     LazyLock::new(|| (0..=255u8).map(|byte| (BYTE_ALPHABET[byte as usize], byte)).collect());
 
-/// The key of the merges, best first.
+/// The metadata key of the merges, in order of rank.
 pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
 
-/// The two parts of a merge: the first blank is between them, unless it is the first character.
+/// The two parts of a merge. They are separated by the first blank of the line that is not its first character.
 pub(crate) fn merge_parts(line: &str) -> Option<(&str, &str)> {
     let blank = line.bytes().skip(1).position(|byte| byte == b' ')? + 1;
     Some((&line[..blank], &line[blank + 1..]))
 }
 
-/// A byte-pair vocabulary.
+/// A byte-pair vocabulary with its merges.
 pub(crate) struct Bpe {
     pub(crate) pre: &'static PreTokenizer,
-    /// The merge of two symbols. Symbols are tokens, and above those the parts and results of merges
-    /// that are no tokens.
+    /// The merge of each pair of symbols. Symbol numbers below the vocabulary's size are token ids; higher ones are
+    /// parts and results of merges that are not tokens.
     merges: HashMap<(u32, u32), Merge>,
-    /// The symbol of each byte, where pieces are spelled in the byte alphabet.
+    /// The symbol of each byte, if pieces are spelled in the byte alphabet.
     byte_symbols: Box<[u32; 256]>,
-    /// The token that stands for a byte when its symbol is no token.
+    /// The token of a byte, used if its symbol is not part of a token.
     byte_tokens: Box<[Option<TokenId>; 256]>,
-    /// No merge joins a blank to what stands before it, so that text may be cut before blanks.
+    /// Whether no merge joins a blank to text before it. Then a piece can be split before blanks.
     cut_before_blanks: bool,
-    /// Text is read in lower case.
+    /// Whether text is converted to lower case before it is encoded.
     pub(crate) lowercase: bool,
 }
 
@@ -64,7 +66,7 @@ impl Bpe {
         pre: &'static PreTokenizer,
     ) -> Result<Self, TokenizerError> {
         let lines = metadata.strings(MERGES)?;
-        // Kimi K2 has no merges in its file; its tokens are whole pieces or bytes.
+        // Kimi K2's file has no merges. Its pieces are whole tokens, or bytes.
         if lines.is_none() && !pre.names.contains(&"kimi-k2") {
             return Err(TokenizerError::MissingKey { key: MERGES });
         }
@@ -86,7 +88,7 @@ impl Bpe {
             joined.extend_from_slice(left);
             joined.extend_from_slice(right);
             let id = symbol(&joined);
-            // User text never becomes a control token.
+            // User text must not become a control token.
             if vocabulary.is(id, CONTROL | UNKNOWN) && (id as usize) < vocabulary.len() {
                 continue;
             }
@@ -111,7 +113,7 @@ impl Bpe {
         Ok(Self { pre, merges, byte_symbols: bytes, byte_tokens: tokens, cut_before_blanks, lowercase })
     }
 
-    /// Appends the tokens of `text`.
+    /// Encodes `text` and appends its tokens to `out`.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let text = match self.pre.spelling {
             Spelling::EscapedBlank => Cow::Owned(text.replace(' ', ESCAPED_BLANK)),
@@ -127,18 +129,19 @@ impl Bpe {
             Spelling::EscapedBlank if self.cut_before_blanks => {
                 words_before_blanks(piece).for_each(&mut encode);
             }
-            // White space only separates words.
+            // White space only separates words and is not encoded.
             Spelling::Plain if piece.starts_with(char::is_whitespace) => {}
             _ => encode(piece),
         });
     }
 
+    /// Appends the tokens of one piece.
     fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         let alphabet = self.pre.spelling == Spelling::ByteAlphabet;
         let whole = match self.pre.whole {
-            Whole::None => false,
-            Whole::LineBreaks => word.bytes().all(|byte| byte == b'\n'),
-            Whole::All => true,
+            WholePieces::None => false,
+            WholePieces::LineBreaks => word.bytes().all(|byte| byte == b'\n'),
+            WholePieces::All => true,
         };
         if whole {
             let spelled = if alphabet { Cow::Owned(to_alphabet(word)) } else { Cow::Borrowed(word) };
@@ -150,7 +153,7 @@ impl Bpe {
         self.merge_word(vocabulary, word, merger, out);
     }
 
-    /// Appends the tokens of a word that merges alone make.
+    /// Appends the tokens of a piece by merges alone, without looking the whole piece up.
     fn merge_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         merger.clear();
         if self.pre.spelling == Spelling::ByteAlphabet {
@@ -174,14 +177,14 @@ impl Bpe {
         }
     }
 
-    /// Whether merges alone make one token of a word, the one that is spelled like it.
+    /// Whether merges alone turn `word` into the one token with that spelling.
     pub(crate) fn merges_make(&self, vocabulary: &Vocabulary, word: &str) -> bool {
         let mut tokens = Vec::new();
         self.merge_word(vocabulary, word, &mut Merger::default(), &mut tokens);
         tokens.len() == 1 && vocabulary.find(word.as_bytes()) == tokens.first().copied()
     }
 
-    /// What a token writes, control tokens included.
+    /// The bytes that a token decodes to; the spelling of a control token.
     pub(crate) fn piece<'v>(&self, vocabulary: &'v Vocabulary, id: TokenId) -> Cow<'v, [u8]> {
         let kind = vocabulary.kind(id);
         let plain = kind & (CONTROL | UNKNOWN | USER_DEFINED | BYTE) != 0 || kind & NORMAL == 0;
@@ -193,7 +196,7 @@ impl Bpe {
     }
 }
 
-/// The character in lower case, without what some lower-case forms add ("İ" is "i").
+/// The lower-case form of a character; of several characters only the first ("İ" becomes "i").
 pub(crate) fn simple_lower(c: char) -> char {
     c.to_lowercase().next().unwrap_or(c)
 }
@@ -203,7 +206,7 @@ fn to_alphabet(text: &str) -> String {
     text.bytes().map(|byte| BYTE_ALPHABET[byte as usize]).collect()
 }
 
-/// The bytes that a text in the byte alphabet spells; characters outside of it stand for themselves.
+/// The bytes that a text in the byte alphabet stands for. Characters outside the alphabet stand for their UTF-8 bytes.
 fn from_alphabet(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
@@ -215,13 +218,13 @@ fn from_alphabet(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Whether a "▁" follows something else in `text`.
+/// Whether a "▁" follows another character in `text`.
 pub(crate) fn joins_blank(text: &[u8]) -> bool {
     let blank = ESCAPED_BLANK.as_bytes();
     text.windows(blank.len()).enumerate().any(|(i, part)| i > 0 && part == blank && !text[..i].ends_with(blank))
 }
 
-/// Cuts `text` before every "▁" that follows something else.
+/// Splits `text` before every "▁" that follows another character.
 pub(crate) fn words_before_blanks(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

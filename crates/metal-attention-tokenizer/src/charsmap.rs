@@ -1,25 +1,27 @@
-//! SentencePiece's precompiled characters map: which sequences of characters are replaced by which.
+//! SentencePiece's precompiled characters map: a normalisation that replaces sequences of characters by others.
 
 use crate::error::TokenizerError;
 use metal_attention_gguf::{Array, Metadata, Value};
 
-/// Bytes of the longest replaced sequence and of the longest replacement. Unicode's own normal forms take 33.
+/// The maximum length in bytes of a replaced sequence and of a replacement. Unicode's own normal forms have at most
+/// 33.
 const MAX_BYTES: usize = 256;
 
-/// An XOR-compressed compact double array (S. Kanda, Space- and Time-Efficient String Dictionaries, 2018) from sequences to
-/// offsets of their replacements.
+/// The map from sequences to offsets of their replacements, as an XOR-compressed compact double array (S. Kanda,
+/// Space- and Time-Efficient String Dictionaries, 2018).
 #[derive(Default)]
 pub(crate) struct CharsMap {
-    /// Base in bits 10 to 30 (with a shift by 8 if bit 9 is set), label in bits 0 to 7, leaf in bit 8.
+    /// The nodes of the double array: base in bits 10 to 30 (shifted by 8 if bit 9 is set), label in bits 0 to 7, leaf
+    /// flag in bit 8.
     nodes: Vec<u32>,
-    /// NUL-terminated strings.
+    /// The replacements, as NUL-terminated strings.
     replacements: Vec<u8>,
 }
 
 impl CharsMap {
-    /// Reads `tokenizer.ggml.precompiled_charsmap`; without it nothing is replaced.
+    /// Reads `tokenizer.ggml.precompiled_charsmap`. If the key is missing, nothing is replaced.
     ///
-    /// Its layout: the length in bytes of the array as a little-endian `u32`, the array, the replacements.
+    /// Layout: the length of the array in bytes as a little-endian `u32`, the array, the replacements.
     pub(crate) fn read(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let Some(bytes) = Self::bytes(metadata)? else { return Ok(Self::default()) };
         let short = TokenizerError::CharsMap { why: "it is shorter than it says" };
@@ -36,7 +38,7 @@ impl CharsMap {
         })
     }
 
-    /// `tokenizer.ggml.precompiled_charsmap` as it is.
+    /// The unparsed bytes of `tokenizer.ggml.precompiled_charsmap`; `None` if the key is missing.
     pub(crate) fn bytes(metadata: &Metadata) -> Result<Option<Vec<u8>>, TokenizerError> {
         match metadata.get("tokenizer.ggml.precompiled_charsmap") {
             None => Ok(None),
@@ -46,7 +48,7 @@ impl CharsMap {
         }
     }
 
-    /// Calls `emit` with every character of `text` after replacement, the longest match first.
+    /// Calls `emit` with every character of `text` after replacement. At each position the longest match is replaced.
     pub(crate) fn for_each_replaced(&self, text: &str, mut emit: impl FnMut(char)) {
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
@@ -60,7 +62,7 @@ impl CharsMap {
         }
     }
 
-    /// The length of the longest replaced sequence that `text` starts with, and what replaces it.
+    /// The length of the longest replaced sequence that `text` starts with, and its replacement.
     fn longest_match(&self, text: &str) -> Option<(usize, &str)> {
         let mut found = None;
         let mut index = base(*self.nodes.first()?);
@@ -87,7 +89,7 @@ impl CharsMap {
     }
 }
 
-/// The number that a byte is combined with, by exclusive or, to get from a node to its child.
+/// The base of a node. Its exclusive or with a byte gives the index of the child along that byte.
 fn base(node: u32) -> u32 {
     (node >> 10) << ((node & 1 << 9) >> 6)
 }

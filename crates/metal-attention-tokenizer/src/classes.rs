@@ -1,72 +1,72 @@
-//! Character classes: one bit mask per code point, so that a pre-tokenizer's
-//! rule asks for any union of classes with one table look-up.
+//! Character classes: a bit mask per code point. A rule of a pre-tokenizer tests for any union of classes with one
+//! table lookup.
 
 use regex_syntax::hir::{Class, HirKind};
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
-/// A set of class bits.
-pub(crate) type Mask = u32;
+/// A set of character classes, one bit each.
+pub(crate) type ClassMask = u32;
 
 /// `\p{L}`
-pub(crate) const LETTER: Mask = 1 << 0;
+pub(crate) const LETTER: ClassMask = 1 << 0;
 /// `\p{N}`
-pub(crate) const NUMBER: Mask = 1 << 1;
+pub(crate) const NUMBER: ClassMask = 1 << 1;
 /// `\p{M}`
-pub(crate) const MARK: Mask = 1 << 2;
+pub(crate) const MARK: ClassMask = 1 << 2;
 /// `\p{P}`
-pub(crate) const PUNCTUATION: Mask = 1 << 3;
+pub(crate) const PUNCTUATION: ClassMask = 1 << 3;
 /// `\p{S}`
-pub(crate) const SYMBOL: Mask = 1 << 4;
+pub(crate) const SYMBOL: ClassMask = 1 << 4;
 /// `\s`
-pub(crate) const SPACE: Mask = 1 << 5;
+pub(crate) const SPACE: ClassMask = 1 << 5;
 /// The blank, U+0020.
-pub(crate) const BLANK: Mask = 1 << 6;
+pub(crate) const BLANK: ClassMask = 1 << 6;
 /// `[\r\n]`
-pub(crate) const CRLF: Mask = 1 << 7;
+pub(crate) const CRLF: ClassMask = 1 << 7;
 /// `\n`
-pub(crate) const LF: Mask = 1 << 8;
+pub(crate) const LF: ClassMask = 1 << 8;
 /// `/`
-pub(crate) const SLASH: Mask = 1 << 9;
+pub(crate) const SLASH: ClassMask = 1 << 9;
 /// `[A-Z]`
-pub(crate) const ASCII_UPPER: Mask = 1 << 10;
+pub(crate) const ASCII_UPPER: ClassMask = 1 << 10;
 /// `[a-z]`
-pub(crate) const ASCII_LOWER: Mask = 1 << 11;
+pub(crate) const ASCII_LOWER: ClassMask = 1 << 11;
 /// ASCII punctuation and symbols.
-pub(crate) const ASCII_PUNCTUATION: Mask = 1 << 12;
+pub(crate) const ASCII_PUNCTUATION: ClassMask = 1 << 12;
 /// `` ` ``
-pub(crate) const BACKTICK: Mask = 1 << 13;
+pub(crate) const BACKTICK: ClassMask = 1 << 13;
 /// Han ideographs.
-pub(crate) const HAN: Mask = 1 << 14;
-/// Han ideographs, hiragana and katakana, as deepseek-v3 splits them off.
-pub(crate) const HAN_KANA: Mask = 1 << 15;
+pub(crate) const HAN: ClassMask = 1 << 14;
+/// Han ideographs, hiragana and katakana, in the ranges of deepseek-v3.
+pub(crate) const HAN_KANA: ClassMask = 1 << 15;
 /// The letters that deepseek-llm keeps together.
-pub(crate) const DEEPSEEK_LETTER: Mask = 1 << 16;
+pub(crate) const DEEPSEEK_LETTER: ClassMask = 1 << 16;
 /// The punctuation that deepseek-llm keeps together.
-pub(crate) const DEEPSEEK_PUNCTUATION: Mask = 1 << 17;
+pub(crate) const DEEPSEEK_PUNCTUATION: ClassMask = 1 << 17;
 /// The scripts that deepseek-llm and deepseek-coder split off.
-pub(crate) const DEEPSEEK_CJK: Mask = 1 << 18;
-/// What ends a word for bloom, poro-chat and viking, besides white space.
-pub(crate) const BLOOM_STOP: Mask = 1 << 19;
+pub(crate) const DEEPSEEK_CJK: ClassMask = 1 << 18;
+/// The characters that end a word for bloom, poro-chat and viking, besides white space.
+pub(crate) const BLOOM_STOP: ClassMask = 1 << 19;
 /// Hangul syllables and jamo.
-pub(crate) const HANGUL: Mask = 1 << 20;
-/// CJK punctuation as youtu splits it off.
-pub(crate) const CJK_PUNCTUATION: Mask = 1 << 21;
+pub(crate) const HANGUL: ClassMask = 1 << 20;
+/// CJK punctuation, in the ranges of youtu.
+pub(crate) const CJK_PUNCTUATION: ClassMask = 1 << 21;
 /// Bopomofo.
-pub(crate) const BOPOMOFO: Mask = 1 << 22;
-/// The scripts without spaces that afmoe splits off.
-pub(crate) const AFMOE_ASIAN: Mask = 1 << 23;
+pub(crate) const BOPOMOFO: ClassMask = 1 << 22;
+/// The scripts without spaces between words, in the ranges of afmoe.
+pub(crate) const AFMOE_ASIAN: ClassMask = 1 << 23;
 /// `[0-9]`
-pub(crate) const ASCII_DIGIT: Mask = 1 << 24;
+pub(crate) const ASCII_DIGIT: ClassMask = 1 << 24;
 /// `[\t\n]`
-pub(crate) const TAB_LF: Mask = 1 << 25;
+pub(crate) const TAB_LF: ClassMask = 1 << 25;
 /// `[\p{Cc}\p{Cf}\p{Co}]`: control, format and private characters.
-pub(crate) const CONTROL: Mask = 1 << 26;
+pub(crate) const CONTROL: ClassMask = 1 << 26;
 
-/// The classes as sets in regex notation. Where a model's own set holds wide
-/// spaces, `&&[^\s]` takes them out: the models' tokenizers see those as white space first. The notation is what
-/// `regex-syntax` and Oniguruma have in common, since exported tokenizers are read by the latter.
-const DEFINITIONS: [(Mask, &str); 27] = [
+/// The definition of each class as a set in regex notation. Where a model's own set includes wide spaces, `&&[^\s]`
+/// removes them: the model's tokenizer matches them as white space first. The notation is the common part of
+/// `regex-syntax` and Oniguruma, because Oniguruma reads the exported tokenizers.
+const DEFINITIONS: [(ClassMask, &str); 27] = [
     (LETTER, r"\p{L}"),
     (NUMBER, r"\p{N}"),
     (MARK, r"\p{M}"),
@@ -105,19 +105,21 @@ const DEFINITIONS: [(Mask, &str); 27] = [
     (CONTROL, r"[\p{Cc}\p{Cf}\p{Co}]"),
 ];
 
-/// Above, there are only the variation selectors, tags, and private and unassigned characters.
+/// The first code point that is not in the table. From here on there are only variation selectors, tags, and
+/// private-use and unassigned characters.
 const TABLE_END: u32 = 0x34000;
-/// Variation selectors supplement, the only marks above [`TABLE_END`].
+/// The variation selectors supplement: the only marks from [`TABLE_END`] on.
 const HIGH_MARKS: RangeInclusive<u32> = 0xE0100..=0xE01EF;
-/// Tags and private characters, all of them of the class [`CONTROL`]; the unassigned ones between do no harm there.
+/// Tags and private-use characters: all are of class [`CONTROL`]. The unassigned code points between them make no
+/// difference.
 const HIGH_CONTROLS: RangeInclusive<u32> = 0xE0001..=0x10FFFF;
 
-/// The class mask of every code point.
+/// The classes of every code point.
 pub(crate) struct Classes {
-    table: Vec<Mask>,
+    table: Vec<ClassMask>,
 }
 
-/// The one table of the process, built when the first tokenizer that splits text needs it.
+/// The table of the process. It is built when the first tokenizer needs it.
 pub(crate) static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::build);
 
 impl Classes {
@@ -133,8 +135,8 @@ impl Classes {
         Self { table }
     }
 
-    /// The classes that `c` belongs to.
-    pub(crate) fn of(&self, c: char) -> Mask {
+    /// The classes of `c`.
+    pub(crate) fn of(&self, c: char) -> ClassMask {
         let c = c as u32;
         match self.table.get(c as usize) {
             Some(&mask) => mask,
@@ -145,34 +147,34 @@ impl Classes {
     }
 }
 
-/// The set of these classes in regex notation.
-pub(crate) fn set(classes: Mask) -> String {
+/// The union of `classes` in regex notation.
+pub(crate) fn set(classes: ClassMask) -> String {
     match DEFINITIONS.iter().find(|&&(bit, _)| bit == classes) {
         Some(&(_, set)) => set.to_owned(),
         None => format!("[{}]", members(classes)),
     }
 }
 
-/// What stands between its brackets.
-pub(crate) fn members(classes: Mask) -> String {
+/// The union of `classes` in regex notation, without the outer brackets.
+pub(crate) fn members(classes: ClassMask) -> String {
     let named = DEFINITIONS.iter().filter(|&&(bit, _)| classes & bit != 0);
     named.map(|&(_, set)| without_brackets(set)).collect()
 }
 
-/// A set that says which characters it holds, and not which of them it lacks, needs no brackets within another.
+/// A set without its brackets, where it may stand inside another set without them. A set with `&&` keeps them.
 fn without_brackets(set: &str) -> &str {
     let inner = set.strip_prefix('[').and_then(|set| set.strip_suffix(']'));
     inner.filter(|inner| !inner.contains("&&")).unwrap_or(set)
 }
 
-/// The code point ranges of a character set in regex notation.
+/// The code point ranges of a set in regex notation.
 fn ranges(set: &str) -> Vec<(u32, u32)> {
     let hir = regex_syntax::parse(set).expect("the character sets above are valid");
     match hir.kind() {
         HirKind::Class(Class::Unicode(class)) => {
             class.ranges().iter().map(|r| (r.start() as u32, r.end() as u32)).collect()
         }
-        // A set of one character is simplified to a literal.
+        // The parser simplifies a set of one character to a literal.
         HirKind::Literal(literal) => {
             let text = std::str::from_utf8(&literal.0).expect("a character is UTF-8");
             text.chars().map(|c| (c as u32, c as u32)).collect()
@@ -189,7 +191,7 @@ mod tests {
     fn known_characters_have_their_classes() {
         let of = |c| CLASSES.of(c);
         assert_eq!(of('é'), LETTER | DEEPSEEK_LETTER);
-        // The range `:-~` of deepseek-llm holds letters too.
+        // The range `:-~` of deepseek-llm includes letters.
         assert_eq!(of('Z'), LETTER | ASCII_UPPER | DEEPSEEK_LETTER | DEEPSEEK_PUNCTUATION);
         assert_eq!(of('7'), NUMBER | ASCII_DIGIT);
         assert_eq!(of('\n'), SPACE | CRLF | LF | TAB_LF | CONTROL);

@@ -1,18 +1,18 @@
-//! From token ids back to text, as the tokens come.
+//! Decoding of token ids to text, one by one as they are generated.
 
 use crate::{TokenId, Tokenizer};
 
-/// Turns ids into text as they come: emits whole UTF-8 characters only and loses no byte.
+/// Decodes token ids that arrive one by one. It returns whole UTF-8 characters only and loses no byte.
 ///
-/// A character may be spread over several tokens; its bytes are held back until it is complete. Bytes
-/// that can never become a character are written as U+FFFD, exactly where
-/// [`String::from_utf8_lossy`] over all the bytes would put it.
+/// A character may be spread over several tokens; its bytes are held back until it is complete. Bytes that cannot
+/// become a character are written as U+FFFD, exactly where [`String::from_utf8_lossy`] over all the bytes would put
+/// it.
 #[derive(Debug, Clone)]
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The start of a character.
+    /// The bytes of an incomplete character.
     pending: Vec<u8>,
-    /// The next token that writes something loses its leading blank.
+    /// Whether the leading blank of the next token that writes something is dropped.
     drop_blank: bool,
     special: bool,
 }
@@ -23,31 +23,31 @@ impl<'a> StreamDecoder<'a> {
         Self { tokenizer, pending: Vec::new(), drop_blank, special: false }
     }
 
-    /// Keeps the first token's leading space: the text continues a prompt.
+    /// Keeps the first token's leading blank, because the text continues a prompt.
     #[must_use]
     pub fn continuing(mut self) -> Self {
         self.drop_blank = false;
         self
     }
 
-    /// Writes control tokens too, by their spelling.
+    /// Writes the spelling of control tokens, too.
     #[must_use]
     pub fn with_special(mut self) -> Self {
         self.special = true;
         self
     }
 
-    /// Feeds one id and returns the text that is complete now, which may be none.
+    /// Decodes one id. Returns the text that is complete now, which may be empty.
     ///
-    /// The first token's leading space is dropped where the vocabulary's encoder adds one (as
-    /// SentencePiece does), unless [`continuing`](Self::continuing) was called.
+    /// The first token's leading blank is dropped if the vocabulary's encoder adds one (as SentencePiece does), unless
+    /// [`continuing`](Self::continuing) was called.
     pub fn push(&mut self, id: TokenId) -> String {
         let mut text = String::new();
         self.push_to(id, &mut text);
         text
     }
 
-    /// [`push`](Self::push), but appends to `text`.
+    /// Like [`push`](Self::push), but appends to `text`.
     pub(crate) fn push_to(&mut self, id: TokenId, text: &mut String) {
         let mut bytes = if self.special { self.tokenizer.special_bytes(id) } else { self.tokenizer.token_bytes(id) };
         if bytes.is_empty() {
@@ -62,7 +62,7 @@ impl<'a> StreamDecoder<'a> {
             let end = done + chunk.valid().len() + chunk.invalid().len();
             text.push_str(chunk.valid());
             done += chunk.valid().len();
-            // Bytes at the very end may still become a character.
+            // Bytes at the end may still become a character.
             let incomplete = end == self.pending.len()
                 && std::str::from_utf8(chunk.invalid()).is_err_and(|e| e.error_len().is_none());
             if !chunk.invalid().is_empty() && !incomplete {
@@ -73,7 +73,7 @@ impl<'a> StreamDecoder<'a> {
         self.pending.drain(..done);
     }
 
-    /// What is left: an incomplete character becomes U+FFFD.
+    /// The text that was held back: an incomplete character becomes U+FFFD.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

@@ -1,26 +1,26 @@
-//! Why a tokenizer cannot be built.
+//! The errors of building and exporting a tokenizer.
 
 use metal_attention_gguf::GgufError;
 
-/// Why a [`Tokenizer`](crate::Tokenizer) cannot be built from a file's metadata.
+/// The reason why a [`Tokenizer`](crate::Tokenizer) cannot be built from a file's metadata, or cannot be exported.
 ///
-/// Encoding and decoding themselves never fail.
+/// Encoding and decoding never fail.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// A key that the vocabulary cannot do without is absent.
+    /// A required metadata key is missing.
     #[error("the file has no `{key}`, so it holds no usable vocabulary")]
     MissingKey {
         /// The metadata key.
         key: &'static str,
     },
-    /// A key is there but of another type.
+    /// A metadata key has a value of the wrong type.
     #[error("the vocabulary's metadata cannot be read")]
     Metadata(#[from] GgufError),
     /// `tokenizer.ggml.model` names an algorithm that is not implemented.
     #[error("the tokenizer model `{model}` is not supported; supported are {}", crate::tokenizer::MODELS.join(", "))]
     UnknownModel {
-        /// What the file says.
+        /// The value of `tokenizer.ggml.model`.
         model: String,
     },
     /// `tokenizer.ggml.pre`, or the option that replaces it, names no known pre-tokenizer.
@@ -30,54 +30,55 @@ pub enum TokenizerError {
         crate::pre::names().collect::<Vec<_>>().join(", ")
     )]
     UnknownPre {
-        /// What the file or the option says.
+        /// The name of the pre-tokenizer, from the file or the option.
         pre: String,
     },
     /// `tokenizer.ggml.tokens` is an empty list.
     #[error("`tokenizer.ggml.tokens` is empty")]
     EmptyVocabulary,
-    /// A per-token list is shorter than the list of tokens.
+    /// A list with one entry per token is shorter than the list of tokens.
     #[error("`{key}` has {found} entries for {tokens} tokens")]
     ShortList {
         /// The metadata key.
         key: &'static str,
-        /// Its length.
+        /// The length of the list.
         found: usize,
         /// The number of tokens.
         tokens: usize,
     },
-    /// A token so long that text could not be searched for it in reasonable time.
+    /// A token is so long that finding it in a text would take too long.
     #[error("token {id} is {bytes} bytes long; at most {limit} are supported")]
     TokenTooLong {
-        /// The token.
+        /// The id of the token.
         id: crate::TokenId,
-        /// Its length in bytes.
+        /// The token's length in bytes.
         bytes: usize,
-        /// The most that is supported.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// More tokens or merges than 32-bit offsets address, or than text is searched for.
+    /// The tokens or merges of the file are larger in total than 32-bit offsets, or the time to search for them,
+    /// allow.
     #[error("the vocabulary's {what} take {bytes} bytes; at most {limit} are supported")]
     TooLarge {
         /// "tokens" or "merges".
         what: &'static str,
-        /// Their size in bytes.
+        /// The total size in bytes.
         bytes: usize,
-        /// The most that is supported.
+        /// The maximum size in bytes.
         limit: usize,
     },
     /// The vocabulary cannot be written as a `tokenizer.json` that gives the same ids.
     #[error("the vocabulary, of the kind `{model}`, cannot be exported: {why}")]
     NotExportable {
-        /// What the file says in `tokenizer.ggml.model`.
+        /// The value of `tokenizer.ggml.model`.
         model: String,
-        /// What `tokenizer.json` has no word for.
+        /// The feature of the vocabulary that `tokenizer.json` cannot express.
         why: String,
     },
     /// `tokenizer.ggml.precompiled_charsmap` is damaged.
     #[error("`tokenizer.ggml.precompiled_charsmap` is damaged: {why}")]
     CharsMap {
-        /// What was wrong with it.
+        /// The defect.
         why: &'static str,
     },
 }

@@ -1,8 +1,8 @@
-//! A vocabulary as other programs read it: the files of a Hugging Face repository, for the libraries `tokenizers` and
-//! `transformers` and all that is built on them.
+//! Export of a vocabulary as the tokenizer files of a Hugging Face repository, which the libraries `tokenizers` and
+//! `transformers` read.
 //!
-//! Each algorithm has its file under `export/`, which says how the parts of `tokenizer.json` follow from the vocabulary;
-//! `special_tokens.rs` and `config.rs` have what is common to all.
+//! Each algorithm has a file under `export/` that derives the stages of `tokenizer.json` from the vocabulary.
+//! `special_tokens.rs` and `config.rs` write what all algorithms have in common.
 
 mod byte_pair;
 mod config;
@@ -19,39 +19,40 @@ use crate::vocabulary::{ESCAPED_BLANK, UNUSED, Vocabulary};
 use metal_attention_gguf::Metadata;
 use serde_json::{Map, Value, json};
 
-/// A file of a tokenizer's folder.
+/// A file of an exported tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportedFile {
-    /// Its name, such as `tokenizer.json`.
+    /// The name of the file, such as `tokenizer.json`.
     pub name: &'static str,
-    /// What it holds.
+    /// The content of the file.
     pub text: String,
 }
 
-/// What `tokenizer.json` says about the text between special tokens.
-struct Parts {
-    /// What is done to the text first.
+/// The stages of `tokenizer.json` that encode and decode the text between special tokens, as JSON.
+struct TokenizerStages {
+    /// The stage that normalises the text.
     normalizer: Value,
-    /// How it is split into pieces.
+    /// The stage that splits the text into pieces.
     pre_tokenizer: Value,
-    /// How pieces become tokens, with the vocabulary.
+    /// The stage that turns pieces into tokens, with the vocabulary.
     model: Value,
-    /// How tokens become text again.
+    /// The stage that turns tokens back into text.
     decoder: Value,
 }
 
 impl Tokenizer {
-    /// The files from which other programs build this tokenizer: `tokenizer.json`, `tokenizer_config.json`, `config.json`,
-    /// `generation_config.json` and, where the file has a chat template, `chat_template.jinja`.
+    /// The files from which other programs build this tokenizer: `tokenizer.json`, `tokenizer_config.json`,
+    /// `config.json`, `generation_config.json` and, if the GGUF file has a chat template, `chat_template.jinja`.
     ///
-    /// `metadata` is that which the tokenizer was built from. The ids are the same; docs/tokenizers.md says where they
-    /// cannot be. Vocabularies of the kind `rwkv`, for whose algorithm `tokenizer.json` has no word, are an error.
+    /// `metadata` must be the metadata that the tokenizer was built from. The exported tokenizer gives the same ids;
+    /// docs/tokenizers.md lists the exceptions. Vocabularies of the model `rwkv` cannot be exported: `tokenizer.json`
+    /// has no such algorithm.
     pub fn export(&self, metadata: &Metadata) -> Result<Vec<ExportedFile>, TokenizerError> {
-        let parts = match &self.algorithm {
-            Algorithm::Spm(_) => sentencepiece::parts(self)?,
-            Algorithm::Bpe(bpe) => byte_pair::parts(self, bpe, metadata)?,
-            Algorithm::Unigram(unigram) => unigram::parts(self, unigram, metadata)?,
-            Algorithm::WordPiece(wordpiece) => wordpiece::parts(self, wordpiece),
+        let stages = match &self.algorithm {
+            Algorithm::Spm(_) => sentencepiece::stages(self)?,
+            Algorithm::Bpe(bpe) => byte_pair::stages(self, bpe, metadata)?,
+            Algorithm::Unigram(unigram) => unigram::stages(self, unigram, metadata)?,
+            Algorithm::WordPiece(wordpiece) => wordpiece::stages(self, wordpiece),
             Algorithm::Rwkv(_) => return Err(not_exportable(self, "it takes the longest token from place to place")),
         };
         let tokenizer = json!({
@@ -59,11 +60,11 @@ impl Tokenizer {
             "truncation": null,
             "padding": null,
             "added_tokens": special_tokens::added_tokens(&self.vocabulary),
-            "normalizer": parts.normalizer,
-            "pre_tokenizer": parts.pre_tokenizer,
+            "normalizer": stages.normalizer,
+            "pre_tokenizer": stages.pre_tokenizer,
             "post_processor": special_tokens::post_processor(self),
-            "decoder": parts.decoder,
-            "model": parts.model,
+            "decoder": stages.decoder,
+            "model": stages.model,
         });
         let mut files = vec![ExportedFile { name: "tokenizer.json", text: tokenizer.to_string() }];
         files.extend(config::files(self, metadata)?);
@@ -75,8 +76,9 @@ fn not_exportable(tokenizer: &Tokenizer, why: impl Into<String>) -> TokenizerErr
     TokenizerError::NotExportable { model: tokenizer.model().to_owned(), why: why.into() }
 }
 
-/// The vocabulary of a byte-pair model, from spelling to id. Of equal spellings the one that is found counts, and tokens
-/// without use that are no `part` of a merge are left out: they write nothing, as ids that are not there.
+/// The vocabulary of a byte-pair model, from spelling to id. Of equal spellings only the token that a lookup finds is
+/// included. Unused tokens for which `part` is false (not part of a merge) are left out, because they decode to
+/// nothing.
 fn vocabulary_map(vocabulary: &Vocabulary, part: impl Fn(TokenId) -> bool) -> Map<String, Value> {
     let used = |id: TokenId| {
         let alone = vocabulary.text(id).chars().count() == 1;
@@ -87,7 +89,7 @@ fn vocabulary_map(vocabulary: &Vocabulary, part: impl Fn(TokenId) -> bool) -> Ma
     ids.map(|id| (vocabulary.text(id).to_owned(), id.into())).collect()
 }
 
-/// A byte-pair model that makes `merges`, best first. `options` are those that are not the usual ones.
+/// The `model` stage of a byte-pair model with `merges`, in order of rank. `options` overrides the defaults.
 fn byte_pair_model<const N: usize>(
     vocabulary: Map<String, Value>,
     merges: &[(&str, &str)],
@@ -107,7 +109,7 @@ fn byte_pair_model<const N: usize>(
     model.into()
 }
 
-/// Whether some token stands for a byte that no other token covers, as `<0x0A>`.
+/// Whether the vocabulary has byte-fallback tokens, such as `<0x0A>`.
 fn has_bytes(vocabulary: &Vocabulary) -> bool {
     (0..=255).any(|byte| vocabulary.find_byte(byte).is_some())
 }
@@ -117,7 +119,7 @@ fn escape_blanks() -> Value {
     json!({"type": "Replace", "pattern": {"String": " "}, "content": ESCAPED_BLANK})
 }
 
-/// The decoder that turns "▁" into blanks and `<0xXX>` into bytes, and drops the blank that the encoder adds.
+/// The decoder that turns "▁" into blanks and `<0xXX>` into bytes, and removes the blank that the encoder adds.
 fn unescape_blanks(tokenizer: &Tokenizer) -> Value {
     let mut steps = vec![
         json!({"type": "Replace", "pattern": {"String": ESCAPED_BLANK}, "content": " "}),
@@ -130,11 +132,12 @@ fn unescape_blanks(tokenizer: &Tokenizer) -> Value {
     json!({"type": "Sequence", "decoders": steps})
 }
 
-/// Normalizers or pre-tokenizers one after the other, under the name that such a list has.
-fn sequence(of: &str, mut steps: Vec<Value>) -> Value {
+/// A JSON value that runs `steps` in order; `key` is the key of such a list ("normalizers" or "pretokenizers"). Null
+/// for no steps.
+fn sequence(key: &str, mut steps: Vec<Value>) -> Value {
     match steps.len() {
         0 => Value::Null,
         1 => steps.swap_remove(0),
-        2.. => json!({"type": "Sequence", of: steps}),
+        2.. => json!({"type": "Sequence", key: steps}),
     }
 }

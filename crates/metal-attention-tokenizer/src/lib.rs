@@ -1,12 +1,14 @@
-//! Text to token ids and back, from GGUF metadata alone.
+//! Encodes text to token ids and decodes ids to text, from GGUF metadata alone.
 //!
-//! A [`Tokenizer`] is built from a file's `tokenizer.ggml.*` keys and encodes and decodes as llama.cpp does:
+//! A [`Tokenizer`] is built from a file's `tokenizer.ggml.*` keys. It encodes and decodes as llama.cpp does, by the
+//! algorithm that `tokenizer.ggml.model` names:
 //!
 //! - `llama`: SentencePiece byte-pair encoding with scores and byte fallback,
-//! - `gpt2` and `gemma4`: byte-pair encoding with ranked merges after one of many pre-tokenizers,
+//! - `gpt2` and `gemma4`: byte-pair encoding with ranked merges, after one of many pre-tokenizers,
+//! - `whitespace`: the same with words separated by white space,
 //! - `t5`: SentencePiece unigram,
 //! - `bert`: WordPiece,
-//! - `rwkv`: the longest token, from place to place.
+//! - `rwkv`: greedy, the longest matching token at each position.
 //!
 //! ```
 //! use metal_attention_gguf::{Metadata, StringArray};
@@ -27,10 +29,15 @@
 //! # }
 //! ```
 //!
-//! Where things are: [`Tokenizer`] in `tokenizer.rs` cuts special tokens out (`special.rs`) and hands the
-//! text between them to `spm.rs`, `bpe.rs`, `unigram.rs`, `wordpiece.rs` or `rwkv.rs`. The pre-tokenizers are in `pre.rs`,
-//! made of the rules in `rules.rs` over the character classes in `classes.rs`. [`Tokenizer::export`] writes a vocabulary
-//! as other programs read it.
+//! The path of a text: `tokenizer.rs` splits special tokens off (`special.rs`) and passes the text between them to the
+//! algorithm: `spm.rs`, `bpe.rs`, `unigram.rs`, `wordpiece.rs` or `rwkv.rs`. `bpe.rs` first splits its text into
+//! pieces by a pre-tokenizer (`pre.rs`), a list of rules (`rules.rs`) over character classes (`classes.rs`).
+//! `decode.rs` decodes. [`Tokenizer::export`] (`export.rs`) writes the vocabulary in the format of Hugging Face's
+//! `tokenizers`.
+//!
+//! Terms of this crate: a token's spelling is its string in `tokenizer.ggml.tokens`; its piece is the bytes that it
+//! decodes to. The blank is the character U+0020, which many vocabularies spell "▁" (U+2581). A control token is one
+//! that steers the model (BOS, ends of turns) and decodes to nothing.
 
 mod bpe;
 mod cache;
@@ -60,10 +67,10 @@ pub use export::ExportedFile;
 pub use tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
 pub use vocabulary::FillInTheMiddle;
 
-/// A token's number in the vocabulary.
+/// The index of a token in the vocabulary.
 pub type TokenId = u32;
 
-/// The names of all pre-tokenizers, as `tokenizer.ggml.pre` and [`TokenizerOptions::pre`] take them.
+/// The names of all pre-tokenizers: the values that `tokenizer.ggml.pre` and [`TokenizerOptions::pre`] may have.
 pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
     pre::names()
 }

@@ -1,39 +1,39 @@
-//! Merging adjacent symbols, best pair first: what byte-pair encoding and
-//! SentencePiece have in common.
+//! Merging of adjacent symbols in order of rank: the inner loop of byte-pair encoding (`bpe.rs`) and of SentencePiece
+//! (`spm.rs`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A symbol that is no entry of the vocabulary.
+/// The number of a symbol that is not in the vocabulary.
 pub(crate) const NO_SYMBOL: u32 = u32::MAX;
-/// No neighbour.
+/// The index of a missing neighbour.
 const NONE: u32 = u32::MAX;
 
-/// A piece of a word while its pieces are merged.
+/// A part of a word. At first a symbol is a byte or a character; merges make it longer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Symbol {
-    /// The number of the symbol, or [`NO_SYMBOL`].
+    /// The number of the symbol: a token id, a number above those, or [`NO_SYMBOL`].
     pub id: u32,
-    /// Byte offset in the word.
+    /// The byte offset in the word.
     pub start: u32,
-    /// Length in bytes; 0 once merged into the symbol to the left.
+    /// The length in bytes; 0 after it was merged into the symbol to its left.
     pub len: u32,
     prev: u32,
     next: u32,
 }
 
-/// What two adjacent symbols become.
+/// The merge of two adjacent symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Merge {
-    /// The lowest rank is merged first; of equal ranks the leftmost pair.
+    /// The rank. The lowest rank is merged first; among equal ranks the leftmost pair.
     pub rank: u32,
-    /// The merged symbol.
+    /// The number of the merged symbol.
     pub id: u32,
 }
 
-/// A possible merge: ordered by rank, then by position.
+/// A merge that can be made in the word, ordered by rank, then by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct MergeCandidate {
     rank: u32,
     left: u32,
     right: u32,
@@ -41,15 +41,15 @@ struct Candidate {
     len: u32,
 }
 
-/// The symbols of one word, and the work space for merging them.
+/// The symbols of one word and the queue of possible merges. Reused from word to word.
 #[derive(Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Reverse<Candidate>>,
+    queue: BinaryHeap<Reverse<MergeCandidate>>,
 }
 
 impl Merger {
-    /// Forgets the last word.
+    /// Removes the symbols of the last word.
     pub(crate) fn clear(&mut self) {
         self.symbols.clear();
         self.queue.clear();
@@ -66,7 +66,7 @@ impl Merger {
         self.symbols.push(Symbol { id, start, len: len as u32, prev, next: NONE });
     }
 
-    /// Merges as long as `find` knows a merge for two neighbours. For n symbols this takes O(n log n) steps.
+    /// Merges pairs until `find` returns no merge for any two neighbours. Takes O(n log n) steps for n symbols.
     pub(crate) fn merge(&mut self, find: impl Fn(&Symbol, &Symbol) -> Option<Merge>) {
         let pairs = 1..self.symbols.len() as u32;
         let seeds = pairs.filter_map(|right| self.candidate(right - 1, right, &find)).map(Reverse);
@@ -93,15 +93,20 @@ impl Merger {
         }
     }
 
-    fn candidate(&self, left: u32, right: u32, find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>) -> Option<Candidate> {
+    fn candidate(
+        &self,
+        left: u32,
+        right: u32,
+        find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>,
+    ) -> Option<MergeCandidate> {
         #[cfg(test)]
         crate::steps::count();
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         let Merge { rank, id } = find(l, r)?;
-        Some(Candidate { rank, left, right, id, len: l.len + r.len })
+        Some(MergeCandidate { rank, left, right, id, len: l.len + r.len })
     }
 
-    /// The symbols that are left, in order.
+    /// The symbols that remain, in order.
     pub(crate) fn symbols(&self) -> impl Iterator<Item = &Symbol> {
         self.symbols.iter().filter(|s| s.len > 0)
     }
@@ -111,7 +116,8 @@ impl Merger {
 mod tests {
     use super::*;
 
-    /// Symbols are the numbers of letters; two equal numbers n merge into n + 1, smaller first.
+    /// Merges a word of symbols in which two equal symbols n merge into n + 1, smaller n first. Returns number and
+    /// length of each symbol.
     fn merged(word: &[u32]) -> Vec<(u32, u32)> {
         let mut merger = Merger::default();
         for &id in word {

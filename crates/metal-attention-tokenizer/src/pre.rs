@@ -1,165 +1,182 @@
-//! The pre-tokenizers: how each family of byte-pair vocabularies splits text before merging.
+//! The pre-tokenizers: how each family of byte-pair vocabularies splits a text into pieces. `bpe.rs` then merges
+//! within each piece.
 //!
-//! A pre-tokenizer is found by the value of `tokenizer.ggml.pre`. To add one, add an entry to
-//! [`PRE_TOKENIZERS`]; most are a new order of the rules below.
+//! A pre-tokenizer is selected by the value of `tokenizer.ggml.pre`. To add one, add an entry to [`PRE_TOKENIZERS`];
+//! most are a new order of the rules below.
 
 use crate::classes::{
     AFMOE_ASIAN, ASCII_DIGIT, ASCII_LOWER, ASCII_PUNCTUATION, ASCII_UPPER, BACKTICK, BLOOM_STOP, BOPOMOFO,
     CJK_PUNCTUATION, CRLF, DEEPSEEK_CJK, DEEPSEEK_LETTER, DEEPSEEK_PUNCTUATION, HAN, HAN_KANA, HANGUL, LETTER, LF,
     MARK, NUMBER, PUNCTUATION, SLASH, SPACE, SYMBOL,
 };
-use crate::rules::{IMAGE_CODE, INDENTATION, PHRASE, Pass, Rule, SENTINEL, SPACES_BY_POWERS_OF_TWO, Set, not, of};
+use crate::rules::{
+    CharSet, IMAGE_CODE, INDENTATION, PHRASE, SENTINEL, SPACES_BY_POWERS_OF_TWO, SplitPass, SplitRule, any_of, none_of,
+};
 
-/// How the pieces of text are spelled in the vocabulary.
+/// The form in which the vocabulary spells the pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spelling {
-    /// Each byte as one character of GPT-2's byte alphabet: " the" is "Ġthe".
+    /// Each byte is a character of GPT-2's byte alphabet: " the" is "Ġthe".
     ByteAlphabet,
-    /// As they are, but the blank as "▁"; bytes that no token covers as `<0xXX>`.
+    /// The text itself, with "▁" for the blank. Bytes that no token covers become byte-fallback tokens, `<0xXX>`.
     EscapedBlank,
-    /// As they are.
+    /// The text itself.
     Plain,
 }
 
-/// The pieces that become a token as a whole before any merge is tried.
+/// The pieces that become one token without merges, if the vocabulary has a token of that spelling. `tokenizer.json`
+/// calls this `ignore_merges`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Whole {
+pub(crate) enum WholePieces {
     None,
     LineBreaks,
     All,
 }
 
-/// Whether a text begins with BOS.
+/// Whether BOS is put before an encoded text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bos {
-    /// Where `tokenizer.ggml.add_bos_token` says so.
+    /// Only if `tokenizer.ggml.add_bos_token` is true.
     OnRequest,
-    /// Where that key does not deny it.
+    /// Unless `tokenizer.ggml.add_bos_token` is false.
     ByDefault,
-    /// Whatever that key says.
+    /// Always.
     Always,
 }
 
-/// How one family of vocabularies splits text, and what else its name implies.
+/// A pre-tokenizer, with the other properties that its name implies.
 pub(crate) struct PreTokenizer {
-    /// The values of `tokenizer.ggml.pre` that mean this one.
+    /// The values of `tokenizer.ggml.pre` that select it.
     pub names: &'static [&'static str],
-    /// Applied one after the other to the pieces that the one before left.
-    pub passes: &'static [Pass],
-    /// Which pieces are taken as they are, without merges, when they are a token as a whole.
-    pub whole: Whole,
-    /// Whether BOS comes first.
+    /// The passes, in order. Each splits the pieces of the one before.
+    pub passes: &'static [SplitPass],
+    /// The pieces that are looked up as whole tokens before any merge.
+    pub whole: WholePieces,
+    /// Whether BOS is put first.
     pub bos: Bos,
-    /// There is no BOS unless the metadata names one.
+    /// Whether the vocabulary has no BOS token unless the metadata names one. Otherwise the default is token 11, as in
+    /// llama.cpp.
     pub no_default_bos: bool,
-    /// How pieces are spelled in the vocabulary.
+    /// The form in which the vocabulary spells pieces.
     pub spelling: Spelling,
 }
 
 const BASE: PreTokenizer = PreTokenizer {
     names: &[],
     passes: &[],
-    whole: Whole::None,
+    whole: WholePieces::None,
     bos: Bos::OnRequest,
     no_default_bos: false,
     spelling: Spelling::ByteAlphabet,
 };
 
-/// The pre-tokenizer of that name.
+/// The pre-tokenizer that `tokenizer.ggml.pre` calls `name`.
 pub(crate) fn find(name: &str) -> Option<&'static PreTokenizer> {
     PRE_TOKENIZERS.iter().find(|pre| pre.names.contains(&name))
 }
 
-/// Every known name.
+/// The names of all pre-tokenizers.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PRE_TOKENIZERS.iter().flat_map(|pre| pre.names.iter().copied())
 }
 
-// The rules that several models share, named after what they match.
+// Rules that several models share. Each name says what the rule matches; the comment is its regular expression.
 
-const CONTRACTION: Rule = Rule::Contraction { any_case: false };
-const CONTRACTION_ANY_CASE: Rule = Rule::Contraction { any_case: true };
+const CONTRACTION: SplitRule = SplitRule::Contraction { any_case: false };
+const CONTRACTION_ANY_CASE: SplitRule = SplitRule::Contraction { any_case: true };
 /// ` ?\p{L}+`
-const BLANK_LETTERS: Rule = Rule::run(Set::BLANK, of(LETTER));
+const BLANK_LETTERS: SplitRule = SplitRule::run(CharSet::BLANK, any_of(LETTER));
 /// ` ?\p{N}+`
-const BLANK_NUMBERS: Rule = Rule::run(Set::BLANK, of(NUMBER));
+const BLANK_NUMBERS: SplitRule = SplitRule::run(CharSet::BLANK, any_of(NUMBER));
 /// ` ?[^\s\p{L}\p{N}]+`
-const BLANK_OTHERS: Rule = Rule::run(Set::BLANK, not(SPACE | LETTER | NUMBER));
+const BLANK_OTHERS: SplitRule = SplitRule::run(CharSet::BLANK, none_of(SPACE | LETTER | NUMBER));
 /// `[^\r\n\p{L}\p{N}]?`
-const LEAD: Set = not(CRLF | LETTER | NUMBER);
+const LEAD: CharSet = none_of(CRLF | LETTER | NUMBER);
 /// `[^\r\n\p{L}\p{N}]?\p{L}+`
-const LEAD_LETTERS: Rule = Rule::run(LEAD, of(LETTER));
+const LEAD_LETTERS: SplitRule = SplitRule::run(LEAD, any_of(LETTER));
 /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`
-const BLANK_OTHERS_BREAKS: Rule = Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF));
+const BLANK_OTHERS_BREAKS: SplitRule =
+    SplitRule::run_tail(CharSet::BLANK, none_of(SPACE | LETTER | NUMBER), any_of(CRLF));
 /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`
-const BLANK_OTHERS_BREAKS_SLASHES: Rule = Rule::run_tail(Set::BLANK, not(SPACE | LETTER | NUMBER), of(CRLF | SLASH));
+const BLANK_OTHERS_BREAKS_SLASHES: SplitRule =
+    SplitRule::run_tail(CharSet::BLANK, none_of(SPACE | LETTER | NUMBER), any_of(CRLF | SLASH));
 /// `\p{N}`
-const DIGIT: Rule = Rule::up_to(1, of(NUMBER));
+const DIGIT: SplitRule = SplitRule::up_to(1, any_of(NUMBER));
 /// `\p{N}{1,3}`
-const DIGITS_3: Rule = Rule::up_to(3, of(NUMBER));
+const DIGITS_3: SplitRule = SplitRule::up_to(3, any_of(NUMBER));
 /// `\p{N}+`
-const DIGITS: Rule = Rule::up_to(usize::MAX, of(NUMBER));
+const DIGITS: SplitRule = SplitRule::up_to(usize::MAX, any_of(NUMBER));
 /// `[\r\n]`
-const LINE_BREAK: Rule = Rule::up_to(1, of(CRLF));
+const LINE_BREAK: SplitRule = SplitRule::up_to(1, any_of(CRLF));
 /// `[!-/:-@\[-{-~][A-Za-z]+`
-const PUNCTUATED_ASCII_LETTERS: Rule =
-    Rule::Headed { head: of(ASCII_PUNCTUATION), body: of(ASCII_UPPER | ASCII_LOWER) };
+const PUNCTUATED_ASCII_LETTERS: SplitRule =
+    SplitRule::Headed { head: any_of(ASCII_PUNCTUATION), body: any_of(ASCII_UPPER | ASCII_LOWER) };
 /// `[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+`
-const LEAD_LETTERS_MARKS: Rule = Rule::run(not(CRLF | LETTER | PUNCTUATION | SYMBOL), of(LETTER | MARK));
+const LEAD_LETTERS_MARKS: SplitRule =
+    SplitRule::run(none_of(CRLF | LETTER | PUNCTUATION | SYMBOL), any_of(LETTER | MARK));
 
-/// GPT-2: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
-const GPT2: Pass = Pass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, Rule::Spaces]);
-/// Llama 3: GPT-2's with contractions in any case, any lead before letters and digits by three.
-const LLAMA3: &[Pass] = &[Pass::Rules(&[
+/// GPT-2's pass: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+const GPT2: SplitPass = SplitPass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, SplitRule::Spaces]);
+/// Llama 3's pass: GPT-2's, but contractions are matched in any case, any character may lead a word, and digits are
+/// split in threes.
+const LLAMA3: &[SplitPass] = &[SplitPass::Rules(&[
     CONTRACTION_ANY_CASE,
     LEAD_LETTERS,
     DIGITS_3,
     BLANK_OTHERS_BREAKS,
-    Rule::LineBreaks,
-    Rule::Spaces,
+    SplitRule::LineBreaks,
+    SplitRule::Spaces,
 ])];
-/// Qwen 2: Llama 3's with single digits.
-const QWEN2: Pass =
-    Pass::Rules(&[CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGIT, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces]);
-/// Single digits, then GPT-2's.
-const STARCODER: &[Pass] = &[Pass::Rules(&[DIGIT]), GPT2];
+/// Qwen 2's pass: Llama 3's with single digits.
+const QWEN2: SplitPass = SplitPass::Rules(&[
+    CONTRACTION_ANY_CASE,
+    LEAD_LETTERS,
+    DIGIT,
+    BLANK_OTHERS_BREAKS,
+    SplitRule::LineBreaks,
+    SplitRule::Spaces,
+]);
+/// Single digits are split off, then GPT-2's pass follows.
+const STARCODER: &[SplitPass] = &[SplitPass::Rules(&[DIGIT]), GPT2];
 /// The last pass of deepseek-v3.
-const DEEPSEEK_V3: Pass = Pass::Rules(&[
+const DEEPSEEK_V3: SplitPass = SplitPass::Rules(&[
     PUNCTUATED_ASCII_LETTERS,
     LEAD_LETTERS_MARKS,
-    Rule::run_tail(Set::BLANK, of(PUNCTUATION | SYMBOL), of(CRLF)),
-    Rule::LineBreaks,
-    Rule::Spaces,
+    SplitRule::run_tail(CharSet::BLANK, any_of(PUNCTUATION | SYMBOL), any_of(CRLF)),
+    SplitRule::LineBreaks,
+    SplitRule::Spaces,
 ]);
-const HAN_KANA_RUN: Rule = Rule::up_to(usize::MAX, of(HAN_KANA));
+const HAN_KANA_RUN: SplitRule = SplitRule::up_to(usize::MAX, any_of(HAN_KANA));
 /// `[^\n]+|[\n]+`
-const LINES: Pass = Pass::Rules(&[Rule::up_to(usize::MAX, not(LF)), Rule::up_to(usize::MAX, of(LF))]);
-/// Words end where lower case ends; letters outside ASCII count as both cases.
-const fn cased_word(letters: u32, contraction: bool) -> Rule {
-    Rule::CasedWord {
+const LINES: SplitPass =
+    SplitPass::Rules(&[SplitRule::up_to(usize::MAX, none_of(LF)), SplitRule::up_to(usize::MAX, any_of(LF))]);
+/// A word that ends where its lower-case letters end. Letters outside ASCII are in both cases.
+const fn cased_word(letters: u32, contraction: bool) -> SplitRule {
+    SplitRule::CasedWord {
         lead: LEAD,
-        upper: of(letters).without(ASCII_LOWER),
-        lower: of(letters).without(ASCII_UPPER),
+        upper: any_of(letters).without(ASCII_LOWER),
+        lower: any_of(letters).without(ASCII_UPPER),
         contraction,
     }
 }
-/// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+` and a contraction.
-const MARKED_WORD: Rule =
-    Rule::CasedWord { lead: LEAD, upper: of(LETTER | MARK), lower: of(LETTER | MARK), contraction: true };
+/// `[^\r
+/// \p{L}\p{N}]?[\p{L}\p{M}]+` with an optional contraction.
+const MARKED_WORD: SplitRule =
+    SplitRule::CasedWord { lead: LEAD, upper: any_of(LETTER | MARK), lower: any_of(LETTER | MARK), contraction: true };
 /// ` ?[^(\s|.,!?…。，、।۔،)]+`
-const BLOOM: Pass = Pass::Rules(&[Rule::run(Set::BLANK, not(SPACE | BLOOM_STOP))]);
+const BLOOM: SplitPass = SplitPass::Rules(&[SplitRule::run(CharSet::BLANK, none_of(SPACE | BLOOM_STOP))]);
 
-/// All of them. The expressions are those of the models' own `tokenizer.json`, with letter case known for
-/// ASCII only, as llama.cpp reads them.
+/// All pre-tokenizers. The regular expressions are those of the models' `tokenizer.json`, except that only ASCII
+/// letters have a case, as in llama.cpp.
 #[rustfmt::skip]
 pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["default"],
         passes: &[
-            Pass::Rules(&[Rule::up_to(usize::MAX, of(PUNCTUATION | ASCII_PUNCTUATION).without(BACKTICK))]),
+            SplitPass::Rules(&[SplitRule::up_to(usize::MAX, any_of(PUNCTUATION | ASCII_PUNCTUATION).without(BACKTICK))]),
             GPT2,
-            Pass::Rules(&[DIGITS]),
-            Pass::Rules(&[Rule::Exactly { count: 3, set: of(ASCII_DIGIT) }]),
+            SplitPass::Rules(&[DIGITS]),
+            SplitPass::Rules(&[SplitRule::Exactly { count: 3, set: any_of(ASCII_DIGIT) }]),
         ],
         ..BASE
     },
@@ -177,28 +194,28 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
             "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
         ],
         passes: LLAMA3,
-        whole: Whole::All,
+        whole: WholePieces::All,
         bos: Bos::ByDefault,
         ..BASE
     },
     PreTokenizer { names: &["dbrx", "smaug-bpe"], passes: LLAMA3, ..BASE },
     PreTokenizer { names: &["chatglm-bpe"], passes: LLAMA3, no_default_bos: true, ..BASE },
-    PreTokenizer { names: &["glm4", "glm5"], passes: LLAMA3, no_default_bos: true, whole: Whole::All, ..BASE },
+    PreTokenizer { names: &["glm4", "glm5"], passes: LLAMA3, no_default_bos: true, whole: WholePieces::All, ..BASE },
     PreTokenizer {
         names: &["minicpm5"],
         passes: &[
-            Pass::Rules(&[DIGITS_3]),
-            Pass::Rules(&[
-                CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces,
+            SplitPass::Rules(&[DIGITS_3]),
+            SplitPass::Rules(&[
+                CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS, BLANK_OTHERS_BREAKS, SplitRule::LineBreaks, SplitRule::Spaces,
             ]),
         ],
-        whole: Whole::All,
+        whole: WholePieces::All,
         ..BASE
     },
     PreTokenizer {
         names: &["jais-2"],
-        passes: &[Pass::Rules(&[
-            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS_3, BLANK_OTHERS_BREAKS, Rule::LineBreaks,
+        passes: &[SplitPass::Rules(&[
+            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGITS_3, BLANK_OTHERS_BREAKS, SplitRule::LineBreaks,
             SPACES_BY_POWERS_OF_TWO,
         ])],
         ..BASE
@@ -212,19 +229,19 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     },
     PreTokenizer {
         names: &["qwen35"],
-        passes: &[Pass::Rules(&[
+        passes: &[SplitPass::Rules(&[
             CONTRACTION_ANY_CASE,
-            Rule::run(LEAD, of(LETTER | MARK)),
+            SplitRule::run(LEAD, any_of(LETTER | MARK)),
             DIGIT,
-            Rule::run_tail(Set::BLANK, not(SPACE | LETTER | MARK | NUMBER), of(CRLF)),
-            Rule::LineBreaks,
-            Rule::Spaces,
+            SplitRule::run_tail(CharSet::BLANK, none_of(SPACE | LETTER | MARK | NUMBER), any_of(CRLF)),
+            SplitRule::LineBreaks,
+            SplitRule::Spaces,
         ])],
         ..BASE
     },
     PreTokenizer {
         names: &["ufakzeka"],
-        passes: &[Pass::Rules(&[LEAD_LETTERS, DIGIT, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces])],
+        passes: &[SplitPass::Rules(&[LEAD_LETTERS, DIGIT, BLANK_OTHERS_BREAKS, SplitRule::LineBreaks, SplitRule::Spaces])],
         ..BASE
     },
     PreTokenizer { names: &["laguna"], passes: &[LINES, QWEN2], ..BASE },
@@ -235,22 +252,22 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     },
     PreTokenizer {
         names: &["seed-coder"],
-        passes: &[Pass::Rules(&[
-            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGIT, BLANK_OTHERS, Rule::LineBreaks, Rule::Spaces,
+        passes: &[SplitPass::Rules(&[
+            CONTRACTION_ANY_CASE, LEAD_LETTERS, DIGIT, BLANK_OTHERS, SplitRule::LineBreaks, SplitRule::Spaces,
         ])],
         ..BASE
     },
     PreTokenizer {
         names: &["exaone-moe"],
-        passes: &[Pass::Rules(&[
+        passes: &[SplitPass::Rules(&[
             CONTRACTION_ANY_CASE,
             PHRASE,
             DIGIT,
-            Rule::Run {
-                lead: Set::BLANK, body: not(SPACE | LETTER | NUMBER), max: usize::MAX, tail: of(CRLF | SLASH), tail_max: 1,
+            SplitRule::Run {
+                lead: CharSet::BLANK, body: none_of(SPACE | LETTER | NUMBER), max: usize::MAX, tail: any_of(CRLF | SLASH), tail_max: 1,
             },
-            Rule::LineBreaks,
-            Rule::Spaces,
+            SplitRule::LineBreaks,
+            SplitRule::Spaces,
         ])],
         ..BASE
     },
@@ -262,124 +279,124 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["falcon"],
         passes: &[
-            Pass::Rules(&[Rule::up_to(usize::MAX, of(PUNCTUATION | ASCII_PUNCTUATION))]),
+            SplitPass::Rules(&[SplitRule::up_to(usize::MAX, any_of(PUNCTUATION | ASCII_PUNCTUATION))]),
             GPT2,
-            Pass::Rules(&[Rule::Exactly { count: 3, set: of(ASCII_DIGIT) }]),
+            SplitPass::Rules(&[SplitRule::Exactly { count: 3, set: any_of(ASCII_DIGIT) }]),
         ],
         ..BASE
     },
     PreTokenizer {
         names: &["deepseek-llm"],
         passes: &[
-            Pass::Rules(&[LINE_BREAK]),
-            Pass::Rules(&[Rule::run(of(SPACE), of(DEEPSEEK_LETTER))]),
-            Pass::Rules(&[Rule::run(of(SPACE), of(DEEPSEEK_PUNCTUATION))]),
-            Pass::TrailingSpace,
-            Pass::Rules(&[Rule::up_to(usize::MAX, of(DEEPSEEK_CJK))]),
-            Pass::Rules(&[DIGITS]),
+            SplitPass::Rules(&[LINE_BREAK]),
+            SplitPass::Rules(&[SplitRule::run(any_of(SPACE), any_of(DEEPSEEK_LETTER))]),
+            SplitPass::Rules(&[SplitRule::run(any_of(SPACE), any_of(DEEPSEEK_PUNCTUATION))]),
+            SplitPass::TrailingSpace,
+            SplitPass::Rules(&[SplitRule::up_to(usize::MAX, any_of(DEEPSEEK_CJK))]),
+            SplitPass::Rules(&[DIGITS]),
         ],
         ..BASE
     },
     PreTokenizer {
         names: &["deepseek-coder"],
         passes: &[
-            Pass::Rules(&[LINE_BREAK]),
-            Pass::Rules(&[Rule::run(of(SPACE), of(LETTER))]),
-            Pass::Rules(&[Rule::run(of(SPACE), of(PUNCTUATION))]),
-            Pass::Rules(&[Rule::up_to(usize::MAX, of(DEEPSEEK_CJK))]),
-            Pass::Rules(&[DIGIT]),
+            SplitPass::Rules(&[LINE_BREAK]),
+            SplitPass::Rules(&[SplitRule::run(any_of(SPACE), any_of(LETTER))]),
+            SplitPass::Rules(&[SplitRule::run(any_of(SPACE), any_of(PUNCTUATION))]),
+            SplitPass::Rules(&[SplitRule::up_to(usize::MAX, any_of(DEEPSEEK_CJK))]),
+            SplitPass::Rules(&[DIGIT]),
         ],
         ..BASE
     },
     PreTokenizer {
         names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
-        passes: &[Pass::Rules(&[DIGITS_3]), Pass::Rules(&[HAN_KANA_RUN]), DEEPSEEK_V3],
+        passes: &[SplitPass::Rules(&[DIGITS_3]), SplitPass::Rules(&[HAN_KANA_RUN]), DEEPSEEK_V3],
         ..BASE
     },
     PreTokenizer {
         names: &["spark2_5"],
         passes: &[
-            Pass::Rules(&[DIGITS_3]),
-            Pass::Rules(&[HAN_KANA_RUN]),
-            Pass::Rules(&[
-                PUNCTUATED_ASCII_LETTERS, LEAD_LETTERS_MARKS, Rule::run(Set::BLANK, of(PUNCTUATION | SYMBOL)),
-                LINE_BREAK, Rule::Spaces,
+            SplitPass::Rules(&[DIGITS_3]),
+            SplitPass::Rules(&[HAN_KANA_RUN]),
+            SplitPass::Rules(&[
+                PUNCTUATED_ASCII_LETTERS, LEAD_LETTERS_MARKS, SplitRule::run(CharSet::BLANK, any_of(PUNCTUATION | SYMBOL)),
+                LINE_BREAK, SplitRule::Spaces,
             ]),
-            Pass::Rules(&[DIGIT]),
+            SplitPass::Rules(&[DIGIT]),
         ],
         ..BASE
     },
     PreTokenizer {
         names: &["afmoe"],
-        passes: &[Pass::DigitGroups, Pass::Rules(&[Rule::up_to(usize::MAX, of(AFMOE_ASIAN))]), DEEPSEEK_V3],
+        passes: &[SplitPass::DigitGroups, SplitPass::Rules(&[SplitRule::up_to(usize::MAX, any_of(AFMOE_ASIAN))]), DEEPSEEK_V3],
         ..BASE
     },
     PreTokenizer {
         names: &["youtu"],
         passes: &[
-            Pass::Rules(&[
-                Rule::up_to(usize::MAX, of(HANGUL)), Rule::up_to(usize::MAX, of(CJK_PUNCTUATION)),
-                Rule::up_to(usize::MAX, of(BOPOMOFO)), HAN_KANA_RUN,
+            SplitPass::Rules(&[
+                SplitRule::up_to(usize::MAX, any_of(HANGUL)), SplitRule::up_to(usize::MAX, any_of(CJK_PUNCTUATION)),
+                SplitRule::up_to(usize::MAX, any_of(BOPOMOFO)), HAN_KANA_RUN,
             ]),
-            Pass::Rules(&[MARKED_WORD, DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces]),
+            SplitPass::Rules(&[MARKED_WORD, DIGIT, BLANK_OTHERS_BREAKS_SLASHES, SplitRule::LineBreaks, SplitRule::Spaces]),
         ],
-        whole: Whole::All,
+        whole: WholePieces::All,
         ..BASE
     },
     PreTokenizer {
         names: &["tiny_aya", "cohere2moe"],
         passes: &[
-            Pass::DigitGroups,
-            Pass::Rules(&[MARKED_WORD, DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces]),
+            SplitPass::DigitGroups,
+            SplitPass::Rules(&[MARKED_WORD, DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, SplitRule::LineBreaks, SplitRule::Spaces]),
         ],
         ..BASE
     },
     PreTokenizer {
         names: &["tekken"],
-        passes: &[Pass::Rules(&[
-            cased_word(LETTER, false), DIGIT, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        passes: &[SplitPass::Rules(&[
+            cased_word(LETTER, false), DIGIT, BLANK_OTHERS_BREAKS_SLASHES, SplitRule::LineBreaks, SplitRule::Spaces,
         ])],
-        whole: Whole::All,
+        whole: WholePieces::All,
         bos: Bos::ByDefault,
         ..BASE
     },
     PreTokenizer {
         names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
-        passes: &[Pass::Rules(&[
-            cased_word(LETTER, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        passes: &[SplitPass::Rules(&[
+            cased_word(LETTER, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, SplitRule::LineBreaks, SplitRule::Spaces,
         ])],
         ..BASE
     },
     PreTokenizer {
         names: &["granite-embed-multi-97m"],
-        passes: &[Pass::Rules(&[
-            cased_word(LETTER | MARK, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, Rule::LineBreaks, Rule::Spaces,
+        passes: &[SplitPass::Rules(&[
+            cased_word(LETTER | MARK, true), DIGITS_3, BLANK_OTHERS_BREAKS_SLASHES, SplitRule::LineBreaks, SplitRule::Spaces,
         ])],
-        whole: Whole::All,
+        whole: WholePieces::All,
         ..BASE
     },
     PreTokenizer {
         names: &["kimi-k2"],
-        passes: &[Pass::Rules(&[
-            Rule::up_to(usize::MAX, of(HAN)),
-            Rule::CasedWord {
-                lead: LEAD, upper: of(LETTER).without(HAN), lower: of(LETTER).without(HAN), contraction: true,
+        passes: &[SplitPass::Rules(&[
+            SplitRule::up_to(usize::MAX, any_of(HAN)),
+            SplitRule::CasedWord {
+                lead: LEAD, upper: any_of(LETTER).without(HAN), lower: any_of(LETTER).without(HAN), contraction: true,
             },
-            DIGITS_3, BLANK_OTHERS_BREAKS, Rule::LineBreaks, Rule::Spaces,
+            DIGITS_3, BLANK_OTHERS_BREAKS, SplitRule::LineBreaks, SplitRule::Spaces,
         ])],
         ..BASE
     },
     PreTokenizer { names: &["bloom", "poro-chat", "gpt3-finnish"], passes: &[BLOOM], ..BASE },
-    PreTokenizer { names: &["viking"], passes: &[BLOOM, Pass::Rules(&[DIGIT])], ..BASE },
-    PreTokenizer { names: &["superbpe"], passes: &[Pass::Rules(&[DIGITS]), Pass::Thousands], ..BASE },
+    PreTokenizer { names: &["viking"], passes: &[BLOOM, SplitPass::Rules(&[DIGIT])], ..BASE },
+    PreTokenizer { names: &["superbpe"], passes: &[SplitPass::Rules(&[DIGITS]), SplitPass::Thousands], ..BASE },
     PreTokenizer {
         names: &["chameleon"],
         passes: &[
-            Pass::Rules(&[SENTINEL]),
-            Pass::Rules(&[IMAGE_CODE]),
-            Pass::Rules(&[INDENTATION]),
-            Pass::Rules(&[DIGIT]),
-            Pass::Rules(&[Rule::up_to(1, of(PUNCTUATION | ASCII_PUNCTUATION))]),
+            SplitPass::Rules(&[SENTINEL]),
+            SplitPass::Rules(&[IMAGE_CODE]),
+            SplitPass::Rules(&[INDENTATION]),
+            SplitPass::Rules(&[DIGIT]),
+            SplitPass::Rules(&[SplitRule::up_to(1, any_of(PUNCTUATION | ASCII_PUNCTUATION))]),
             GPT2,
         ],
         bos: Bos::ByDefault,
@@ -389,14 +406,14 @@ pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         names: &["gemma4", "gemma-4", "granite-embed-multi-311m"],
         passes: &[LINES],
         bos: Bos::Always,
-        whole: Whole::LineBreaks,
+        whole: WholePieces::LineBreaks,
         spelling: Spelling::EscapedBlank,
         ..BASE
     },
     PreTokenizer { names: &["sarvam-moe"], passes: &[LINES], spelling: Spelling::EscapedBlank, ..BASE },
     PreTokenizer {
         names: &["whitespace"],
-        passes: &[Pass::Rules(&[Rule::up_to(usize::MAX, not(SPACE))])],
+        passes: &[SplitPass::Rules(&[SplitRule::up_to(usize::MAX, none_of(SPACE))])],
         spelling: Spelling::Plain,
         ..BASE
     },

@@ -1,95 +1,101 @@
-//! The rules from which pre-tokenizers are made, and how text is split by them.
+//! The rules that pre-tokenizers consist of, and the splitting of text by them.
 //!
-//! The models' own definitions are regular expressions: alternatives tried in
-//! order at each position. The same few alternatives come back in all of them,
-//! so each is a [`Rule`] matched by hand, in time linear in what it matches.
+//! A model defines its pre-tokenizer as a regular expression: alternatives that are tried in order at each position.
+//! Most models use the same few alternatives. Each is a [`SplitRule`] here, matched by hand-written code in time
+//! linear in the length of its match. A [`SplitPass`] applies a list of rules to each piece; a pre-tokenizer is a list
+//! of passes.
 
-use crate::classes::{ASCII_DIGIT, BLANK, CLASSES, CRLF, Classes, LETTER, MARK, Mask, NUMBER, SPACE};
+use crate::classes::{ASCII_DIGIT, BLANK, CLASSES, CRLF, ClassMask, Classes, LETTER, MARK, NUMBER, SPACE};
 
-/// Characters that are in one of the classes `any` (in any at all when it is 0) and in none of `none`.
+/// A set of characters: those in at least one of the classes `any` (all characters if `any` is 0), and in none of the
+/// classes `none`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Set {
-    pub any: Mask,
-    pub none: Mask,
+pub(crate) struct CharSet {
+    pub any: ClassMask,
+    pub none: ClassMask,
 }
 
-/// The characters of these classes.
-pub(crate) const fn of(any: Mask) -> Set {
-    Set { any, none: 0 }
+/// The characters in at least one of these classes.
+pub(crate) const fn any_of(any: ClassMask) -> CharSet {
+    CharSet { any, none: 0 }
 }
 
-/// The characters of no such class.
-pub(crate) const fn not(none: Mask) -> Set {
-    Set { any: 0, none }
+/// The characters in none of these classes.
+pub(crate) const fn none_of(none: ClassMask) -> CharSet {
+    CharSet { any: 0, none }
 }
 
-impl Set {
-    pub(crate) const NOTHING: Set = Set { any: 1, none: 1 };
-    pub(crate) const BLANK: Set = of(BLANK);
+impl CharSet {
+    pub(crate) const NOTHING: CharSet = CharSet { any: 1, none: 1 };
+    pub(crate) const BLANK: CharSet = any_of(BLANK);
 
-    /// The same set without some classes.
-    pub(crate) const fn without(self, none: Mask) -> Set {
-        Set { any: self.any, none: self.none | none }
+    /// This set without the characters of some classes.
+    pub(crate) const fn without(self, none: ClassMask) -> CharSet {
+        CharSet { any: self.any, none: self.none | none }
     }
 
-    fn contains(self, mask: Mask) -> bool {
+    /// Whether a character with the classes `mask` is in the set.
+    fn contains(self, mask: ClassMask) -> bool {
         (self.any == 0 || mask & self.any != 0) && mask & self.none == 0
     }
 }
 
 /// One alternative of a pre-tokenizer's regular expression.
 #[derive(Clone, Copy)]
-pub(crate) enum Rule {
-    /// `'s|'t|'re|'ve|'m|'ll|'d`, in lower case only or in any.
+pub(crate) enum SplitRule {
+    /// `'s|'t|'re|'ve|'m|'ll|'d`, in lower case only, or in any case.
     Contraction { any_case: bool },
     /// `lead? body{1,max} tail{0,tail_max}`
-    Run { lead: Set, body: Set, max: usize, tail: Set, tail_max: usize },
+    Run { lead: CharSet, body: CharSet, max: usize, tail: CharSet, tail_max: usize },
     /// `set{count}`
-    Exactly { count: usize, set: Set },
+    Exactly { count: usize, set: CharSet },
     /// `head body+`
-    Headed { head: Set, body: Set },
-    /// `lead? upper* lower+`, else `lead? upper+ lower*`; then perhaps a contraction in any case.
-    CasedWord { lead: Set, upper: Set, lower: Set, contraction: bool },
-    /// `\s*[\r\n]+`: white space up to the last line break in it.
+    Headed { head: CharSet, body: CharSet },
+    /// `lead? upper* lower+`, else `lead? upper+ lower*`; then, if `contraction`, an optional contraction in any case.
+    CasedWord { lead: CharSet, upper: CharSet, lower: CharSet, contraction: bool },
+    /// `\s*[\r
+    /// ]+`: a run of white space, up to its last line break.
     LineBreaks,
-    /// `\s+(?!\S)|\s+`: white space, but its last character only when nothing follows.
+    /// `\s+(?!\S)|\s+`: a run of white space, without its last character unless the text ends there or the run has
+    /// only one.
     Spaces,
-    /// A rule that only one model has: a regular expression, and the function from a position to the end of its match.
-    Special { expression: &'static str, matches: fn(Text<'_>, usize) -> Option<usize> },
+    /// A rule of a single model: its regular expression, and a function that returns the end of the match at a
+    /// position.
+    Special { expression: &'static str, matches: fn(ClassifiedText<'_>, usize) -> Option<usize> },
 }
 
-impl Rule {
+impl SplitRule {
     /// `lead? body+`
-    pub(crate) const fn run(lead: Set, body: Set) -> Rule {
-        Rule::Run { lead, body, max: usize::MAX, tail: Set::NOTHING, tail_max: 0 }
+    pub(crate) const fn run(lead: CharSet, body: CharSet) -> SplitRule {
+        SplitRule::Run { lead, body, max: usize::MAX, tail: CharSet::NOTHING, tail_max: 0 }
     }
 
     /// `body{1,max}`
-    pub(crate) const fn up_to(max: usize, body: Set) -> Rule {
-        Rule::Run { lead: Set::NOTHING, body, max, tail: Set::NOTHING, tail_max: 0 }
+    pub(crate) const fn up_to(max: usize, body: CharSet) -> SplitRule {
+        SplitRule::Run { lead: CharSet::NOTHING, body, max, tail: CharSet::NOTHING, tail_max: 0 }
     }
 
     /// `lead? body+ tail*`
-    pub(crate) const fn run_tail(lead: Set, body: Set, tail: Set) -> Rule {
-        Rule::Run { lead, body, max: usize::MAX, tail, tail_max: usize::MAX }
+    pub(crate) const fn run_tail(lead: CharSet, body: CharSet, tail: CharSet) -> SplitRule {
+        SplitRule::Run { lead, body, max: usize::MAX, tail, tail_max: usize::MAX }
     }
 
-    /// The end of the match that starts at `at`.
-    fn matches(&self, text: Text<'_>, at: usize) -> Option<usize> {
+    /// The end of the match that starts at `at`; `None` if the rule does not match there.
+    fn matches(&self, text: ClassifiedText<'_>, at: usize) -> Option<usize> {
         match *self {
-            Rule::Contraction { any_case } => text.contraction(at, any_case),
-            Rule::Run { lead, body, max, tail, tail_max } => {
+            SplitRule::Contraction { any_case } => text.contraction(at, any_case),
+            SplitRule::Run { lead, body, max, tail, tail_max } => {
                 let start = text.after(at, lead).filter(|&p| text.is(p, body)).unwrap_or(at);
                 let end = text.skip(start, body, max);
                 (end > start).then(|| text.skip(end, tail, tail_max))
             }
-            Rule::Exactly { count, set } => (0..count).try_fold(at, |p, _| text.after(p, set)),
-            Rule::Headed { head, body } => {
+            SplitRule::Exactly { count, set } => (0..count).try_fold(at, |p, _| text.after(p, set)),
+            SplitRule::Headed { head, body } => {
                 let start = text.after(at, head)?;
                 let end = text.skip(start, body, usize::MAX);
                 (end > start).then_some(end)
             }
-            Rule::CasedWord { lead, upper, lower, contraction } => {
+            SplitRule::CasedWord { lead, upper, lower, contraction } => {
                 let after_lead = text.after(at, lead);
                 let starts = [after_lead, Some(at)];
                 let mut starts = starts.iter().flatten();
@@ -99,28 +105,29 @@ impl Rule {
                     .or_else(|| starts.find_map(|&p| text.upper_first(p, upper, lower)))?;
                 Some(if contraction { text.contraction(end, true).unwrap_or(end) } else { end })
             }
-            Rule::LineBreaks => text.line_breaks(at),
-            Rule::Spaces => text.spaces(at),
-            Rule::Special { matches, .. } => matches(text, at),
+            SplitRule::LineBreaks => text.line_breaks(at),
+            SplitRule::Spaces => text.spaces(at),
+            SplitRule::Special { matches, .. } => matches(text, at),
         }
     }
 }
 
-/// One step of a pre-tokenizer: splits every piece that the step before left.
+/// One pass of a pre-tokenizer. It splits every piece that the pass before it produced.
 #[derive(Clone, Copy)]
-pub(crate) enum Pass {
-    /// Each match of the first rule that matches is a piece, and so is the text between two matches.
-    Rules(&'static [Rule]),
-    /// The white space at the end of a piece is a piece.
+pub(crate) enum SplitPass {
+    /// At each position the first rule that matches makes a piece. The text between two matches is a piece, too.
+    Rules(&'static [SplitRule]),
+    /// The white space at the end of a piece becomes a piece of its own.
     TrailingSpace,
-    /// Digits in groups of three counted from the right; what precedes a number stays with its first group.
+    /// Runs of digits are split into groups of three, counted from the right. The text before a number stays with its
+    /// first group.
     DigitGroups,
-    /// Cuts before every group of three ASCII digits counted from the right.
+    /// The piece is split before every group of three ASCII digits, counted from the right.
     Thousands,
 }
 
-/// Splits `text` by `passes`, one after the other, and hands over the pieces in order.
-pub(crate) fn split<'t>(passes: &[Pass], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+/// Splits `text` by `passes` and calls `emit` with the pieces, in order. Their concatenation is `text`.
+pub(crate) fn split<'t>(passes: &[SplitPass], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let Some((pass, rest)) = passes.split_first() else {
         if !text.is_empty() {
             emit(text);
@@ -130,11 +137,11 @@ pub(crate) fn split<'t>(passes: &[Pass], text: &'t str, emit: &mut dyn FnMut(&'t
     pass.split(text, &mut |piece| split(rest, piece, emit));
 }
 
-impl Pass {
+impl SplitPass {
     fn split<'t>(self, piece: &'t str, emit: &mut dyn FnMut(&'t str)) {
-        let text = Text::new(piece);
+        let text = ClassifiedText::new(piece);
         match self {
-            Pass::Rules(rules) => {
+            SplitPass::Rules(rules) => {
                 let (mut start, mut at) = (0, 0);
                 while let Some((_, next)) = text.at(at) {
                     match rules.iter().find_map(|rule| rule.matches(text, at)) {
@@ -150,42 +157,42 @@ impl Pass {
                 }
                 emit(&piece[start..]);
             }
-            Pass::TrailingSpace => {
+            SplitPass::TrailingSpace => {
                 let is_space = |c| CLASSES.of(c) & SPACE != 0;
                 let end = piece.trim_end_matches(is_space).len();
                 emit(&piece[..end]);
                 emit(&piece[end..]);
             }
-            Pass::DigitGroups => {
+            SplitPass::DigitGroups => {
                 let (mut start, mut at) = (0, 0);
                 while let Some((mask, next)) = text.at(at) {
                     if mask & NUMBER == 0 {
                         at = next;
                         continue;
                     }
-                    let end = text.skip(at, of(NUMBER), usize::MAX);
+                    let end = text.skip(at, any_of(NUMBER), usize::MAX);
                     let digits = piece[at..end].chars().count();
                     if !digits.is_multiple_of(3) {
-                        at = text.skip(at, of(NUMBER), digits % 3);
+                        at = text.skip(at, any_of(NUMBER), digits % 3);
                         emit(&piece[start..at]);
                         start = at;
                     }
                     while at < end {
-                        at = text.skip(at, of(NUMBER), 3);
+                        at = text.skip(at, any_of(NUMBER), 3);
                         emit(&piece[start..at]);
                         start = at;
                     }
                 }
                 emit(&piece[start..]);
             }
-            Pass::Thousands => {
+            SplitPass::Thousands => {
                 let (mut start, mut at) = (0, 0);
                 while let Some((mask, next)) = text.at(at) {
                     if mask & ASCII_DIGIT == 0 {
                         at = next;
                         continue;
                     }
-                    let end = text.skip(at, of(ASCII_DIGIT), usize::MAX);
+                    let end = text.skip(at, any_of(ASCII_DIGIT), usize::MAX);
                     let first = at + (end - at) % 3;
                     for cut in (first..end).step_by(3) {
                         emit(&piece[start..cut]);
@@ -199,14 +206,14 @@ impl Pass {
     }
 }
 
-/// A piece of text with the classes of its characters. Positions are byte offsets at character boundaries.
+/// A piece of text, with access to the classes of its characters. Positions are byte offsets at character boundaries.
 #[derive(Clone, Copy)]
-pub(crate) struct Text<'t> {
+pub(crate) struct ClassifiedText<'t> {
     text: &'t str,
     classes: &'static Classes,
 }
 
-impl<'t> Text<'t> {
+impl<'t> ClassifiedText<'t> {
     fn new(text: &'t str) -> Self {
         Self { text, classes: &CLASSES }
     }
@@ -216,7 +223,7 @@ impl<'t> Text<'t> {
     }
 
     /// The classes of the character at `at` and the position after it; `None` at the end.
-    fn at(self, at: usize) -> Option<(Mask, usize)> {
+    fn at(self, at: usize) -> Option<(ClassMask, usize)> {
         #[cfg(test)]
         crate::steps::count();
         let &byte = self.text.as_bytes().get(at)?;
@@ -228,17 +235,17 @@ impl<'t> Text<'t> {
     }
 
     /// Whether the character at `at` is in `set`.
-    pub(crate) fn is(self, at: usize, set: Set) -> bool {
+    pub(crate) fn is(self, at: usize, set: CharSet) -> bool {
         self.at(at).is_some_and(|(mask, _)| set.contains(mask))
     }
 
-    /// The position after the character at `at` if that is in `set`.
-    pub(crate) fn after(self, at: usize, set: Set) -> Option<usize> {
+    /// The position after the character at `at`; `None` if that character is not in `set`.
+    pub(crate) fn after(self, at: usize, set: CharSet) -> Option<usize> {
         self.at(at).filter(|&(mask, _)| set.contains(mask)).map(|(_, next)| next)
     }
 
-    /// The position after at most `max` characters of `set`.
-    pub(crate) fn skip(self, mut at: usize, set: Set, max: usize) -> usize {
+    /// The position after the run of characters of `set` at `at`, of which at most `max` are skipped.
+    pub(crate) fn skip(self, mut at: usize, set: CharSet, max: usize) -> usize {
         for _ in 0..max {
             let Some(next) = self.after(at, set) else { break };
             at = next;
@@ -246,6 +253,7 @@ impl<'t> Text<'t> {
         at
     }
 
+    /// The end of a contraction (`'s`, `'re`, ...) at `at`.
     fn contraction(self, at: usize, any_case: bool) -> Option<usize> {
         let rest = &self.bytes()[at..];
         if rest.first() != Some(&b'\'') {
@@ -262,9 +270,9 @@ impl<'t> Text<'t> {
         }
     }
 
-    /// `upper* lower+`. Where no lower character follows the run of upper ones, the last
-    /// character of the run that is also a lower one (letters without case are both) ends the match.
-    fn upper_then_lower(self, start: usize, upper: Set, lower: Set) -> Option<usize> {
+    /// The end of `upper* lower+` at `start`. If no lower character follows the run of upper ones, the match ends at
+    /// the last character of the run that is in both sets; letters without case are.
+    fn upper_then_lower(self, start: usize, upper: CharSet, lower: CharSet) -> Option<usize> {
         let mut at = start;
         let mut last_both = None;
         while let Some((mask, next)) = self.at(at)
@@ -279,12 +287,13 @@ impl<'t> Text<'t> {
         if end > at { Some(end) } else { last_both }
     }
 
-    /// `upper+ lower*`
-    fn upper_first(self, start: usize, upper: Set, lower: Set) -> Option<usize> {
+    /// The end of `upper+ lower*` at `start`.
+    fn upper_first(self, start: usize, upper: CharSet, lower: CharSet) -> Option<usize> {
         let at = self.skip(start, upper, usize::MAX);
         (at > start).then(|| self.skip(at, lower, usize::MAX))
     }
 
+    /// The end of [`SplitRule::LineBreaks`] at `start`.
     fn line_breaks(self, start: usize) -> Option<usize> {
         let mut at = start;
         let mut end = None;
@@ -299,9 +308,10 @@ impl<'t> Text<'t> {
         end
     }
 
+    /// The end of [`SplitRule::Spaces`] at `start`.
     fn spaces(self, start: usize) -> Option<usize> {
         let (mut last, mut at) = (start, start);
-        while let Some(next) = self.after(at, of(SPACE)) {
+        while let Some(next) = self.after(at, any_of(SPACE)) {
             (last, at) = (at, next);
         }
         if at == start {
@@ -314,63 +324,63 @@ impl<'t> Text<'t> {
     }
 }
 
-/// The spaces of jais-2.
-pub(crate) const SPACES_BY_POWERS_OF_TWO: Rule = Rule::Special {
+/// White space as jais-2 splits it: runs of a power of two.
+pub(crate) const SPACES_BY_POWERS_OF_TWO: SplitRule = SplitRule::Special {
     expression: r"\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s",
     matches: spaces_by_powers_of_two,
 };
 
-fn spaces_by_powers_of_two(text: Text<'_>, at: usize) -> Option<usize> {
+fn spaces_by_powers_of_two(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     const LENGTHS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
-    let single = text.after(at, of(SPACE))?;
-    // A length fits when white space or the end of the text follows it.
+    let single = text.after(at, any_of(SPACE))?;
+    // A length matches only if white space or the end of the text follows it: (?!\S).
     let fits = |&length: &usize| {
-        let end = (0..length).try_fold(at, |p, _| text.after(p, of(SPACE)))?;
-        (end == text.text.len() || text.is(end, of(SPACE))).then_some(end)
+        let end = (0..length).try_fold(at, |p, _| text.after(p, any_of(SPACE)))?;
+        (end == text.text.len() || text.is(end, any_of(SPACE))).then_some(end)
     };
     Some(LENGTHS.iter().find_map(fits).unwrap_or(single))
 }
 
-/// The phrases of exaone-moe: letters with their marks, and single blanks between them.
-pub(crate) const PHRASE: Rule =
-    Rule::Special { expression: r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", matches: phrase };
+/// A phrase of exaone-moe: words of letters with their marks, joined by single blanks.
+pub(crate) const PHRASE: SplitRule =
+    SplitRule::Special { expression: r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", matches: phrase };
 
-fn phrase(text: Text<'_>, at: usize) -> Option<usize> {
-    let letter = of(LETTER);
-    let lead = text.after(at, not(CRLF | LETTER | NUMBER)).filter(|&p| text.is(p, letter));
+fn phrase(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
+    let letter = any_of(LETTER);
+    let lead = text.after(at, none_of(CRLF | LETTER | NUMBER)).filter(|&p| text.is(p, letter));
     let start = lead.unwrap_or(at);
     let mut end = start;
     loop {
-        let blank = text.after(end, Set::BLANK).filter(|_| end > start);
+        let blank = text.after(end, CharSet::BLANK).filter(|_| end > start);
         let Some(next) = text.after(blank.unwrap_or(end), letter) else { break };
-        end = text.skip(next, of(MARK), usize::MAX);
+        end = text.skip(next, any_of(MARK), usize::MAX);
     }
     (end > start).then_some(end)
 }
 
-/// A special token of chameleon.
-pub(crate) const SENTINEL: Rule = Rule::Special { expression: "<sentinel:[0-9]+>", matches: sentinel };
+/// A special token of chameleon, in the text.
+pub(crate) const SENTINEL: SplitRule = SplitRule::Special { expression: "<sentinel:[0-9]+>", matches: sentinel };
 
-fn sentinel(text: Text<'_>, at: usize) -> Option<usize> {
+fn sentinel(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     const OPEN: &[u8] = b"<sentinel:";
     let start = text.bytes()[at..].starts_with(OPEN).then_some(at + OPEN.len())?;
-    let end = text.skip(start, of(ASCII_DIGIT), usize::MAX);
+    let end = text.skip(start, any_of(ASCII_DIGIT), usize::MAX);
     (end > start && text.bytes().get(end) == Some(&b'>')).then_some(end + 1)
 }
 
-/// An image token of chameleon.
-pub(crate) const IMAGE_CODE: Rule = Rule::Special { expression: "IMGIMG[A-I]{1,4}Z", matches: image_code };
+/// An image token of chameleon, in the text.
+pub(crate) const IMAGE_CODE: SplitRule = SplitRule::Special { expression: "IMGIMG[A-I]{1,4}Z", matches: image_code };
 
-fn image_code(text: Text<'_>, at: usize) -> Option<usize> {
+fn image_code(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     let code = text.bytes()[at..].strip_prefix(b"IMGIMG")?;
     let letters = code.iter().take(4).take_while(|b| (b'A'..=b'I').contains(b)).count();
     (letters > 0 && code.get(letters) == Some(&b'Z')).then_some(at + 6 + letters + 1)
 }
 
-/// The spaces of chameleon.
-pub(crate) const INDENTATION: Rule = Rule::Special { expression: r"[\t\n]|    |  ", matches: indentation };
+/// White space as chameleon splits it.
+pub(crate) const INDENTATION: SplitRule = SplitRule::Special { expression: r"[\t\n]|    |  ", matches: indentation };
 
-fn indentation(text: Text<'_>, at: usize) -> Option<usize> {
+fn indentation(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     let rest = &text.bytes()[at..];
     let found = [&b"\t"[..], b"\n", b"    ", b"  "].into_iter().find(|s| rest.starts_with(s))?;
     Some(at + found.len())

@@ -1,28 +1,29 @@
-//! RWKV's tokenizer: wherever the last token ended, the longest token that the text goes on with. Tokens are bytes, which
-//! the vocabulary spells with escapes.
+//! RWKV's tokenizer: at each position the longest token that matches. Tokens are byte strings, which the vocabulary
+//! spells with escapes such as `\xe4`.
 
 use crate::TokenId;
 use crate::error::TokenizerError;
 use crate::trie::Trie;
-use crate::vocabulary::{CONTROL, Kind, UNKNOWN, Vocabulary};
+use crate::vocabulary::{CONTROL, TokenKinds, UNKNOWN, Vocabulary};
 
 /// A vocabulary of byte strings.
 pub(crate) struct Rwkv {
-    /// The tokens that text may become.
+    /// The tokens that text may become, by their bytes.
     tokens: Trie,
 }
 
 impl Rwkv {
     pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let in_text = vocabulary.ids().filter(|&id| !vocabulary.is(id, CONTROL | UNKNOWN));
         let tokens: Vec<_> = in_text.map(|id| (Self::piece(vocabulary, id), id)).collect();
-        // Of tokens that spell the same bytes the last one counts, and those that spell none are no tokens.
+        // If tokens have the same bytes, the last one is kept; tokens without bytes are left out.
         let tokens = tokens.iter().rev().filter(|(bytes, _)| !bytes.is_empty());
         Ok(Self { tokens: Trie::new(tokens.map(|(bytes, id)| (bytes.as_slice(), *id)).collect()) })
     }
 
-    /// Appends the tokens of `text`; a byte that none begins with is the unknown token, where there is one.
+    /// Encodes `text` and appends its tokens to `out`. A byte that no token starts with becomes the unknown token, if
+    /// there is one.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
@@ -35,18 +36,19 @@ impl Rwkv {
         }
     }
 
-    /// What a token writes.
+    /// The bytes that a token decodes to.
     pub(crate) fn piece(vocabulary: &Vocabulary, id: TokenId) -> Vec<u8> {
         unescape(vocabulary.bytes(id))
     }
 }
 
-/// The bytes that a spelling such as `\xe4\xb8` or `it\'s\n` stands for. A byte's number is made of any two characters, by
-/// their distance from "0" or "a"; what is left of an escape at the end is nothing.
+/// The bytes of a spelling such as `\xe4\xb8` or `it\'s
+/// `. As in llama.cpp, any two characters after `\x` make a byte, each by its distance from "0" or "a", and an
+/// incomplete escape at the end is dropped.
 fn unescape(spelling: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(spelling.len());
     let mut rest = spelling.iter().copied();
-    // Characters beyond ASCII are below it, as signed bytes are.
+    // llama.cpp compares signed chars: a byte above 0x7F is below 'a'.
     let digit = |c: u8| if c.is_ascii() && c >= b'a' { c - b'a' + 10 } else { c.wrapping_sub(b'0') };
     while let Some(byte) = rest.next() {
         if byte != b'\\' {
@@ -84,7 +86,7 @@ mod tests {
             (r"a\", b"a"),
             (r"a\x", b"a"),
             (r"a\xf", b"a"),
-            // 'F' is 22 behind '0', and é is two bytes.
+            // 'F' is 22 above '0'; é is two bytes.
             (r"\xFF", &[0x76]),
             ("é", "é".as_bytes()),
         ];

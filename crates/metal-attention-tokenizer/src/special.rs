@@ -1,68 +1,70 @@
-//! Cutting special tokens out of a text.
+//! Finds special tokens in a text and splits the text at them, before the algorithm of the vocabulary encodes the text
+//! between them.
 
 use crate::TokenId;
 use crate::trie::{ROOT, Trie};
-use crate::vocabulary::{CONTROL, Kind, STRIP_LEFT, STRIP_RIGHT, UNKNOWN, Vocabulary};
+use crate::vocabulary::{CONTROL, STRIP_LEFT, STRIP_RIGHT, TokenKinds, UNKNOWN, Vocabulary};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
-/// A part of a text.
+/// A fragment of a text that was split at its special tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fragment<'t> {
-    /// To be tokenized.
+    /// Text to be encoded.
     Text(&'t str),
     /// A special token.
     Token(TokenId),
 }
 
-/// A set of special tokens, found in a text in one pass.
+/// A set of special tokens that is searched for in a text in one pass.
 ///
-/// Longer tokens come before shorter ones wherever they are in the text, and of equally long ones
-/// the leftmost comes first.
+/// Longer tokens take precedence over shorter ones wherever they are in the text; among tokens of equal length the
+/// leftmost does.
 pub(crate) struct SpecialTokens {
     tokens: Vec<SpecialToken>,
-    /// The numbers of the tokens by their spelling, backwards: an Aho-Corasick automaton (1975) that reads a text from its
-    /// end tells at every byte which tokens start there, in time that does not depend on how long they are.
+    /// The tokens, spelled backwards, with their index in `tokens`. An Aho-Corasick automaton (1975) over it reads the
+    /// text from its end and finds at every byte the tokens that start there, in time that does not depend on their
+    /// lengths.
     trie: Trie,
-    /// The node of the longest true beginning of a node's string that is in the trie, backwards.
+    /// The failure link of each node: the node of the longest proper suffix of its string that is in the trie.
     fallback: Vec<u32>,
-    /// The node of the longest token that starts where a node's string does; the root where there is none.
+    /// For each node, the node of the longest token that starts at the current byte; the root if there is none.
     longest: Vec<u32>,
-    /// The child of the root that a byte leads to, or the root.
+    /// The child of the root along each byte; the root if there is none.
     first: Box<[u32; 256]>,
 }
 
 struct SpecialToken {
     id: TokenId,
-    kind: Kind,
+    kind: TokenKinds,
     len: usize,
 }
 
-/// A token at a place in the text; the greatest is cut out first.
+/// An occurrence of a token in the text. The greatest in this order is split off first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct TokenMatch {
     len: usize,
     start: Reverse<usize>,
-    /// Where the automaton has it.
+    /// The trie node of the token.
     node: u32,
 }
 
 impl SpecialTokens {
-    /// The special tokens of one of the `kinds` and of none of `but_not`.
-    pub(crate) fn new(vocabulary: &Vocabulary, kinds: Kind, but_not: Kind) -> Self {
+    /// The special tokens that are of one of `kinds` and of none of `but_not`.
+    pub(crate) fn new(vocabulary: &Vocabulary, kinds: TokenKinds, but_not: TokenKinds) -> Self {
         let ids = vocabulary.ids().filter(|&id| vocabulary.is(id, kinds) && !vocabulary.is(id, but_not));
         Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))))
     }
 
-    /// Of tokens with the same spelling the last one counts.
-    fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, Kind)>) -> Self {
+    /// The special tokens of a list. If tokens have the same spelling, the last one is kept.
+    fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, TokenKinds)>) -> Self {
         let tokens: Vec<_> = tokens.filter(|(text, ..)| !text.is_empty()).collect();
         let backwards: Vec<Vec<u8>> = tokens.iter().map(|(text, ..)| text.iter().rev().copied().collect()).collect();
         let trie = Trie::new(backwards.iter().enumerate().rev().map(|(i, text)| (&text[..], i as u32)).collect());
         let n_nodes = trie.n_nodes() as usize;
         let (mut fallback, mut longest) = (vec![ROOT; n_nodes], vec![ROOT; n_nodes]);
-        // Fallbacks are shorter than what falls back to them, and have lower numbers.
+        // A failure link leads to a shorter string, whose node has a lower number.
         for node in 0..trie.n_nodes() {
             for (byte, child) in trie.children(node) {
                 let mut from = node;
@@ -82,7 +84,8 @@ impl SpecialTokens {
         Self { tokens, trie, fallback, longest, first }
     }
 
-    /// Every place in `text` where a token starts, from the end on, with the node of the longest one.
+    /// The positions in `text` where a token starts, from the end of the text to its beginning, each with the node of
+    /// the longest such token.
     fn found(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
         let mut node = ROOT;
         text.iter().enumerate().rev().filter_map(move |(start, &byte)| {
@@ -99,14 +102,14 @@ impl SpecialTokens {
         })
     }
 
-    /// The token at a node that has one.
+    /// The token that ends at a node; the node must have one.
     fn token(&self, node: u32) -> &SpecialToken {
         &self.tokens[self.trie.value(node).expect("the node has a token") as usize]
     }
 
-    /// The longest token, of the one at `node` and the shorter ones that start with it at `start`, that ends at `limit`
-    /// at the latest, and covers none of `literals` if it is a control token.
-    fn longest(&self, mut node: u32, start: usize, limit: usize, literals: &[usize]) -> Option<Candidate> {
+    /// The longest match at `start` that ends at `limit` or before and, for a control token, covers none of
+    /// `literals`. Tried are the token at `node` and the shorter tokens that also start there.
+    fn longest(&self, mut node: u32, start: usize, limit: usize, literals: &[usize]) -> Option<TokenMatch> {
         let next_literal = literals.get(literals.partition_point(|&at| at < start)).copied().unwrap_or(usize::MAX);
         while node != ROOT {
             #[cfg(test)]
@@ -114,22 +117,24 @@ impl SpecialTokens {
             let &SpecialToken { kind, len, .. } = self.token(node);
             let end = start + len;
             if end <= limit && (end <= next_literal || kind & (CONTROL | UNKNOWN) == 0) {
-                return Some(Candidate { len, start: Reverse(start), node });
+                return Some(TokenMatch { len, start: Reverse(start), node });
             }
             node = self.longest[self.fallback[node as usize] as usize];
         }
         None
     }
 
-    /// The parts of `text` in order. No control token covers a byte whose offset is one of `literals`, which ascend.
+    /// Splits `text` into fragments, in order. No control token covers a byte whose offset is in `literals`
+    /// (ascending).
     pub(crate) fn cut<'t>(&self, text: &'t str, literals: &[usize]) -> Vec<Fragment<'t>> {
         let bytes = text.as_bytes();
-        let mut candidates: BinaryHeap<Candidate> =
+        let mut candidates: BinaryHeap<TokenMatch> =
             self.found(bytes).filter_map(|(start, node)| self.longest(node, start, bytes.len(), literals)).collect();
 
-        // The tokens cut out so far, by where they start, with the white space they swallow.
+        // The tokens split off so far: from the start of each, with the white space that it consumes, to its end and
+        // id.
         let mut taken: BTreeMap<usize, (usize, TokenId)> = BTreeMap::new();
-        while let Some(Candidate { len, start: Reverse(start), node }) = candidates.pop() {
+        while let Some(TokenMatch { len, start: Reverse(start), node }) = candidates.pop() {
             let gap = gap_around(&taken, start, bytes.len());
             if start < gap.start {
                 continue;
@@ -167,12 +172,12 @@ impl SpecialTokens {
     }
 }
 
-/// The tokens whose spelling in a text would steer the model.
+/// The control and unknown tokens, to find their spellings in text of users.
 pub(crate) struct ControlTokens {
     tokens: SpecialTokens,
-    /// By their spelling.
+    /// The tokens by spelling.
     trie: Trie,
-    /// Bytes of the longest.
+    /// The length in bytes of the longest token.
     longest: usize,
 }
 
@@ -182,7 +187,7 @@ impl ControlTokens {
         Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))).collect())
     }
 
-    fn from_tokens(tokens: Vec<(&[u8], TokenId, Kind)>) -> Self {
+    fn from_tokens(tokens: Vec<(&[u8], TokenId, TokenKinds)>) -> Self {
         Self {
             longest: tokens.iter().map(|(text, ..)| text.len()).max().unwrap_or(0),
             trie: Trie::new(tokens.iter().map(|&(text, id, _)| (text, id)).collect()),
@@ -190,7 +195,7 @@ impl ControlTokens {
         }
     }
 
-    /// Where in `text` a token starts, or may start if the text went on, in ascending order.
+    /// The offsets in `text`, ascending, where a token starts, or could start if more text followed.
     pub(crate) fn starts(&self, text: &str) -> Vec<usize> {
         let text = text.as_bytes();
         let mut starts: Vec<_> = self.tokens.found(text).map(|(start, _)| start).collect();
@@ -202,7 +207,7 @@ impl ControlTokens {
     }
 }
 
-/// The range around `at` that no token has been cut out of; it starts after `at` when one covers `at`.
+/// The free range around `at`, between the tokens split off so far. It starts after `at` if a token covers `at`.
 fn gap_around(taken: &BTreeMap<usize, (usize, TokenId)>, at: usize, end: usize) -> Range<usize> {
     let start = taken.range(..=at).next_back().map_or(0, |(_, &(to, _))| to);
     let end = taken.range(at + 1..).next().map_or(end, |(&from, _)| from);
@@ -218,11 +223,11 @@ mod tests {
     use super::*;
     use crate::vocabulary::USER_DEFINED;
 
-    fn tokens<'t>(tokens: &[(&'t str, Kind)]) -> Vec<(&'t [u8], TokenId, Kind)> {
+    fn tokens<'t>(tokens: &[(&'t str, TokenKinds)]) -> Vec<(&'t [u8], TokenId, TokenKinds)> {
         tokens.iter().zip(0..).map(|(&(text, kind), id)| (text.as_bytes(), id, kind)).collect()
     }
 
-    fn special(texts: &[(&str, Kind)]) -> SpecialTokens {
+    fn special(texts: &[(&str, TokenKinds)]) -> SpecialTokens {
         let tokens = tokens(texts);
         SpecialTokens::from_tokens(tokens.into_iter().map(|(text, id, kind)| (text, id, kind | CONTROL)))
     }
@@ -254,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_are_found_though_the_end_is_missing() {
+    fn incomplete_control_tokens_are_found() {
         let special = ControlTokens::from_tokens(tokens(&[("<end>", 0), ("<|a|>", 0)]));
         assert_eq!(special.starts("a<end><|b|>e<|<en"), [1, 14]);
         assert_eq!(special.starts("<|a"), [0]);
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_is_swallowed_on_the_sides_that_say_so() {
+    fn white_space_is_consumed_on_the_marked_sides() {
         let special = special(&[("<m>", STRIP_LEFT), ("<r>", STRIP_RIGHT)]);
         assert_eq!(special.cut("a \n<m> b <r>  c", &[]), [Text("a"), Token(0), Text(" b "), Token(1), Text("c")]);
         assert_eq!(special.cut("<r>  <m>", &[]), [Token(1), Token(0)]);

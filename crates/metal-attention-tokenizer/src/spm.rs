@@ -1,24 +1,26 @@
-//! SentencePiece's byte-pair encoding, where the score of the merged token says which pair goes first.
+//! SentencePiece's byte-pair encoding (`tokenizer.ggml.model` = "llama"). Any two adjacent symbols whose concatenation
+//! is a token can be merged; the score of that token is the rank of the merge. Characters that no token covers become
+//! byte-fallback tokens.
 
 use crate::TokenId;
 use crate::bpe::{joins_blank, words_before_blanks};
 use crate::cache::WordCache;
 use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, Kind, UNKNOWN, Vocabulary};
+use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, TokenKinds, UNKNOWN, Vocabulary};
 
-/// A SentencePiece vocabulary.
+/// A SentencePiece byte-pair vocabulary.
 pub(crate) struct Spm {
-    /// The token for each byte that is part of no other token.
+    /// The token of each byte that is not part of another token.
     byte_tokens: Box<[Option<TokenId>; 256]>,
     longest: usize,
-    /// No token has a blank after something else, so that text may be cut before blanks.
+    /// Whether no token has a blank after another character. Then text can be split before blanks.
     cut_before_blanks: bool,
 }
 
 impl Spm {
     pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let byte_token = |byte: usize| {
             let byte = byte as u8;
             let found = vocabulary.find_byte(byte).or_else(|| vocabulary.find(&[byte]));
@@ -33,7 +35,7 @@ impl Spm {
         })
     }
 
-    /// Appends the tokens of `text`, with a blank before it if `prefix`.
+    /// Encodes `text` and appends its tokens to `out`. If `prefix` is set, a blank is put before the text.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, prefix: bool, out: &mut Vec<TokenId>) {
         let mut escaped = if prefix { ESCAPED_BLANK.to_owned() } else { String::new() };
         escaped.push_str(&text.replace(' ', ESCAPED_BLANK));
@@ -49,6 +51,7 @@ impl Spm {
         }
     }
 
+    /// Appends the tokens of one word.
     fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         let word = word.as_bytes();
         merger.clear();
@@ -78,9 +81,9 @@ impl Spm {
     }
 }
 
-/// A number that is the smaller the greater `score` is.
+/// A merge rank: a number that is smaller the greater `score` is.
 pub(crate) fn descending(score: f32) -> u32 {
-    // Adding 0 makes -0 equal to 0. The bits of floats of one sign are ordered like their magnitude.
+    // Adding 0 turns -0 into 0. The bits of floats of the same sign are ordered like their magnitudes.
     let bits = (score + 0.0).to_bits();
     if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }
 }

@@ -1,5 +1,5 @@
-//! The work that texts take, counted instead of timed: whatever a vocabulary and a text are like, a byte takes so much at
-//! most.
+//! Tests that bound the work of encoding. Elementary steps are counted instead of time: for every vocabulary and every
+//! text there is a maximum number of steps per byte.
 
 use std::cell::Cell;
 
@@ -12,12 +12,12 @@ thread_local! {
     static STEPS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// One step more: a look at a character, a node of a trie, a pair of symbols, a token.
+/// Counts one step: the lookup of a character, a trie node, a pair of symbols or a token.
 pub(crate) fn count() {
     STEPS.set(STEPS.get() + 1);
 }
 
-/// The steps that some work takes.
+/// The number of steps that `work` takes.
 fn steps(work: impl FnOnce()) -> u64 {
     STEPS.set(0);
     work();
@@ -31,6 +31,8 @@ const USER_DEFINED: i32 = 4;
 
 const MODELS: [&str; 7] = ["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
+/// Builds a tokenizer of a small vocabulary with the additional `tokens` (spelling and type) and the metadata of
+/// `change`.
 fn build(model: &str, tokens: &[(String, i32)], change: impl Fn(&mut Metadata)) -> Result<Tokenizer, TokenizerError> {
     let small = [("<unk>", UNKNOWN), ("a", NORMAL), ("b", NORMAL), ("\u{2581}a", NORMAL), ("\u{2581}", NORMAL)];
     let small = small.map(|(text, kind)| (text.to_owned(), kind));
@@ -49,7 +51,7 @@ fn build(model: &str, tokens: &[(String, i32)], change: impl Fn(&mut Metadata)) 
 
 const PARSE: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
 
-/// Texts that long tokens of a few letters nearly fit, everywhere.
+/// Texts in which long tokens of a few letters almost match at every position.
 fn texts() -> Vec<String> {
     const LEN: usize = 6000;
     let parts = ["a", "b", "ab", "a b", " ", "\n", "1", "aaaaaaac", "\u{e9}", "\u{2581}", "<unk>", "a\u{301}"];
@@ -59,7 +61,8 @@ fn texts() -> Vec<String> {
     texts
 }
 
-/// Vocabularies with tokens of up to 1024 bytes: one, all beginnings of one, and those that differ in the end.
+/// Vocabularies with tokens of up to 1024 bytes: a single one, all prefixes of one, and tokens that differ only at one
+/// end.
 fn vocabularies(kind: i32) -> Vec<Vec<(String, i32)>> {
     let of = |texts: Vec<String>| texts.into_iter().map(|text| (text, kind)).collect();
     vec![
@@ -73,7 +76,7 @@ fn vocabularies(kind: i32) -> Vec<Vec<(String, i32)>> {
 }
 
 #[test]
-fn special_tokens_take_some_steps_a_byte_however_long_they_are() {
+fn special_tokens_take_a_bounded_number_of_steps_per_byte() {
     for kind in [CONTROL, USER_DEFINED, UNKNOWN] {
         for tokens in vocabularies(kind) {
             let tokenizer = build("whitespace", &tokens, |_| {}).unwrap();
@@ -81,7 +84,7 @@ fn special_tokens_take_some_steps_a_byte_however_long_they_are() {
                 let limit = 60 * text.len() as u64;
                 let taken = steps(|| drop(tokenizer.encode(&text, PARSE)));
                 assert!(taken < limit, "{taken} for {:?}", &text[..10]);
-                // The end of the text may be the beginning of a token: that takes the square of its length.
+                // The end of the text may be a prefix of a token: this check is quadratic in the token's length.
                 let taken = steps(|| drop(tokenizer.control_starts(&text)));
                 assert!(taken < limit + 1024 * 1024, "{taken} for {:?}", &text[..10]);
             }
@@ -90,7 +93,7 @@ fn special_tokens_take_some_steps_a_byte_however_long_they_are() {
 }
 
 #[test]
-fn literals_keep_the_work_within_the_length_of_a_token() {
+fn literals_cost_at_most_the_length_of_a_token_per_byte() {
     for tokens in vocabularies(CONTROL) {
         let tokenizer = build("whitespace", &tokens, |_| {}).unwrap();
         for text in texts() {
@@ -102,12 +105,12 @@ fn literals_keep_the_work_within_the_length_of_a_token() {
 }
 
 #[test]
-fn a_byte_of_text_takes_no_more_steps_than_a_token_has_bytes() {
+fn each_byte_takes_at_most_as_many_steps_as_the_longest_token_has_bytes() {
     for model in MODELS {
         for tokens in vocabularies(NORMAL) {
             let tokenizer = build(model, &tokens, |_| {}).unwrap();
             for text in texts() {
-                // Those that read the text once for all, and those that look for tokens at every byte.
+                // The first three models search for tokens at every byte, the others read the text once.
                 let limit = if matches!(model, "t5" | "bert" | "rwkv") { 1100 } else { 60 };
                 let taken = steps(|| drop(tokenizer.encode(&text, PARSE)));
                 assert!(taken < limit * text.len() as u64, "{model}: {taken} for {:?}", &text[..10]);
@@ -117,7 +120,7 @@ fn a_byte_of_text_takes_no_more_steps_than_a_token_has_bytes() {
 }
 
 #[test]
-fn real_vocabularies_take_few_steps_a_byte() {
+fn real_vocabularies_take_few_steps_per_byte() {
     for name in ["gpt-2", "llama-bpe", "llama-spm", "gemma-4", "nomic-bert-moe", "bert-bge", "rwkv"] {
         let file =
             GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(&format!("{name}-cut.gguf"))).unwrap();
@@ -131,7 +134,7 @@ fn real_vocabularies_take_few_steps_a_byte() {
 }
 
 #[test]
-fn longer_tokens_are_refused_by_their_number() {
+fn longer_tokens_are_refused_with_their_id() {
     for model in MODELS {
         for kind in [NORMAL, UNKNOWN, CONTROL, USER_DEFINED, 5, 6, 99] {
             let mut bytes = 1025;
@@ -140,7 +143,7 @@ fn longer_tokens_are_refused_by_their_number() {
                 let found = build(model, &[("b".into(), NORMAL), (text, kind)], |_| {});
                 let merged = matches!(model, "gpt2" | "gemma4" | "whitespace");
                 if merged && ![UNKNOWN, CONTROL, USER_DEFINED].contains(&kind) {
-                    // Tokens that merges make take no longer for being long.
+                    // The length of tokens that are made by merges does not matter.
                     assert!(found.is_ok(), "{model} {kind}");
                 } else {
                     let error = found.unwrap_err();
@@ -157,8 +160,8 @@ fn longer_tokens_are_refused_by_their_number() {
 }
 
 #[test]
-fn characters_maps_that_lead_in_circles_end() {
-    // From every node back to itself, whatever the byte: base 0, and the label of the byte that leads there.
+fn circular_characters_maps_end() {
+    // A map in which every node leads back to itself: base 0, and the label of the byte on the edge.
     let mut nodes: Vec<u32> = (0..256).collect();
     nodes[0] = 0;
     let mut map = (nodes.len() as u32 * 4).to_le_bytes().to_vec();
@@ -172,7 +175,7 @@ fn characters_maps_that_lead_in_circles_end() {
         let taken = steps(|| drop(tokenizer.encode(&text, PARSE)));
         assert!(taken < 300 * text.len() as u64, "{taken} for {:?}", &text[..10]);
     }
-    // Replacements are short, those too that do not end.
+    // Replacements must be short, including one without an end.
     for end in [vec![b'x'; 1 << 20], [vec![b'x'; 257], vec![0]].concat(), [vec![0], vec![b'x'; 257]].concat()] {
         assert!(matches!(with(end), Err(TokenizerError::CharsMap { .. })));
     }

@@ -1,29 +1,30 @@
-//! A table of strings in one allocation, found by number or by text.
+//! A table of strings in one allocation, looked up by number or by content. Holds the spellings of a vocabulary.
 
 use foldhash::fast::RandomState;
 use std::hash::BuildHasher;
 
-/// A map whose hashes differ from map to map, so that no file and no text can choose keys that collide.
+/// A hash map with its own random hash, so that neither a file nor a text can choose keys that collide.
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
+/// The id of a hash slot that is not used.
 const EMPTY: u32 = u32::MAX;
 
-/// A slot of the hash table: part of the hash, to skip most comparisons, and the string's number.
+/// An entry of the hash table: the upper half of the hash, which avoids most comparisons, and the string's number.
 #[derive(Clone, Copy)]
-struct Slot {
+struct HashSlot {
     tag: u32,
     id: u32,
 }
 
-/// Strings numbered in the order in which they were pushed. A vocabulary of
-/// 150 000 tokens is three allocations instead of 150 000.
+/// Strings, numbered in the order in which they were pushed, with a hash table (open addressing) over them. A
+/// vocabulary of 150 000 tokens takes three allocations instead of 150 000.
 ///
 /// The sum of the lengths must stay below 4 GiB; the caller checks that.
 pub(crate) struct StringTable {
     bytes: Vec<u8>,
     ends: Vec<u32>,
-    slots: Vec<Slot>,
-    /// Of another table the hashes are others, so that no file can choose strings that meet in one slot.
+    slots: Vec<HashSlot>,
+    /// The hash of this table. It is random, so that no file can choose strings that collide.
     hashes: RandomState,
 }
 
@@ -33,7 +34,7 @@ impl StringTable {
         Self {
             bytes: Vec::with_capacity(bytes),
             ends: Vec::with_capacity(strings),
-            slots: vec![Slot { tag: 0, id: EMPTY }; slots],
+            slots: vec![HashSlot { tag: 0, id: EMPTY }; slots],
             hashes: RandomState::default(),
         }
     }
@@ -42,7 +43,7 @@ impl StringTable {
         self.ends.len()
     }
 
-    /// The string with number `id`, or an empty one when there is none.
+    /// The string with number `id`; empty if there is none.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };
@@ -50,7 +51,7 @@ impl StringTable {
         &self.bytes[start as usize..end as usize]
     }
 
-    /// Appends a string under the next number. Of equal strings the last one pushed is found by [`get`](Self::get).
+    /// Appends a string and returns its number. Of equal strings [`get`](Self::get) finds the last one.
     pub(crate) fn push(&mut self, text: &[u8]) -> u32 {
         let id = self.ends.len() as u32;
         self.bytes.extend_from_slice(text);
@@ -59,37 +60,38 @@ impl StringTable {
             self.grow();
         }
         let (slot, tag) = self.find(text);
-        self.slots[slot] = Slot { tag, id };
+        self.slots[slot] = HashSlot { tag, id };
         id
     }
 
-    /// The number of a string.
+    /// The number of a string; `None` if it was not pushed.
     pub(crate) fn get(&self, text: &[u8]) -> Option<u32> {
         let id = self.slots[self.find(text).0].id;
         (id != EMPTY).then_some(id)
     }
 
-    /// The slot that holds `text`, or the empty one where it belongs, and its tag.
+    /// The index of the slot that has `text`, or of the free slot for it; and the tag of `text`.
     fn find(&self, text: &[u8]) -> (usize, u32) {
         let hash = self.hashes.hash_one(text);
         let tag = (hash >> 32) as u32;
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
         loop {
-            let Slot { tag: there, id } = self.slots[slot];
-            if id == EMPTY || (there == tag && self.bytes(id) == text) {
+            let HashSlot { tag: slot_tag, id } = self.slots[slot];
+            if id == EMPTY || (slot_tag == tag && self.bytes(id) == text) {
                 return (slot, tag);
             }
             slot = (slot + 1) & mask;
         }
     }
 
+    /// Doubles the hash table.
     fn grow(&mut self) {
-        self.slots = vec![Slot { tag: 0, id: EMPTY }; self.slots.len() * 2];
-        // All but the newest, which the caller places.
+        self.slots = vec![HashSlot { tag: 0, id: EMPTY }; self.slots.len() * 2];
+        // All strings except the newest, which the caller inserts.
         for id in 0..self.ends.len() as u32 - 1 {
             let (slot, tag) = self.find(self.bytes(id));
-            self.slots[slot] = Slot { tag, id };
+            self.slots[slot] = HashSlot { tag, id };
         }
     }
 }

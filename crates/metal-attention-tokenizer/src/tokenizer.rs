@@ -1,4 +1,4 @@
-//! The tokenizer of a GGUF file.
+//! [`Tokenizer`]: selects the algorithm of a GGUF file's vocabulary and runs it on the text between special tokens.
 
 use crate::TokenId;
 use crate::bpe::Bpe;
@@ -9,45 +9,46 @@ use crate::rwkv::Rwkv;
 use crate::special::{ControlTokens, Fragment, SpecialTokens};
 use crate::spm::Spm;
 use crate::unigram::Unigram;
-use crate::vocabulary::{CONTROL, FillInTheMiddle, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{CONTROL, FillInTheMiddle, TokenRoles, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::wordpiece::WordPiece;
 use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
 
-/// The values of `tokenizer.ggml.model` that are implemented.
+/// The values of `tokenizer.ggml.model` that are supported.
 pub(crate) const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "whitespace", "t5", "bert", "rwkv"];
 
-/// Pre-tokenizers of vocabularies with a separator between two texts: those of `RoBERTa`.
+/// Pre-tokenizers of vocabularies that put a separator between the two texts of a pair: those of `RoBERTa`.
 const SEPARATED: [&str; 3] = ["jina-v1-en", "jina-v2-code", "roberta-bpe"];
 
-/// How to build a [`Tokenizer`].
+/// Options for building a [`Tokenizer`].
 #[derive(Debug, Clone, Default)]
 pub struct TokenizerOptions {
-    /// Use this pre-tokenizer instead of `tokenizer.ggml.pre`. Only byte-pair vocabularies have one.
+    /// Overrides `tokenizer.ggml.pre`. Only byte-pair vocabularies have a pre-tokenizer.
     pub pre: Option<String>,
 }
 
-/// How to encode a text.
+/// Options for encoding a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Add BOS and EOS (for BERT CLS and SEP) as the vocabulary's metadata says.
+    /// Adds BOS and EOS (for BERT: CLS and SEP) where the vocabulary's metadata says so.
     pub add_special: bool,
-    /// Turn the text of control tokens into those tokens. Without it a user's `<|im_end|>` stays
-    /// plain text. User-defined tokens are recognised either way.
+    /// Recognises the spelling of control tokens in the text. If false, a user's `<|im_end|>` stays plain text.
+    /// User-defined tokens are recognised either way.
     pub parse_special: bool,
 }
 
-/// Turns text into token ids and back, as the model in a GGUF file was trained to read it.
+/// Encodes text to token ids and decodes ids to text, with the vocabulary of a GGUF file.
 #[allow(clippy::struct_excessive_bools)] // independent switches of the file
 pub struct Tokenizer {
     pub(crate) vocabulary: Vocabulary,
     pub(crate) algorithm: Algorithm,
-    /// Every special token, and those that are special in any text.
+    /// The special tokens that are recognised with `parse_special`: control, unknown and user-defined ones.
     all_special: SpecialTokens,
+    /// The special tokens that are recognised in any text: user-defined ones.
     user_defined: SpecialTokens,
-    /// Those that are not.
+    /// The control and unknown tokens, to find their spellings in untrusted text.
     control: ControlTokens,
-    /// What each token writes, control tokens included.
+    /// The bytes of each token, as decoded. Those of a control token are its spelling.
     pieces: Pieces,
     add_bos: bool,
     add_eos: bool,
@@ -57,7 +58,7 @@ pub struct Tokenizer {
     pre: String,
 }
 
-/// How the text between special tokens becomes tokens.
+/// The algorithm that encodes the text between special tokens.
 pub(crate) enum Algorithm {
     Spm(Spm),
     Bpe(Bpe),
@@ -67,9 +68,9 @@ pub(crate) enum Algorithm {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a file's `tokenizer.ggml.*` keys describe; the file may hold nothing else.
+    /// Builds the tokenizer from `tokenizer.ggml.*` keys; other keys are optional.
     ///
-    /// What the keys mean, and which defaults they have, follows llama.cpp (`src/llama-vocab.cpp`).
+    /// The meaning of the keys and their defaults are those of llama.cpp (`src/llama-vocab.cpp`).
     pub fn from_metadata(metadata: &Metadata, options: &TokenizerOptions) -> Result<Self, TokenizerError> {
         const MODEL: &str = "tokenizer.ggml.model";
         let model = metadata.str(MODEL)?.ok_or(TokenizerError::MissingKey { key: MODEL })?;
@@ -79,7 +80,7 @@ impl Tokenizer {
         let mut pre_name = "default".to_owned();
         let (vocabulary, algorithm) = match model {
             "llama" => {
-                let roles = Roles { bos: Some(1), eos: Some(2), unknown: Some(0), separator: None };
+                let roles = TokenRoles { bos: Some(1), eos: Some(2), unknown: Some(0), separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_space_prefix = true;
                 add_bos = true;
@@ -91,27 +92,27 @@ impl Tokenizer {
                 let pre = pre::find(&pre_name).ok_or_else(|| TokenizerError::UnknownPre { pre: pre_name.clone() })?;
                 let default = Some(11).filter(|_| model != "gemma4");
                 let bos = default.filter(|_| !pre.no_default_bos);
-                let roles = Roles { bos, eos: default, unknown: None, separator: None };
+                let roles = TokenRoles { bos, eos: default, unknown: None, separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_bos = pre.bos == Bos::ByDefault;
                 let bpe = Bpe::new(metadata, &vocabulary, pre)?;
                 (vocabulary, Algorithm::Bpe(bpe))
             }
             "t5" => {
-                let roles = Roles { bos: None, eos: Some(1), unknown: Some(2), separator: None };
+                let roles = TokenRoles { bos: None, eos: Some(1), unknown: Some(2), separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_eos = true;
                 let unigram = Unigram::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::Unigram(unigram))
             }
             "bert" => {
-                let roles = Roles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
+                let roles = TokenRoles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 let wordpiece = WordPiece::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::WordPiece(wordpiece))
             }
             "rwkv" => {
-                let vocabulary = Vocabulary::read(metadata, Roles::default())?;
+                let vocabulary = Vocabulary::read(metadata, TokenRoles::default())?;
                 let rwkv = Rwkv::new(&vocabulary)?;
                 (vocabulary, Algorithm::Rwkv(rwkv))
             }
@@ -123,7 +124,8 @@ impl Tokenizer {
         add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?
             || matches!(&algorithm, Algorithm::Bpe(bpe) if bpe.pre.bos == Bos::Always);
         add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
-        // XLM-RoBERTa's vocabularies are those of kind t5 that begin a text; files of theirs may be silent about pairs.
+        // XLM-RoBERTa's vocabularies are those of model t5 that add BOS. Their files may lack the key for the
+        // separator.
         let add_separator = model == "bert" || (model == "t5" && add_bos) || SEPARATED.contains(&pre_name.as_str());
         let add_separator = flag("tokenizer.ggml.add_sep_token", add_separator)?;
 
@@ -144,14 +146,15 @@ impl Tokenizer {
         })
     }
 
-    /// The token ids of `text`. Takes time linear in its length.
+    /// Encodes `text`. The time is linear in its length.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
         self.encode_with_literals(text, &[], options)
     }
 
-    /// [`encode`](Self::encode), except that no control token covers a byte of `text` whose offset is one of
-    /// `literals` (in ascending order). So a text made of trusted and other parts keeps the control tokens of the
-    /// former alone: where [`control_starts`](Self::control_starts) finds something in the other parts, it is literal.
+    /// Encodes a prompt that consists of trusted and untrusted parts. `literals` are byte offsets in `text`, in
+    /// ascending order; no control token covers one of these bytes. A caller passes the offsets that
+    /// [`control_starts`](Self::control_starts) finds in the untrusted parts, so that a control token's spelling there
+    /// stays plain text.
     pub fn encode_with_literals(&self, text: &str, literals: &[usize], options: EncodeOptions) -> Vec<TokenId> {
         let special = if options.parse_special { &self.all_special } else { &self.user_defined };
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
@@ -187,14 +190,15 @@ impl Tokenizer {
         out
     }
 
-    /// The byte offsets in `text` where the spelling of a control token starts, or may start if the text went on.
+    /// The byte offsets in `text`, ascending, where the spelling of a control token starts, or could start if more
+    /// text followed.
     pub fn control_starts(&self, text: &str) -> Vec<usize> {
         self.control.starts(text)
     }
 
-    /// The text of `ids`; control tokens are left out unless `special`. Invalid UTF-8 becomes U+FFFD.
+    /// Decodes `ids`. Control tokens are left out unless `special` is set. Bytes that are invalid UTF-8 become U+FFFD.
     ///
-    /// The leading blank that the encoder adds to a text is dropped again.
+    /// The leading blank that the encoder adds is removed.
     pub fn decode(&self, ids: &[TokenId], special: bool) -> String {
         let mut decoder = self.decoder();
         if special {
@@ -207,62 +211,62 @@ impl Tokenizer {
         text + &decoder.finish()
     }
 
-    /// A streaming decoder at the start of a text.
+    /// A decoder for token ids that arrive one by one, at the start of a text.
     pub fn decoder(&self) -> StreamDecoder<'_> {
         StreamDecoder::new(self)
     }
 
-    /// The bytes that one token adds to a text; empty for control tokens and ids out of range.
+    /// The bytes that a token decodes to; empty for control tokens and for ids out of range.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         if self.is_control(id) { &[] } else { self.pieces.bytes(id) }
     }
 
-    /// The bytes of a token, those of control tokens' spelling included.
+    /// The bytes that a token decodes to, or the spelling of a control token.
     pub(crate) fn special_bytes(&self, id: TokenId) -> &[u8] {
         self.pieces.bytes(id)
     }
 
-    /// Whether the encoder adds a blank before a text.
+    /// Whether the encoder puts a blank before the text.
     pub(crate) fn starts_with_blank(&self) -> bool {
         self.add_space_prefix || matches!(self.algorithm, Algorithm::WordPiece(_))
     }
 
-    /// The token's own spelling, such as `<|im_end|>` or `Ġthe`.
+    /// The spelling of a token, such as `<|im_end|>` or `Ġthe`; `None` for an id out of range.
     pub fn token_text(&self, id: TokenId) -> Option<&str> {
         self.vocabulary.ids().contains(&id).then(|| self.vocabulary.text(id))
     }
 
-    /// The token with exactly this spelling.
+    /// The token with exactly this spelling; `None` if there is none.
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
         self.vocabulary.find(text.as_bytes())
     }
 
-    /// Whether a token steers the model (BOS, ends of turns, the unknown token) and writes nothing.
+    /// Whether a token steers the model (BOS, ends of turns, the unknown token) and decodes to nothing.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocabulary.is(id, CONTROL | UNKNOWN)
     }
 
-    /// The number of tokens.
+    /// The number of tokens in the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// The token that begins a text (for BERT: CLS).
+    /// The token that begins a text (BERT: CLS); `None` if the vocabulary has none.
     pub fn bos(&self) -> Option<TokenId> {
         self.vocabulary.roles.bos
     }
 
-    /// The token that ends a text.
+    /// The token that ends a text; `None` if the vocabulary has none.
     pub fn eos(&self) -> Option<TokenId> {
         self.vocabulary.roles.eos
     }
 
-    /// The token that stands for what no other token covers.
+    /// The token for text that no other token covers; `None` if the vocabulary has none.
     pub fn unknown(&self) -> Option<TokenId> {
         self.vocabulary.roles.unknown
     }
 
-    /// The token between two texts that are read together (for BERT: SEP).
+    /// The token between the two texts of a pair (BERT: SEP); `None` if the vocabulary has none.
     pub fn separator(&self) -> Option<TokenId> {
         self.vocabulary.roles.separator
     }
@@ -272,7 +276,7 @@ impl Tokenizer {
         self.add_bos || matches!(self.algorithm, Algorithm::WordPiece(_))
     }
 
-    /// The token that [`EncodeOptions::add_special`] puts last: EOS, for BERT SEP.
+    /// The token that [`EncodeOptions::add_special`] puts last: EOS, or SEP for BERT; `None` if it adds none.
     pub(crate) fn last(&self) -> Option<TokenId> {
         match &self.algorithm {
             Algorithm::WordPiece(_) => self.vocabulary.roles.separator,
@@ -282,33 +286,33 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a separator comes between two texts that are read together, besides the token that ends the first.
+    /// Whether a separator token comes between the two texts of a pair, after the token that ends the first text.
     pub fn adds_separator(&self) -> bool {
         self.add_separator
     }
 
-    /// The tokens of fill-in-the-middle prompts; `None` where the vocabulary lacks one that such a prompt needs.
+    /// The tokens of a fill-in-the-middle prompt; `None` if the prefix, suffix or middle token is missing.
     pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
         self.vocabulary.fill_in_the_middle()
     }
 
-    /// Whether a generation ends with this token.
+    /// Whether this token ends a generation.
     pub fn is_end_of_generation(&self, id: TokenId) -> bool {
         self.vocabulary.end_of_generation.binary_search(&id).is_ok()
     }
 
-    /// The tokens that end a generation, in ascending order: EOS, ends of turns and messages, and
-    /// what separates files and repositories in fill-in-the-middle training.
+    /// The tokens that end a generation, in ascending order: EOS, ends of turns and messages, and the separators of
+    /// files and repositories in fill-in-the-middle training.
     pub fn end_of_generation(&self) -> &[TokenId] {
         &self.vocabulary.end_of_generation
     }
 
-    /// The kind of vocabulary: "llama", "gpt2", "gemma4", "whitespace", "t5", "bert" or "rwkv".
+    /// The value of `tokenizer.ggml.model`: "llama", "gpt2", "gemma4", "whitespace", "t5", "bert" or "rwkv".
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The pre-tokenizer's name, such as "smollm"; "default" where the file names none.
+    /// The name of the pre-tokenizer, such as "smollm"; "default" if the file names none.
     pub fn pre(&self) -> &str {
         &self.pre
     }
@@ -324,6 +328,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
+/// The name of the pre-tokenizer of a byte-pair vocabulary, from the options or the file.
 fn pre_tokenizer_name(metadata: &Metadata, model: &str, options: &TokenizerOptions) -> Result<String, TokenizerError> {
     if let Some(pre) = &options.pre {
         return Ok(pre.clone());
@@ -339,7 +344,7 @@ fn pre_tokenizer_name(metadata: &Metadata, model: &str, options: &TokenizerOptio
     Ok(name.to_owned())
 }
 
-/// What every token writes.
+/// The bytes that every token decodes to.
 fn pieces(vocabulary: &Vocabulary, algorithm: &Algorithm) -> Pieces {
     let piece = |id| match algorithm {
         Algorithm::Bpe(bpe) => bpe.piece(vocabulary, id),
@@ -354,7 +359,7 @@ fn pieces(vocabulary: &Vocabulary, algorithm: &Algorithm) -> Pieces {
     pieces
 }
 
-/// The bytes of all tokens in one allocation.
+/// The bytes of all tokens, in one allocation. `ends[id]` is the offset after the bytes of token `id`.
 #[derive(Default)]
 struct Pieces {
     bytes: Vec<u8>,
@@ -367,7 +372,7 @@ impl Pieces {
         self.ends.push(self.bytes.len() as u32);
     }
 
-    /// The bytes of a token, none for an id out of range.
+    /// The bytes of a token; empty for an id out of range.
     fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };

@@ -1,29 +1,30 @@
-//! Strings by what they begin with, in a few flat arrays.
+//! A trie of byte strings with `u32` values, in three flat arrays. It finds all strings that a text starts with.
 
-/// A node without a string.
+/// The value of a node where no string ends.
 const NONE: u32 = u32::MAX;
 
-/// A trie. Nodes are numbered level by level from the root, 0, so that the children of a node lie side by side and those
-/// of the next node follow; a node takes nine bytes, and there are at most as many as the strings have bytes.
+/// A trie. Nodes are numbered level by level from the root (0), so that the children of a node are adjacent and are
+/// followed by those of the next node. A node takes nine bytes; there are at most as many nodes as the strings have
+/// bytes, plus the root.
 pub(crate) struct Trie {
-    /// The first child of each node; the last entry ends the children of the last node.
+    /// The first child of each node, and one more entry that ends the children of the last node.
     children: Vec<u32>,
-    /// The byte that leads to each node, ascending among siblings.
+    /// The byte on the edge to each node; ascending among siblings.
     bytes: Vec<u8>,
     /// The value of the string that ends at each node, or [`NONE`].
     values: Vec<u32>,
 }
 
-/// The node that every string starts from.
+/// The root node, where every string starts.
 pub(crate) const ROOT: u32 = 0;
 
 impl Trie {
-    /// A trie of strings with their values, which are below `u32::MAX`. Of equal strings the first one counts.
+    /// Builds a trie of strings with values below `u32::MAX`. Of equal strings the first one is kept.
     pub(crate) fn new(mut strings: Vec<(&[u8], u32)>) -> Self {
-        // Stable, so that equal strings keep their order.
+        // A stable sort, so that equal strings keep their order.
         strings.sort_by_key(|&(string, _)| string);
         let mut trie = Self { children: Vec::new(), bytes: vec![0], values: Vec::new() };
-        // The strings that go through each node of a level.
+        // For each node of the current level: the strings that pass through it.
         let mut level = vec![&strings[..]];
         let mut depth = 0;
         while !level.is_empty() {
@@ -48,13 +49,13 @@ impl Trie {
         self.values.len() as u32
     }
 
-    /// The children of a node with the bytes that lead to them.
+    /// The children of a node, each with the byte on its edge.
     pub(crate) fn children(&self, node: u32) -> impl Iterator<Item = (u8, u32)> {
         let (start, end) = (self.children[node as usize], self.children[node as usize + 1]);
         (start..end).map(|child| (self.bytes[child as usize], child))
     }
 
-    /// The child that a byte leads to.
+    /// The child of a node along `byte`; `None` if there is none.
     pub(crate) fn child(&self, node: u32, byte: u8) -> Option<u32> {
         #[cfg(test)]
         crate::steps::count();
@@ -62,12 +63,12 @@ impl Trie {
         self.bytes[start..end].binary_search(&byte).ok().map(|i| (start + i) as u32)
     }
 
-    /// The value of the string that ends at a node.
+    /// The value of the string that ends at a node; `None` if none ends there.
     pub(crate) fn value(&self, node: u32) -> Option<u32> {
         Some(self.values[node as usize]).filter(|&value| value != NONE)
     }
 
-    /// The lengths and values of the strings that `text` starts with, shortest first.
+    /// The lengths and values of all strings that are a prefix of `text`, shortest first.
     pub(crate) fn prefixes(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
         let mut node = ROOT;
         let nodes = text.iter().map_while(move |&byte| {
@@ -77,7 +78,7 @@ impl Trie {
         (1..).zip(nodes).filter_map(|(len, node)| Some((len, self.value(node)?)))
     }
 
-    /// Whether a string starts with `text`.
+    /// Whether `text` is a prefix of one of the strings.
     pub(crate) fn begins(&self, text: &[u8]) -> bool {
         text.iter().try_fold(ROOT, |node, &byte| self.child(node, byte)).is_some()
     }
@@ -93,7 +94,7 @@ mod tests {
         let trie = Trie::new(strings.iter().zip(0..).map(|(&string, value)| (string, value)).collect());
         assert_eq!(trie.n_nodes(), 1 + 2 + 1 + 3);
         let found = |text: &[u8]| trie.prefixes(text).collect::<Vec<_>>();
-        // Of the two spelled "a" the first one counts.
+        // The string "a" occurs twice; the first one is kept.
         assert_eq!(found(b"abcd"), [(1, 1), (3, 0)]);
         assert_eq!(found(b"ab\xFF"), [(1, 1), (3, 5)]);
         assert_eq!(found(b"ba"), [(1, 2)]);

@@ -1,5 +1,5 @@
-//! SentencePiece's unigram model, as T5 and XLM-RoBERTa use it: text is normalised, and of all ways
-//! to write it with tokens the one with the greatest sum of scores is taken.
+//! SentencePiece's unigram model (T5, XLM-RoBERTa). The text is normalised; of all ways to segment it into tokens, the
+//! one with the greatest sum of scores is chosen, by dynamic programming over byte positions (Viterbi).
 
 use crate::TokenId;
 use crate::bpe::{joins_blank, words_before_blanks};
@@ -7,29 +7,31 @@ use crate::cache::WordCache;
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
 use crate::trie::Trie;
-use crate::vocabulary::{ESCAPED_BLANK, Kind, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{ESCAPED_BLANK, NORMAL, TokenKinds, UNUSED, USER_DEFINED, Vocabulary};
 use metal_attention_gguf::Metadata;
 
-/// How much worse than the worst token an unknown character is.
+/// The score of an unknown character is this much below the lowest score of a token.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// A unigram vocabulary.
+/// A unigram vocabulary with its normalisation.
 pub(crate) struct Unigram {
     charsmap: CharsMap,
-    /// The tokens that text may become.
+    /// The tokens that text may become, by spelling.
     tokens: Trie,
     unknown_score: f64,
-    /// No token has a blank after something else, so that text may be cut before blanks.
+    /// Whether no token, and no run of unknown characters, has a blank after another character. Then text can be split
+    /// before blanks.
     cut_before_blanks: bool,
     pub(crate) add_space_prefix: bool,
     pub(crate) remove_extra_whitespaces: bool,
 }
 
-/// The best way to write the text up to some position.
+/// The best segmentation of the text up to some position.
 #[derive(Clone, Copy)]
-struct Best {
+struct BestPath {
+    /// The sum of the scores of its tokens.
     score: f64,
-    /// Where its last token starts.
+    /// The byte offset where its last token starts.
     start: u32,
     /// Its last token; `None` for an unknown character.
     token: Option<TokenId>,
@@ -40,10 +42,10 @@ impl Unigram {
         let flag = |key| metadata.bool(key).map(|flag| flag.unwrap_or(false));
         let normal = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL));
         let lowest = normal.map(|id| vocabulary.score(id)).fold(f32::MAX, f32::min);
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let in_text = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL | USER_DEFINED | UNUSED));
         let tokens: Vec<_> = in_text.map(|id| (vocabulary.bytes(id), id)).collect();
-        // Where the blank is a token, no run of unknown characters goes across it.
+        // If the blank is a token, a run of unknown characters ends there.
         let blank = tokens.iter().any(|&(text, _)| text == ESCAPED_BLANK.as_bytes());
         let joined = tokens.iter().any(|&(text, _)| joins_blank(text));
         Ok(Self {
@@ -56,7 +58,7 @@ impl Unigram {
         })
     }
 
-    /// Appends the tokens of `text`.
+    /// Encodes `text` and appends its tokens to `out`.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
         let text = self.normalize(text);
         let mut cache = WordCache::default();
@@ -70,15 +72,16 @@ impl Unigram {
         }
     }
 
+    /// Appends the tokens of one word of normalised text.
     fn encode_word(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
-        let none = Best { score: f64::NEG_INFINITY, start: 0, token: None };
+        let none = BestPath { score: f64::NEG_INFINITY, start: 0, token: None };
         let mut best = vec![none; text.len() + 1];
         best[0].score = 0.0;
         for (start, c) in text.char_indices() {
             let score = best[start].score;
             let mut improve = |end: usize, token, score| {
                 if score > best[end].score {
-                    best[end] = Best { score, start: start as u32, token };
+                    best[end] = BestPath { score, start: start as u32, token };
                 }
             };
             let mut whole_char = false;
@@ -93,12 +96,12 @@ impl Unigram {
             }
         }
 
-        // Back from the end; a run of unknown characters is one token.
+        // Follow the best segmentation back from the end. A run of unknown characters becomes one token.
         let first = out.len();
         let mut end = text.len();
         let mut after_unknown = false;
         while end > 0 {
-            let Best { start, token, .. } = best[end];
+            let BestPath { start, token, .. } = best[end];
             let unknown = token.is_none() || token == vocabulary.roles.unknown;
             if !(unknown && after_unknown) {
                 out.extend(token.or(vocabulary.roles.unknown));
@@ -109,7 +112,8 @@ impl Unigram {
         out[first..].reverse();
     }
 
-    /// Replaces what the characters map replaces, writes blanks as "▁", and adds and removes blanks.
+    /// Normalises a text: replaces characters by the characters map, writes blanks as "▁", and adds or removes blanks
+    /// as the file says.
     fn normalize(&self, text: &str) -> String {
         let mut normalized = String::with_capacity(text.len() * 2);
         let mut in_word = false;

@@ -1,4 +1,5 @@
-//! The tokens of a vocabulary: their spelling, kind and score, and which of them have a role.
+//! The tokens of a vocabulary, read from `tokenizer.ggml.*`: spelling, kinds and score of each, and the tokens with a
+//! role (BOS, EOS, fill-in-the-middle, end of generation). The algorithms look tokens up here.
 
 use crate::TokenId;
 use crate::error::TokenizerError;
@@ -7,34 +8,34 @@ use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What a token is: a set of bits, because a well-known spelling makes a token a control token
-/// whatever the file calls it besides.
-pub(crate) type Kind = u8;
-pub(crate) const NORMAL: Kind = 1 << 0;
-pub(crate) const UNKNOWN: Kind = 1 << 1;
-pub(crate) const CONTROL: Kind = 1 << 2;
-pub(crate) const USER_DEFINED: Kind = 1 << 3;
-pub(crate) const BYTE: Kind = 1 << 4;
-/// Unused or of no known kind: never written.
-pub(crate) const UNUSED: Kind = 1 << 5;
-/// White space to the left belongs to the token.
-pub(crate) const STRIP_LEFT: Kind = 1 << 6;
-/// White space to the right belongs to the token.
-pub(crate) const STRIP_RIGHT: Kind = 1 << 7;
+/// The kinds of a token, as a set of bits. `tokenizer.ggml.token_type` sets one of them; a well-known spelling, such
+/// as `<|im_end|>`, adds [`CONTROL`] whatever the file says.
+pub(crate) type TokenKinds = u8;
+pub(crate) const NORMAL: TokenKinds = 1 << 0;
+pub(crate) const UNKNOWN: TokenKinds = 1 << 1;
+pub(crate) const CONTROL: TokenKinds = 1 << 2;
+pub(crate) const USER_DEFINED: TokenKinds = 1 << 3;
+pub(crate) const BYTE: TokenKinds = 1 << 4;
+/// Unused, or of a kind that is not known: decodes to nothing.
+pub(crate) const UNUSED: TokenKinds = 1 << 5;
+/// White space to the left is consumed with the token.
+pub(crate) const STRIP_LEFT: TokenKinds = 1 << 6;
+/// White space to the right is consumed with the token.
+pub(crate) const STRIP_RIGHT: TokenKinds = 1 << 7;
 
-/// "▁", which stands for the blank in many vocabularies.
+/// "▁" (U+2581), the spelling of the blank in many vocabularies.
 pub(crate) const ESCAPED_BLANK: &str = "\u{2581}";
 
-/// Offsets into the texts are 32-bit.
+/// The maximum size in bytes of all spellings, and of all merges: offsets into them are 32-bit.
 pub(crate) const MAX_BYTES: usize = u32::MAX as usize / 2;
 
-/// Bytes of the longest token that is looked for at every place of a text: all but the merged ones of byte-pair
-/// vocabularies. Those of real vocabularies have 100 at most.
+/// The maximum length in bytes of a token that is searched for at every position of a text: every token, except those
+/// that byte-pair encoding makes by merges. Real vocabularies have at most 100.
 const MAX_TOKEN_BYTES: usize = 1024;
-/// Bytes of all such tokens together. Real vocabularies have some MiB.
+/// The maximum size in bytes of all such tokens together. Real vocabularies have a few MiB.
 const MAX_LOOKED_FOR: usize = 16 << 20;
 
-/// Spellings that end a generation, whatever the metadata says.
+/// Spellings of tokens that end a generation, whatever the metadata says.
 const END_OF_GENERATION: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -60,8 +61,8 @@ const END_OF_GENERATION: &[&str] = &[
     "[e~[",
 ];
 
-/// Fill-in-the-middle roles: the keys that name the token, the spellings by which it is found
-/// otherwise, and whether it ends a generation.
+/// The fill-in-the-middle roles. For each: the metadata keys that name its token, the spellings by which the token is
+/// found otherwise, and whether it ends a generation.
 const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
     (
         &["tokenizer.ggml.prefix_token_id", "tokenizer.ggml.fim_pre_token_id"],
@@ -114,47 +115,51 @@ const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
     (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"], true),
 ];
 
-/// Tokens of gpt-oss that are part of its visible channels.
+/// Tokens of gpt-oss that mark its visible channels, so that they are decoded although the file calls them control
+/// tokens.
 const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// The roles that tokens have where the metadata does not say; they depend on the tokenizer model.
+/// The tokens with a role. As an argument of [`Vocabulary::read`]: the ids that the tokenizer model implies where the
+/// metadata names none.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Roles {
+pub(crate) struct TokenRoles {
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
     pub unknown: Option<TokenId>,
     pub separator: Option<TokenId>,
 }
 
-/// The tokens of a fill-in-the-middle prompt: `prefix` A `suffix` B `middle` asks for what is between A and B.
+/// The tokens of a fill-in-the-middle prompt. The prompt is `prefix` A `suffix` B `middle`; the model then generates
+/// the text between A and B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FillInTheMiddle {
-    /// Before the text that comes before the gap.
+    /// Stands before the text that precedes the gap.
     pub prefix: TokenId,
-    /// Before the text that comes after it.
+    /// Stands before the text that follows the gap.
     pub suffix: TokenId,
-    /// At the end of the prompt.
+    /// Ends the prompt.
     pub middle: TokenId,
-    /// Before the name of a repository.
+    /// Stands before the name of a repository; `None` where the vocabulary has no such token.
     pub repository: Option<TokenId>,
-    /// Before the name of a file.
+    /// Stands before the name of a file; `None` where the vocabulary has no such token.
     pub file: Option<TokenId>,
 }
 
-/// The tokens of a file.
+/// The tokens of a GGUF file and their roles.
 pub(crate) struct Vocabulary {
-    texts: StringTable,
-    kinds: Vec<Kind>,
+    spellings: StringTable,
+    kinds: Vec<TokenKinds>,
     scores: Vec<f32>,
-    pub roles: Roles,
-    /// In ascending order.
+    pub roles: TokenRoles,
+    /// The tokens that end a generation, in ascending order.
     pub end_of_generation: Vec<TokenId>,
-    /// The tokens of the roles of [`FILL_IN_THE_MIDDLE`], in that order.
+    /// The tokens of the roles of [`FILL_IN_THE_MIDDLE`], in that order; `None` where the vocabulary has none.
     fill_in_the_middle: [Option<TokenId>; 6],
 }
 
 impl Vocabulary {
-    pub(crate) fn read(metadata: &Metadata, defaults: Roles) -> Result<Self, TokenizerError> {
+    /// Reads the vocabulary from `tokenizer.ggml.*`. `defaults` are the role tokens of this tokenizer model.
+    pub(crate) fn read(metadata: &Metadata, defaults: TokenRoles) -> Result<Self, TokenizerError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         let tokens = metadata.strings(TOKENS)?.ok_or(TokenizerError::MissingKey { key: TOKENS })?;
         let count = tokens.len();
@@ -163,12 +168,12 @@ impl Vocabulary {
         }
         let bytes = tokens.iter().map(str::len).sum();
         check_size("tokens", bytes, MAX_BYTES)?;
-        let mut texts = StringTable::with_capacity(count, bytes);
+        let mut spellings = StringTable::with_capacity(count, bytes);
         for (i, text) in tokens.iter().enumerate() {
             if text.is_empty() {
-                texts.push(format!("[EMPTY_{i}]").as_bytes());
+                spellings.push(format!("[EMPTY_{i}]").as_bytes());
             } else {
-                texts.push(text.as_bytes());
+                spellings.push(text.as_bytes());
             }
         }
         let mut vocabulary = Self {
@@ -177,7 +182,7 @@ impl Vocabulary {
             roles: defaults,
             end_of_generation: Vec::new(),
             fill_in_the_middle: [None; 6],
-            texts,
+            spellings,
         };
         vocabulary.read_roles(metadata)?;
         vocabulary.find_end_of_generation(metadata)?;
@@ -185,64 +190,68 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// The tokens of fill-in-the-middle prompts, where there are all that such a prompt needs.
+    /// The fill-in-the-middle tokens; `None` if the prefix, suffix or middle token is missing.
     pub(crate) fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
         let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
         Some(FillInTheMiddle { prefix: prefix?, suffix: suffix?, middle: middle?, repository, file })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.texts.len()
+        self.spellings.len()
     }
 
     pub(crate) fn ids(&self) -> Range<TokenId> {
         0..self.len() as TokenId
     }
 
-    /// The spelling of a token, empty for an id out of range.
+    /// The spelling of a token; empty for an id out of range.
     pub(crate) fn text(&self, id: TokenId) -> &str {
-        std::str::from_utf8(self.texts.bytes(id)).unwrap_or_default()
+        std::str::from_utf8(self.spellings.bytes(id)).unwrap_or_default()
     }
 
-    /// [`text`](Self::text) as bytes.
+    /// The spelling of a token as bytes; empty for an id out of range.
     pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
-        self.texts.bytes(id)
+        self.spellings.bytes(id)
     }
 
-    pub(crate) fn kind(&self, id: TokenId) -> Kind {
+    /// The kinds of a token; [`UNUSED`] for an id out of range.
+    pub(crate) fn kind(&self, id: TokenId) -> TokenKinds {
         self.kinds.get(id as usize).copied().unwrap_or(UNUSED)
     }
 
-    pub(crate) fn is(&self, id: TokenId, kinds: Kind) -> bool {
+    /// Whether a token is of one of `kinds`.
+    pub(crate) fn is(&self, id: TokenId, kinds: TokenKinds) -> bool {
         self.kind(id) & kinds != 0
     }
 
+    /// The score of a token; 0 for an id out of range and for a vocabulary without scores.
     pub(crate) fn score(&self, id: TokenId) -> f32 {
         self.scores.get(id as usize).copied().unwrap_or(0.0)
     }
 
-    /// The token that is spelled like that.
+    /// The token with exactly this spelling; of equal spellings the last token.
     pub(crate) fn find(&self, text: &[u8]) -> Option<TokenId> {
-        self.texts.get(text)
+        self.spellings.get(text)
     }
 
-    /// The token that user text may become: control, unknown and byte tokens never are.
+    /// The token with this spelling, if user text may become it: not a control, unknown or byte token.
     pub(crate) fn find_in_text(&self, text: &[u8]) -> Option<TokenId> {
         self.find(text).filter(|&id| !self.is(id, CONTROL | UNKNOWN | BYTE))
     }
 
-    /// The token for a byte that no other token covers, `<0x0A>`.
+    /// The byte-fallback token of a byte, such as `<0x0A>`.
     pub(crate) fn find_byte(&self, byte: u8) -> Option<TokenId> {
         self.find(format!("<0x{byte:02X}>").as_bytes())
     }
 
-    /// The length in bytes of the longest token.
+    /// The length in bytes of the longest spelling.
     pub(crate) fn longest(&self) -> usize {
-        self.ids().map(|id| self.texts.bytes(id).len()).max().unwrap_or(0)
+        self.ids().map(|id| self.spellings.bytes(id).len()).max().unwrap_or(0)
     }
 
-    /// Refuses tokens of these kinds that are too long to be looked for at every place of a text, and too many of them.
-    pub(crate) fn check_lengths(&self, kinds: Kind) -> Result<(), TokenizerError> {
+    /// Checks that the tokens of these kinds are short enough, each and in total, to be searched for at every position
+    /// of a text.
+    pub(crate) fn check_lengths(&self, kinds: TokenKinds) -> Result<(), TokenizerError> {
         let mut total = 0;
         for id in self.ids().filter(|&id| self.is(id, kinds)) {
             let bytes = self.bytes(id).len();
@@ -254,13 +263,13 @@ impl Vocabulary {
         check_size("tokens", total, MAX_LOOKED_FOR)
     }
 
-    /// The byte that a token like `<0x0A>` stands for.
+    /// The byte of a byte-fallback token such as `<0x0A>`; `None` for other spellings.
     pub(crate) fn byte_of(&self, id: TokenId) -> Option<u8> {
         let hex = self.text(id).strip_prefix("<0x")?.strip_suffix('>')?;
         u8::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 2)
     }
 
-    /// Reads the token that a key names; an id out of range is reported and passed over.
+    /// The token that a metadata key names. An id out of range is logged and ignored.
     pub(crate) fn read_role(&self, metadata: &Metadata, key: &str) -> Result<Option<TokenId>, TokenizerError> {
         let Some(id) = metadata.u32(key)? else { return Ok(None) };
         if (id as usize) < self.len() {
@@ -275,11 +284,11 @@ impl Vocabulary {
             let default = default.filter(|&id| (id as usize) < self.len());
             Ok::<_, TokenizerError>(self.read_role(metadata, key)?.or(default))
         };
-        self.roles = Roles {
+        self.roles = TokenRoles {
             bos: read(self.roles.bos, "tokenizer.ggml.bos_token_id")?,
             eos: read(self.roles.eos, "tokenizer.ggml.eos_token_id")?,
             unknown: read(self.roles.unknown, "tokenizer.ggml.unknown_token_id")?,
-            // The format itself has the first spelling.
+            // The GGUF format itself misspells this key ("seperator"); both spellings are read.
             separator: read(
                 read(self.roles.separator, "tokenizer.ggml.separator_token_id")?,
                 "tokenizer.ggml.seperator_token_id",
@@ -288,8 +297,8 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Finds the tokens that end a generation, by their keys and by their spelling, and makes those
-    /// found by spelling control tokens.
+    /// Finds the tokens that end a generation, by metadata keys and by spelling. Tokens found by spelling become
+    /// control tokens.
     fn find_end_of_generation(&mut self, metadata: &Metadata) -> Result<(), TokenizerError> {
         let mut ends: Vec<TokenId> = self.roles.eos.into_iter().collect();
         for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
@@ -319,12 +328,12 @@ impl Vocabulary {
         }
         let has = |text: &str| self.find(text.as_bytes()).is_some_and(|id| ends.contains(&id));
         let mut not_ends = Vec::new();
-        // Where calls and returns have their own tokens, <|end|> only ends a message.
+        // Where tool calls and returns have tokens of their own (gpt-oss), <|end|> ends a message, not the generation.
         let calls = has("<|call|>") || has("<|calls|>");
         if calls && (has("<|return|>") || has("<|flush|>")) && has("<|end|>") {
             not_ends.push(("<|end|>", USER_DEFINED));
         }
-        // Gemma 4 has an ordinary token </s>.
+        // In Gemma 4's vocabulary </s> is an ordinary token.
         if has("<|tool_response>") && has("</s>") {
             not_ends.push(("</s>", NORMAL));
         }
@@ -346,7 +355,8 @@ impl Vocabulary {
         }
     }
 
-    /// Which special tokens swallow the white space beside them. Files do not say; it depends on the model.
+    /// Marks the special tokens that consume white space beside them. GGUF files do not record this; it depends on the
+    /// model.
     fn read_strip(&mut self, metadata: &Metadata) -> Result<(), TokenizerError> {
         let text = |key| metadata.str(key).map(|text| text.unwrap_or_default().to_lowercase());
         let name = text("general.name")?;
@@ -376,12 +386,13 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Whether the token is cut out of the text before anything else.
+    /// Whether the token is split off the text before the algorithm runs.
     pub(crate) fn is_special(&self, id: TokenId) -> bool {
         self.is(id, CONTROL | UNKNOWN | USER_DEFINED)
     }
 
-    /// What a token of this vocabulary writes, control tokens included, where "▁" means the blank.
+    /// The bytes that a token decodes to in a vocabulary where "▁" means the blank. Control tokens give their
+    /// spelling.
     pub(crate) fn unescaped(&self, id: TokenId) -> Cow<'_, [u8]> {
         let text = self.text(id);
         let kind = self.kind(id);
@@ -399,7 +410,7 @@ impl Vocabulary {
     }
 }
 
-/// Refuses texts that are too large, such as those that 32-bit offsets cannot address.
+/// Checks that `what` ("tokens" or "merges") takes at most `limit` bytes.
 pub(crate) fn check_size(what: &'static str, bytes: usize, limit: usize) -> Result<(), TokenizerError> {
     if bytes > limit {
         return Err(TokenizerError::TooLarge { what, bytes, limit });
@@ -407,7 +418,8 @@ pub(crate) fn check_size(what: &'static str, bytes: usize, limit: usize) -> Resu
     Ok(())
 }
 
-fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError> {
+/// The kinds of `count` tokens; all are normal tokens where the file has no `tokenizer.ggml.token_type`.
+fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<TokenKinds>, TokenizerError> {
     const KEY: &str = "tokenizer.ggml.token_type";
     let Some(types) = metadata.i32s(KEY)? else { return Ok(vec![NORMAL; count]) };
     check_len(KEY, types.len(), count)?;
@@ -422,6 +434,7 @@ fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError>
     Ok(types.iter().take(count).map(kind).collect())
 }
 
+/// The scores of `count` tokens; empty where the file has none.
 fn scores(metadata: &Metadata, count: usize) -> Result<Vec<f32>, TokenizerError> {
     const KEY: &str = "tokenizer.ggml.scores";
     if metadata.get(KEY).is_none() {

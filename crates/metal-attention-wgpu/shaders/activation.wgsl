@@ -1,5 +1,5 @@
-// y[t] = activation(gate[t]) {{ "* up[t]" if gating != "none" }} with {{ kind }}{% if kind == "sparse_gelu" %}; one workgroup a token{% else %}; one invocation an element{% endif %}.
-// Bounds: tokens are those that the buffers have (`Dispatch`); elements are compared with N. The loops count to N.
+// y[t] = activation(gate[t]) {{ "* up[t]" if gating != "none" }} with {{ kind }}{% if kind == "sparse_gelu" %}; one workgroup for each token{% else %}; one invocation for each element{% endif %}.
+// Bounds: tokens are those for which the buffers are long enough (`Dispatch`); elements are compared with N. The loops count to N.
 {% set gate = "x[token * 2u * N + 2u * i]" if gating == "pairs" else "x[token * N + i]" %}
 {% set up = "x[token * 2u * N + 2u * i + 1u]" if gating == "pairs" else "up[token * " ~ up_stride ~ "u + " ~ up_at ~ "u + i]" %}
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -12,7 +12,7 @@ const N: u32 = {{ n }}u;
 {% include "reduce.wgsl" %}
 {% endif %}
 
-// The bound keeps infinities out, of which drivers may take it that there are none.
+// The bound avoids infinities: drivers may assume that there are none.
 fn sigmoid(v: f32) -> f32 { return 1.0 / (1.0 + exp(min(-v, 80.0))); }
 
 // GELU in the tanh form: v / 2 (1 + tanh(z)) = v sigmoid(2 z).

@@ -1,11 +1,11 @@
-// Second stage of argmax: ids[i] = the best of the chunks of row i; one workgroup a row.
-// Bounds: a workgroup a wanted row, of which `Dispatch` lets no more in than `chunks` and `ids` have; chunks are
-// counted by a constant. The token to be moved on is one of the batch (batch.wgsl).
+// Second stage of argmax: ids[i] = the best of the chunks of row i; one workgroup for each row.
+// Bounds: there is a workgroup for each wanted row, at most as many as `chunks` and `ids` hold (`Dispatch`); chunks are
+// counted by a constant. The token to be advanced is one of the batch (batch.wgsl).
 {% set threads = 256 %}
 @group(0) @binding(0) var<storage, read> chunks: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read_write> ids: array<u32>;
 {% if advance %}
-// The batch as words, laid out as in batch.wgsl.
+// The batch as single words, in the layout of batch.wgsl.
 @group(0) @binding(2) var<storage, read_write> batch: array<u32>;
 {% endif %}
 {% include "argmax_reduce.wgsl" %}
@@ -19,7 +19,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if tid == 0u {
         ids[group.x] = best.y;
 {% if advance %}
-        // The chosen token, one position on, takes the place of the token whose logits these are.
+        // The chosen id, with the next position, replaces the token whose logits these are.
         let token = 4u * (1u + batch[4u * (1u + group.x) + 3u]);
         batch[token] = best.y;
         batch[token + 1u] += 1u;

@@ -1,6 +1,6 @@
 // First stage of argmax: the best (key, id) of each chunk of {{ chunk }} logits of a row, [n_wanted, n_chunks].
-// Bounds: workgroups are the chunks of a row, and rows are those that `logits` and `chunks` have (`Dispatch`); ids are
-// compared with N_VOCAB before they index.
+// Bounds: workgroups are the chunks of a row, rows those that `logits` and `chunks` hold (`Dispatch`); ids are compared
+// with N_VOCAB before they are used as indices.
 {% set threads = 256 %}
 {% set vectors = n_vocab % 4 == 0 %}
 @group(0) @binding(0) var<storage, read> logits: array<{{ "vec4<u32>" if vectors else "u32" }}>;
@@ -17,7 +17,7 @@ fn main(
 ) {
     let row = group.y * N_VOCAB;
     let first = group.x * {{ chunk }}u;
-    // The lowest key and id: what is left where nothing compares.
+    // The lowest key and id: the result if all logits are NaN.
     var best = vec2(0u, 0u);
 {% if vectors %}
     let id = first + 4u * tid;

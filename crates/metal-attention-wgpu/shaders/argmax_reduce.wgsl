@@ -1,5 +1,5 @@
 // The best (key, id) over all {{ threads }} invocations of a workgroup: the greatest key, the lowest id among equals.
-// Bounds: `best_scratch` has a place for every so many neighbours, or invocation, of the workgroup. Its loops count to constants.
+// Bounds: `best_scratch` has an element for each group of neighbours, or each invocation, of the workgroup. Its loops count to constants.
 {% set together = [neighbours, threads] | min %}
 {% set n_parts = threads // together if together > 1 else threads %}
 var<workgroup> best_scratch: array<vec2<u32>, {{ n_parts }}>;
@@ -8,7 +8,7 @@ fn better(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return select(b, a, a.x > b.x || (a.x == b.x && a.y < b.y));
 }
 
-// Every invocation takes part; the first one gets the result.
+// Every invocation has to call it; the first one gets the result.
 fn workgroup_best(candidate: vec2<u32>, tid: u32) -> vec2<u32> {
 {% if together > 1 %}
     var best = candidate;

@@ -1,7 +1,7 @@
-// Queries, keys and values of every token from their projections: {% if clamp %}cut off, {% endif %}{% if norm != "none" %}norms of queries and keys, {% endif %}{% if n_rot > 0 %}RoPE, {% endif %}{% if value_norm %}an RMSNorm of values, {% endif %}and the way of
-// keys and values into the cache. One workgroup a head.
-// Bounds: heads of tokens of the batch, which `qkv` and `queries` have (`Dispatch`); elements are compared with HEAD_DIM,
-// positions with N_CTX, pages are those of the table (kv_cache.wgsl). Loops count to constants.
+// Queries, keys and values of every token from their projections: {% if clamp %}clamped, {% endif %}{% if norm != "none" %}norms of queries and keys, {% endif %}{% if n_rot > 0 %}RoPE, {% endif %}{% if value_norm %}an RMSNorm of values, {% endif %}and the
+// append of keys and values to the KV cache. One workgroup for each head.
+// Bounds: heads are those of tokens of the batch, which `qkv` and `queries` hold (`Dispatch`); elements are compared with
+// HEAD_DIM, positions with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set row_norm = norm_over == "row" %}
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, ROW]: queries, keys, values, as far as there are any
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
@@ -22,7 +22,7 @@
 const HEAD_DIM: u32 = {{ head_dim }}u;
 {% endif %}
 {% if weights_of_norm > 0 %}
-@group(0) @binding({{ next }}) var<storage, read> weights: array<f32>; // of queries, of keys; then what is added to each
+@group(0) @binding({{ next }}) var<storage, read> weights: array<f32>; // of the norms of queries and of keys; then their biases
 {% endif %}
 {% if norm != "none" or value_norm %}
 {% include "reduce.wgsl" %}
@@ -30,7 +30,7 @@ const HEAD_DIM: u32 = {{ head_dim }}u;
 const N_HEAD: u32 = {{ n_head }}u;
 const ROW: u32 = {{ row }}u;
 
-// The head as it is to be; zeros fill the last unit up.
+// The finished head, padded with zeros to whole units of four.
 var<workgroup> head: array<f32, {{ (head_dim + 3) // 4 * 4 }}>;
 
 fn projected(at: u32) -> f32 {
@@ -44,7 +44,7 @@ fn projected(at: u32) -> f32 {
 {% macro normalise() %}
     {
 {% if row_norm %}
-        // All heads together.
+        // A norm over the row: all heads together.
         let n = select(N_HEAD_KV, N_HEAD, is_query) * HEAD_DIM;
         let first = token * ROW + select(N_HEAD * HEAD_DIM, 0u, is_query);
 {% set element = "projected(first + e)" %}

@@ -1,4 +1,4 @@
-// to = from, word by word.
+// destination = source, word by word.
 // Bounds: both buffers have the {{ n }} words that the loop counts to (`Dispatch`).
 @group(0) @binding(0) var<storage, read> source: array<u32>;
 @group(0) @binding(1) var<storage, read_write> destination: array<u32>;

@@ -1,24 +1,24 @@
-// Attention of the newest token of each sequence over the KV cache, with all that comes before it:
-// {% if qk_norm %}RMSNorm of each head, {% endif %}RoPE, and appending its key and value to the cache.
+// Decode attention: the newest token of each sequence attends to all positions of its KV cache.
+// Includes {% if qk_norm %}the RMSNorm of each head, {% endif %}RoPE, and appending the token's key and value to the cache.
 //
-// One workgroup for HEADS query heads of one KV head, one split of the context, one token:
-//   1. every thread looks the pages of the split up and starts its reads of keys and values, which need these only
-//   2. the queries turn (RoPE) into workgroup memory, so do the new key and value
-//   3. scores: LANES threads a key
+// One workgroup for HEADS query heads of one KV head, one split of the positions, and one token:
+//   1. every thread looks up the pages of the split and starts its reads of keys and values, which depend only on them
+//   2. the queries are rotated (RoPE) into workgroup memory, and so are the new key and value
+//   3. scores: LANES threads for each key
 //   4. softmax over the split
-//   5. weighted values: a group of threads takes every so many-th position, a thread of it four elements; then the
-//      sum over the groups.
-// Bounds: tokens are those of the batch (`Dispatch`), positions are compared with N_CTX, pages are those of the table
-// (kv_cache.wgsl). Within a split, rows are cut off at the first and last one cached that are seen, units at KV_UNITS, heads at those of the KV
-// head; places in workgroup memory follow from these. A split that `partial` has no room for is no step (`Dispatch`).
-// Loops end with the split, at most SPLIT positions, or count to constants.
+//   5. weighted values: each group of threads adds up its share of the positions, each thread of it four elements; then
+//      the groups' sums are added.
+// Bounds: tokens are those of the batch (`Dispatch`), positions are compared with N_CTX, pages come from the page table
+// (kv_cache.wgsl). Within a split, rows are clamped to the first and last one that is cached and attended to, units to
+// KV_UNITS, heads to those of the KV head; indices of workgroup memory follow from these. There are no more splits than
+// `partial` holds (`Dispatch`). Loops end with the split, at most SPLIT positions, or count to constants.
 {#
   lanes    threads that share a key: neighbours in a subgroup, else 1
-  units    units of four elements of a key that one of them reads
-  at_once  units of keys, and as many of values, that a thread holds at once
-  rows     keys that makes
-  turns    how often, to see all keys of the split
-  pages    of a split; as many keys at once are of one
+  units    units of four elements of a key that each of them reads
+  at_once  units of keys, and likewise of values, that a thread keeps in registers
+  rows     the number of keys that these are
+  turns    rounds until all keys of the split are read
+  pages    pages of a split; as many keys in a row are on the same one
 #}
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
@@ -31,8 +31,8 @@
 {% set turns = (split + rows * keys_at_once - 1) // (rows * keys_at_once) %}
 {#
   groups   threads that share a unit of the values, an even number
-  values   values a thread holds at once
-  chunks   how often, to see all values of the split
+  values   values that a thread keeps in registers
+  chunks   rounds until all values of the split are read
 #}
 {% set groups = threads // kv_units // 2 * 2 %}
 {% set values = [(split + groups - 1) // groups, at_once] | min %}
@@ -60,14 +60,14 @@
 {% endif %}
 const N_HEAD: u32 = {{ n_head }}u;
 const GROUP: u32 = {{ n_head // n_head_kv }}u; // query heads of a KV head
-const HEADS: u32 = {{ heads }}u; // those of a workgroup
+const HEADS: u32 = {{ heads }}u; // query heads of a workgroup
 const BLOCKS: u32 = {{ blocks }}u; // workgroups of a KV head
 const SPLIT: u32 = {{ split }}u;
 const LANES: u32 = {{ lanes }}u;
-const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+const NEVER: f32 = -3.4e38; // the score of a position that is not attended to
 
 {% macro heads_type() %}{{ "f32" if heads == 1 else "vec" ~ heads ~ "<f32>" }}{% endmacro %}
-// One number for each of the workgroup's heads.
+// A number for each head of the workgroup.
 alias Heads = {{ heads_type() }};
 
 {% macro of(name, h) %}{{ name }}{{ "" if heads == 1 else "." ~ part[h] }}{% endmacro %}
@@ -88,7 +88,7 @@ var<workgroup> squares: array<f32, {{ (heads + 1) * kv_units }}>;
 var<workgroup> scratch: array<Heads, {{ reduced }}>;
 var<workgroup> scratch_sum: array<Heads, {{ reduced }}>;
 
-// Element `e` of the head that starts at `head` of `qkv`, turned to position `pos`.
+// Element `e` of the head that starts at `head` of `qkv`, rotated for position `pos`.
 fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
 {% if n_rot < head_dim %}
     if e >= 2u * HALF_ROT { return qkv[head + e]{% if qk_norm %} * norm[weight + e]{% endif %}; }
@@ -101,7 +101,7 @@ fn turned(head: u32, weight: u32, e: u32, pos: u32) -> f32 {
 }
 
 {% set n_gate = n_head if gated else 0 %}
-// Place in `qkv` of the head that item `item` of a workgroup stands for: its query heads, its key head, its value head.
+// Index in `qkv` of the head of item `item` of a workgroup: its query heads, its key head, its value head.
 fn head_start(token: u32, kv_head: u32, block: u32, item: u32) -> u32 {
     var head = kv_head * GROUP + min(block * HEADS + item, GROUP - 1u);
     if item >= HEADS { head = N_HEAD + kv_head + (item - HEADS) * N_HEAD_KV; }
@@ -119,7 +119,7 @@ fn main(
     let token = group.z;
     let pos = token_pos(token);
     let seq = token_seq(token);
-    // Positions of the split that the token sees: first..=last of start..start + SPLIT.
+    // Positions of the split that the token attends to: first..=last of start..start + SPLIT.
     let start = group.y * SPLIT;
 {% if window > 0 %}
     let first = max(start, max(pos + 1u, {{ window }}u) - {{ window }}u);
@@ -128,11 +128,11 @@ fn main(
 {% endif %}
     let last = min(pos, start + (SPLIT - 1u));
     if first > last || pos >= N_CTX { return; }
-    // The token's own row is being written by some workgroup, and rows after it hold anything: for all of them the
-    // new key and value stand in, with no weight where they are not seen.
+    // The token's own row is being written by some workgroup, and rows after it are undefined: the new key and value are
+    // used for all of them, with weight zero where they are not attended to.
     let last_cached = max(min(last, max(pos, 1u) - 1u), start);
 {% if window > 0 %}
-    // There may be no pages before what the token sees.
+    // There may be no pages before the first position attended to.
     let first_cached = min(first, last_cached);
 {% endif %}
 {% macro within(row) %}
@@ -284,7 +284,7 @@ fn main(
             score += subgroupShuffleXor(score, 2u);
 {% endif %}
 {% if cap %}
-            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            // Beyond 15 tanh is 1; the bound avoids a division of infinities.
             score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, Heads(-15.0), Heads(15.0)));
 {% endif %}
             if row >= first && row <= last { largest = max(largest, score); }
@@ -311,7 +311,7 @@ fn main(
 {% endif %}
 
 {% if sinks %}
-    // A score without a value, which the split of the token itself counts.
+    // The sink: a score without a value, which only the split of the token itself counts.
     let head = kv_head * GROUP + block * HEADS;
     let sink = Heads({% for h in range(heads) %}of_heads[min(head + {{ h }}u, N_HEAD - 1u)].x{{ ", " if not loop.last }}{% endfor %});
     if last == pos { largest = max(largest, sink); }
@@ -375,7 +375,7 @@ fn main(
         }
 {% endfor %}
     }
-    // The upper half of the groups hands its sums to the lower half, which hands on the sums of both.
+    // The upper half of the groups passes its sums to the lower half, which stores the sums of both.
     let slot = tid % {{ groups // 2 * kv_units }}u;
     if tid >= {{ groups // 2 * kv_units }}u && tid < {{ groups * kv_units }}u {
 {% for h in range(heads) %}

@@ -1,7 +1,7 @@
-// Joins the splits of decode_attention; one workgroup a head of a token.
-// [n_splits, n_tokens, N_HEAD, HEAD_DIM + 2]: weighted values, the largest score, the sum of the weights
-// Bounds: a workgroup a head of a token of the batch; `partial` has room for the parts of the step (`Dispatch`), of
-// which a position below N_CTX needs no more.
+// Merges the splits of decode_attention; one workgroup for each head of a token.
+// `partial` is [n_splits, n_tokens, N_HEAD, HEAD_DIM + 2]: weighted values, the largest score, the sum of the weights.
+// Bounds: there is a workgroup for each head of a token of the batch; `partial` holds the splits of the batch
+// (`Dispatch`), and a position below N_CTX needs no more.
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
 @group(0) @binding(1) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
 {% set batch_binding = 2 %}

@@ -1,32 +1,32 @@
-// All layers of one token in one dispatch: x becomes the residual stream after the last layer.
+// The persistent kernel: all layers of one token in one dispatch; x becomes the residual stream after the last layer.
 //
-// {{ groups }} workgroups stay for the whole step. What one of them makes and others need goes through `flow`, one word a
-// number: 0 means that it is not there yet, and whoever needs it looks until it is. A word carries its own readiness,
-// so nothing but the words themselves has to be ordered, and there is no barrier between workgroups. Weights and cached
-// keys and values, which wait for nobody, are asked for before a workgroup starts to look.
+// {{ groups }} workgroups stay resident for the whole step. A value that one of them computes and others need is passed
+// through `flow`, one word for each: 0 means not there yet, and the readers poll until it is. A word is its own flag, so
+// that no other memory has to be ordered, and there is no barrier between workgroups. Weights and cached keys and values,
+// which depend on no other workgroup, are requested before a workgroup begins to poll.
 //
-// Each layer, by rows or heads shared out among the workgroups:
+// Each layer, divided by rows or heads among the workgroups:
 //   1. queries, keys, values = W norm(x)
-//   2. attention, a KV head and a split of the context a workgroup
-//   3. x += W attention, joining the splits
+//   2. attention: each workgroup a query head and a split of the positions
+//   3. x += W attention, merging the splits
 //   4. gated = silu(gate) * up, of W norm(x)
 //   5. x += W gated
 //
-// `flow` is there twice: a step uses one half and empties the other for the next step. All workgroups have to run at
-// once; where that cannot be, looking ends after {{ patience }} turns of {{ looks }} look(s) and `gave_up` tells.
+// `flow` has two halves: a step uses one and clears the other for the next step. All workgroups have to run at the same
+// time; if they do not, polling ends after {{ patience }} rounds of {{ looks }} load(s), and `gave_up` is set.
 //
-// The pages of the sequence lie one after the other in the KV cache: only the first is looked up.
-// Bounds: what `decode_layers` in src/kernels binds has the sizes of its constants, matrices included. Items are cut
-// off at the last, units at the last of a row where lanes reach past it, quads at the width of the vector, each where it
-// is read; positions are compared with N_CTX, and in their pages, one after the other (`Plan::layers`), follow the first.
-// A workgroup has a share of a part only if it is one of those that take the part. `flow` and `params` are indexed by
-// layer, item and split, all below constants. Looking ends when `patience` is used up; other loops count to constants, to
-// the layers, or to the positions of a split.
+// The pages of the sequence are consecutive in the KV cache: only the first one is looked up.
+// Bounds: the buffers have the sizes of the constants, matrices included (`decode_layers` in src/kernels). Items are
+// clamped to the last, units to the last of a row where lanes reach beyond it, quads to the width of the vector, each
+// where it is read. Positions are compared with N_CTX, and their pages follow the first one, being consecutive
+// (`DispatchPlan::layers`). A workgroup has items of a part only if it is one of those that compute the part. `flow` and
+// `params` are indexed by layer, item and split, all below constants. Polling ends when `patience` is used up; other
+// loops count to constants, to the layers, or to the positions of a split.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> params: array<f32>; // norms and biases of each layer
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
 @group(0) @binding(3) var<storage, read_write> flow: array<atomic<u32>>;
-@group(0) @binding(4) var<storage, read_write> ended: atomic<u32>; // workgroups that have
+@group(0) @binding(4) var<storage, read_write> ended: atomic<u32>; // workgroups that reached their end, in all steps
 {% set rope_binding = 5 %}
 {% include "rope.wgsl" %}
 {% include "kv_cache.wgsl" %}
@@ -34,7 +34,7 @@
 @group(0) @binding(7) var<storage, read_write> values: array<Unit>;
 {% set batch_binding = 8 %}
 {% include "batch.wgsl" %}
-@group(0) @binding(9) var<storage, read_write> gave_up: atomic<u32>; // whether a workgroup did
+@group(0) @binding(9) var<storage, read_write> gave_up: atomic<u32>; // not 0 after a workgroup timed out
 {% include "types/numbers.wgsl" %}
 {% if integer %}
 
@@ -42,9 +42,9 @@
 {% endif %}
 
 {#
-  The four matrices. `variants` lists what layers have in a matrix's place, with a slash in between: parts, one below the
-  other, with a plus in between, each as type:first row:rows:lanes:unroll:stretches:first workgroup:workgroups. Each
-  workgroup works on one part.
+  The four matrices. `variants` lists the forms that the matrix has in different layers, separated by slashes. A form is a
+  list of parts, separated by plus signs, each type:first row:rows:lanes:unroll:stretches:first workgroup:workgroups.
+  Each workgroup computes rows of one part.
 #}
 {% set qkv = {"name": "qkv", "index": 0, "n_in": n_embd, "rows": 1, "variants": qkv_variants} %}
 {% set out = {"name": "out", "index": 1, "n_in": n_att, "rows": 1, "variants": out_variants} %}
@@ -59,15 +59,15 @@ var<private> {{ m.name }}_variant: u32;
 {% for part in variant | split("+") %}
 {% set name = m.name ~ "_" ~ v ~ "_" ~ loop.index0 %}
 {% set f = part | split(":") | list %}
-var<private> {{ name }}_at: u32; // where it starts in w
+var<private> {{ name }}_at: u32; // the word of w where the matrix begins
 {{ matrix(name, f[0], m.n_in, f[2] | int) }}
 {% endfor %}
 {% endfor %}
 {% endfor %}
 {% if placed %}
-@group(0) @binding(10) var<storage, read> places: array<u32>; // of each matrix of each layer: its variant, where its parts start
+@group(0) @binding(10) var<storage, read> places: array<u32>; // for each layer and matrix: its variant, and the words where its parts begin
 {% endif %}
-{# Goes to a matrix of another layer. #}
+{# Sets the position of a matrix for another layer. #}
 {% macro place(m, layer) %}
 {% if placed %}
         {{ m.name }}_variant = places[({{ layer }}) * {{ 4 * (1 + n_parts) }}u + {{ m.index * (1 + n_parts) }}u];
@@ -83,24 +83,24 @@ var<private> {{ name }}_at: u32; // where it starts in w
 {% endmacro %}
 {% set as_input = "input_bytes" if integer else "input_floats" %}
 {% set warps = threads // subgroup %}
-{# Attention: four lanes share a key; units of a key that a lane reads. #}
+{# Attention: four lanes share a key. Units of a key that each lane reads. #}
 {% set kv_units = head_dim // 4 %}
 {% set key_units = (kv_units + 3) // 4 %}
 {% set warp_keys = subgroup // 4 %}
-{# Lanes that share a value, units of it that a lane takes, and values at once and in turn of a subgroup. #}
+{# Lanes that share a value, units of it that each lane reads, and the values of a subgroup at a time and in turn. #}
 {% set value_lanes = [kv_lanes, subgroup] | min %}
 {% set value_units = (kv_units + value_lanes - 1) // value_lanes %}
 {% set values_at_once = subgroup // value_lanes %}
 {% set value_turns = (warp_keys + values_at_once - 1) // values_at_once %}
 {% set half_dim = head_dim // 2 %}
-{# Words of flow. #}
+{# Offsets in flow, in words. #}
 {% set att_at = n_qkv %}
 {% set lse_at = att_at + max_splits * n_att %}
 {% set mid_at = lse_at + max_splits * n_head %}
 {% set gated_at = mid_at + n_embd %}
 {% set x_at = gated_at + n_ff %}
 {% set layer_flow = x_at + n_embd %}
-{# Words of params. #}
+{# Offsets in params, in words. #}
 {% set ffn_norm_at = n_embd %}
 {% set qkv_bias_at = 2 * n_embd %}
 {% set out_bias_at = qkv_bias_at + (n_qkv if qkv_bias else 0) %}
@@ -112,9 +112,9 @@ const FLOW: u32 = {{ n_layer * layer_flow }}u;
 const GROUPS: u32 = {{ groups }}u;
 const N_HEAD: u32 = {{ n_head }}u;
 const GROUP: u32 = {{ n_head // n_head_kv }}u; // query heads of a KV head
-const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+const NEVER: f32 = -3.4e38; // the score of a position that is not attended to
 
-// Input of a product, units of 8 numbers: first halves, then second halves; floats, or whole numbers as in X8.
+// The input of a product, in units of 8 numbers: first halves, then second halves; floats, or integers as in X8.
 var<workgroup> h: array<vec4<u32>, {{ 2 * h_units }}>;
 var<workgroup> wide: array<vec4<u32>, {{ [2 * wide_units, warps * kv_units] | max }}>;
 var<workgroup> squares: array<f32, {{ warps }}>;
@@ -131,26 +131,26 @@ var<private> patience: u32 = {{ patience }}u;
 fn input_floats(_quad: u32, v: vec4<f32>) -> vec4<u32> { return bitcast<vec4<u32>>(v); }
 
 {% endif %}
-// Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
+// Below -80 the result is 0 in f32, but exp(-v) would overflow.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
 {% if looks > 1 %}
-// A load alone the compiler of llvmpipe takes out of loops.
+// A plain load would be moved out of loops by llvmpipe's compiler.
 fn look(at: u32) -> u32 { return atomicAdd(&flow[at], 0u); }
 {% else %}
 fn look(at: u32) -> u32 { return atomicLoad(&flow[at]); }
 {% endif %}
 
-// Makes `v` visible to all; 0 as -0.
+// Makes `v` visible to all workgroups; 0 is stored as -0.
 fn publish(at: u32, v: f32) {
     let bits = bitcast<u32>(v);
     atomicStore(&flow[at], select(bits, 0x80000000u, bits == 0u));
 }
 
-// Place of number `i` of a vector of `4 * quads`: lanes that look at quads side by side shall see words side by side.
+// Position of number `i` of a vector of `4 * quads`: lanes that poll neighbouring quads read neighbouring words.
 fn place(i: u32, quads: u32) -> u32 { return i % 4u * quads + i / 4u; }
 
-// Looks at the four words of a quad, the first at `at`, until all are there.
+// Polls the four words of a quad, the first at `at`, until all are there.
 fn arrived4(at: u32, quads: u32) -> vec4<f32> {
     var got = vec4(look(at), look(at + quads), look(at + 2u * quads), look(at + 3u * quads));
     while any(got == vec4(0u)) && patience > 0u {
@@ -189,8 +189,8 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
 }
 
 {#
-  A product: its items are rows, or pairs of rows that make one number. `lanes` lanes share an item; each asks for `unroll`
-  units at once, the units of the next step before it works on those of this one.
+  A product. Its items are rows, or pairs of rows that give one number. `lanes` lanes share an item; each requests `unroll`
+  units at once, those of the next step before it uses those of this one.
 #}
 {% macro load(p, to, item, stretch) %}
 {% for u in range(p.unroll) %}
@@ -206,9 +206,9 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
             }
 {% endfor %}
 {% endmacro %}
-{# Items of a part that this workgroup works on. #}
+{# Items of a part that this workgroup computes: (first, number). #}
 {% macro share_of(p) %}share({{ p.n_items }}u, {{ p.from }}u, {{ p.groups }}u){% endmacro %}
-{# The item of this lane in a round; items are counted from the first of the part. #}
+{# The item of this lane in a round, counted from the first one of the part. #}
 {% macro item_of(p, round) %}
 min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{ p.lanes }}u, max({{ share_of(p) }}.y, 1u) - 1u), {{ p.n_items - 1 }}u)
 {%- endmacro %}
@@ -219,14 +219,14 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endfor %}
 {% endfor %}
 {% endmacro %}
-{# Asks for the first units. #}
+{# Requests the first units. #}
 {% macro begin_part(p) %}
         {
             let item = {{ item_of(p, "0u") }};
 {{ load(p, "raw", "item", "0u") }}
         }
 {% endmacro %}
-{# Asks for weights of this workgroup that are wanted later, so that they come from a cache then. #}
+{# Touches weights that this workgroup needs later, so that they are in the cache by then. #}
 {% macro touch_part(p) %}
 {% set quads = p.n_in // 32 %}
 {% set most = ((p.n_items + p.groups - 1) // p.groups) * p.rows * quads %}
@@ -325,7 +325,7 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endif %}
             }
         }
-        // A device need not run a workgroup's subgroups by turns: none may wait for what another has yet to publish.
+        // A device need not run all subgroups of a workgroup at the same time: none may wait for another's later publish.
         workgroupBarrier();
 {% endmacro %}
 
@@ -355,8 +355,8 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {{ touch_part(p) }}
 {% endmacro %}
 {#
-  The product with a matrix: `fill` waits for its input. Where the matrix has several parts, or layers differ in it, the part
-  of this workgroup is chosen out here: a load in a branch is waited for before the branch ends.
+  The product with a matrix; `fill` waits for its input. If the matrix has several parts, or its form differs between
+  layers, the part of this workgroup is chosen here, outside of branches: loads inside of a branch end with the branch.
 #}
 {% macro product(m, input, input_units, fill, bias_at, before, result) %}
 {% if mixed(m) == "no" %}
@@ -384,7 +384,7 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endmacro %}
 {% macro mixed(m) %}{{ "yes" if "/" in m.variants or "+" in m.variants else "no" }}{% endmacro %}
 
-{# Waits for x and puts norm(x), without the factor that is common to all, into h; the factor is `inverse`. #}
+{# Waits for x and writes norm(x), without the factor common to all elements, to h; the factor is `inverse`. #}
 {% macro fill_norm(norm_at, source) %}
         var sum_of_squares = 0.0;
 {% for k in range((h_units * 2 + threads - 1) // threads) %}
@@ -422,8 +422,8 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endmacro %}
 
 {#
-  Puts a vector into `wide`, quad by quad, `source` making one. Where products are large this is a loop, since the code of a
-  layer is more than a core's cache for code holds.
+  Writes a vector to `wide`, quad by quad, each computed by `source`. For large products this is a loop, since the unrolled
+  code of a layer is larger than a core's instruction cache.
 #}
 {% macro fill_wide(source) %}
 {% macro quad_of_wide() %}
@@ -445,7 +445,7 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endif %}
         workgroupBarrier();
 {% endmacro %}
-{# Waits for attention and joins its splits. #}
+{# Waits for attention and merges its splits. #}
 {% macro att_source() %}
             if quad < {{ n_att // 4 }}u {
                 let source = flow_at + {{ att_at }}u + quad;
@@ -477,10 +477,10 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
             if quad < {{ n_ff // 4 }}u { v = arrived4(flow_at + {{ gated_at }}u + quad, {{ n_ff // 4 }}u); }
 {% endmacro %}
 
-// Rows of the cache between a head's first position and its position `pos`, where pages lie one after the other.
+// Distance in cache rows between a head's first position and its position `pos`, with consecutive pages.
 fn place_in_order(pos: u32) -> u32 { return pos + pos / PAGE * ((N_HEAD_KV - 1u) * PAGE); }
 
-// The first of n items that this workgroup works on, one of `groups` from workgroup `first` on, and how many.
+// The first of n items that this workgroup computes, if `groups` workgroups from `first` on do, and how many.
 fn share(n: u32, first: u32, groups: u32) -> vec2<u32> {
     let i = group - first;
     return vec2(i * (n / groups) + min(i, n % groups), n / groups + select(0u, 1u, i < n % groups));
@@ -492,7 +492,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     let pos = token_pos(0u);
     if pos >= N_CTX { return; }
     let first_page = page_of(token_seq(0u), 0u);
-    // All workgroups of a step see the same half: the count moves on when the last of them has ended.
+    // All workgroups of a step see the same half: the count advances only when the last of them has ended.
     let this_half = (atomicLoad(&ended) / GROUPS % 2u) * FLOW;
     for (var i = group * {{ threads }}u + tid; i < FLOW; i += {{ groups * threads }}u) {
         atomicStore(&flow[FLOW - this_half + i], 0u);
@@ -525,7 +525,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ place(qkv, "layer") }}
 {{ begin(qkv) if not ahead and mixed(qkv) == "no" }}
 {% if ahead %}
-{# Weights of these are asked for before their phase. #}
+{# The weights of these are requested before their phase. #}
 {{ place(out, "layer") }}
 {{ place(gate_up, "layer") }}
 {{ place(down, "layer") }}
@@ -536,7 +536,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {{ product(qkv, "h", h_units, fill_norm(0, x_source()), qkv_bias_at if qkv_bias else 0, "0.0",
     "publish(flow_at + item, sum_0 * inverse + before_0);") }}
 
-        // Attention: a query head and a split of the context a workgroup.
+        // Attention: each workgroup a query head and a split of the positions.
 {{ begin(gate_up) if ahead }}
 {% if ahead %}
         var touched = 0.0;
@@ -554,7 +554,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
 {% include "decode_layers_attention.wgsl" %}
 
 {% if ahead %}
-        // Changes nothing; without it the compiler would drop the reads above.
+        // Changes nothing; without it the compiler would remove the prefetching reads above.
         if touched == 1.2345e30 { atomicOr(&gave_up, 0u); }
 {% endif %}
 
@@ -592,7 +592,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) workgr
     if tid == 0u { atomicAdd(&ended, 1u); }
 }
 
-// An element of the residual stream before a layer; only after all of it has arrived.
+// An element of the residual stream before a layer; to be called only when all of the stream has arrived.
 fn x_before(layer: u32, at: u32, i: u32) -> f32 {
     if layer == 0u { return x[i]; }
     return bitcast<f32>(look(at + place(i, {{ n_embd // 4 }}u)));

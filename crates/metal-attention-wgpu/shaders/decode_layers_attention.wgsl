@@ -1,6 +1,6 @@
-// Attention of decode_layers.wgsl: a workgroup takes tasks, a query head and a split of the context each, its subgroups
-// positions of their own.
-// Bounds: positions of the cache are cut off at the last one of the split that is there, units at KV_UNITS; see also there.
+// Attention of decode_layers.wgsl: a workgroup processes tasks, each a query head and a split of the positions, whose
+// positions its subgroups divide.
+// Bounds: positions are clamped to the last cached one of the split, units to KV_UNITS; see also decode_layers.wgsl.
         for (var task = group; task < splits * N_HEAD; task += GROUPS) {
             let split = task / N_HEAD;
             let head = task % N_HEAD;
@@ -36,7 +36,7 @@
 {{ load_pass(1, " + %du" | format(warps * warp_keys)) }}
             }
 
-            // The query, the new key and the new value, a pair of elements a thread.
+            // The query, the new key and the new value; each thread handles a pair of elements.
 {% macro pair_of_heads() %}
                 let which = i / {{ half_dim }}u;
                 let pair = i % {{ half_dim }}u;
@@ -81,7 +81,7 @@
                 }
             }
 
-            // Each subgroup sees positions of its own, {{ warp_keys }} at a time, with a running softmax.
+            // Each subgroup attends to positions of its own, {{ warp_keys }} at a time, with a running softmax.
 {% for u in range(key_units) %}
             let query_{{ u }} = heads[{{ u * 4 }}u + lane % 4u];
 {% endfor %}
@@ -152,7 +152,7 @@
             if lane == 0u { spread[warp] = vec2(largest, total); }
             workgroupBarrier();
 
-            // The subgroups' results are joined; one that saw nothing weighs nothing.
+            // The subgroups' results are merged; one without positions has weight zero.
             for (var from_element = 0u; from_element < HEAD_DIM; from_element += {{ threads }}u) {
                 if from_element + tid - lane < HEAD_DIM {
                     let e = min(from_element + tid, HEAD_DIM - 1u);

@@ -1,6 +1,6 @@
-// x[t] = row id(t) of a table, dequantised; one lane a unit of 8 elements. A part of the table writes the rows it
-// holds and leaves the others to the other parts.
-// Bounds: tokens are those of the batch, and `x` has their rows (`Dispatch`); rows are compared with those of the part,
+// x[t] = row id(t) of a table, dequantised; one lane for each unit of 8 elements. A part of the table writes the rows that
+// it holds and leaves the others to the other parts.
+// Bounds: tokens are those of the batch, and `x` holds their rows (`Dispatch`); rows are compared with those of the part,
 // whatever the id, and units with UNITS.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read_write> x: array<f32>;

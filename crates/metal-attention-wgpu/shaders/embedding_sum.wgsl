@@ -1,5 +1,5 @@
-// x[t] = SCALE * x[t] + first row of the token types + row pos(t) of the positions; one invocation an element.
-// Bounds: tokens are those of the batch, and `x` has their rows (`Dispatch`); positions are cut off at N_POSITIONS,
+// x[t] = SCALE * x[t] + first row of the token types + row pos(t) of the positions; one invocation for each element.
+// Bounds: tokens are those of the batch, and `x` holds their rows (`Dispatch`); positions are clamped to N_POSITIONS,
 // elements are compared with N.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 {% if types %}

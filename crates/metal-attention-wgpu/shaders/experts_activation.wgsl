@@ -1,6 +1,6 @@
-// What an expert makes of the products of gate and up{{ "" if gated else ", of which it has only up" }}.
+// The activation of an expert, from the products of gate and up{{ "" if gated else " (here up alone)" }}.
 // Bounds: none are needed.
-// The bound keeps infinities out, of which drivers may take it that there are none.
+// The bound avoids infinities: drivers may assume that there are none.
 fn sigmoid(v: f32) -> f32 { return 1.0 / (1.0 + exp(min(-v, 80.0))); }
 
 {% if gated %}

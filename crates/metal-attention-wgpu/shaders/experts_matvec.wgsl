@@ -7,14 +7,14 @@
 {% if sum %}
 // y[t] = sum over the experts of token t of {{ "weight * " if weighted }}(W x[visit] + bias): {{ row_tile }} rows of one token.
 {% else %}
-// y[visit] = activation of W x[t], W that of the visit's expert: {{ row_tile }} rows of one visit.
+// y[visit] = activation of W x[t] with the W of the visit's expert: {{ row_tile }} rows of one visit.
 {% endif %}
 //
-// As in matvec.wgsl, {{ lanes }} lanes share the rows; lane l takes units l, l + {{ lanes }}, ... of 8 columns each{% if sum %}, those of the first expert,
-// then those of the second, and so on{% endif %}, and asks for the weights of {{ unroll }} unit(s) before it uses any of them.
-// Bounds: experts are cut off at the last, rows at the expert's last, and rows that are in another part of the matrix read
-// the part's first and count as nothing; units are cut off at the last. Tokens are those that the buffers have
-// (`Dispatch`), choices are below {{ n_used }}. Loops count to constants.
+// Like in matvec.wgsl, {{ lanes }} lanes share the rows; lane l reads units l, l + {{ lanes }}, ... of 8 columns each{% if sum %}, those of the first expert,
+// then those of the second, and so on{% endif %}, and requests the weights of {{ unroll }} unit(s) before it uses any of them.
+// Bounds: experts are clamped to the last, rows to the expert's last; rows that are in another part of the matrix read the
+// part's first and are multiplied by zero; units are clamped to the last. Tokens are those for which the buffers are long
+// enough (`Dispatch`), choices are below {{ n_used }}. Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 {% set vectors = n_in % 8 == 0 %}
 {% set vector = "vec4<f32>" if vectors else "f32" %}
@@ -38,7 +38,7 @@
 {% include "experts_activation.wgsl" %}
 {% endif %}
 {% set n_sums = row_tile + (1 if norm else 0) %}
-{# Lanes that exchange values; where more share a row, each such bunch leaves its sum in workgroup memory. #}
+{# Lanes that exchange values without a barrier; if more share a row, each such bunch leaves its sum in workgroup memory. #}
 {% set bunch = [neighbours, lanes, 32] | min if neighbours > 1 else 1 %}
 {% set bunches = threads // bunch %}
 {% if bunch < lanes %}
@@ -61,7 +61,7 @@ fn {{ name }}(row: u32, unit: u32) -> W8 {
 
 fn expert_of(visit: u32) -> u32 { return min(chosen[visit], {{ n_expert - 1 }}u); }
 
-// Row `r` of an expert, as the part has it: n_rows or more where another part has it.
+// Row `r` of an expert as a row of this part: n_rows or more if it is in another part.
 fn row_of(expert: u32, r: u32) -> u32 { return expert * {{ expert_rows }}u + r - {{ first_row }}u; }
 
 @compute @workgroup_size({{ threads }})
@@ -167,7 +167,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% else %}
     let expert = expert_of(first_visit);
 {% if weighted or norm %}
-    // Of the input, and so of the product.
+    // The factor on the input, and so on the product.
     let factor = {{ "expert_weights[first_visit]" if weighted else "1.0" }}{% if norm %} * inverseSqrt(sum_{{ row_tile }} / {{ n_in }}.0 + {{ eps }}){% endif %};
 {% endif %}
 {% macro value(r) %}

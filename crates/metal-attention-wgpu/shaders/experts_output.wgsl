@@ -1,8 +1,8 @@
-// What matmul_output.wgsl is to a matrix, for the matrices of experts: a tile has visits of one expert (experts_sort.wgsl),
-// whose rows are {{ expert_rows }} from expert * {{ expert_rows }} on. Results `t` are places in the order of the visits.
-// Bounds: results are cut off at the tile's last, rows at the expert's; rows that another part of the matrix has read the
-// part's first, and are not written. `order` and `tiles` come from experts_sort.wgsl: visits of the batch, which all
-// buffers have (`Dispatch`), and experts below n_expert.
+// The output of matrix products with experts, in place of matmul_output.wgsl: a tile holds visits of one expert
+// (experts_sort.wgsl), whose rows are {{ expert_rows }} from expert * {{ expert_rows }} on. Results `t` are positions in the sorted order.
+// Bounds: results are clamped to the tile's last, rows to the expert's; rows in another part of the matrix read the part's
+// first and are not written. `order` and `tiles` come from experts_sort.wgsl: visits of the batch, which all buffers hold
+// (`Dispatch`), and experts below n_expert.
 {% set activated = output == "activated" %}
 {% set paired = activated and gated %}
 {% set width = 2 if paired else 4 %}
@@ -24,24 +24,24 @@
 {% include "experts_activation.wgsl" %}
 {% endif %}
 
-// (expert, first result, one past the last) of this workgroup.
+// (expert, first result, one past the last) of this workgroup's tile.
 var<private> tile: vec4<u32>;
 
 fn n_results() -> u32 { return tile.z; }
 
-// The row of the input that result `t` is made of; of the last one for results that do not exist.
+// The input row of result `t`; that of the last one for results beyond it.
 fn input_row(t: u32) -> u32 { return order[min(t, tile.z - 1u)]{{ " / %du"|format(n_used) if activated }}; }
 
-// Row `r` of the expert as the part has it: n_rows or more where another part has it.
+// Row `r` of the expert as a row of this part: n_rows or more if it is in another part.
 fn row_of(r: u32) -> u32 { return tile.x * {{ expert_rows }}u + r - {{ first_row }}u; }
 
-// The row of the part to read for row `r` of the expert.
+// The row of the part that is read for row `r` of the expert.
 fn part_row(r: u32) -> u32 {
     let row = row_of(min(r, {{ expert_rows - 1 }}u));
     return {% if whole %}row{% else %}select(0u, row, row < {{ n_rows }}u){% endif %};
 }
 
-// Takes `v`, rows [r, r + 4) of the expert for result `t`, r a multiple of four, where these exist: `n` are n_results().
+// Stores `v`, rows [r, r + 4) of the expert for result `t`, as far as these exist. r is a multiple of four, n is n_results().
 fn put4(t: u32, r: u32, v: vec4<f32>, n: u32) {
     if t >= n || r >= {{ expert_rows }}u { return; }
     let visit = order[t];

@@ -1,9 +1,9 @@
-// The experts of a token, best first, and their weights; one workgroup a token.
+// The router: the experts of each token, best first, and their weights; one workgroup for each token.
 //
-// An expert's rank is the number of experts before it: greater scores, and equal ones of lower ids. Scores are compared by
-// their bits, since drivers may take it that no float is NaN; NaN counts as the lowest score, minus infinity.
-// Bounds: rows are those that the buffers have (`Dispatch`); experts are below N_EXPERT, a constant that the loops count
-// to, groups below N_GROUPS, and ranks are no two the same, so those below N_USED are all written.
+// The rank of an expert is the number of experts before it: those with higher scores, and with equal scores and lower ids.
+// Scores are compared by their bits, since drivers may assume that no float is NaN; NaN counts as minus infinity.
+// Bounds: rows are those for which the buffers are long enough (`Dispatch`); experts are below N_EXPERT, a constant that
+// the loops count to, groups below N_GROUPS. No two ranks are equal, so all those below N_USED are written.
 {% set threads = 64 if n_expert <= 64 else (128 if n_expert <= 128 else 256) %}
 @group(0) @binding(0) var<storage, read> products: array<f32>;
 @group(0) @binding(1) var<storage, read_write> chosen: array<u32>;
@@ -24,20 +24,20 @@ const N_USED: u32 = {{ n_used }}u;
 const N_GROUPS: u32 = {{ n_groups }}u;
 const LOWEST: f32 = -3.4e38;
 
-// Of every expert: its score, what it is chosen by, and that as a key in the order of floats.
+// For every expert: its score, the value that it is chosen by, and that value as a key in the order of floats.
 var<workgroup> scores: array<f32, {{ n_expert }}>;
 var<workgroup> keys: array<u32, {{ n_expert }}>;
 {% if n_groups > 1 %}
 var<workgroup> choice: array<f32, {{ n_expert }}>;
 var<workgroup> group_keys: array<u32, {{ n_groups }}>;
 {% endif %}
-// Of every chosen one: its score{% if expert_scale %}, and the factor on its result{% endif %}.
+// For every chosen expert: its score{% if expert_scale %}, and the factor on its result{% endif %}.
 var<workgroup> best: array<f32, {{ n_used }}>;
 {% if expert_scale %}
 var<workgroup> scales: array<f32, {{ n_used }}>;
 {% endif %}
 
-// Greater for greater floats, -0 before 0; that of minus infinity for NaN.
+// Higher for higher floats, -0 before 0; NaN has the key of minus infinity.
 const KEY_OF_LEAST: u32 = 0x007fffffu;
 fn key(v: f32) -> u32 {
     let bits = bitcast<u32>(v);
@@ -63,7 +63,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% if score == "softmax" %}
         let score = scores[e] / powers;
 {% elif score == "sigmoid" %}
-        // The bound keeps infinities out.
+        // The bound avoids infinities.
         let score = 1.0 / (1.0 + exp(min(-products[row + e], 80.0)));
 {% else %}
         let score = products[row + e];
@@ -77,7 +77,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     }
     workgroupBarrier();
 {% if n_groups > 1 %}
-    // A group counts as much as its two best experts together.
+    // The score of a group is the sum of its two best experts.
     for (var g = tid; g < N_GROUPS; g += {{ threads }}u) {
         var first = g * {{ n_expert // n_groups }}u;
 {% if n_expert // n_groups > 1 %}
@@ -125,7 +125,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         }
     }
     workgroupBarrier();
-    // Each of the chosen ones sums all up, in the same order.
+    // Each of the chosen experts adds all of them up, in the same order.
     for (var rank = tid; rank < N_USED; rank += {{ threads }}u) {
 {% if score == "softmax_of_chosen" %}
         var sum = 0.0;
@@ -135,7 +135,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         var weight = best[rank];
 {% endif %}
 {% if renormalize %}
-        // As large at least as the smallest number of 16 bits.
+        // At least the smallest 16-bit number, as a divisor.
         var total = 0.0;
 {% if score == "softmax_of_chosen" %}
         for (var i = 0u; i < N_USED; i++) { total += exp(best[i] - best[0]) / sum; }

@@ -1,8 +1,8 @@
-// Visits (a token at one of its experts) in the order of their experts, cut into tiles of {{ tokens }}, each of one expert. One
-// workgroup. Within an expert the order is any; no result depends on it.
-// Bounds: experts are cut off at the last; visits are those of the batch, which the buffers have (`Dispatch`), and an
-// expert's run of `order` is as long as it has visits. There are never more tiles than `most`, which `tiles` has
-// (`ExpertTiles::most`). Loops count to constants, to the visits, or to the tiles.
+// Sorts visits (a token at one of its experts) by expert, and divides them into tiles of {{ tokens }}, each of one expert. One
+// workgroup. The order within an expert varies; no result depends on it.
+// Bounds: experts are clamped to the last; visits are those of the batch, which the buffers hold (`Dispatch`), and an
+// expert's section of `order` is as long as the number of its visits. There are never more tiles than `tiles` holds
+// (`ExpertTiles::max_tiles`). Loops count to constants, to the visits, or to the tiles.
 @group(0) @binding(0) var<storage, read> chosen: array<u32>;
 @group(0) @binding(1) var<storage, read_write> order: array<u32>;
 @group(0) @binding(2) var<storage, read_write> tiles: array<vec4<u32>>;
@@ -11,9 +11,9 @@
 const N_EXPERT: u32 = {{ n_expert }}u;
 const TOKENS: u32 = {{ tokens }}u;
 
-// Visits of each expert; then the place in `order` of its next one.
+// Visits of each expert; later the position in `order` of its next one.
 var<workgroup> visits: array<atomic<u32>, {{ n_expert }}>;
-// The same, for who looks at them all.
+// A copy without atomics, for reading.
 var<workgroup> counts: array<u32, {{ n_expert }}>;
 
 fn expert_of(visit: u32) -> u32 { return min(chosen[visit], N_EXPERT - 1u); }

@@ -1,5 +1,5 @@
 // y[t] = sum over the experts of token t, in the order of its choice, of weight * (down[visit] + bias).
-// Bounds: tokens are those that the buffers have (`Dispatch`), elements are compared with N; experts are cut off at the last.
+// Bounds: tokens are those for which the buffers are long enough (`Dispatch`), elements are compared with N; experts are clamped to the last.
 @group(0) @binding(0) var<storage, read> down: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<f32>;
 {% set next = 2 %}

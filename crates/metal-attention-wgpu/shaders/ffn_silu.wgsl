@@ -1,5 +1,5 @@
-// hidden[t][i] = silu(gate[t][i]) * up[t][i], where gate and up take turns in gate_up; one invocation an element.
-// Bounds: tokens are those that both buffers have (`Dispatch`); elements are compared with N_FF.
+// hidden[t][i] = silu(gate[t][i]) * up[t][i], with gate and up interleaved in gate_up; one invocation for each element.
+// Bounds: tokens are those for which both buffers are long enough (`Dispatch`); elements are compared with N_FF.
 @group(0) @binding(0) var<storage, read> gate_up: array<vec2<f32>>;
 @group(0) @binding(1) var<storage, read_write> hidden: array<f32>;
 const N_FF: u32 = {{ n_ff }}u;
@@ -9,6 +9,6 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     if id.x >= N_FF { return; }
     let at = id.y * N_FF + id.x;
     let gate = gate_up[at].x;
-    // The bound keeps infinities out, of which drivers may take it that there are none.
+    // The bound avoids infinities: drivers may assume that there are none.
     hidden[at] = gate / (1.0 + exp(min(-gate, 80.0))) * gate_up[at].y;
 }

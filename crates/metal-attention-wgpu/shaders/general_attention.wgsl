@@ -1,12 +1,11 @@
-// Attention of queries over the KV cache with whatever a layer has besides: a cap on the scores, a score of each head's own,
-// scores that fall with the distance, any mask, keys and values of unlike lengths. One workgroup a head of a token{% if split > 0 %} and a
-// part of the context{% endif %}.
+// General attention over the KV cache: any mask, caps on scores, sinks, scores that fall with the distance (ALiBi), keys and
+// values of different lengths. One workgroup for each head of a token{% if split > 0 %} and each split of the positions{% endif %}.
 //
-// It walks through the positions seen in tiles of as many as there are threads: each thread has the score of one position,
-// then sets of LANES threads add up the values of every PARTS-th, a unit of four elements each.
-// Bounds: tokens are those of the batch, which `queries` and `att` have{% if split > 0 %}, as `partial` has their parts{% endif %} (`Dispatch`); positions are cut off
-// below N_CTX, pages are those of the table (kv_cache.wgsl), units are compared with what there is. Loops go through the
-// tokens of the batch, the positions seen and constants.
+// It processes the positions attended to in tiles of as many as there are threads: each thread computes the score of one
+// position, then sets of LANES threads add up the values of every PARTS-th position, a unit of four elements each.
+// Bounds: tokens are those of the batch, which `queries` and `att` hold{% if split > 0 %}, as `partial` holds their splits{% endif %} (`Dispatch`); positions are clamped
+// below N_CTX, pages come from the page table (kv_cache.wgsl), units are compared with their number. Loops end with the
+// tokens of the batch or the positions attended to, or count to constants.
 {% set threads = 128 %}
 {% set key_units = (key_dim + 3) // 4 %}
 {% set value_units = (value_dim + 3) // 4 %}
@@ -24,7 +23,7 @@
 {% set next = 6 %}
 {% endif %}
 {% if per_head %}
-@group(0) @binding({{ next }}) var<storage, read> of_heads: array<vec2<f32>>; // of each head the sink's score and the slope
+@group(0) @binding({{ next }}) var<storage, read> of_heads: array<vec2<f32>>; // the score of the sink and the slope of each head
 {% endif %}
 {% include "reduce.wgsl" %}
 const N_HEAD: u32 = {{ n_head }}u;
@@ -35,7 +34,7 @@ const VALUE_UNITS: u32 = {{ value_units }}u;
 const THREADS: u32 = {{ threads }}u;
 const LANES: u32 = {{ lanes }}u; // threads that share a position's value
 const PARTS: u32 = THREADS / LANES;
-const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+const NEVER: f32 = -3.4e38; // the score of a position that is not attended to
 
 var<workgroup> query: array<vec4<f32>, {{ key_units }}>;
 var<workgroup> weights: array<f32, {{ threads }}>;
@@ -44,7 +43,7 @@ var<workgroup> sums: array<vec4<f32>, {{ threads }}>;
 var<workgroup> end_of_text: atomic<u32>;
 {% endif %}
 
-// The row of the cache of a position; here KV_UNITS is 1.
+// The row of a position in the KV cache; with KV_UNITS of 1.
 fn row_of(seq: u32, head: u32, pos: u32) -> u32 { return cache_row(page_of(seq, pos), head, pos); }
 
 @compute @workgroup_size({{ threads }})
@@ -59,7 +58,7 @@ fn main(
     let seq = token_seq(token);
     let pos = min(token_pos(token), N_CTX - 1u);
 
-    // Positions low..=high are seen.
+    // Positions low..=high are attended to.
 {% if mask in ["full", "near"] %}
     if tid == 0u { atomicStore(&end_of_text, 0u); }
     workgroupBarrier();
@@ -94,7 +93,7 @@ fn main(
 {% endif %}
 
 {% if temperature %}
-    // Queries grow with their position.
+    // A factor on queries that grows with their position.
     let growth = 1.0 + {{ growth }} * log(1.0 + f32((pos + {{ growth_offset }}u) / {{ growth_length }}u));
     let scale = {{ scale }} * growth;
 {% else %}
@@ -123,7 +122,7 @@ fn main(
             for (var unit = 0u; unit < KEY_UNITS; unit++) { products += query[unit] * unpack_unit(keys[row + unit]); }
             score = products.x + products.y + products.z + products.w;
 {% if cap %}
-            // Where tanh is 1 to the last bit some devices overflow.
+            // Beyond 15 tanh is 1 to the last bit, and some devices overflow.
             score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, -15.0, 15.0));
 {% endif %}
 {% if slopes %}
@@ -150,7 +149,7 @@ fn main(
     sums[tid] = sum;
     workgroupBarrier();
 {% if sinks %}
-    // It takes part in the softmax and has no value{% if split > 0 %}; once, with the last part{% endif %}.
+    // The sink takes part in the softmax without a value{% if split > 0 %}; only with the last split{% endif %}.
     let sink = {% if split > 0 %}select(NEVER, of_heads[head].x, has_last){% else %}of_heads[head].x{% endif %};
     let larger = max(largest, sink);
     let shrink = exp(largest - larger);

@@ -1,6 +1,6 @@
-// y[t][h] = W[h] x[t][h] for each head, of which each has a matrix of N_OUT rows, one below the other; one invocation a row.
-// Bounds: tokens are those that `x` and `y` have (`Dispatch`); rows are compared with those of the part, elements of a row's
-// last unit with N_IN. The loop counts to UNITS.
+// y[t][h] = W[h] x[t][h] for each head, whose matrices of N_OUT rows are stacked; one invocation for each row.
+// Bounds: tokens are those for which `x` and `y` are long enough (`Dispatch`); rows are compared with those of the part,
+// elements of a row's last unit with N_IN. The loop counts to UNITS.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<f32>; // [n_tokens, n_head, X_STRIDE], of which the first N_IN
 @group(0) @binding(2) var<storage, read_write> y: array<f32>; // [n_tokens, n_head, Y_STRIDE], of which the first N_OUT

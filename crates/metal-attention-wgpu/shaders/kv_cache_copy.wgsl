@@ -1,5 +1,5 @@
-// Appends the keys and values of every token to the cache, at the token's position in its sequence.
-// Bounds: tokens are those of the batch (`Dispatch`); units and positions are compared with what there is.
+// Appends the keys and values of every token to the KV cache, at the token's position in its sequence.
+// Bounds: tokens are those of the batch (`Dispatch`); units and positions are compared with their numbers.
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [N_HEAD + 2 N_HEAD_KV, HEAD_DIM]
 @group(0) @binding(1) var<storage, read_write> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read_write> values: array<Unit>;

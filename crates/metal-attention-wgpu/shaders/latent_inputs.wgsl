@@ -1,7 +1,7 @@
-// The parts of latent attention that are rotated{{ "" if turned else ", but for the rotation" }}: those of queries, to the end of what is compared with the cached rows, and the
-// compressed row with its norm and its rotated key, to the cache. One workgroup a query head, and one for the row.
-// Bounds: tokens are those of the batch, which `q`, `kv` and `queries` have (`Dispatch`); elements are compared with RANK
-// and {{ "HALF_ROT" if turned else "N_ROT" }}, positions with N_CTX, pages are those of the table (kv_cache.wgsl). Loops count to constants.
+// The rotated parts of latent attention{{ "" if turned else ", here without rotation" }}: the ends of queries, which are written to `queries`; and the compressed row
+// with its norm and the shared key, which are appended to the KV cache. One workgroup for each query head, and one for the row.
+// Bounds: tokens are those of the batch, which `q`, `kv` and `queries` hold (`Dispatch`); elements are compared with RANK
+// and {{ "HALF_ROT" if turned else "N_ROT" }}, positions with N_CTX, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 {% set threads = 128 %}
 {% set key_dim = rank + n_rot %}
 @group(0) @binding(0) var<storage, read> q: array<f32>; // [n_tokens, N_HEAD, NOPE + N_ROT]
@@ -28,7 +28,7 @@ const KEY_DIM: u32 = RANK + N_ROT;
 const KEY_UNITS: u32 = {{ (key_dim + 3) // 4 }}u;
 const VALUE_UNITS: u32 = {{ (rank + 3) // 4 }}u;
 
-// The key as it is to be; zeros fill the last unit up.
+// The finished key, padded with zeros to whole units of four.
 var<workgroup> key: array<f32, {{ (key_dim + 3) // 4 * 4 }}>;
 
 @compute @workgroup_size({{ threads }})
@@ -68,7 +68,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endif %}
     workgroupBarrier();
     if pos >= N_CTX { return; }
-    // Here KV_UNITS is 1.
+    // With KV_UNITS of 1.
     let cached = cache_row(page_of(token_seq(token), pos), 0u, pos);
     for (var unit = tid; unit < KEY_UNITS; unit += {{ threads }}u) {
         keys[cached * KEY_UNITS + unit] = pack_unit(vec4(key[4u * unit], key[4u * unit + 1u], key[4u * unit + 2u], key[4u * unit + 3u]));

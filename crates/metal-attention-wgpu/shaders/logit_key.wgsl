@@ -1,5 +1,5 @@
-// Logits are compared by their bits, since drivers may take it that no float is NaN: a greater key is a greater logit,
-// both zeros have one key, NaN has the lowest, 0.
+// Logits are compared by their bits, since drivers may assume that no float is NaN: a higher key is a higher logit, both
+// zeros have one key, and NaN has the lowest key, 0.
 // Bounds: none are needed.
 fn logit_key(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;

@@ -1,2 +1,2 @@
-// Bounds: those of the file that it becomes.
+// Bounds: those of the included file.
 {% include "matmul_cooperative.wgsl" if cooperative else "matmul_tiled.wgsl" %}

@@ -1,16 +1,16 @@
-// Bounds: rows, tokens and units past the last are cut off at it where they are read, and dropped where they are
-// written (put4); `x` and `scales` have a padded row for each result (`Dispatch`). Places in workgroup memory follow
-// from the tile, a constant, and the subgroup, below the number that the workgroup has. Loops count to constants.
+// Bounds: rows, tokens and units beyond the last are clamped to it where they are read, and dropped where they are
+// written (put4); `x` and `scales` have a padded row for each result (`Dispatch`). Indices of workgroup memory follow from
+// the tile, a constant, and the subgroup, which is below the workgroup's number. Loops count to constants.
 {% set on_units = cooperative_f16 or cooperative_f32 %}
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 {% set side = 8 if cooperative_f32 and not cooperative_f16 else 16 %}
-// Y = X W^T for many tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and add up in f32. A workgroup makes
-// a tile of {{ tile_rows }} rows of the part by {{ tile_tokens }} tokens: it goes over the inputs {{ depth }} at a time, which it first puts into
-// workgroup memory. Its subgroups, {{ subgroups_rows }} by {{ subgroups_tokens }}, share the tile out among themselves.
+// Y = X W^T for many tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and accumulate in f32. A workgroup computes
+// a tile of {{ tile_rows }} rows of the part by {{ tile_tokens }} tokens: it steps through the inner dimension {{ depth }} at a time, which it first copies
+// to workgroup memory. Its subgroups, {{ subgroups_rows }} by {{ subgroups_tokens }}, divide the tile.
 {% if on_units %}
 enable wgpu_cooperative_matrix;
 {% else %}
-// This device has no such units, so plain loops stand in for them: for tests.
+// This device has no such units; plain loops stand in for them, for tests.
 {% endif %}
 {% if scalar == "f16" %}
 enable f16;
@@ -33,7 +33,7 @@ enable f16;
 {% include "types/" ~ type ~ ".wgsl" %}
 {% include "experts_output.wgsl" if experts else "matmul_output.wgsl" %}
 
-// The tiles, [row][input] and [token][input]. 16 bytes lie between rows, so that a matrix unit reads 16 bytes of each of
+// The tiles, [row][input] and [token][input], with 16 bytes between rows, so that a matrix unit reads 16 bytes of each of
 // eight rows without bank conflicts.
 {% if scalar == "f16" or not on_units %}
 {% set element = "vec4<" ~ scalar ~ ">" %}
@@ -48,13 +48,13 @@ enable f16;
 const PITCH: u32 = {{ pitch }}u;
 var<workgroup> tile_w: array<{{ element }}, {{ tile_rows * pitch }}>;
 var<workgroup> tile_x: array<{{ element }}, {{ tile_tokens * pitch }}>;
-// One product of a matrix unit for every subgroup.
+// One result matrix of each subgroup.
 const RESULT_PITCH: u32 = {{ side + 4 }}u;
 var<workgroup> results: array<f32, {{ subgroups_rows * subgroups_tokens * side * (side + 4) }}>;
 
 {% set shape = side ~ "x" ~ side ~ "<" ~ scalar %}
 {% if on_units %}
-{# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad and coopStore columns. #}
+{# Orders in memory: coopLoadT and coopStoreT access matrices row by row, coopLoad and coopStore column by column. #}
 {% set zero = "coop_mat" ~ side ~ "x" ~ side ~ "<f32, C>()" %}
 {% macro load_x(at) %}coopLoadT<coop_mat{{ shape }}, A>>(&tile_x[{{ at }}], PITCH){% endmacro %}
 {% macro load_w(at) %}coopLoad<coop_mat{{ shape }}, B>>(&tile_w[{{ at }}], PITCH){% endmacro %}
@@ -84,12 +84,12 @@ fn main(
 {% endif %}
     let first_token = {{ "taken.y" if experts else "%du * group.y"|format(tile_tokens) }};
     let n = n_results();
-    // The part of the tile that is this subgroup's.
+    // The subgroup's part of the tile.
     let my_row = subgroup % {{ subgroups_rows }}u * {{ side * along_rows }}u;
     let my_token = subgroup / {{ subgroups_rows }}u * {{ side * along_tokens }}u;
 
-    // What this invocation fetches: units of eight weights, vectors of four inputs; {{ stages }} step(s) ahead, as it comes from
-    // memory. Rows, tokens and units past the last repeat that one: inputs are padded with zeros, results are dropped.
+    // The data that this invocation fetches: units of eight weights and vectors of four inputs, {{ stages }} step(s) ahead, in the form in
+    // which they are stored. Beyond the last row, token or unit it fetches that one again: inputs are padded with zeros, results dropped.
 {% set units = tile_rows * depth // 8 // threads %}
 {% set vectors = tile_tokens * depth // 4 // threads %}
 {% for i in range(units) %}
@@ -175,7 +175,7 @@ fn main(
 {% endfor %}
     }
 
-    // Where a matrix keeps which element is the device's own business: each goes through workgroup memory.
+    // The order of a matrix's elements in registers is unspecified: each result passes through workgroup memory.
     let my_results = subgroup * {{ side }}u * RESULT_PITCH;
 {% for i in range(along_tokens) %}
 {% for j in range(along_rows) %}

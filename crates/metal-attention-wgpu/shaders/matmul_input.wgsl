@@ -1,16 +1,16 @@
-// Bounds: rows are those of the batch, and all buffers have them (`Dispatch`); vectors past the end of a row are cut
-// off or skipped.
+// Bounds: rows are those of the batch, and all buffers hold them (`Dispatch`); vectors beyond the end of a row are
+// clamped or skipped.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
-// The inputs of a matrix product as matrix units take them: rows padded with zeros to {{ padded }} elements{% if cooperative_f16 %}, in 16 bits,
-// each row first divided by a power of two that brings its largest magnitude near 2^14: nothing overflows, and what is
-// lost to denormals is 2^-28 of the largest magnitude and less{% endif %}. One workgroup a row.
+// Converts the inputs of a matrix product to the format of matrix units: rows padded with zeros to {{ padded }} elements{% if cooperative_f16 %}, in 16 bits,
+// each row first divided by a power of two that brings its largest magnitude near 2^14, so that nothing overflows and
+// denormals lose at most 2^-28 of the largest magnitude{% endif %}. One workgroup for each row.
 {% if norm %}
-// Of the norm x g / rms(x) the rows are x g; 1 / rms(x) goes into their scales.
+// With the norm x g / rms(x) the rows are x g, and 1 / rms(x) is part of their scales.
 {% endif %}
 {% if cooperative_f16 %}
 enable f16;
 {% endif %}
-{# vectors: of four inputs, that an invocation has #}
+{# vectors: of four inputs, for each invocation #}
 {% set threads = 256 %}
 {% set vectors = (padded // 4 + threads - 1) // threads %}
 {% set whole = n_in % 4 == 0 %}
@@ -29,7 +29,7 @@ enable f16;
 const N: u32 = {{ n_in }}u;
 
 {% for array in ["x", "norm_weight"] if norm or array == "x" %}
-// Vector `i` of a row that starts at element `row`, zero past its end.
+// Vector `i` of the row that starts at element `row`, zero beyond its end.
 fn {{ array }}_vector(row: u32, i: u32) -> vec4<f32> {
 {% if whole %}
     return select(vec4<f32>(), {{ array }}[row / 4u + min(i, {{ n_in // 4 - 1 }}u)], i < {{ n_in // 4 }}u);
@@ -46,7 +46,7 @@ fn {{ array }}_vector(row: u32, i: u32) -> vec4<f32> {
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
 {% if rows == "visits" %}
-    // Of a token at one of its experts.
+    // A token at one of its experts.
     let result = group.x * {{ n_used }}u + group.y;
     let row = result * N;
 {% elif rows == "wanted" %}
@@ -70,7 +70,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endfor %}
 {% if cooperative_f16 %}
     largest = workgroup_max(largest, tid);
-    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), kept where 2^(14 - e) and its inverse are normal.
+    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), limited so that 2^(14 - e) and its inverse are normal.
     let e = max(i32(bitcast<u32>(largest) >> 23u) - 127, -100);
     let factor = bitcast<f32>(u32(127 + 14 - e) << 23u);
     var scale = bitcast<f32>(u32(127 - 14 + e) << 23u);

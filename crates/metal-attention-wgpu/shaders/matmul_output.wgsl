@@ -1,6 +1,6 @@
-// The output of a matrix product over part of a matrix: row r of the part is row first_row + r * row_step of the whole.
-// Bounds: put4 and the bias leave out rows and results that do not exist; before4, which is read before that is known,
-// is cut off at the end of `y`.
+// The output of a matrix product with part of a matrix: row r of the part is row first_row + r * row_step of the matrix.
+// Bounds: put4 and the bias skip rows and results that do not exist; before4, which is read before that is known, is
+// clamped to the end of `y`.
 {% set gated = output == "gated" %}
 {% set accumulate = output == "accumulate" %}
 {% set out_stride = n_out // 2 if gated else n_out %}
@@ -14,17 +14,17 @@
 
 fn n_results() -> u32 { return {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }}; }
 
-// The row of the input that result `t` is made of; of the last one for results that do not exist.
+// The input row of result `t`; that of the last one for results beyond it.
 fn input_row(t: u32) -> u32 {
     let row = min(t, max(n_results(), 1u) - 1u);
     return {{ "wanted(row)" if rows == "wanted" else "row" }};
 }
 
-// The row of the part to read for row `r`.
+// The row of the part that is read for row `r`.
 fn part_row(r: u32) -> u32 { return min(r, {{ n_rows - 1 }}u); }
 
 {% if accumulate %}
-// What the product of rows [r, r + 4) for result `t` is added to; anything where these do not exist.
+// The values that the product of rows [r, r + 4) for result `t` is added to; arbitrary where these do not exist.
 fn before4(t: u32, r: u32) -> vec4<f32> {
 {% if aligned %}
     return y[min(t * {{ out_stride // width }}u + ({{ first_row }}u + r) / 4u, arrayLength(&y) - 1u)];
@@ -36,7 +36,7 @@ fn before4(t: u32, r: u32) -> vec4<f32> {
 }
 {% endif %}
 
-// Takes `v`, rows [r, r + 4) of the part for result `t`, r a multiple of four, where these exist: `n` are n_results(){% if accumulate %},
+// Stores `v`, rows [r, r + 4) of the part for result `t`, as far as these exist. r is a multiple of four, n is n_results(){% if accumulate %},
 // `before` is before4(t, r){% endif %}.
 fn put4(t: u32, r: u32, v: vec4<f32>, n: u32{% if accumulate %}, before: vec4<f32>{% endif %}) {
     if t >= n || r >= {{ n_rows }}u { return; }

@@ -1,26 +1,26 @@
-// Bounds: rows of `w` and units are cut off at the last; rows of `x` at those that the buffer has room for, or to
-// wanted tokens of the batch; results that do not exist are dropped (put4). Places in workgroup memory follow from the
-// tile, a constant, and the subgroup. Loops count to constants.
+// Bounds: rows of `w` and units are clamped to the last; rows of `x` to those that the buffer holds, or to wanted tokens
+// of the batch; results that do not exist are dropped (put4). Indices of workgroup memory follow from the tile, a constant,
+// and the subgroup. Loops count to constants.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 {% set side = 16 %}
-// Y = X W^T for a few tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and add up in f32{% if norm %}, where X is
-// normalised first{% endif %}. A workgroup makes {{ tile_rows }} rows of the part for {{ side }} tokens. Its {{ shares }} subgroups share the inputs of a row
-// out among themselves, {{ depth }} at a time, and add their sums up in the end: so a small matrix keeps a large GPU busy.
+// Split-K: Y = X W^T for a few tokens on matrix units, which multiply {{ side }}x{{ side }} matrices of {{ scalar }} and accumulate in f32{% if norm %}, where X is
+// normed first{% endif %}. A workgroup computes {{ tile_rows }} rows of the part for {{ side }} tokens. Its {{ shares }} subgroups divide the inner dimension,
+// {{ depth }} at a time, and add up their sums in the end: so a small matrix keeps a large GPU busy.
 //
-// Each subgroup divides each token's inputs by a power of two that brings the largest of those that it takes near 2^14.
+// Each subgroup divides each token's inputs by a power of two that brings the largest one of its share near 2^14.
 {% if norm %}
 // W (x g / rms(x)) = (W (x g)) / rms(x): the norm is one more sum, of squares.
 {% endif %}
 {% if not cooperative_f16 %}
-// This device has no such units, so plain loops stand in for them: for tests.
+// This device has no such units; plain loops stand in for them, for tests.
 {% else %}
 enable wgpu_cooperative_matrix;
 enable f16;
 {% endif %}
 {#
-  turns     how often a subgroup takes {{ depth }} inputs
+  turns     how many times a subgroup multiplies {{ depth }} inputs
   at_once   tokens that a subgroup reads at once: 8 lanes share a token
-  tokens    tokens that a lane has a part of
+  tokens    tokens of which a lane reads a part
   vectors   vectors of four inputs that a lane reads of each token in a turn
   units     units of eight weights that a lane reads in a turn
 #}
@@ -35,7 +35,7 @@ enable f16;
 {% set accumulate = output == "accumulate" %}
 {% set early = accumulate and threads >= side * side // 4 %}
 {% set padded = turns * shares * depth > n_in %}
-{# Whether a lane can hold all its inputs, so that they are on their way at once. #}
+{# Whether a lane can hold all its inputs in registers, and so request them at once. #}
 {% set held = turns * vectors * tokens <= held_vectors %}
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -51,12 +51,12 @@ enable f16;
 const TURNS: u32 = {{ turns }}u;
 const VECTORS: u32 = {{ n_in // 4 }}u; // of a row of x
 
-// What each subgroup multiplies, [row][input] and [token][input]. 16 bytes lie between rows, so that a matrix unit reads
+// The operands of each subgroup, [row][input] and [token][input], with 16 bytes between rows, so that a matrix unit reads
 // 16 bytes of each of eight rows without bank conflicts.
 const PITCH: u32 = {{ (depth + 8) // 4 }}u;
 var<workgroup> tile_w: array<vec4<{{ scalar }}>, {{ shares * tile_rows * (depth + 8) // 4 }}>;
 var<workgroup> tile_x: array<vec4<{{ scalar }}>, {{ shares * side * (depth + 8) // 4 }}>;
-// The sums of each subgroup, [token][row], and what they are to be multiplied with, with the sum of the token's squares.
+// The sums of each subgroup, [token][row], and their factors, with the sum of the token's squares.
 const RESULT_PITCH: u32 = {{ side + 4 }}u;
 const RESULTS: u32 = {{ side * (side + 4) }}u;
 var<workgroup> results: array<f32, {{ shares * side * (side + 4) }}>;
@@ -66,7 +66,7 @@ var<workgroup> factors: array<vec2<f32>, {{ shares * side }}>;
 {% include "matrix_loops.wgsl" %}
 
 {% endif %}
-{# Orders in memory: coopLoadT and coopStoreT take rows one after the other, coopLoad columns. #}
+{# Orders in memory: coopLoadT and coopStoreT access matrices row by row, coopLoad column by column. #}
 {% macro multiply(k) %}
 {% if cooperative_f16 %}
             let x_{{ k }} = coopLoadT<coop_mat16x16<f16, A>>(&tile_x[my_x + {{ k // 4 }}u], PITCH);
@@ -80,7 +80,7 @@ var<workgroup> factors: array<vec2<f32>, {{ shares * side }}>;
 {% endfor %}
 {% endif %}
 {% endmacro %}
-// The index of vector `i` of a row, of the last one past the end.
+// The index of vector `i` of a row; that of the last one beyond the end.
 fn vector_index(i: u32) -> u32 { return {{ "min(i, VECTORS - 1u)" if padded else "i" }}; }
 {% macro inside(v, i) %}{% if padded %}select(vec4<f32>(), {{ v }}, {{ i }} < VECTORS){% else %}{{ v }}{% endif %}{% endmacro %}
 
@@ -97,7 +97,7 @@ fn main(
     let my_x = subgroup * {{ side }}u * PITCH;
     let first_step = subgroup * TURNS;
     let n = n_results();
-    // Rows past the batch's are read where there is room for them, so that no read waits for the size of the batch.
+    // Rows beyond the batch's are read if the buffer has them, so that no read waits for the size of the batch.
     let room = arrayLength(&x) / VECTORS;
 
 {% macro load_w(tag, step) %}
@@ -131,7 +131,7 @@ fn main(
 {% endfor %}
 {% endfor %}
 {% endmacro %}
-{# One turn with what was loaded; `again`: the tiles are still in use. #}
+{# One turn with the loaded data; `again`: the tiles are still in use. #}
 {% macro take(tag, w_tag, again) %}
 {% for i in range(units) %}
         let codes_{{ i }} = codes8(raw_{{ w_tag }}_{{ i }});
@@ -153,8 +153,7 @@ fn main(
 {% endfor %}
         workgroupBarrier();
 {% endmacro %}
-    // Units of weights; rows and units past the last repeat that one, and are multiplied with zeros or their results
-    // dropped.
+    // Units of weights. Beyond the last row or unit that one is read again, and multiplied by zero or its results dropped.
 {% for i in range(units) %}
     let w_row_{{ i }} = (lane + {{ i * subgroup_size }}u) / {{ depth // 8 }}u;
     let w_unit_{{ i }} = (lane + {{ i * subgroup_size }}u) % {{ depth // 8 }}u;
@@ -201,7 +200,7 @@ fn main(
 {% endif %}
 {% endfor %}
 {% endfor %}
-    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), kept where 2^(14 - e) and its inverse are normal.
+    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), limited so that 2^(14 - e) and its inverse are normal.
 {% for j in range(tokens) %}
     let e_{{ j }} = max(i32(bitcast<u32>(largest_{{ j }}) >> 23u) - 127, -100);
     let factor_{{ j }} = bitcast<f32>(u32(127 + 14 - e_{{ j }}) << 23u);
@@ -211,7 +210,7 @@ fn main(
 {% endfor %}
 
 {% if early %}
-    // What the results are added to, by now: each is made by one invocation.
+    // The values that the results are added to, requested by now: one invocation computes each.
 {% for r in range(tile_rows // side) %}
     var before_{{ r }} = vec4<f32>();
     if tid < {{ side * side // 4 }}u {
@@ -244,7 +243,7 @@ fn main(
 
 {% for r in range(tile_rows // side) %}
 {% if cooperative_f16 %}
-    // Where a matrix keeps which element is the device's own business: it goes through workgroup memory.
+    // The order of a matrix's elements in registers is unspecified: it passes through workgroup memory.
     coopStoreT(sum_{{ r }}, &results[subgroup * RESULTS], RESULT_PITCH);
 {% else %}
     store(sum_{{ r }}, subgroup * RESULTS, lane);

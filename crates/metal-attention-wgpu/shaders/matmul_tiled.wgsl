@@ -1,8 +1,8 @@
-// Y = X W^T for many tokens, on no more than every device has. A workgroup makes a tile of 64 rows of the part by 64 tokens: it goes
-// over the inputs 32 at a time, which it first puts into workgroup memory, dequantised and transposed, so that four
-// rows, or four tokens, of one input are one vector. Each invocation multiplies four rows by eight tokens.
-// Bounds: rows and units of `w` are cut off at the last (part_row), rows of `x` at the batch's (input_row), inputs past the end
-// are zero without being read; results that do not exist are dropped (put4). Loops count to constants.
+// Y = X W^T for many tokens, with features that every device has. A workgroup computes a tile of 64 rows of the part by 64
+// tokens: it steps through the inner dimension 32 at a time, which it first copies to workgroup memory, dequantised and
+// transposed, so that four rows, or four tokens, of one input are one vector. Each invocation computes four rows by eight tokens.
+// Bounds: rows and units of `w` are clamped to the last (part_row), rows of `x` to the batch's (input_row), inputs beyond the
+// end are zero without being read; results that do not exist are dropped (put4). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<{{ "vec4<f32>" if n_in % 4 == 0 else "f32" }}>;
 {% set y_binding = 2 %}
@@ -20,10 +20,10 @@ const STEPS: u32 = {{ (n_in + 31) // 32 }}u;
 var<workgroup> tile_w: array<vec4<f32>, 512>;
 var<workgroup> tile_x: array<vec4<f32>, 512>;
 
-// Past the end, others stand in: inputs are zero there, and results of rows dropped.
+// Beyond the end others stand in: inputs are zero there, and results of rows are dropped.
 fn weights(row: u32, unit: u32) -> W8 { return weights8(part_row(row), min(unit, UNITS - 1u)); }
 
-// Inputs [8 unit, 8 unit + 8) of token `t`, zeros past the end.
+// Inputs [8 unit, 8 unit + 8) of token `t`, zeros beyond the end.
 fn inputs(t: u32, unit: u32) -> W8 {
     let row = input_row(t);
 {% if n_in % 8 == 0 %}
@@ -46,7 +46,7 @@ fn inputs(t: u32, unit: u32) -> W8 {
 {% endif %}
 }
 
-// What an invocation fetches at a time: eight inputs of four rows or tokens.
+// The data that an invocation fetches at a time: eight inputs of four rows or tokens.
 struct Fetched { a: W8, b: W8, c: W8, d: W8 }
 
 fn fetch(is_input: bool, first: u32, unit: u32) -> Fetched {
@@ -88,7 +88,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         }
 {% endfor %}
         workgroupBarrier();
-        // On its way while the tile is multiplied.
+        // In flight while the tile is multiplied.
         if step < STEPS { next = fetch(is_input, fetch_first, 4u * step + fetch_unit); }
         for (var k = 0u; k < 512u; k += 16u) {
             let w4 = tile_w[k + at_w];

@@ -1,6 +1,6 @@
-// What stands in for matrix units of {{ side }}x{{ side }} where a device has none: products of {{ side }} rows of `tile_x` with as many of
-// `tile_w`, and their way to `results`. `lane` of a subgroup has every {{ subgroup_size }}th element of a product.
-// Bounds: `e` is an element of a matrix of {{ side }} rows, which lie in the tiles from where the caller says. Loops
+// Plain loops in place of matrix units of {{ side }}x{{ side }}, for devices without: products of {{ side }} rows of `tile_x` with as many of
+// `tile_w`, and their storing to `results`. Lane `lane` of a subgroup holds every {{ subgroup_size }}th element of a product.
+// Bounds: `e` is an element of a matrix of {{ side }} rows, which are in the tiles from where the caller states. Loops
 // count to constants.
 alias Sum = array<f32, {{ side * side // subgroup_size }}>;
 

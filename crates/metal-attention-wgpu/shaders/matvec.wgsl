@@ -1,18 +1,18 @@
-// y[t] = W x[t] for one part of W: tiles of {{ row_tile }} x {{ token_tile }} (rows of W x tokens).
+// GEMV: y[t] = W x[t] for one part of W, in tiles of {{ row_tile }} x {{ token_tile }} (rows of W x tokens).
 //
-// {{ lanes }} lanes, neighbours in a subgroup, share a tile; lane l takes units l, l + {{ lanes }}, ... of 8 columns each.
-// Every word of weights is read once for all tokens of a tile, neighbours reading neighbouring words. A lane asks for
+// {{ lanes }} lanes, neighbours in a subgroup, share a tile; lane l reads units l, l + {{ lanes }}, ... of 8 columns each.
+// Every word of weights is read once for all tokens of a tile, and neighbours read neighbouring words. A lane requests
 // the weights of {{ unroll }} unit(s) before it uses any of them, so that they cost one round trip to memory. The lanes
-// then sum up by exchanging values, without a barrier.
+// then add up by exchanging values, without a barrier.
 //
-// The norm needs no pass of its own: W (x g / rms(x)) = (W (x g)) / rms(x), and the lanes that share a row see all of x
-// between them, so the sum of its squares is one more value to sum up.
+// The norm needs no pass of its own: W (x g / rms(x)) = (W (x g)) / rms(x), and the lanes that share a row together read
+// all of x, so that the sum of its squares is one more value to add up.
 {% if n_inputs > 1 %}
 //
-// Rows have {{ n_inputs }} different inputs, each tile one of them.
+// The rows have {{ n_inputs }} different inputs; all rows of a tile have the same.
 {% endif %}
-// Bounds: rows of `w` are cut off at the part's last, units at the row's, tokens at the batch's, which `x` and `y` have
-// (`Dispatch`); results past them are not written. A lane takes units of its own up to a constant.
+// Bounds: rows of `w` are clamped to the part's last, units to the row's, tokens to the batch's, which `x` and `y` hold
+// (`Dispatch`); results beyond them are not written. The number of a lane's units is a constant.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 {% set vectors = n_in % 8 == 0 %}
 @group(0) @binding(1) var<storage, read> x: array<{{ "vec4<f32>" if vectors else "f32" }}>;
@@ -39,11 +39,11 @@
 {% set units = (n_in + 7) // 8 %}
 {% set steps = (units + lanes - 1) // lanes %}
 {% set stretches = (steps + unroll - 1) // unroll %}
-{# Units that a lane takes without running past the end of the row; there it takes the last unit, times zero. #}
+{# Units that a lane reads without running beyond the end of the row; there it reads the last unit again, times zero. #}
 {% set inner = units // lanes - (stretches - 1) * unroll %}
 
 {% if input == "silu" or output == "gated" %}
-// Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
+// Below -80 the result is 0 in f32, but exp(-v) would overflow.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
 {% endif %}
@@ -88,7 +88,7 @@ fn input8(row: u32, unit: u32) -> W8 {
 {% for i in range(n_inputs) %}
 {{ read8("input8_%d"|format(i), "x_%d"|format(i) if i > 0 else "x", n_in, true) }}
 {% endfor %}
-// Of which input the rows of the tile are products.
+// The input that the rows of the tile are multiplied by.
 var<private> source: u32;
 fn input8(row: u32, unit: u32) -> W8 {
 {% for i in range(n_inputs - 1) %}
@@ -102,14 +102,14 @@ fn input8(row: u32, unit: u32) -> W8 {
 {% if input == "rmsnorm" %}
 {{ read8("norm_weight8", "norm_weight", n_in, false) }}
 {% endif %}
-{# Lanes that exchange values; where more share a row, each such bunch leaves its sum in workgroup memory. #}
+{# Lanes that exchange values without a barrier; if more share a row, each such bunch leaves its sum in workgroup memory. #}
 {% set bunch = [neighbours, lanes, 32] | min if neighbours > 1 else 1 %}
 {% set n_sums = row_tile * token_tile + (token_tile if input == "rmsnorm" else 0) %}
 {% set bunches = threads // bunch %}
 {% if bunch < lanes %}
 var<workgroup> scratch: array<f32, {{ n_sums * bunches }}>;
 {% endif %}
-{# Elements of a token's result, and where row r of the part has its own. #}
+{# Elements of a token's result, and the index of the result of row r of the part. #}
 {% set y_row = n_out // 2 if output == "gated" else n_out %}
 
 @compute @workgroup_size({{ threads }})
@@ -162,7 +162,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         let raw_{{ r }}_{{ u }} = load8(row_{{ r }}, unit_{{ u }});
 {% endfor %}
 {% endfor %}
-{# One token's input is asked for at once too; that of several would take too many registers. #}
+{# One token's input is requested at once as well; that of several would take too many registers. #}
 {% macro inputs(u) %}
 {% for t in range(token_tile) %}
         {{ "var" if input == "rmsnorm" else "let" }} x_{{ t }}_{{ u }} = input8(in_{{ t }}, unit_{{ u }});

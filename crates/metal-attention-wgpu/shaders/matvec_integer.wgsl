@@ -1,13 +1,13 @@
-// y[t] = W x[t] for one token a workgroup and many rows, with inputs as whole numbers: see types/inputs32.wgsl.
+// GEMV with integer dot products: y[t] = W x[t] for one token for each workgroup, and many rows; see types/inputs32.wgsl.
 //
-// A workgroup turns its input into bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows with it.
-// {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l takes blocks l, l + {{ lanes }}, ... of 32 columns each,
-// and asks for the weights of the next {{ unroll }} before it needs them, of the first before it looks at the input.
+// A workgroup quantises its input to bytes once, and multiplies {{ turns }} x {{ threads // lanes * row_tile }} rows by it.
+// {{ lanes }} lanes, neighbours in a subgroup, share {{ row_tile }} rows; lane l reads blocks l, l + {{ lanes }}, ... of 32 columns each,
+// and requests the weights of the next {{ unroll }} before it needs them, those of the first before it reads the input.
 {% if pieces > 1 %}
-// The input is too long for the workgroup's memory, and comes in {{ pieces }} pieces.
+// The input is too long for the workgroup's memory, and is quantised in {{ pieces }} pieces.
 {% endif %}
-// Bounds: rows of `w` and blocks are cut off at the last, units at the row's; `y` is written below n_rows, for tokens
-// that it has (`Dispatch`). Loops count to constants.
+// Bounds: rows of `w` and blocks are clamped to the last, units to the row's; `y` is written below n_rows, for tokens
+// that it holds (`Dispatch`). Loops count to constants.
 @group(0) @binding(0) var<storage, read> w: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
@@ -37,11 +37,11 @@
 {% set rows_of_turn = threads // lanes * row_tile %}
 
 {% if output == "gated" %}
-// Below -80 the result is 0 as far as f32 goes, but exp(-v) is too large for it.
+// Below -80 the result is 0 in f32, but exp(-v) would overflow.
 fn silu(v: f32) -> f32 { return v / (1.0 + exp(-max(v, -80.0))); }
 
 {% endif %}
-// {{ "A piece of the" if pieces > 1 else "The" }} input. Units past the end are zero.
+// {{ "A piece of the" if pieces > 1 else "The" }} input. Units beyond the end are zero.
 var<workgroup> even: array<vec4<u32>, {{ 3 * held }}>;
 var<workgroup> odd: array<vec4<u32>, {{ 3 * held }}>;
 var<workgroup> sums: array<vec4<f32>, {{ held }}>;
@@ -82,7 +82,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     for (var base = 0u; base < {{ pieces * held }}u; base += {{ held }}u) {
 {% endif %}
 {{ load("0u", "0u") }}
-{# A unit of the input a round, all asked for at once: rounds of a loop would wait for each other's. #}
+{# Each round reads a unit of the input. All are requested at once: the rounds of a loop would wait for each other. #}
 {% set rounds = (4 * held + threads - 1) // threads %}
 {% for k in range(rounds) %}
     let at_{{ k }} = tid + {{ k * threads }}u;

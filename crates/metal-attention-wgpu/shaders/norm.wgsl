@@ -1,5 +1,5 @@
-// y[r] {{ "+=" if accumulate else "=" }} SCALE * norm(x[r]) for each of the ROWS rows of N elements that a token has; one workgroup a row.
-// Bounds: rows are those of the batch, which `x` and `y` have (`Dispatch`); the loops count to N, a constant.
+// y[r] {{ "+=" if accumulate else "=" }} SCALE * norm(x[r]) for each of the ROWS rows of N elements of a token; one workgroup for each row.
+// Bounds: rows are those of the batch, which `x` and `y` hold (`Dispatch`); the loops count to N, a constant.
 {% set y_binding = 0 if in_place else 1 %}
 {% set batch_binding = y_binding + 1 + (1 if weight or bias else 0) %}
 {% if in_place %}
@@ -10,7 +10,7 @@
 {% endif %}
 @group(0) @binding({{ y_binding }}) var<storage, read_write> y: array<f32>;
 {% if weight or bias %}
-@group(0) @binding({{ y_binding + 1 }}) var<storage, read> weights: array<f32>; // {% if weight %}factors{% endif %}{% if bias %}, then what is added{% endif %}
+@group(0) @binding({{ y_binding + 1 }}) var<storage, read> weights: array<f32>; // {% if weight %}weight{% endif %}{% if bias %}, then bias{% endif %}
 
 {% endif %}
 {% if wanted_only %}

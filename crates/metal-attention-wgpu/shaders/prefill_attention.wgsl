@@ -1,13 +1,14 @@
-// Attention of many query tokens over the KV cache, which holds their own keys and values too, with a running softmax.
+// Prefill attention: many query tokens attend to the KV cache, which already holds their own keys and values, with a running
+// softmax.
 //
-// One workgroup for QUERIES tokens of one query head. It walks through the positions they see in tiles of KEYS, held
-// as 32-bit floats in workgroup memory. LANES neighbouring threads share a query, each with UNITS units of four
-// elements of the query and of the result; PARTS such sets of threads share the keys of a tile, four each. A thread so
-// needs its neighbours for the scores only, and the other sets at the end, when their sums are joined.
-// Tokens of several sequences in one workgroup are taken one sequence after the other.
-// Bounds: tokens are those of the batch, which `qkv` and `att` have (`Dispatch`); positions are cut off at `high`,
-// below N_CTX, pages are those of the table (kv_cache.wgsl). Places in workgroup memory follow from the thread and
-// constants. Loops go through the tokens of the workgroup and the positions that they see.
+// One workgroup for QUERIES tokens of one query head. It processes the positions that they attend to in tiles of KEYS, kept
+// as 32-bit floats in workgroup memory. LANES neighbouring threads share a query, each with UNITS units of four elements of
+// the query and of the result; PARTS such sets of threads divide the keys of a tile, four each. So a thread needs its
+// neighbours for the scores only, and the other sets at the end, when their sums are merged.
+// Tokens of several sequences in one workgroup are processed one sequence after the other.
+// Bounds: tokens are those of the batch, which `qkv` and `att` hold (`Dispatch`); positions are clamped to `high`, below
+// N_CTX, pages come from the page table (kv_cache.wgsl). Indices of workgroup memory follow from the thread and constants.
+// Loops end with the tokens of the workgroup and the positions that they attend to.
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
 {% set lanes = 1 if kv_units <= 8 else (2 if kv_units <= 16 else (4 if kv_units <= 32 else 8)) %}
@@ -37,9 +38,9 @@ const TEAM: u32 = QUERIES * LANES; // threads of a part
 const PARTS: u32 = {{ parts }}u;
 const KEYS: u32 = {{ keys_of_tile }}u;
 const STRIDE: u32 = {{ stride }}u; // units of a key in a tile
-const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+const NEVER: f32 = -3.4e38; // the score of a position that is not attended to
 
-// Keys of the tile, then its values; in the end, sums to be joined.
+// Keys of the tile, then its values; in the end sums to be merged.
 var<workgroup> tile: array<vec4<f32>, {{ [2 * keys_of_tile * stride, parts // 2 * team * units] | max }}>;
 var<workgroup> softmax: array<vec2<f32>, {{ [parts // 2 * team, 1] | max }}>; // largest score and sum of the weights, of sums in `tile`
 {% if lanes > 1 and neighbours < lanes %}
@@ -50,7 +51,7 @@ var<workgroup> scratch: array<vec4<f32>, {{ threads }}>;
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let head = group.x;
     let kv_head = head / {{ n_head // n_head_kv }}u;
-    // The last tokens see most: their workgroups start first.
+    // The last tokens attend to the most positions: their workgroups start first.
     let n_tiles = (n_tokens() + QUERIES - 1u) / QUERIES;
     if group.y >= n_tiles { return; }
     let begin = (n_tiles - 1u - group.y) * QUERIES;
@@ -91,7 +92,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     while run < end {
 {% include "sequence_run.wgsl" %}
 
-        // Units of the next tile, on their way while this one is worked on.
+        // Units of the next tile, in flight while this one is processed.
 {% macro read(at) %}
 {% for i in range(loads) %}
 {% if keys_of_tile * kv_units % threads != 0 %}
@@ -110,7 +111,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         var key_{{ i }} = Unit();
         var value_{{ i }} = Unit();
 {% endfor %}
-        // Where the rows of the page of the tile to be read lie, looked up a tile ahead.
+        // The base of the rows of the next tile's page, looked up a tile ahead.
         var cached = cache_rows(seq, kv_head, low);
 {{ read("low") }}
         cached = cache_rows(seq, kv_head, min(low + KEYS, high));
@@ -150,7 +151,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
             for (var i = 0u; i < LANES; i++) { score += scratch[tid - lane + i]; }
 {% endif %}
 {% if cap %}
-            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            // Beyond 15 tanh is 1; the bound avoids a division of infinities.
             score = {{ soft_cap }} * tanh(clamp(score / {{ soft_cap }}, vec4(-15.0), vec4(15.0)));
 {% endif %}
             let at_mine = vec4(at + part * 4u) + vec4(0u, 1u, 2u, 3u);
@@ -201,7 +202,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     }
 
 {% if sinks %}
-    // A score without a value.
+    // The sink: a score without a value.
     let sink = of_heads[head].x;
     let with_sink = max(largest, sink);
     let factor = exp(largest - with_sink);

@@ -1,18 +1,19 @@
-// Bounds: as prefill_attention.wgsl; units are cut off at KV_UNITS, places in workgroup memory follow from the thread,
+// Bounds: as in prefill_attention.wgsl; units are clamped to KV_UNITS, indices of workgroup memory follow from the thread,
 // the subgroup and constants.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
-// Attention of many query tokens over the KV cache, which holds their own keys and values too, with a running softmax:
-// as prefill_attention.wgsl, on matrix units of {{ scalar }} that add up in f32, for a cache in 16 bits.
+// Prefill attention on matrix units of {{ scalar }} that accumulate in f32, over a KV cache in 16 bits; otherwise like
+// prefill_attention.wgsl.
 //
-// One workgroup for 16 tokens of one query head. It walks through the positions they see in tiles of KEYS, 16 a subgroup:
-//   1. each subgroup multiplies the queries with 16 keys, which gives the scores
-//   2. softmax: LANES neighbouring threads share a query, and leave weights that are at most 1
-//   3. each subgroup multiplies the weights with {{ head_dim }} / {{ subgroup_count }} elements of the values
-//   4. the threads of a query add that to what they have, shrunk where a larger score came up.
+// One workgroup for 16 tokens of one query head. It processes the positions that they attend to in tiles of KEYS, 16 for each
+// subgroup:
+//   1. each subgroup multiplies the queries by 16 keys, which gives the scores
+//   2. softmax: LANES neighbouring threads share a query, and write weights of at most 1
+//   3. each subgroup multiplies the weights by {{ head_dim }} / {{ subgroup_count }} elements of the values
+//   4. the threads of a query add the result to their sums, which are scaled down when a larger score is found.
 // Each query is divided by a power of two that brings its largest element near 2^8. Tokens of several sequences in one
-// workgroup are taken one sequence after the other.
+// workgroup are processed one sequence after the other.
 {% if not cooperative_f16 %}
-// This device has no such units, so plain loops stand in for them: for tests.
+// This device has no such units; plain loops stand in for them, for tests.
 {% else %}
 enable wgpu_cooperative_matrix;
 enable f16;
@@ -46,9 +47,9 @@ const N_HEAD: u32 = {{ n_head }}u;
 const N_GATE: u32 = {{ n_head if gated else 0 }}u;
 const LANES: u32 = {{ lanes }}u;
 const KEYS: u32 = {{ keys_of_tile }}u;
-const NEVER: f32 = -3.4e38; // the score of a position that is not seen
+const NEVER: f32 = -3.4e38; // the score of a position that is not attended to
 
-// 16 bytes lie between rows, so that a matrix unit reads 16 bytes of each of eight rows without bank conflicts.
+// With 16 bytes between rows, so that a matrix unit reads 16 bytes of each of eight rows without bank conflicts.
 const PITCH: u32 = {{ (head_dim + 8) // 4 }}u;
 const WEIGHT_PITCH: u32 = {{ (keys_of_tile + 8) // 4 }}u;
 const RESULT_PITCH: u32 = {{ wide + 4 }}u;
@@ -61,7 +62,7 @@ var<workgroup> results: array<f32, {{ 16 * (wide + 4) }}>;
 
 {% if not cooperative_f16 %}
 {% set each = 256 // subgroup_size %}
-// Elements of a matrix that a lane has.
+// The elements of a matrix in one lane.
 alias Sum = array<f32, {{ each }}>;
 
 fn store(sum: Sum, at: u32, lane: u32) {
@@ -81,7 +82,7 @@ fn main(
 ) {
     let head = group.x;
     let kv_head = head / {{ n_head // n_head_kv }}u;
-    // The last tokens see most: their workgroups start first.
+    // The last tokens attend to the most positions: their workgroups start first.
     let n_tiles = (n_tokens() + 15u) / 16u;
     if group.y >= n_tiles { return; }
     let begin = (n_tiles - 1u - group.y) * 16u;
@@ -112,7 +113,7 @@ fn main(
 {% endfor %}
 {% endmacro %}
 {{ over_lanes("size", "max") }}
-    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), kept where 2^(8 - e) and its inverse are normal.
+    // The exponent e of the largest magnitude m, 2^e <= m < 2^(e + 1), limited so that 2^(8 - e) and its inverse are normal.
     let e = max(i32(bitcast<u32>(size) >> 23u) - 127, -100);
     let factor = bitcast<f32>(u32(127 + 8 - e) << 23u);
     let unscaled = bitcast<f32>(u32(127 - 8 + e) << 23u);
@@ -132,7 +133,7 @@ fn main(
     while run < end {
 {% include "sequence_run.wgsl" %}
 
-        // Units of the next tile, on their way while this one is worked on; past the last position that one again.
+        // Units of the next tile, in flight while this one is processed; beyond the last position that one again.
 {% macro read(at) %}
 {% for i in range(loads) %}
         {
@@ -147,7 +148,7 @@ fn main(
         var key_{{ i }} = {{ "vec4<f16>" if cooperative_f16 else "Unit" }}();
         var value_{{ i }} = {{ "vec4<f16>" if cooperative_f16 else "Unit" }}();
 {% endfor %}
-        // Where the rows of the page of the tile to be read lie, looked up a tile ahead.
+        // The base of the rows of the next tile's page, looked up a tile ahead.
         var cached = cache_rows(seq, kv_head, low);
 {{ read("low") }}
         cached = cache_rows(seq, kv_head, min(low + KEYS, high));
@@ -193,7 +194,7 @@ fn main(
             let seen_{{ q }} = vec4<bool>(mine) & (at_{{ q }} >= vec4(first)) & (at_{{ q }} <= vec4(pos));
             let of_{{ q }} = vec4(results[from_{{ q }}], results[from_{{ q }} + 1u], results[from_{{ q }} + 2u], results[from_{{ q }} + 3u]) * unscaled;
 {% if cap %}
-            // Beyond 15 the tangent is 1, and no device has to divide infinities.
+            // Beyond 15 tanh is 1; the bound avoids a division of infinities.
             let score_{{ q }} = select(vec4(NEVER), {{ soft_cap }} * tanh(clamp(of_{{ q }} / {{ soft_cap }}, vec4(-15.0), vec4(15.0))), seen_{{ q }});
 {% else %}
             let score_{{ q }} = select(vec4(NEVER), of_{{ q }}, seen_{{ q }});
@@ -246,7 +247,7 @@ fn main(
     }
 {{ over_lanes("total", "sum") }}
 {% if sinks %}
-    // A score without a value.
+    // The sink: a score without a value.
     let sink = of_heads[head].x;
     let with_sink = max(largest, sink);
     let shrink = exp(largest - with_sink);

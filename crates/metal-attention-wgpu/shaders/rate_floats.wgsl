@@ -1,5 +1,5 @@
-// sums[i] = the sum of eight vectors, each begun with its number and {{ steps }} times multiplied by the operand and added to it.
-// Bounds: `sums` has a place for every thread, `operands` the four numbers (`Dispatch`). The loop counts to a constant.
+// sums[i] = the sum of eight vectors, each started with its number and {{ steps }} times multiplied by the operand and added to it.
+// Bounds: `sums` has an element for every thread, `operands` the four numbers (`Dispatch`). The loop counts to a constant.
 @group(0) @binding(0) var<storage, read> operands: array<f32>;
 @group(0) @binding(1) var<storage, read_write> sums: array<f32>;
 

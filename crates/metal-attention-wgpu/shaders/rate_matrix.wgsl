@@ -1,8 +1,8 @@
-// Bounds: `sums` has a place for every thread, `operands` the four numbers (`Dispatch`). Loops count to constants.
+// Bounds: `sums` has an element for every thread, `operands` the four numbers (`Dispatch`). Loops count to constants.
 {% if subgroup_size > 0 and (cooperative_f16 or cooperative_f32) %}
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
 {% set side = 16 if cooperative_f16 else 8 %}
-// Products of matrix units, {{ side }}x{{ side }} matrices of {{ scalar }} added up in f32: each subgroup makes {{ steps }} times those of two left and
+// Products of matrix units, {{ side }}x{{ side }} matrices of {{ scalar }} accumulated in f32: each subgroup computes {{ steps }} times those of two left and
 // four right factors, as in the tiles of matrix products. sums[i]: a lane's share of all elements of the eight results.
 enable wgpu_cooperative_matrix;
 {% if scalar == "f16" %}
@@ -55,7 +55,7 @@ fn main(
 {% endfor %}
 {% endfor %}
     }
-    // Where a matrix keeps which element is the device's own business: each goes through workgroup memory.
+    // The order of a matrix's elements in registers is unspecified: each result passes through workgroup memory.
     let mine = subgroup * {{ side }}u * RESULT_PITCH;
     var total = 0.0;
 {% for i in range(2) %}

@@ -1,5 +1,5 @@
-// Sum and maximum over all {{ threads }} invocations of a workgroup: every invocation takes part and gets the result.
-// Bounds: `reduce_scratch` has a place for every invocation of the workgroup. Its loops count to constants.
+// Sum and maximum over all {{ threads }} invocations of a workgroup. Every invocation has to call it and gets the result.
+// Bounds: `reduce_scratch` has an element for every invocation of the workgroup. Its loops count to constants.
 {% set together = [neighbours, threads] | min %}
 var<workgroup> reduce_scratch: array<f32, {{ threads }}>;
 {% for name, op in [("sum", "a + b"), ("max", "max(a, b)")] %}

@@ -1,12 +1,12 @@
-// Rows of a matrix as a file has them become rows as src/matrix/layout.rs lays them out: `to` has, section by section, rows
-// `first..first + n` of {{ "n_rows" }}. One invocation makes a word, of whose bits `bits` tells where in a stretch of blocks they come from.
+// Repacks rows of a matrix from the file's format to the weight layout of src/matrix/layout.rs: section by section, rows
+// `first..first + n` of {{ "n_rows" }} in `to`. One invocation makes a word; `bits` gives the source of each of its bits in a stretch of blocks.
 //
-// `from` begins with numbers: bytes of a row, rows of the part, the first row and how many there are, words of a row, bits of a
-// stretch, sections; then for each section its words a row, those of a plane, those of a stretch in a plane, and where its
-// words begin in `bits`. The rows follow. In `bits` a word has what is added to it, by exclusive or, and 32 places of 16 bits;
-// 0xffff is none.
-// Bounds: words past the last row's are left out; rows, sections and places are what src/matrix/repack.rs makes them, which
-// binds `to` for all rows of the part and `from` for all rows that come (`Dispatch`). The loop ends with the sections.
+// `source` begins with a header: bytes of a row, rows of the part, the first row and the number of rows, words of a row, bits of
+// a stretch, sections; then for each section its words of a row, those of a plane, those of a stretch in a plane, and where its
+// words begin in `bits`. The rows follow. For each word `bits` holds a word to XOR with it, and 32 bit positions of 16 bits;
+// 0xffff is a constant bit.
+// Bounds: words beyond the last row's are skipped; rows, sections and bit positions come from src/matrix/repack.rs, which
+// binds `to` for all rows of the part and `source` for all rows in it (`Dispatch`). The loop ends with the sections.
 @group(0) @binding(0) var<storage, read> source: array<u32>;
 @group(0) @binding(1) var<storage, read> bits: array<u32>;
 @group(0) @binding(2) var<storage, read_write> to: array<u32>;
@@ -25,7 +25,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let n = source[3];
     if id.x >= n * source[4] { return; }
     let n_sections = source[6];
-    // Which section, and where in it.
+    // Which section this word is in, and where in it.
     var at = id.x;
     var section = 0u;
     var begin = 0u;

@@ -1,5 +1,5 @@
-// x[t] += y[t]; one invocation an element.
-// Bounds: tokens are those that both buffers have (`Dispatch`); elements are compared with N.
+// x[t] += y[t]; one invocation for each element.
+// Bounds: tokens are those for which both buffers are long enough (`Dispatch`); elements are compared with N.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 @group(0) @binding(1) var<storage, read> y: array<f32>;
 const N: u32 = {{ n }}u;

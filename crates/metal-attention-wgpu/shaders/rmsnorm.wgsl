@@ -1,5 +1,5 @@
-// y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight; one workgroup a token.
-// Bounds: rows are those of the batch, which `x` and `y` have (`Dispatch`); the loops count to N, a constant.
+// RMSNorm: y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight; one workgroup for each token.
+// Bounds: rows are those of the batch, which `x` and `y` hold (`Dispatch`); the loops count to N, a constant.
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
@@ -11,7 +11,7 @@ const N: u32 = {{ n }}u;
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    // Rows of the result: all tokens, or those whose logits are wanted.
+    // Rows of the result: all tokens, or the wanted ones.
 {% if wanted_only %}
     let row = wanted(group.x);
 {% else %}

@@ -1,28 +1,28 @@
-// Rotary position embedding of one head of HEAD_DIM elements: its first N_ROT elements turn in pairs, by an angle
-// per pair and position.
-// Bounds: `pos` is below N_CTX, the rows of the table (`Dispatch`), and pairs are compared with HALF_ROT before they
-// index it. Elements of a pair below HALF_ROT lie in the head, as N_ROT is even and at most HEAD_DIM
+// RoPE of one head of HEAD_DIM elements: its first N_ROT elements are rotated in pairs, by an angle for each pair and
+// position.
+// Bounds: `pos` is below N_CTX, the rows of the table (`Dispatch`), and pairs are compared with HALF_ROT before they are
+// used as indices. Elements of a pair below HALF_ROT are in the head, as N_ROT is even and at most HEAD_DIM
 // (`AttentionShape::check`).
 @group(0) @binding({{ rope_binding }}) var<storage, read> rope: array<vec2<f32>>; // [N_CTX, N_ROT / 2] of (cos, sin)
 const HEAD_DIM: u32 = {{ head_dim }}u;
 const HALF_ROT: u32 = {{ n_rot // 2 }}u;
 
 {% if halves %}
-// Elements of pair `i`; pairs from HALF_ROT on do not turn.
+// Elements of pair `i` (NeoX); pairs from HALF_ROT on are not rotated.
 fn pair_elements(i: u32) -> vec2<u32> {
     if i < HALF_ROT { return vec2(i, i + HALF_ROT); }
     return vec2(2u * i, 2u * i + 1u);
 }
-// Pair of element `e` < N_ROT.
+// The pair of element `e` < N_ROT.
 fn pair_of(e: u32) -> u32 { return e % HALF_ROT; }
 {% else %}
-// Elements of pair `i`; pairs from HALF_ROT on do not turn.
+// Elements of pair `i` (NORM); pairs from HALF_ROT on are not rotated.
 fn pair_elements(i: u32) -> vec2<u32> { return vec2(2u * i, 2u * i + 1u); }
-// Pair of element `e` < N_ROT.
+// The pair of element `e` < N_ROT.
 fn pair_of(e: u32) -> u32 { return e / 2u; }
 {% endif %}
 
-// What pair `i` turns by at position `pos`: (cos, sin).
+// The rotation of pair `i` at position `pos`: (cos, sin).
 fn angle(i: u32, pos: u32) -> vec2<f32> {
     if i >= HALF_ROT { return vec2(1.0, 0.0); }
     return rope[pos * HALF_ROT + i];
@@ -32,7 +32,7 @@ fn turn_by(pair: vec2<f32>, by: vec2<f32>) -> vec2<f32> {
     return vec2(pair.x * by.x - pair.y * by.y, pair.x * by.y + pair.y * by.x);
 }
 
-// Pair `i` at position `pos`.
+// Pair `i` rotated for position `pos`.
 fn rotate(pair: vec2<f32>, i: u32, pos: u32) -> vec2<f32> {
     if i >= HALF_ROT { return pair; }
     return turn_by(pair, angle(i, pos));

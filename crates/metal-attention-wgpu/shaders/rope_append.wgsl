@@ -1,7 +1,7 @@
-// {% if qk_norm %}RMSNorm of each query and key head, {% endif %}RoPE of queries, in place, and of keys, and the way of keys and values into the cache.
-// One workgroup a head.
-// Bounds: heads of tokens of the batch, which `qkv` has (`Dispatch`); positions are compared with N_CTX, the last
-// element of an odd head is cut off, pages are those of the table (kv_cache.wgsl). Loops count to constants.
+// {% if qk_norm %}RMSNorm of each query and key head, {% endif %}RoPE of queries, in place, and of keys, and the append of keys and values to the KV cache.
+// One workgroup for each head.
+// Bounds: heads are those of tokens of the batch, which `qkv` holds (`Dispatch`); positions are compared with N_CTX, the last
+// element of an odd head is clamped, pages come from the page table (kv_cache.wgsl). Loops count to constants.
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [HEADS, HEAD_DIM]: {% if gated %}gates, {% endif %}queries, keys, values
 {% set rope_binding = 1 %}
 {% include "rope.wgsl" %}
@@ -18,7 +18,7 @@ const N_HEAD: u32 = {{ n_head }}u;
 const N_GATE: u32 = {{ n_head if gated else 0 }}u;
 const HEADS: u32 = N_GATE + N_HEAD + 2u * N_HEAD_KV;
 
-// The head as it is to be; zeros fill the last unit up.
+// The finished head, padded with zeros to whole units of four.
 var<workgroup> head: array<f32, {{ (head_dim + 3) // 4 * 4 }}>;
 
 @compute @workgroup_size({{ threads }})
@@ -36,7 +36,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endif %}
     if pos < N_CTX {
         for (var i = tid; i < (HEAD_DIM + 1u) / 2u; i += {{ threads }}u) {
-            // Values keep the order of the pairs, but do not turn.
+            // Values are copied in the order of the pairs, without rotation.
             let e = pair_elements(i);
             let last = min(e.y, HEAD_DIM - 1u);
             var pair = vec2(qkv[start + e.x], qkv[start + last]);

@@ -1,5 +1,5 @@
-// y[t] *= sigmoid(dot(x[t], gate)); one workgroup a token.
-// Bounds: tokens are those that `x` and `y` have (`Dispatch`); the loops count to N, a constant.
+// y[t] *= sigmoid(dot(x[t], gate)); one workgroup for each token.
+// Bounds: tokens are those for which `x` and `y` are long enough (`Dispatch`); the loops count to N, a constant.
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> gate: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
@@ -12,7 +12,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     let row = group.x * N;
     var products = 0.0;
     for (var i = tid; i < N; i += {{ threads }}u) { products += x[row + i] * gate[i]; }
-    // The bound keeps infinities out, of which drivers may take it that there are none.
+    // The bound avoids infinities: drivers may assume that there are none.
     let factor = 1.0 / (1.0 + exp(min(-workgroup_sum(products, tid), 80.0)));
     for (var i = tid; i < N; i += {{ threads }}u) { y[row + i] *= factor; }
 }

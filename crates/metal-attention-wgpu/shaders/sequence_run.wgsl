@@ -1,10 +1,10 @@
-// Bounds: `run` and `next` are below `end`, no more than the tokens of the batch; `high` is below N_CTX. The loop moves
-// on by a token each time.
+// Bounds: `run` and `next` are below `end`, at most the tokens of the batch; `high` is below N_CTX. The loop advances by a
+// token each time.
 {#
-  The tokens from `run` on that are of one sequence, and the positions they see: where attention of a prompt begins a
-  sequence. Tiles begin at multiples of KEYS, which divides PAGE: each lies in one page.
+  The beginning of a sequence in prefill attention: the tokens from `run` on that are of one sequence, and the positions
+  that they attend to. Tiles begin at multiples of KEYS, which divides PAGE: each is on one page.
 #}
-        // Tokens run..next are of one sequence; together they see positions low..=high of it.
+        // Tokens run..next are of one sequence; together they attend to its positions low..=high.
         let seq = token_seq(run);
         var low = token_pos(run);
         var high = low;

@@ -1,9 +1,9 @@
-// A gated short convolution: y_t = c_t * sum_j taps[j] * (b x)_(t - N_BEFORE + j), each channel by itself, and the states after
-// the segments of a run. A thread takes a channel of TILE tokens of a run; that of the first ones reads the state before
-// the run, which no other does, and then writes all states, so that one of them may lie where that was.
-// Bounds: channels are compared with WIDTH, runs with `n_runs`, tokens with those of the run (recurrent/segments.wgsl), which `inputs`
-// and `y` have (`Dispatch`), as `states` has all slots. Tiles are longer than N_BEFORE, so that in all but the first what
-// comes before lies in the run.
+// A gated short convolution: y_t = c_t * sum_j taps[j] * (b x)_(t - N_BEFORE + j), for each channel, and the states after the
+// segments of a run. A thread computes a channel of TILE tokens of a run. The one with the first tokens reads the state before
+// the run, which no other does, and then writes all states, so that one of them may be in the same slot.
+// Bounds: channels are compared with WIDTH, runs with `n_runs`, tokens with those of the run (recurrent/segments.wgsl), which
+// `inputs` and `y` hold (`Dispatch`), as `states` holds all slots. Tiles are longer than N_BEFORE, so that in all but the first
+// the preceding inputs are in the run.
 @group(0) @binding(0) var<storage, read> inputs: array<f32>; // [n_tokens, 3, WIDTH]: b, c and x
 @group(0) @binding(1) var<storage, read> taps: array<f32>; // [N_BEFORE + 1, WIDTH], the oldest token's first
 @group(0) @binding(2) var<storage, read_write> states: array<f32>; // [n_slots, N_BEFORE, WIDTH], the oldest input first
@@ -21,7 +21,7 @@ fn input_at(token: u32, channel: u32) -> f32 {
     return inputs[row] * inputs[row + 2u * WIDTH];
 }
 
-// The j-th of the N_BEFORE inputs before the n-th token after `first`, where `slot` has those before `first`.
+// The j-th of the N_BEFORE inputs before the n-th token after `first`; `slot` holds those before `first`.
 fn input_before(j: u32, n: u32, first: u32, slot: u32, channel: u32) -> f32 {
     if n + j >= N_BEFORE { return input_at(first + (n + j - N_BEFORE), channel); }
     return states[(slot * N_BEFORE + n + j) * WIDTH + channel];
@@ -58,7 +58,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     if start > 0u { return; }
     for (var i = 0u; i < tokens.n_segments; i++) {
         let part = segment_of(tokens.first + i);
-        // Oldest first: what is read of the state before has not been written to yet where that is the state after.
+        // Oldest first: if the states before and after share a slot, what is still to be read is not overwritten yet.
         for (var j = 0u; j < N_BEFORE; j++) {
             let seen = input_before(j, part.n_tokens, part.token, part.from_slot, channel);
             states[(part.to_slot * N_BEFORE + j) * WIDTH + channel] = seen;

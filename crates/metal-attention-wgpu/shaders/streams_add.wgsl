@@ -1,5 +1,5 @@
-// streams[i] += y for all residual streams but the first; one invocation an element.
-// Bounds: tokens are those that both buffers have (`Dispatch`); elements are compared with N. The loop counts to STREAMS.
+// streams[i] += y for all residual streams but the first; one invocation for each element.
+// Bounds: tokens are those for which both buffers are long enough (`Dispatch`); elements are compared with N. The loop counts to STREAMS.
 @group(0) @binding(0) var<storage, read_write> streams: array<f32>; // [n_tokens, STREAMS, N]
 @group(0) @binding(1) var<storage, read> y: array<f32>; // [n_tokens, N]
 const STREAMS: u32 = {{ n_streams }}u;

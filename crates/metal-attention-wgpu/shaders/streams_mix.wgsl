@@ -1,7 +1,7 @@
-// {% if correct %}Corrects every residual stream by what a layer made of the first: streams[i] += (x - streams[0]) * (c[i] + 1);
+// {% if correct %}Corrects every residual stream by the layer's result for the first: streams[i] += (x - streams[0]) * (c[i] + 1);
 // then x = streams[0] and scaled = x * scale{% else %}Predicts every residual stream from all: streams[i] += sum over j of c[i][j] streams[j]; then x = streams[0]{% endif %},
-// with c = W tanh(router). One invocation an element.
-// Bounds: tokens are those that the buffers have (`Dispatch`); elements are compared with N. Loops count to constants.
+// with c = W tanh(router). One invocation for each element.
+// Bounds: tokens are those for which the buffers are long enough (`Dispatch`); elements are compared with N. Loops count to constants.
 const STREAMS: u32 = {{ n_streams }}u;
 const N: u32 = {{ n }}u;
 const COEFFICIENTS: u32 = {{ n_streams if correct else n_streams * n_streams }}u;
@@ -21,7 +21,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     var inputs: array<f32, {{ n_streams }}>;
     var old: array<f32, {{ n_streams }}>;
     for (var j = 0u; j < STREAMS; j++) {
-        // Where tanh is 1 to the last bit some devices overflow.
+        // Beyond 15 tanh is 1 to the last bit, and some devices overflow.
         inputs[j] = tanh(clamp(router[token * STREAMS + j], -15.0, 15.0));
         old[j] = streams[(token * STREAMS + j) * N + id.x];
     }

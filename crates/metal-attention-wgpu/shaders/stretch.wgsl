@@ -1,6 +1,6 @@
-// y[t] {{ "+=" if accumulate else "=" }} a[t]{% if stretch %} * |b[t]| / |a[t]|{% endif %}, where rows of N elements lie in wider ones; one workgroup a token.
-// Bounds: tokens are those that the buffers have (`Dispatch`), whose rows have the N elements from where they are taken
-// (`stretch`). The loops count to N.
+// y[t] {{ "+=" if accumulate else "=" }} a[t]{% if stretch %} * |b[t]| / |a[t]|{% endif %}, where rows of N elements may be parts of wider ones; one workgroup for each token.
+// Bounds: tokens are those for which the buffers are long enough (`Dispatch`); their rows have N elements from the first one
+// used (`stretch`). The loops count to N.
 @group(0) @binding(0) var<storage, read> a: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<f32>;
 {% if stretch %}

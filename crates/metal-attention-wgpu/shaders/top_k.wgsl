@@ -1,5 +1,5 @@
 // Later stages of top_k: the K best of each N_ITEMS / K lists of the stage before.
-// Bounds: workgroups are the lists of a row, rows those that `lists` and `best` have (`Dispatch`); items past the last
+// Bounds: workgroups are the lists of a row, rows those that `lists` and `best` hold (`Dispatch`); items beyond the last
 // list are not read. Loops count to constants.
 @group(0) @binding(0) var<storage, {{ "read" if last else "read_write" }}> lists: array<vec2<u32>>;
 {% if last %}

@@ -1,13 +1,13 @@
 // First stage of top_k: the K best of each chunk of N_ITEMS logits of a row.
-// Bounds: ids are compared with N_VOCAB before they index; rows are those that both buffers have (`Dispatch`). Places
-// in `items` are below N_ITEMS, a multiple of every `size`.
+// Bounds: ids are compared with N_VOCAB before they are used as indices; rows are those that both buffers hold (`Dispatch`).
+// Indices of `items` are below N_ITEMS, a multiple of every `size`.
 @group(0) @binding(0) var<storage, read> logits: array<u32>;
 @group(0) @binding(1) var<storage, read_write> lists: array<vec2<u32>>;
 {% include "logit_key.wgsl" %}
 {% include "top_k_lists.wgsl" %}
 const N_VOCAB: u32 = {{ n_vocab }}u;
 
-// Sorts each K items in a row.
+// Sorts each K consecutive items.
 fn sort_lists(tid: u32) {
     for (var size = 2u; size <= K; size *= 2u) {
         let half = size / 2u;

@@ -1,6 +1,6 @@
-// {{ n_items }} candidates (key, id) in workgroup memory: greatest key first, lowest id first among equals. Where there
-// are fewer the rest is ABSENT, which comes after everything.
-// Bounds: places in `items` are below N_ITEMS, a multiple of every `step`. Loops count to constants, `step` doubles and
+// {{ n_items }} candidates (key, id) in workgroup memory: highest key first, lowest id first among equals. If there are
+// fewer, the rest is ABSENT, which comes after all others.
+// Bounds: indices of `items` are below N_ITEMS, a multiple of every `step`. Loops count to constants, `step` doubles and
 // `stride` halves.
 {% set threads = 256 %}
 const ABSENT = vec2<u32>(0u, 0xffffffffu);
@@ -21,8 +21,8 @@ fn put_in_order(i: u32, j: u32) {
     }
 }
 
-// Merges the sorted lists of K items into one, the K first of them all, at the start: pairs of lists, then pairs of
-// pairs. What is first of list a and the reverse of list b is the K first of both, rising and then falling, which
+// Merges the sorted lists of K items into one with the K first of all, at the start: pairs of lists, then pairs of pairs.
+// The elementwise first of list a and the reversed list b are the K first of both, rising and then falling, which
 // half-cleaners sort (Batcher 1968, "Sorting networks and their applications").
 fn merge_lists(tid: u32) {
     for (var step = 2u * K; step <= N_ITEMS; step *= 2u) {

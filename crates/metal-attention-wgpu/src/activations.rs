@@ -1,4 +1,5 @@
-//! Scratch memory of the forward pass: made once, used by every step.
+//! Scratch buffers of the forward pass: the values that kernels pass to each other. They are made once, for the largest
+//! micro-batch and the widest layer, and reused by every layer and batch. All are F32 with a row for each token.
 
 mod rwkv;
 
@@ -14,48 +15,53 @@ use crate::plan::{low_rank_of_delta_rule, low_rank_of_rwkv7};
 use crate::{WgpuDevice, WgpuError};
 use rwkv::{RwkvScratch, RwkvWidths};
 
-/// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
+/// The width of each scratch buffer: elements for each token, those of the widest layer; 0 where no layer uses it. The
+/// fields have the names and meanings of [`Activations`], except where noted.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Widths {
+pub(super) struct ActivationWidths {
+    /// The residual stream; also the width of `h` and `result`.
     pub(super) n_embd: usize,
-    /// What is projected to queries, keys and values; queries alone where attention is latent. The inputs of other mixers.
+    /// Projected queries, keys and values; the projected inputs of recurrent mixers.
     pub(super) qkv: usize,
-    /// Queries as the general kernels compare them with cached keys; what a convolution before a recurrence gives.
+    /// Queries of the general attention kernels; results of a recurrent mixer's convolution.
     pub(super) queries: usize,
-    /// Compressed queries.
+    /// Compressed queries (`q_a`).
     pub(super) q_rank: usize,
-    /// Compressed rows and the key that heads share; gates of a recurrence, where they are projected apart.
+    /// Compressed keys and values (`kv_a`).
     pub(super) compressed: usize,
-    /// What attention or another mixer gives.
-    pub(super) att: usize,
-    /// Values of the heads, where what attention gives has to be expanded to them; results of a recurrence before their norm.
+    /// The result of attention or another mixer.
+    pub(super) mixer_out: usize,
+    /// Expanded values of latent attention; results of a recurrence before their norm.
     pub(super) values: usize,
-    /// Counters of the workgroups that share what a recurrence keeps.
+    /// Counters of workgroups that share a recurrent state.
     pub(super) tickets: usize,
-    /// What Mamba and Mamba-2 have besides.
+    /// Scratch buffers of Mamba and Mamba-2 only.
     pub(super) mamba: MambaWidths,
-    /// Gate and up, or up.
+    /// Gate and up, or up alone.
     pub(super) gate_up: usize,
-    /// The activated gate.
+    /// The activated gate times up.
     pub(super) gated: usize,
-    /// Inputs of every layer's own embedding.
-    pub(super) own_inputs: usize,
-    /// Products of the router to experts, and their sum where it is not added to the residual stream at once.
+    /// The per-layer embeddings of all layers (Gemma 3n).
+    pub(super) layer_embeddings: usize,
+    /// Scores of the router.
     pub(super) scores: usize,
+    /// Sums of experts.
     pub(super) experts: usize,
-    /// Residual streams side by side, and the router between them.
+    /// Residual streams side by side (Gemma 3n).
     pub(super) streams: usize,
+    /// The router between residual streams.
     pub(super) router: usize,
-    /// `LAuReL`'s way through few elements, and its result.
+    /// `LAuReL`'s low-rank product.
     pub(super) laurel_rank: usize,
+    /// `LAuReL`'s result.
     pub(super) laurel: usize,
-    /// Of RWKV's mixes.
+    /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvWidths,
-    /// Logits; none of models without.
+    /// The logits of a wanted token; 0 for models without an output head.
     pub(super) n_vocab: usize,
 }
 
-impl Widths {
+impl ActivationWidths {
     pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
         let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
@@ -65,35 +71,35 @@ impl Widths {
             match mixer {
                 MixerKernels::Fast(shape) => {
                     widen(&mut w.qkv, shape.qkv_len());
-                    widen(&mut w.att, shape.att_len());
+                    widen(&mut w.mixer_out, shape.att_len());
                 }
                 MixerKernels::General(inputs, attention) => {
                     widen(&mut w.qkv, inputs.row());
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.att, attention.n_head * attention.value_dim);
+                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
                 MixerKernels::Latent(_, attention) => {
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.att, attention.n_head * attention.value_dim);
+                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
                 MixerKernels::Mamba(of) => {
                     widen(&mut w.qkv, 2 * of.width);
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                     w.mamba.widen_for(of);
                 }
                 MixerKernels::Mamba2(of) => {
                     widen(&mut w.qkv, of.input_width());
-                    widen(&mut w.att, of.width());
+                    widen(&mut w.mixer_out, of.width());
                     w.mamba.widen_for_heads(of, false);
                     widen(&mut w.tickets, of.n_group);
                 }
                 MixerKernels::AttentionAndMamba2(attention, of) => {
                     widen(&mut w.qkv, attention.qkv_len() + of.input_width());
                     match attention {
-                        AttentionKernels::Fast(shape) => widen(&mut w.att, shape.att_len()),
+                        AttentionKernels::Fast(shape) => widen(&mut w.mixer_out, shape.att_len()),
                         AttentionKernels::General(_, attention) => {
                             widen(&mut w.queries, attention.n_head * attention.key_dim);
-                            widen(&mut w.att, attention.n_head * attention.value_dim);
+                            widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                         }
                     }
                     w.mamba.widen_for_heads(of, true);
@@ -102,7 +108,7 @@ impl Widths {
                 MixerKernels::None => {}
                 MixerKernels::ShortConv(conv) => {
                     widen(&mut w.qkv, 3 * conv.width);
-                    widen(&mut w.att, conv.width);
+                    widen(&mut w.mixer_out, conv.width);
                 }
                 MixerKernels::DeltaRule(rule) => {
                     let (n_channels, n_values) = (rule.n_channels(), rule.n_values());
@@ -110,7 +116,7 @@ impl Widths {
                     widen(&mut w.compressed, 2 * rule.n_head_v);
                     widen(&mut w.queries, n_channels);
                     widen(&mut w.values, n_values);
-                    widen(&mut w.att, n_values);
+                    widen(&mut w.mixer_out, n_values);
                     widen(&mut w.tickets, rule.n_head_k);
                     if let Some(low_rank) = low_rank_of_delta_rule(rule) {
                         w.rwkv.low_rank(&low_rank);
@@ -118,15 +124,15 @@ impl Widths {
                 }
                 MixerKernels::Rwkv6(of) => {
                     w.rwkv.rwkv6(of);
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                 }
                 MixerKernels::Rwkv7(of) => {
                     w.rwkv.rwkv7(of, &low_rank_of_rwkv7(of));
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                 }
             }
             match &layer.mixer {
-                // What is refused needs nothing.
+                // `MixerKernels` covered these above.
                 Mixer::Attention(_)
                 | Mixer::ShortConv(_)
                 | Mixer::Mamba(_)
@@ -166,7 +172,7 @@ impl Widths {
             }
         }
         if let Some(p) = per_layer {
-            w.own_inputs = spec.n_layer() * p.width;
+            w.layer_embeddings = spec.n_layer() * p.width;
             widen(&mut w.gate_up, p.width);
             widen(&mut w.gated, p.width);
         }
@@ -179,9 +185,11 @@ impl Widths {
         w
     }
 
-    /// Elements of all buffers with a row for each token.
+    /// The widths of all buffers with a row for each token.
     fn rows(&self) -> Vec<usize> {
-        let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
+        let Self {
+            n_embd, qkv, queries, q_rank, compressed, mixer_out, values, gate_up, gated, layer_embeddings, ..
+        } = *self;
         let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, rwkv, n_vocab: _, .. } =
             *self;
         let own = [
@@ -192,13 +200,13 @@ impl Widths {
             queries,
             q_rank,
             compressed,
-            att,
+            mixer_out,
             values,
             tickets,
             gate_up,
             gated,
-            own_inputs,
-            own_inputs,
+            layer_embeddings,
+            layer_embeddings,
             scores,
             experts,
             streams,
@@ -209,84 +217,92 @@ impl Widths {
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
     }
 
-    /// The widest input of a matrix product.
+    /// The widest input of any matrix product.
     fn input(&self) -> usize {
-        let own = [self.n_embd, self.q_rank, self.att, self.values, self.gated, self.laurel_rank];
+        let own = [self.n_embd, self.q_rank, self.mixer_out, self.values, self.gated, self.laurel_rank];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
     }
 }
 
-/// Activations of up to `n_tokens` tokens.
+/// The scratch buffers of one forward pass.
 #[derive(Debug)]
 pub(super) struct Activations {
-    /// Residual stream, `[n_tokens, n_embd]`.
+    /// The residual stream, `[n_tokens, n_embd]`.
     pub(super) x: Buffer,
-    /// Normalised input of a mixer, feed-forward or the head, `[n_tokens, n_embd]`.
+    /// The normed input of a mixer, a feed-forward or the output head, `[n_tokens, n_embd]`.
     pub(super) h: Buffer,
-    /// What a mixer or feed-forward gives, where it is not added to `x` at once, `[n_tokens, n_embd]`.
+    /// The result of a mixer or feed-forward that a norm or factor separates from the residual join,
+    /// `[n_tokens, n_embd]`.
     pub(super) result: Buffer,
-    /// `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`
+    /// Projected queries, keys and values, `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`, with gates of heads before
+    /// them and the inputs of a mixer beside attention after them. In latent attention the queries,
+    /// `[n_tokens, n_head, head_dim]`. For other mixers their projected inputs.
     pub(super) qkv: Buffer,
-    /// Queries as the general kernels compare them with cached keys, `[n_tokens, n_head, key_dim]`; what a convolution before a
-    /// recurrence gives, `[n_tokens, n_channels]`.
+    /// Queries of the general attention kernels after norm and RoPE, `[n_tokens, n_head, key_dim]`. For a delta rule
+    /// the result of its convolution, `[n_tokens, n_channels]`.
     pub(super) queries: Buffer,
-    /// Compressed queries, `[n_tokens, q_rank]`.
+    /// Compressed queries of latent attention, `[n_tokens, q_rank]`.
     pub(super) q_a: Buffer,
-    /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + shared_dim]`; gates of a recurrence.
+    /// Latent attention's compressed keys and values with the key that heads share,
+    /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they are projected apart.
     pub(super) kv_a: Buffer,
-    /// What attention gives, `[n_tokens, n_head * value_dim]`.
-    pub(super) att: Buffer,
-    /// Values that came of compressed ones, or results of a recurrence before their norm, `[n_tokens, n_head * value_dim]`.
+    /// The mixer's result, which its output matrix multiplies, `[n_tokens, n_head * value_dim]`.
+    pub(super) mixer_out: Buffer,
+    /// Latent attention's result expanded to values, `[n_tokens, n_head * value_dim]`. For a delta rule its results
+    /// before their norm.
     pub(super) values: Buffer,
-    /// Counters of the workgroups that share what a recurrence keeps, `[n_runs, n]`: zeros between dispatches.
+    /// Counters by which the workgroups of a run find the last of them, `[n_runs, n]`; zero between dispatches.
     pub(super) tickets: Buffer,
-    /// What Mamba and Mamba-2 have besides.
+    /// Scratch buffers of Mamba and Mamba-2 only.
     pub(super) mamba: MambaScratch,
-    /// `[n_tokens, 2 n_ff]`, gate and up of an element side by side; `[n_tokens, n_ff]` without a gate.
+    /// Gate and up of an element side by side, `[n_tokens, n_ff, 2]`; up alone without a gate, `[n_tokens, n_ff]`.
     pub(super) gate_up: Buffer,
-    /// `[n_tokens, n_ff]`
+    /// The activated gate times up, which the down projection multiplies, `[n_tokens, n_ff]`.
     pub(super) gated: Buffer,
-    /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`, and what is projected on the way to them.
-    pub(super) own_inputs: Buffer,
-    pub(super) own_projected: Buffer,
-    /// Products of the router to experts, `[n_tokens, n_expert]`.
+    /// The per-layer embeddings of all layers (Gemma 3n), `[n_tokens, n_layer * width]`.
+    pub(super) layer_embeddings: Buffer,
+    /// The projection of the residual stream that is added to them, of the same shape.
+    pub(super) layer_projections: Buffer,
+    /// Scores of the router, `[n_tokens, n_expert]`.
     pub(super) scores: Buffer,
-    /// The experts' sum, where it is not added to `x` at once, `[n_tokens, n_embd]`.
+    /// The sum of a token's experts that a norm or factor separates from the residual join, `[n_tokens, n_embd]`.
     pub(super) experts_sum: Buffer,
-    /// What lies between the experts' kernels, where the model has experts.
+    /// Scratch buffers of the experts' kernels; `None` for a model without experts.
     pub(super) experts: Option<ExpertsScratch>,
-    /// Residual streams, `[n_tokens, n_streams, n_embd]`, and the router between them, `[n_tokens, n_streams]`.
+    /// Residual streams side by side (Gemma 3n), `[n_tokens, n_streams, n_embd]`.
     pub(super) streams: Buffer,
+    /// The router between residual streams, `[n_tokens, n_streams]`.
     pub(super) router: Buffer,
-    /// `LAuReL`'s way through few elements, `[n_tokens, rank]`, and its result, `[n_tokens, n_embd]`.
+    /// `LAuReL`'s low-rank product, `[n_tokens, rank]`.
     pub(super) laurel_small: Buffer,
+    /// `LAuReL`'s result, `[n_tokens, n_embd]`.
     pub(super) laurel: Buffer,
-    /// Of RWKV's mixes.
+    /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvScratch,
-    /// `[n_wanted, n_vocab]`
+    /// Logits of wanted tokens, `[n_wanted, n_vocab]`.
     pub(super) logits: Buffer,
-    /// Stages of argmax.
+    /// Intermediate results of argmax.
     pub(super) argmax: Buffer,
-    /// Stages of the search for the largest logits.
+    /// Intermediate results of top-k.
     pub(super) top_k: Buffer,
-    /// Parts of decode attention over a long context.
+    /// Partial results of split-KV attention.
     pub(super) partial: Buffer,
-    /// Inputs of matrix units.
+    /// Inputs of GEMM on matrix units, in the units' format.
     pub(super) matmul: MatmulScratch,
-    /// Tokens there is room for.
+    /// Most tokens of a micro-batch.
     pub(super) n_tokens: usize,
-    /// Rows of logits there is room for.
+    /// Most wanted tokens of a micro-batch whose logits are computed.
     pub(super) n_wanted: usize,
 }
 
-/// Bytes of what lies between the kernels of experts, for `n_tokens` tokens: what goes in and out of every visit, in 32-bit
-/// floats and, for matrix units, in 16 bits.
+/// Bytes of the experts' scratch buffers for `n_tokens` tokens: input and result of every visit (a token at one of its
+/// experts), in 32-bit floats and, for matrix units, in 16 bits.
 pub(super) fn experts_bytes(spec: &ModelSpec, n_tokens: usize) -> u64 {
     let of_visit = |shape: &ExpertsShape| 6 * shape.n_used as u64 * (shape.n_ff + shape.n_embd) as u64;
     experts_shapes(spec).iter().map(of_visit).max().unwrap_or(0).saturating_mul(n_tokens as u64)
 }
 
-/// The different shapes of a model's experts.
+/// The different shapes of the experts of all layers.
 pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
     let mut shapes = Vec::new();
     for layer in &spec.layers {
@@ -303,30 +319,31 @@ pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
     shapes
 }
 
-/// Bytes of logits that are held at once, at most: larger batches are cut.
+/// Most bytes of logits at one time; batches with more wanted tokens are cut.
 const LOGITS_BYTES: usize = 64 << 20;
 
 impl Activations {
-    /// Tokens and rows of logits that one run through the layers can have on this GPU, `n_ubatch` at most.
-    pub(super) fn capacity(max_binding: u64, widths: &Widths, n_ubatch: usize) -> (usize, usize) {
+    /// The most tokens, and the most wanted tokens, of a micro-batch: `n_ubatch`, or fewer where a buffer would be
+    /// larger than a binding of `max_binding` bytes.
+    pub(super) fn capacity(max_binding: u64, widths: &ActivationWidths, n_ubatch: usize) -> (usize, usize) {
         let binding = max_binding as usize;
         let widest = widths.rows().into_iter().max().unwrap_or(0);
-        // An axis of a grid has 65,535 workgroups at most.
+        // WebGPU allows 65,535 workgroups along an axis of a grid.
         let n_tokens = n_ubatch.min(65_535).min(binding / (4 * widest.max(1))).max(1);
         let n_wanted = n_tokens.min(LOGITS_BYTES.min(binding) / (4 * widths.n_vocab.max(1))).max(1);
         (n_tokens, n_wanted)
     }
 
-    /// Bytes of all buffers.
-    pub(super) fn bytes(widths: &Widths, (n_tokens, n_wanted): (usize, usize)) -> u64 {
+    /// Bytes of all buffers with a row for each token, and of the logits.
+    pub(super) fn bytes(widths: &ActivationWidths, (n_tokens, n_wanted): (usize, usize)) -> u64 {
         let row: usize = widths.rows().iter().sum();
         4 * (n_tokens as u64 * row as u64 + n_wanted as u64 * widths.n_vocab as u64)
     }
 
-    /// `n_decoded`: sequences that are decoded side by side at most.
+    /// Makes the buffers. `n_decoded`: most sequences of a decode step.
     pub(super) fn new(
         gpu: &WgpuDevice,
-        widths: &Widths,
+        widths: &ActivationWidths,
         mixers: &[MixerKernels],
         experts: &[ExpertsShape],
         (n_tokens, n_wanted): (usize, usize),
@@ -341,14 +358,14 @@ impl Activations {
             queries: rows(widths.queries)?,
             q_a: rows(widths.q_rank)?,
             kv_a: rows(widths.compressed)?,
-            att: rows(widths.att)?,
+            mixer_out: rows(widths.mixer_out)?,
             values: rows(widths.values)?,
             tickets: rows(widths.tickets)?,
             mamba: MambaScratch::new(gpu, &widths.mamba, n_tokens)?,
             gate_up: rows(widths.gate_up)?,
             gated: rows(widths.gated)?,
-            own_inputs: rows(widths.own_inputs)?,
-            own_projected: rows(widths.own_inputs)?,
+            layer_embeddings: rows(widths.layer_embeddings)?,
+            layer_projections: rows(widths.layer_embeddings)?,
             scores: rows(widths.scores)?,
             experts_sum: rows(widths.experts)?,
             experts: match experts {

@@ -1,25 +1,25 @@
-//! The GPUs of this machine.
+//! The GPUs of this machine (adapters, in wgpu's words): listing them and choosing one.
 
 use crate::error::{WgpuError, mib};
 
 /// Which GPU to open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AdapterChoice {
-    /// The first in the order of [`adapter_summaries`]: real GPUs before software ones.
+    /// The first one in the order of [`adapter_summaries`], in which hardware precedes software.
     #[default]
     Best,
-    /// The first that is no software and has room for so many bytes, a tenth of its memory kept free.
+    /// The first hardware one with enough memory for this many bytes, a tenth of its memory kept free.
     Hardware {
-        /// What a model will take.
+        /// Bytes that the model will take.
         bytes: u64,
     },
-    /// By index in that order.
+    /// The one with this index in the order of [`adapter_summaries`].
     Index(usize),
-    /// By a part of the name, upper or lower case.
+    /// The first one whose name contains this, in upper or lower case.
     Name(String),
 }
 
-/// What a driver says of a GPU.
+/// The properties of a GPU, as its driver reports them.
 #[derive(Debug, Clone)]
 pub struct AdapterSummary {
     /// Its name.
@@ -30,22 +30,22 @@ pub struct AdapterSummary {
     pub kind: wgpu::DeviceType,
     /// Driver name and version.
     pub driver: String,
-    /// Bytes of its own memory, where the driver tells.
+    /// Bytes of its own memory, if the driver reports them.
     pub memory: Option<u64>,
-    /// Smallest and largest subgroup.
+    /// Lanes of its smallest and largest subgroup.
     pub subgroup_sizes: (u32, u32),
-    /// Features that the kernels may use.
+    /// Its optional features.
     pub features: wgpu::Features,
-    /// Bytes of the largest buffer that one binding of a shader can be. Never beyond 32 bits, which index buffers in
-    /// shaders.
+    /// Bytes of the largest buffer that one binding of a shader can be, at most what 32-bit indices reach.
     pub max_binding: u64,
-    /// Shapes of the matrix units.
+    /// Shapes of the matrix products that its matrix units support.
     pub cooperative_matrices: Vec<wgpu::CooperativeMatrixProperties>,
+    /// wgpu's own description.
     pub(crate) info: wgpu::AdapterInfo,
 }
 
 impl AdapterSummary {
-    /// The maker's number, as on the PCI bus.
+    /// The vendor's id, as on the PCI bus.
     pub fn vendor(&self) -> u32 {
         self.info.vendor
     }
@@ -66,12 +66,13 @@ impl AdapterSummary {
         }
     }
 
-    /// Whether the CPU plays the GPU.
+    /// Whether it is a software GPU: the CPU runs the shaders.
     pub fn is_software(&self) -> bool {
         self.kind == wgpu::DeviceType::Cpu
     }
 
-    /// Why this is no GPU for a model of `bytes`: it is software, or with a tenth kept free its memory is too small.
+    /// The reason why it does not suit a model of `bytes`: it is a software GPU, or with a tenth kept free its memory
+    /// is too small. `None`: it suits.
     fn why_not(&self, bytes: u64) -> Option<String> {
         match self.memory {
             _ if self.is_software() => Some(format!("{} is software", self.name)),
@@ -83,12 +84,12 @@ impl AdapterSummary {
     }
 }
 
-/// In whole vectors of four words.
+/// The largest binding, in whole vectors of four words.
 fn max_binding(limits: &wgpu::Limits) -> u64 {
     limits.max_buffer_size.min(limits.max_storage_buffer_binding_size).min(u64::from(u32::MAX)) & !15
 }
 
-/// Bytes of the largest memory heap on the device.
+/// Bytes of the largest memory heap on the device, if the backend reports it.
 fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     #[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
     {
@@ -108,7 +109,7 @@ fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     }
 }
 
-/// Every adapter: discrete GPUs first, then integrated, virtual and others, software last.
+/// All adapters: discrete GPUs first, then integrated, virtual and others, software last.
 pub(crate) fn adapters() -> Vec<(wgpu::Adapter, AdapterSummary)> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
@@ -131,20 +132,20 @@ pub(crate) fn adapters() -> Vec<(wgpu::Adapter, AdapterSummary)> {
     found
 }
 
-/// What is known of every GPU of this machine, in the order of their indices.
+/// The properties of all GPUs of this machine, in the order of their indices.
 pub fn adapter_summaries() -> Vec<AdapterSummary> {
     adapters().into_iter().map(|(_, summary)| summary).collect()
 }
 
-/// Whether this machine may have a GPU that is no software. Asking costs microseconds, loading every driver to find out
-/// tens of milliseconds.
+/// Whether this machine may have a hardware GPU, by its device files. This takes microseconds; loading every driver
+/// takes tens of milliseconds.
 fn hardware_possible() -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
         use std::path::Path;
-        // NVIDIA's drivers, Windows beneath, Arm's and Qualcomm's drivers for Android.
+        // NVIDIA's drivers, the Windows host of WSL, Arm's and Qualcomm's drivers for Android.
         let nodes = ["/dev/nvidiactl", "/dev/nvgpu", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/dev/mali0", "/dev/kgsl-3d0"];
-        // Render nodes of every driver that is part of Linux.
+        // Render nodes, which every driver of the Linux kernel makes.
         let render_node = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("renderD"))
         };
@@ -157,14 +158,14 @@ fn hardware_possible() -> bool {
     }
 }
 
-/// Why a GPU that is no software cannot be had, where that is known without asking any driver.
+/// The error for a hardware GPU, if there can be none: found without loading any driver.
 pub fn no_hardware() -> Option<WgpuError> {
     let none = || WgpuError::NoneSuits { why: vec!["this machine has none that is no software".into()] };
     (!hardware_possible()).then(none)
 }
 
 impl AdapterChoice {
-    /// The index of the adapter this choice means.
+    /// The index of the chosen adapter among `found`.
     pub fn choose(&self, found: &[AdapterSummary]) -> Result<usize, WgpuError> {
         if found.is_empty() {
             return Err(WgpuError::NoAdapter);
@@ -188,7 +189,7 @@ impl AdapterChoice {
         })
     }
 
-    /// The adapter this choice means.
+    /// The chosen adapter.
     pub(crate) fn pick(
         &self,
         found: Vec<(wgpu::Adapter, AdapterSummary)>,
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_an_index_or_a_sentence() {
+    fn every_choice_is_an_index_or_an_error() {
         let (gpu, cpu) = (wgpu::DeviceType::DiscreteGpu, wgpu::DeviceType::Cpu);
         let found = [
             summary("Small One", gpu, Some(1000)),

@@ -1,4 +1,5 @@
-//! Buffers that several tensors share, so that one kernel reaches them all through one binding.
+//! Slices of buffers. Weights of many tensors share one buffer, so that a kernel can read all of them through one
+//! binding.
 
 use std::fmt::Debug;
 
@@ -7,12 +8,12 @@ use wgpu::{Buffer, BufferBinding};
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 
-/// What a kernel can be bound to: a buffer, or a piece of one.
+/// A thing that a kernel's binding can be: a buffer, or a slice of one.
 pub trait Bind: Debug {
-    /// The piece of a buffer that is bound.
+    /// The buffer, the offset and the length of the binding.
     fn binding(&self) -> BufferBinding<'_>;
 
-    /// Its length in bytes.
+    /// Bytes of the binding.
     fn bytes(&self) -> u64;
 }
 
@@ -26,37 +27,40 @@ impl Bind for Buffer {
     }
 }
 
-/// A piece of a buffer.
+/// A contiguous range of a buffer.
 #[derive(Debug, Clone)]
 pub struct Slice {
+    /// The buffer.
     buffer: Buffer,
+    /// The offset of the first byte.
     offset: u64,
+    /// Bytes.
     bytes: u64,
 }
 
 impl Slice {
-    /// The buffer it lies in.
+    /// The buffer that it is part of.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// The `bytes` from where it begins, of this slice and those behind it.
+    /// A slice of `bytes` bytes that begins where this one does and may extend over those behind it.
     pub(crate) fn with_those_behind(&self, bytes: u64) -> Self {
         Self { bytes, ..self.clone() }
     }
 
-    /// The `bytes` of it from byte `at` on.
+    /// The `bytes` bytes of this slice from its byte `at` on.
     pub(crate) fn part(&self, at: u64, bytes: u64) -> Self {
         assert!(at + bytes <= self.bytes, "{bytes} bytes at {at} of {}", self.bytes);
         Self { buffer: self.buffer.clone(), offset: self.offset + at, bytes }
     }
 
-    /// Bytes of the buffer before it.
+    /// The offset of its first byte in the buffer.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Its length in bytes.
+    /// Its bytes.
     pub fn size(&self) -> u64 {
         self.bytes
     }
@@ -79,12 +83,15 @@ impl From<Buffer> for Slice {
     }
 }
 
-/// A buffer that slices are taken from, one after the other. The default arena has none, and gives each slice a buffer of
-/// its own.
+/// A buffer from which slices are taken one after the other. The default arena has none, and makes a buffer for each
+/// slice.
 #[derive(Debug)]
 pub struct Arena {
+    /// The buffer, if there is one.
     buffer: Option<Buffer>,
+    /// Bytes taken.
     used: u64,
+    /// The most bytes of a slice.
     max_slice: u64,
 }
 
@@ -94,7 +101,8 @@ impl Default for Arena {
     }
 }
 
-/// `pieces` in runs of at most `most` that are at most `limit` together; one that is larger is a run of its own.
+/// Divides `pieces` (sizes) into runs of at most `most` consecutive ones that add up to at most `limit`. A piece that
+/// is larger is a run by itself.
 pub(crate) fn runs(pieces: &[u64], limit: u64, most: usize) -> Vec<&[u64]> {
     let mut runs = Vec::new();
     let mut left = pieces;
@@ -112,17 +120,17 @@ pub(crate) fn runs(pieces: &[u64], limit: u64, most: usize) -> Vec<&[u64]> {
     runs
 }
 
-/// Where slices may begin: what every device allows.
+/// The alignment of slices: what every device accepts as a binding's offset.
 const ALIGNMENT: u64 = 256;
 
 impl Arena {
-    /// Bytes that a slice of `bytes` bytes takes up.
+    /// Bytes of an arena that a slice of `bytes` bytes takes, padding included.
     pub fn padded(bytes: u64) -> u64 {
         bytes.max(16).next_multiple_of(ALIGNMENT)
     }
 
-    /// One buffer for `bytes` bytes (the sum of [`padded`](Self::padded) sizes), or the default arena where the device
-    /// cannot bind that much at once.
+    /// An arena with one buffer of `bytes` bytes, a sum of [`padded`](Self::padded) sizes. If that is more than one
+    /// binding reaches, the default arena. `what` names the buffer in errors.
     pub fn new(gpu: &WgpuDevice, what: &str, bytes: u64) -> Result<Self, WgpuError> {
         if bytes > gpu.summary().max_binding {
             return Ok(Self::default());
@@ -130,8 +138,8 @@ impl Arena {
         Ok(Self { buffer: Some(gpu.buffer(what, bytes)?), ..Self::default() })
     }
 
-    /// Arenas for `pieces`, each so many bytes (sums of [`padded`](Self::padded) sizes) that are to lie in one buffer, with the
-    /// number of pieces that each is for: as few as the device's largest binding allows, and of at most `most` pieces.
+    /// Arenas for `pieces`, whose sizes are sums of [`padded`](Self::padded) sizes: as few as the device's largest
+    /// binding allows, each for at most `most` consecutive pieces, with the number of them.
     pub fn in_runs(gpu: &WgpuDevice, what: &str, pieces: &[u64], most: usize) -> Result<Vec<(usize, Self)>, WgpuError> {
         runs(pieces, gpu.summary().max_binding, most)
             .into_iter()
@@ -139,18 +147,18 @@ impl Arena {
             .collect()
     }
 
-    /// This arena, for slices of at most `bytes` bytes: matrices come in more parts then.
+    /// This arena with slices of at most `bytes` bytes. Matrices are then divided into more parts.
     #[must_use]
     pub fn with_max_slice(self, bytes: u64) -> Self {
         Self { max_slice: bytes, ..self }
     }
 
-    /// The most bytes of a slice that one binding of `gpu` reaches.
+    /// The most bytes of a slice on `gpu`.
     pub(crate) fn max_slice(&self, gpu: &WgpuDevice) -> u64 {
         gpu.summary().max_binding.min(self.max_slice)
     }
 
-    /// The next `bytes` bytes, zero so far; a buffer of their own where the arena has not so many left. `what` names
+    /// Takes the next `bytes` bytes, which are zero; makes a buffer for them if the arena has fewer left. `what` names
     /// them in errors.
     pub fn take(&mut self, gpu: &WgpuDevice, what: &str, bytes: u64) -> Result<Slice, WgpuError> {
         // Bindings are whole vectors of four words.

@@ -1,13 +1,13 @@
-//! A batch of tokens as the kernels read it.
+//! The batch buffer: the tokens of a batch and the page tables of their sequences, as the kernels read them.
 
 use metal_attention_model::{BatchToken, PAGE};
 
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 
-/// The words of the batch buffer, `[1 + n_tokens, 4]`: first (number of tokens, number of wanted tokens, 0, 0), then
-/// for each token (id, position, sequence, w), where the `i`-th `w` is the index of the `i`-th token whose logits are
-/// wanted. Kernels that use the KV cache need more: see [`BatchBuffer`].
+/// The words of the batch buffer without page tables, `[1 + n_tokens, 4]`. The first row is (number of tokens, number
+/// of wanted tokens, 0, 0). The row of each token is (id, position, sequence, w), where the `w` of row `i` is the index
+/// of the `i`-th wanted token: one whose logits are wanted. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
     let wanted: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.logits).map(|(i, _)| i).collect();
     let mut words = vec![[tokens.len() as u32, wanted.len() as u32, 0, 0]];
@@ -17,25 +17,29 @@ pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
     words
 }
 
-/// A batch in the GPU's memory: the words of [`batch_words`], and after room for the most tokens the page table of the
-/// KV cache, `[n_seq, n_groups, pages a sequence has room for]`. The table's place and the width of a sequence's row are
-/// the last words of the first vector. A group is layers that have their pages in common.
+/// A batch in GPU memory: rows as in [`batch_words`], with capacity for the largest batch, and after them the page
+/// tables of all sequences, `[n_seq, n_groups, pages of a sequence at most]` words, one for each cache group. The last
+/// two words of the first row are the index of the page tables' first vector of four words, and the words of one
+/// sequence's tables.
 #[derive(Debug)]
 pub struct BatchBuffer {
+    /// The buffer.
     buffer: wgpu::Buffer,
-    /// The first vector of the page table.
+    /// Index of the first vector of four words of the page tables.
     table: u32,
+    /// Most pages of a sequence.
     pages_of_a_sequence: u32,
+    /// Most positions of a sequence.
     n_ctx: usize,
-    /// Pages of each group.
+    /// Pages of each cache group.
     n_pages: Vec<usize>,
-    /// The pages of each sequence for each group, `[n_seq, n_groups]`, as far as they were written.
+    /// The page tables on the GPU, `[n_seq, n_groups]`.
     written: Vec<Vec<u32>>,
 }
 
 impl BatchBuffer {
-    /// Room for `n_tokens` tokens, of `n_seq` sequences of at most `n_ctx` positions; `n_pages`: how many pages the cache has
-    /// for each group of layers.
+    /// Makes the buffer for batches of up to `n_tokens` tokens, and `n_seq` sequences of up to `n_ctx` positions.
+    /// `n_pages`: the pages of each cache group.
     pub fn new(
         gpu: &WgpuDevice,
         n_tokens: usize,
@@ -57,16 +61,16 @@ impl BatchBuffer {
         })
     }
 
-    /// The buffer, to bind.
+    /// The GPU buffer.
     pub fn buffer(&self) -> &wgpu::Buffer {
         &self.buffer
     }
 
-    /// Makes `tokens` the batch of the next submission.
+    /// Writes `tokens` as the batch of the next submission.
     ///
     /// # Panics
-    /// When there are more than there is room for, or one of another sequence or position: shaders take it that there are
-    /// none.
+    /// If there are too many, or one has a sequence or position out of range: shaders use them as indices without
+    /// checks.
     pub fn write_tokens(&self, gpu: &WgpuDevice, tokens: &[BatchToken]) {
         assert!(tokens.len() < self.table as usize, "{} tokens, {} vectors before the table", tokens.len(), self.table);
         let n_seq = self.written.len() / self.n_pages.len();
@@ -77,11 +81,11 @@ impl BatchBuffer {
         gpu.write(&self.buffer, &words);
     }
 
-    /// Makes `pages` the pages of sequence `seq` for a group of layers from the next submission on. Only what has changed is
-    /// sent to the GPU.
+    /// Sets the page table of sequence `seq` for a cache group, from the next submission on. Only pages that differ
+    /// from those on the GPU are written.
     ///
     /// # Panics
-    /// When there are more than there is room for, or one that the cache has not: shaders take it that there are none.
+    /// If there are too many pages, or one is out of range: shaders use them as indices without checks.
     pub fn write_pages(&mut self, gpu: &WgpuDevice, group: usize, seq: usize, pages: &[u32]) {
         assert!(pages.len() <= self.pages_of_a_sequence as usize, "{} pages of a sequence", pages.len());
         let (n_pages, list) = (self.n_pages[group], seq * self.n_pages.len() + group);

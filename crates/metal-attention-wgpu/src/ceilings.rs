@@ -1,4 +1,5 @@
-//! What a GPU can do at best: the ceilings that the forward pass is held against.
+//! Measures the highest rates that a GPU reaches: memory bandwidth, multiplications, launches. Benchmarks compare the
+//! forward pass with them.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use wgpu::{Buffer, CommandBuffer, ComputePassDescriptor};
 use crate::arena::Arena;
 use crate::batch::batch_words;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, StepSize};
+use crate::dispatch::{BatchDims, Dispatch};
 use crate::error::WgpuError;
 use crate::kernels::{
     MatvecOptions, TOKEN_TILE, buffer_copy, multi_token_matvec, rate_floats, rate_floats_work, rate_matrix,
@@ -18,42 +19,44 @@ use crate::kernels::{
 use crate::matrix::WgpuMatrix;
 use crate::readback::Readback;
 
-/// Dispatches of a measurement, about.
+/// About how many dispatches a measurement repeats.
 const MOST_DISPATCHES: usize = 4096;
-/// Dispatches of a chain.
+/// Dispatches of a chain in which each depends on the one before.
 const CHAIN: usize = 128;
-/// Submissions that are queued before the last of them is waited for.
+/// Submissions that are queued before the CPU waits for the last.
 const QUEUED: usize = 32;
-/// One token, for dispatches whose grids do not depend on the step.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+/// Dimensions for dispatches that do not depend on a batch.
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
-/// Measures an open GPU, by the clock of the CPU. Rates are the best of a few runs, each over the `time` given.
+/// Measures an open GPU with the CPU's clock. Every rate is the best of a few runs.
 pub struct WgpuCeilings<'a> {
+    /// The GPU.
     gpu: &'a WgpuDevice,
+    /// About how long each measurement takes.
     time: Duration,
 }
 
-/// Seconds that the parts of a step take when they have nothing to do.
+/// Seconds that launches take when the kernels have nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LaunchCosts {
-    /// A dispatch that depends on the one before it, inside a submission that was recorded before.
+    /// One dispatch of a chain in which each depends on the one before, in a submission that was recorded in advance.
     pub dispatch: f64,
-    /// A dispatch of such a chain, where submissions are recorded and queued while others run: what takes longer,
-    /// recording or running it.
+    /// One dispatch of such a chain when submissions are recorded and queued while others run: the slower of recording
+    /// and running.
     pub dispatch_queued: f64,
-    /// A submission of one dispatch, from recording it until the CPU has read its result.
+    /// One submission of one dispatch, from recording it until the CPU has read its result.
     pub submission: f64,
-    /// The same where a row of submissions is queued and only the last one is waited for.
+    /// One submission when several are queued and the CPU waits for the last only.
     pub submission_queued: f64,
 }
 
 impl<'a> WgpuCeilings<'a> {
-    /// Measurements that take `time` or somewhat more each.
+    /// A measurement takes `time` or somewhat more.
     pub fn new(gpu: &'a WgpuDevice, time: Duration) -> Self {
         Self { gpu, time }
     }
 
-    /// Bytes per second that a kernel reads from a buffer of `bytes`, or of as many as the device binds.
+    /// Bytes per second that a kernel reads from a buffer of `bytes`, or of the largest binding if that is less.
     pub fn read_bandwidth(&self, bytes: u64) -> Result<f64, WgpuError> {
         let (words, n) = self.words("the buffer to read", bytes)?;
         let groups = self.groups().min(n / 4096).max(1);
@@ -62,7 +65,7 @@ impl<'a> WgpuCeilings<'a> {
         Ok(16.0 * n as f64 / seconds)
     }
 
-    /// Bytes per second that a kernel moves between two buffers of `bytes`: those read plus those written.
+    /// Bytes per second that a kernel copies between two buffers of `bytes`: those read plus those written.
     pub fn copy_bandwidth(&self, bytes: u64) -> Result<f64, WgpuError> {
         let (from, n) = self.words("the buffer to copy", bytes)?;
         let (to, _) = self.words("the buffer to copy to", bytes)?;
@@ -70,21 +73,20 @@ impl<'a> WgpuCeilings<'a> {
         Ok(2.0 * 16.0 * n as f64 / seconds)
     }
 
-    /// Multiplications (with their additions) of 32-bit floats per second, in registers.
+    /// Fused multiply-adds of 32-bit floats per second, in registers.
     pub fn f32_rate(&self) -> Result<f64, WgpuError> {
         let work = |steps, groups| rate_floats_work(steps, groups) as f64;
         let rate = self.rate(work, |steps, groups, x, sums| rate_floats(self.gpu, steps, groups, x, sums).map(Some))?;
         rate.ok_or_else(|| WgpuError::Lost { why: "the rate of multiplications was not measured".into() })
     }
 
-    /// Multiplications (with their additions) per second of the matrix units that kernels use, in registers; `None` on
-    /// a device without.
+    /// Multiply-adds per second of the matrix units that kernels use, in registers; `None`: the device has none.
     pub fn matrix_rate(&self) -> Result<Option<f64>, WgpuError> {
         let work = |steps, groups| rate_matrix_work(self.gpu.features(), steps, groups).unwrap_or(0) as f64;
         self.rate(work, |steps, groups, x, sums| rate_matrix(self.gpu, steps, groups, x, sums))
     }
 
-    /// What dispatches and submissions cost.
+    /// The costs of dispatches and submissions.
     pub fn launch_costs(&self) -> Result<LaunchCosts, WgpuError> {
         let (a, b) = (self.gpu.buffer("a word", 4)?, self.gpu.buffer("a word", 4)?);
         let there_and_back = [buffer_copy(self.gpu, 1, &a, &b)?, buffer_copy(self.gpu, 1, &b, &a)?];
@@ -96,10 +98,10 @@ impl<'a> WgpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64())
         };
-        let long = timing::least(self.time, || run(5 * CHAIN))?;
-        let short = timing::least(self.time, || run(CHAIN))?;
+        let long = timing::shortest(self.time, || run(5 * CHAIN))?;
+        let short = timing::shortest(self.time, || run(CHAIN))?;
         let mut readback = Readback::new(self.gpu, 4)?;
-        let submission = timing::least(self.time, || {
+        let submission = timing::shortest(self.time, || {
             let start = Instant::now();
             let mut encoder = self.gpu.encoder();
             let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
@@ -120,17 +122,17 @@ impl<'a> WgpuCeilings<'a> {
             Ok(start.elapsed().as_secs_f64() / QUEUED as f64)
         };
         Ok(LaunchCosts {
-            // Where the clock is coarser than the difference, nothing is lost by calling it next to nothing.
+            // A clock too coarse to see the difference must not make it zero or negative.
             dispatch: ((long - short) / (4 * CHAIN) as f64).max(1e-9),
-            dispatch_queued: timing::least(self.time, || queued(CHAIN))? / CHAIN as f64,
+            dispatch_queued: timing::shortest(self.time, || queued(CHAIN))? / CHAIN as f64,
             submission,
-            submission_queued: timing::least(self.time, || queued(1))?,
+            submission_queued: timing::shortest(self.time, || queued(1))?,
         })
     }
 
-    /// Seconds that the products of `matrices`, one after the other, with `n_tokens` tokens take, for each of
-    /// `n_tokens`: by the kernels for one token and for a few. Matrices together larger than the caches are read from
-    /// memory, as in a step of decode.
+    /// Seconds that the products of `matrices`, one after the other, take with each of `n_tokens` numbers of tokens, by
+    /// the kernels for one token or for a few. Matrices that are together larger than the caches are read from memory,
+    /// as in a decode step.
     pub fn products(&self, matrices: &[&Tensor], n_tokens: &[usize]) -> Result<Vec<f64>, WgpuError> {
         let gpu = self.gpu;
         let most = n_tokens.iter().copied().max().unwrap_or(1);
@@ -156,24 +158,24 @@ impl<'a> WgpuCeilings<'a> {
                         None => multi_token_matvec(gpu, matrix, options, tokens_of_tile, &x, &y, &batch)?,
                     });
                 }
-                self.seconds(&dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
+                self.seconds(&dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
             })
             .collect()
     }
 
-    /// Workgroups that fill a device: many for a GPU, a few for the cores behind a software one.
+    /// Workgroups that fill the device: many for a GPU, a few for the cores behind a software GPU.
     fn groups(&self) -> usize {
         if self.gpu.summary().is_software() { 16 } else { 2048 }
     }
 
-    /// A buffer of `bytes`, or of as many as the device binds, and its vectors of 16 bytes.
+    /// A buffer of `bytes`, or of the largest binding, and its number of 16-byte vectors.
     fn words(&self, what: &str, bytes: u64) -> Result<(Buffer, usize), WgpuError> {
         let n = bytes.min(self.gpu.summary().max_binding) / 16;
         Ok((self.gpu.buffer(what, 16 * n)?, n as usize))
     }
 
-    /// `work` per second of the dispatch that `kernel` makes for a number of steps and workgroups: enough steps to be
-    /// worth launching.
+    /// `work(steps, workgroups)` per second of the dispatch that `kernel` makes for that many steps and workgroups.
+    /// `None` if `kernel` returns none.
     fn rate(
         &self,
         work: impl Fn(usize, usize) -> f64,
@@ -191,8 +193,8 @@ impl<'a> WgpuCeilings<'a> {
         Ok(fastest)
     }
 
-    /// Records dispatches, one after the other.
-    fn record<'d>(&self, dispatches: impl Iterator<Item = &'d Dispatch>, size: StepSize) -> CommandBuffer {
+    /// Records dispatches one after the other.
+    fn record<'d>(&self, dispatches: impl Iterator<Item = &'d Dispatch>, size: BatchDims) -> CommandBuffer {
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
         for dispatch in dispatches {
@@ -202,8 +204,8 @@ impl<'a> WgpuCeilings<'a> {
         encoder.finish()
     }
 
-    /// Seconds of one run of `dispatches`: of many such runs in one submission, their share; the best of a few.
-    fn seconds(&self, dispatches: &[Dispatch], size: StepSize) -> Result<f64, WgpuError> {
+    /// Seconds of one run of all `dispatches`, as its share of many runs in one submission; the best of a few.
+    fn seconds(&self, dispatches: &[Dispatch], size: BatchDims) -> Result<f64, WgpuError> {
         let run = |times: usize| {
             let all = (0..times).flat_map(|_| dispatches);
             let commands = self.record(all, size);
@@ -212,6 +214,6 @@ impl<'a> WgpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64().max(1e-9))
         };
-        timing::seconds_of_one(self.time, MOST_DISPATCHES.div_ceil(dispatches.len().max(1)), run)
+        timing::seconds_per_run(self.time, MOST_DISPATCHES.div_ceil(dispatches.len().max(1)), run)
     }
 }

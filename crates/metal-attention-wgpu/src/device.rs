@@ -1,4 +1,4 @@
-//! The GPU: choosing an adapter, opening it with all it has, buffers, submissions.
+//! [`WgpuDevice`]: an open GPU, with its buffers, submissions, waiting and error reports.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,34 +11,34 @@ use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
 use crate::arena::Slice;
 use crate::disk_cache;
 use crate::error::WgpuError;
-use crate::pso::PsoCache;
+use crate::pipelines::PipelineCache;
 use crate::readback::Readback;
 use crate::shader::ShaderFeatures;
 
-/// How a [`WgpuDevice`] is opened.
+/// Options for opening a [`WgpuDevice`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // independent switches
 pub struct WgpuOptions {
-    /// Which GPU.
+    /// Which GPU to open.
     pub adapter: AdapterChoice,
-    /// Let kernels use subgroup operations where the device has them.
+    /// Whether kernels may use subgroup operations, if the device has them.
     pub subgroups: bool,
-    /// Lanes that a subgroup has at least, as far as kernels may know, who then do not know how many it has: for a device on which
-    /// all have the same number, to see how it does on those where they have not.
+    /// Hides the device's subgroup size from kernels, except that it is at least this. For tests of devices whose
+    /// subgroups differ in size on devices whose subgroups do not.
     pub least_subgroup: Option<u32>,
-    /// Let kernels use 16-bit floats where the device has them.
+    /// Whether kernels may use 16-bit floats, if the device has them.
     pub f16: bool,
-    /// Let kernels multiply bytes four at a time where the device can.
+    /// Whether kernels may use integer dot products of four bytes, if the device has them.
     pub integer_dot: bool,
-    /// Let kernels use matrix units where the device has them.
+    /// Whether kernels may use matrix units, if the device has them.
     pub cooperative_matrices: bool,
-    /// Check every buffer access of every shader and bound every loop. On by default in debug builds only.
+    /// Whether shaders check every buffer access and bound every loop. By default in debug builds only.
     pub checked: bool,
-    /// Folder for compiled pipelines, where the device can give them out; `None` keeps none. By default the folder that
-    /// the environment variable `METAL_ATTENTION_CACHE` names (`off` for none), else `metal-attention` in the user's
+    /// The folder that keeps the driver's compiled pipelines between runs; `None`: they are not kept. By default the
+    /// one in the environment variable `METAL_ATTENTION_CACHE` (`off`: none), else `metal-attention` in the user's
     /// cache folder.
     pub pipeline_cache: Option<PathBuf>,
-    /// Ends uploads, the building of pipelines and every wait for the device, and counts what is done.
+    /// Cancels uploads, compilations and every wait for the device, and receives their progress.
     pub watch: Watch,
 }
 
@@ -58,32 +58,45 @@ impl Default for WgpuOptions {
     }
 }
 
-/// How often a thread that waits for the device looks whether the work is cancelled.
-const LOOK_UP: Duration = Duration::from_millis(20);
+/// The interval at which a thread that waits for the device checks whether it was cancelled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An open GPU.
 #[derive(Debug)]
 pub struct WgpuDevice {
+    /// The device.
     device: wgpu::Device,
+    /// Its queue.
     queue: wgpu::Queue,
+    /// Properties of the adapter.
     summary: AdapterSummary,
+    /// The features that kernels may use.
     features: ShaderFeatures,
+    /// Whether shaders check accesses.
     checked: bool,
-    pso: PsoCache,
+    /// Compiled pipelines.
+    pipelines: PipelineCache,
+    /// Cancels work, and receives progress.
     watch: Watch,
-    /// Held by who looks for a moment whether work is done or takes a buffer back, and shared by those who submit, which is a
-    /// look too: wgpu panics where a look that is over before the work is falls together with another thread's that finds the
-    /// queue empty, and refuses to unmap a buffer that is just being handed over.
-    looking: Arc<RwLock<()>>,
+    /// Held in write mode to poll the device or to unmap a buffer, in read mode to submit, which polls as well. Works
+    /// around wgpu: it panics if a poll that times out coincides with another thread's that finds the queue empty, and
+    /// it refuses to unmap a buffer whose mapping is just being completed.
+    poll_lock: Arc<RwLock<()>>,
+    /// The first error that the driver reported asynchronously.
     fault: Arc<Mutex<Option<WgpuError>>>,
+    /// Submissions so far.
     submissions: AtomicU64,
+    /// Dispatches recorded so far.
     dispatches: AtomicU64,
+    /// Buffers made so far.
     allocations: AtomicU64,
+    /// Bytes of all buffers made so far.
     allocated_bytes: AtomicU64,
 }
 
 impl WgpuDevice {
-    /// Opens a GPU with every limit and feature it has.
+    /// Opens a GPU with all its limits and the optional features that kernels use. Errors: there is none, none matches
+    /// the choice, or the driver cannot open it.
     pub fn open(options: &WgpuOptions) -> Result<Self, WgpuError> {
         if let (AdapterChoice::Hardware { .. }, Some(why)) = (&options.adapter, no_hardware()) {
             return Err(why);
@@ -101,8 +114,8 @@ impl WgpuDevice {
             label: Some("metal-attention"),
             required_features,
             required_limits: adapter.limits(),
-            // SAFETY: of the experimental features only cooperative matrices are asked for; each kernel that uses them
-            // is tested against its scalar twin.
+            // SAFETY: cooperative matrices are the only experimental feature that is requested; each kernel that uses
+            // them is tested against its scalar twin.
             experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
@@ -143,7 +156,8 @@ impl WgpuDevice {
             subgroup_size: if subgroups && min == max { min } else { 0 },
             neighbours: if subgroups && min >= 4 { min } else { 0 },
             f16: options.f16 && has(wgpu::Features::SHADER_F16),
-            // No feature tells. Metal has no such instruction; with less workgroup memory or fewer threads it is a small device.
+            // No feature reports this. Metal has no such instruction. A device with less workgroup memory or fewer
+            // threads is too small for the kernels.
             integer_dot: options.integer_dot
                 && summary.backend != "metal"
                 && limits.max_compute_workgroup_storage_size >= 32 << 10
@@ -153,16 +167,16 @@ impl WgpuDevice {
                 && coop(16, wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32),
             cooperative_f32: subgroups && coop(8, wgpu::CooperativeScalarType::F32, wgpu::CooperativeScalarType::F32),
         };
-        let pso = PsoCache::new(&device, &summary, options.pipeline_cache.as_deref());
+        let pipelines = PipelineCache::new(&device, &summary, options.pipeline_cache.as_deref());
         Ok(Self {
             device,
             queue,
             summary,
             features,
             checked: options.checked,
-            pso,
+            pipelines,
             watch: options.watch.clone(),
-            looking: Arc::default(),
+            poll_lock: Arc::default(),
             fault,
             submissions: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
@@ -171,12 +185,12 @@ impl WgpuDevice {
         })
     }
 
-    /// The adapter that was opened.
+    /// Properties of the adapter that was opened.
     pub fn summary(&self) -> &AdapterSummary {
         &self.summary
     }
 
-    /// What kernels may use.
+    /// The device's features that kernels may use.
     pub fn features(&self) -> ShaderFeatures {
         self.features
     }
@@ -186,33 +200,33 @@ impl WgpuDevice {
         self.checked
     }
 
-    /// What ends the work, and counts it.
+    /// Cancels the work on the device, and receives its progress.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// Counts `work` as done once all that was submitted so far has run.
+    /// Adds `work` to the progress once all submissions so far are done.
     pub fn advance_when_done(&self, work: u64) {
         let watch = self.watch.clone();
         self.queue.on_submitted_work_done(move || watch.advance(work));
     }
 
     /// The compiled pipelines.
-    pub fn pso(&self) -> &PsoCache {
-        &self.pso
+    pub fn pipelines(&self) -> &PipelineCache {
+        &self.pipelines
     }
 
     pub(crate) fn wgpu(&self) -> &wgpu::Device {
         &self.device
     }
 
-    /// A buffer only shaders and copies reach, `bytes` long and zero. `what` names it in errors.
+    /// Makes a buffer for shaders and copies, `bytes` long and zero. `what` names it in errors.
     pub fn buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, WgpuError> {
         use wgpu::BufferUsages as Usage;
         self.create(what, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST, None)
     }
 
-    /// A buffer as [`buffer`](Self::buffer) makes it, with `contents`.
+    /// Makes a buffer like [`buffer`](Self::buffer) with `contents`.
     pub fn upload<T: bytemuck::NoUninit>(&self, what: &str, contents: &[T]) -> Result<wgpu::Buffer, WgpuError> {
         use wgpu::BufferUsages as Usage;
         let contents: &[u8] = bytemuck::cast_slice(contents);
@@ -220,7 +234,7 @@ impl WgpuDevice {
         self.create(what, contents.len() as u64, usage, Some(contents))
     }
 
-    /// A buffer the CPU can read, `bytes` long.
+    /// Makes a buffer that the CPU can read, `bytes` long.
     pub(crate) fn readback_buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, WgpuError> {
         self.create(what, bytes, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST, None)
     }
@@ -245,7 +259,7 @@ impl WgpuDevice {
             return Err(WgpuError::OutOfMemory { what: what.to_owned(), bytes: Some(bytes) });
         }
         self.check()?;
-        // Not by a buffer that begins mapped: mapping one that could not be made panics.
+        // Not with `mapped_at_creation`: wgpu panics if such a buffer could not be made.
         if let Some(contents) = contents {
             let (words, rest) = contents.as_chunks::<4>();
             self.queue.write_buffer(&buffer, 0, words.as_flattened());
@@ -260,17 +274,17 @@ impl WgpuDevice {
         Ok(buffer)
     }
 
-    /// Overwrites the start of `buffer` before the next submission runs. Lengths are whole words.
+    /// Overwrites the start of `buffer` before the next submission runs. The length is a multiple of four bytes.
     pub fn write<T: bytemuck::NoUninit>(&self, buffer: &wgpu::Buffer, contents: &[T]) {
         self.queue.write_buffer(buffer, 0, bytemuck::cast_slice(contents));
     }
 
-    /// Overwrites `buffer` from byte `offset` on, as [`write`](Self::write) does.
+    /// Overwrites `buffer` from byte `offset` on, like [`write`](Self::write).
     pub(crate) fn write_at(&self, buffer: &wgpu::Buffer, offset: u64, words: &[u32]) {
         self.queue.write_buffer(buffer, offset, bytemuck::cast_slice(words));
     }
 
-    /// Has `write` make the first `bytes` bytes, one or more, of `to`, a slice that is as long, before the next submission runs.
+    /// Calls `write` to fill the first `bytes` bytes (one or more) of `to`, before the next submission runs.
     pub(crate) fn write_with(&self, to: &Slice, bytes: u64, write: impl FnOnce(&mut wgpu::QueueWriteBufferView)) {
         let size = wgpu::BufferSize::new(bytes);
         if let Some(mut view) = size.and_then(|size| self.queue.write_buffer_with(to.buffer(), to.offset(), size)) {
@@ -278,20 +292,20 @@ impl WgpuDevice {
         }
     }
 
-    /// An encoder for one submission.
+    /// An encoder for the commands of one submission.
     pub fn encoder(&self) -> wgpu::CommandEncoder {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: None })
     }
 
-    /// Sends what `encoder` recorded to the GPU.
+    /// Submits what `encoder` recorded. Does not wait.
     pub fn submit(&self, encoder: wgpu::CommandEncoder) -> wgpu::SubmissionIndex {
         self.submit_commands(encoder.finish())
     }
 
-    /// Sends commands that were recorded before to the GPU.
+    /// Submits commands that were recorded earlier. Does not wait.
     pub fn submit_commands(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
-        let _looking = self.looking.read().unwrap_or_else(PoisonError::into_inner);
+        let _looking = self.poll_lock.read().unwrap_or_else(PoisonError::into_inner);
         self.queue.submit([commands])
     }
 
@@ -299,28 +313,28 @@ impl WgpuDevice {
         self.dispatches.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Submissions so far.
+    /// Number of submissions so far.
     pub fn submissions(&self) -> u64 {
         self.submissions.load(Ordering::Relaxed)
     }
 
-    /// Dispatches recorded so far.
+    /// Number of dispatches recorded so far.
     pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Ordering::Relaxed)
     }
 
-    /// Buffers created so far.
+    /// Number of buffers made so far.
     pub fn allocations(&self) -> u64 {
         self.allocations.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all buffers created so far.
+    /// Bytes of all buffers made so far.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// The first error that the driver reported out of turn: a lost device, a step it refused. Or that the work
-    /// [is cancelled](Self::watch).
+    /// Returns [`WgpuError::Cancelled`] if the [watch](Self::watch) is cancelled, else the first error that the driver
+    /// reported asynchronously, such as a lost device or a rejected submission. The error stays.
     pub fn check(&self) -> Result<(), WgpuError> {
         if self.watch.is_cancelled() {
             return Err(WgpuError::Cancelled);
@@ -331,20 +345,20 @@ impl WgpuDevice {
         }
     }
 
-    /// Keeps an error for the next [`check`](Self::check). Cancelled work says so by itself.
-    pub(crate) fn note(&self, error: WgpuError) {
+    /// Keeps the first error for the next [`check`](Self::check). A cancellation is not kept, as the watch reports it.
+    pub(crate) fn record_error(&self, error: WgpuError) {
         if !matches!(error, WgpuError::Cancelled) {
             self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 
-    /// Gives the device up, as if it were unplugged: once what is under way has ended, [`wait`](Self::wait) and all that
-    /// follows give [`WgpuError::Lost`].
+    /// Destroys the device as if it were unplugged. Once the work in flight has ended, [`wait`](Self::wait) and
+    /// everything after it return [`WgpuError::Lost`].
     pub fn destroy(&self) {
         self.device.destroy();
     }
 
-    /// The device and the nanoseconds of a tick of its clock, for timestamp queries.
+    /// The device, and the nanoseconds of a tick of its clock, for timestamp queries. An error if it has no timestamps.
     pub fn clock(&self) -> Result<(&wgpu::Device, f32), WgpuError> {
         if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return Err(WgpuError::NoClock { name: self.summary.name.clone() });
@@ -352,13 +366,13 @@ impl WgpuDevice {
         Ok((&self.device, self.queue.get_timestamp_period()))
     }
 
-    /// Waits until `submission` has run, or everything submitted when it is `None`. Work that is cancelled is not waited
-    /// for.
+    /// Waits until `submission` is done; `None`: all submissions. Returns early with an error if the work is cancelled
+    /// or the device reports an error.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), WgpuError> {
-        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
+        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(POLL_INTERVAL) };
         loop {
             let outcome = {
-                let _alone = self.looking.write().unwrap_or_else(PoisonError::into_inner);
+                let _alone = self.poll_lock.write().unwrap_or_else(PoisonError::into_inner);
                 self.device.poll(until.clone())
             };
             self.check()?;
@@ -370,16 +384,16 @@ impl WgpuDevice {
         }
     }
 
-    /// What is held by whoever looks for what has happened, and by whoever takes a mapped buffer back.
-    pub(crate) fn looking(&self) -> Arc<RwLock<()>> {
-        Arc::clone(&self.looking)
+    /// The lock for polling the device and for unmapping buffers.
+    pub(crate) fn poll_lock(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.poll_lock)
     }
 
-    /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and
-    /// profiles; the forward pass reads results through its own buffers.
+    /// Reads the first `n` values (one or more) of a GPU buffer: copies them, submits, waits. For tests and profiles;
+    /// the forward pass keeps its readback buffers.
     pub fn read<T: bytemuck::Pod>(&self, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<T>, WgpuError> {
         let bytes = n * size_of::<T>();
-        // Copies and maps are whole words.
+        // Copies and mapped ranges are multiples of four bytes.
         let copied = (bytes as u64).next_multiple_of(4);
         let mut readback = Readback::new(self, copied)?;
         let mut encoder = self.encoder();

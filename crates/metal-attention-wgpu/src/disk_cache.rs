@@ -1,4 +1,4 @@
-//! Compiled pipelines kept on disk, so that the next start need not compile them again.
+//! The driver's cache of compiled pipelines, kept in a file so that the next start need not compile them again.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,21 +7,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{env, io};
 
-/// A file that grew beyond this, by drivers and versions that came and went, is started again.
+/// Most bytes of the file. It grows with drivers and versions that come and go, and is started anew when it is larger.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The driver's cache of pipelines and the file that it is kept in.
+/// The driver's cache of pipelines, and its file.
 #[derive(Debug)]
 pub(crate) struct DiskCache {
+    /// The driver's cache.
     cache: wgpu::PipelineCache,
+    /// The file.
     path: PathBuf,
-    /// Checksum of what is in the file.
+    /// Checksum of the data in the file; `None`: there is no usable file.
     saved: Mutex<Option<u64>>,
 }
 
 impl DiskCache {
-    /// The cache of `adapter` in `folder`; `None` where the device has none. A file that is missing, damaged or of
-    /// another driver is the same as an empty one.
+    /// Opens the cache of `adapter` in `folder`; `None` if the device has none. A file that is missing, damaged or from
+    /// another driver counts as empty.
     pub fn open(device: &wgpu::Device, adapter: &wgpu::AdapterInfo, folder: &Path) -> Option<Self> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
@@ -30,19 +32,20 @@ impl DiskCache {
         let data = read(&path);
         let descriptor =
             wgpu::PipelineCacheDescriptor { label: Some("pipelines"), data: data.as_deref(), fallback: true };
-        // SAFETY: the data must be what `PipelineCache::get_data` gave for this kind of adapter. `save` writes nothing
-        // else under this name, the checksum finds files that were cut off or changed by accident, and wgpu compares
-        // adapter and driver. That nobody forged the file cannot be proven; whoever can write to the user's own cache
-        // folder can run programs as that user anyway.
+        // SAFETY: the data must come from `PipelineCache::get_data` for this kind of adapter. `save` writes nothing
+        // else under this name, the checksum detects files that were truncated or damaged, and wgpu compares adapter
+        // and driver. A forged file cannot be excluded, but anyone who can write to the user's cache folder can also
+        // run programs as that user.
         let cache = unsafe { device.create_pipeline_cache(&descriptor) };
         Some(Self { cache, path, saved: Mutex::new(data.as_deref().map(checksum)) })
     }
 
-    pub fn pipelines(&self) -> &wgpu::PipelineCache {
+    /// The driver's cache, to compile pipelines with.
+    pub fn driver_cache(&self) -> &wgpu::PipelineCache {
         &self.cache
     }
 
-    /// Writes the file anew where its contents changed. Another device or process finds the old file or the new one.
+    /// Writes the file if the cache has changed. Other processes see the old file or the new one, never a part.
     pub fn save(&self) -> io::Result<()> {
         static SAVES: AtomicUsize = AtomicUsize::new(0);
         let Some(data) = self.cache.get_data() else { return Ok(()) };
@@ -59,7 +62,7 @@ impl DiskCache {
         let written = fs::write(&partial, [&sum.to_le_bytes()[..], &data].concat());
         let done = written.and_then(|()| fs::rename(&partial, &self.path));
         if done.is_err() {
-            // The first error says more than one about tidying up would.
+            // The error of the write is reported, not that of the removal.
             let _ = fs::remove_file(&partial);
         } else {
             *saved = Some(sum);
@@ -68,7 +71,8 @@ impl DiskCache {
     }
 }
 
-/// The data of a file as `save` writes it: a checksum of 8 bytes, then the data.
+/// The data of a file that `save` wrote: a checksum of 8 bytes, then the data. `None`: it is missing, too large or
+/// damaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
     if fs::metadata(path).ok()?.len() > MAX_BYTES {
         return None;
@@ -79,16 +83,17 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (checksum(&bytes) == sum).then_some(bytes)
 }
 
-/// FNV-1a with 64 bits.
+/// FNV-1a, 64 bits.
 fn checksum(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Where compiled pipelines are kept unless said otherwise.
+/// The default folder for compiled pipelines; `None`: they are not kept.
 pub(crate) fn default_folder() -> Option<PathBuf> {
     folder(|name| env::var_os(name).filter(|value| !value.is_empty()))
 }
 
+/// The folder that environment variables, read by `var`, select.
 fn folder(var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     match var("METAL_ATTENTION_CACHE") {
         Some(choice) if choice == "off" => return None,
@@ -128,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_another_checksum_is_as_good_as_none() {
+    fn a_file_with_another_checksum_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         assert_eq!(read(&path), None);

@@ -1,73 +1,83 @@
-//! A kernel bound to its buffers, ready to be recorded.
+//! [`Dispatch`]: a kernel bound to its buffers, with a grid that depends on the batch.
+//!
+//! A dispatch is made once, when a model is loaded, and recorded for every batch. Its grid and the part of each buffer
+//! that it accesses are therefore given as functions of the batch's dimensions: [`GridExtent`] and [`AccessRange`] of
+//! [`BatchDims`]. Shaders do not check their accesses in release builds; the ranges are what makes that safe.
+//!
+//! A *wanted* token is one whose logits are wanted. A *run* is the tokens of one sequence in a batch, in models with
+//! recurrent states. A *split* is one of the parts that split-KV attention divides the positions into.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Number of workgroups along one axis.
+/// The number of workgroups along one axis of a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// Always so many.
+pub enum GridExtent {
+    /// This number, for every batch.
     Fixed(u32),
-    /// One for every so many tokens of the batch.
+    /// One for each group of this many tokens, the last group perhaps smaller.
     Tokens(u32),
-    /// One for every so many tokens whose logits are wanted.
+    /// One for each group of this many wanted tokens.
     Wanted(u32),
-    /// One for each sequence that the batch has tokens of, in models that keep recurrent states.
+    /// One for each run.
     Runs,
-    /// One for each part that decode attention cuts the context into.
+    /// One for each split.
     Splits,
-    /// So many when there is more than one such part, else none: what joins the parts.
+    /// This number if there are several splits, else none: for kernels that merge them.
     WhenSplit(u32),
-    /// One for each tile of experts that a batch may need.
+    /// One for each tile of experts, at most.
     ExpertTiles(ExpertTiles),
 }
 
-/// Tiles of what the tokens of a batch bring to experts, each of one expert.
+/// The tiles of a grouped GEMM over experts. The unit of work is a *visit*: one token at one of its experts. A tile
+/// holds visits of one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertTiles {
-    /// Experts.
+    /// Number of experts.
     pub n_expert: u32,
-    /// Experts that a token goes to.
+    /// Experts of each token.
     pub n_used: u32,
-    /// Tokens of a tile.
-    pub tokens: u32,
+    /// Visits of a tile.
+    pub tile_tokens: u32,
 }
 
 impl ExpertTiles {
-    /// Enough tiles for `n_tokens` tokens, whichever experts they go to: each expert's last may hold a single token.
-    pub fn most(self, n_tokens: u32) -> u32 {
+    /// The most tiles that `n_tokens` tokens need, whichever experts they are routed to: the last tile of each expert
+    /// may hold a single visit.
+    pub fn max_tiles(self, n_tokens: u32) -> u32 {
         let visits = u64::from(n_tokens) * u64::from(self.n_used);
-        let tiles = (visits + u64::from(self.n_expert) * u64::from(self.tokens - 1)) / u64::from(self.tokens);
+        let tiles = (visits + u64::from(self.n_expert) * u64::from(self.tile_tokens - 1)) / u64::from(self.tile_tokens);
         u32::try_from(tiles.min(visits)).unwrap_or(u32::MAX)
     }
 
-    /// The most tokens for which so many tiles are enough.
-    fn tokens_for(self, tiles: u64) -> u64 {
-        let ends = u64::from(self.n_expert) * u64::from(self.tokens - 1);
-        let visits = ((tiles + 1).saturating_mul(u64::from(self.tokens)) - 1).saturating_sub(ends);
+    /// The most tokens for which `tiles` tiles are enough.
+    fn max_tokens(self, tiles: u64) -> u64 {
+        let ends = u64::from(self.n_expert) * u64::from(self.tile_tokens - 1);
+        let visits = ((tiles + 1).saturating_mul(u64::from(self.tile_tokens)) - 1).saturating_sub(ends);
         visits.max(tiles) / u64::from(self.n_used)
     }
 }
 
-/// Sizes of a step that grids depend on.
+/// The dimensions of a batch that grids depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepSize {
-    /// Tokens of the batch.
+pub struct BatchDims {
+    /// Tokens.
     pub n_tokens: u32,
-    /// Tokens whose logits are wanted.
+    /// Wanted tokens.
     pub n_wanted: u32,
-    /// Tokens of one sequence that follow each other are a run.
+    /// Runs, in models with recurrent states.
     pub n_runs: u32,
-    /// Parts of the context in decode attention.
+    /// Splits of the positions in decode attention.
     pub n_splits: u32,
 }
 
-impl Extent {
-    fn of(self, size: StepSize) -> u32 {
+impl GridExtent {
+    /// The number of workgroups for a batch of these dimensions.
+    fn workgroups(self, size: BatchDims) -> u32 {
         match self {
             Self::Fixed(n) => n,
             Self::Tokens(per) => size.n_tokens.div_ceil(per),
@@ -81,69 +91,75 @@ impl Extent {
                     0
                 }
             }
-            Self::ExpertTiles(tiles) => tiles.most(size.n_tokens),
+            Self::ExpertTiles(tiles) => tiles.max_tiles(size.n_tokens),
         }
     }
 }
 
-/// How much of a buffer a kernel reaches, in bytes: what its shader's bounds rest on, since release builds do not check
-/// accesses.
+/// The bytes at the start of a buffer that a kernel may access, as a function of the batch. The shader's comments
+/// derive its bounds from them; [`Dispatch::new`] refuses a shorter buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// So much in every step.
+pub enum AccessRange {
+    /// This number, for every batch.
     Fixed(u64),
-    /// So much for each token of the batch.
+    /// This number for each token.
     Tokens(u64),
-    /// So much for each token whose logits are wanted.
+    /// This number for each wanted token.
     Wanted(u64),
-    /// So much for each token and each part of the context, where there is more than one.
+    /// This number for each token and split, if there are several splits.
     Splits(u64),
-    /// So much for each tile of experts that the batch may need.
+    /// This number for each tile of experts.
     ExpertTiles(ExpertTiles, u64),
-    /// A batch as [`batch_words`](crate::batch_words) lays it out.
+    /// The tokens of a batch, as [`batch_words`](crate::batch_words) writes them.
     Batch,
-    /// Segments as [`segment_words`](crate::kernels::segment_words) lays them out, of as many runs as tokens at most.
+    /// Runs and segments, as [`segment_words`](crate::kernels::segment_words) writes them; at most one run for each
+    /// token.
     Segments,
 }
 
-impl Reach {
-    /// Of `n` floats.
+impl AccessRange {
+    /// The first `n` floats.
     pub(crate) fn floats(n: usize) -> Self {
         Self::Fixed(4 * n as u64)
     }
 }
 
-/// The largest step that the buffers of a dispatch have room for.
+/// The largest batch for which the buffers of a dispatch are long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Room {
+struct BufferCapacity {
+    /// Tokens.
     tokens: u64,
+    /// Wanted tokens.
     wanted: u64,
-    /// Tokens times parts of the context.
+    /// Tokens times splits.
     parts: u64,
 }
 
-impl Room {
-    /// Room in `buffers`; `None` where one of them is shorter than any step needs.
-    fn of(buffers: &[(&dyn Bind, Reach)]) -> Option<Self> {
-        let mut room = Self { tokens: u64::MAX, wanted: u64::MAX, parts: u64::MAX };
-        for (buffer, reach) in buffers {
+impl BufferCapacity {
+    /// The capacity of `buffers`; `None` if one is too short for any batch.
+    fn of(buffers: &[(&dyn Bind, AccessRange)]) -> Option<Self> {
+        let mut capacity = Self { tokens: u64::MAX, wanted: u64::MAX, parts: u64::MAX };
+        for (buffer, range) in buffers {
             let bytes = buffer.bytes();
-            match *reach {
-                Reach::Fixed(needed) if needed > bytes => return None,
-                Reach::Fixed(_) => {}
-                Reach::Tokens(each) => room.tokens = room.tokens.min(bytes / each.max(1)),
-                Reach::Wanted(each) => room.wanted = room.wanted.min(bytes / each.max(1)),
-                Reach::Splits(each) => room.parts = room.parts.min(bytes / each.max(1)),
-                Reach::ExpertTiles(tiles, each) => room.tokens = room.tokens.min(tiles.tokens_for(bytes / each.max(1))),
-                Reach::Batch => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)?),
-                // A run and a segment for each token at most.
-                Reach::Segments => room.tokens = room.tokens.min((bytes / 16).checked_sub(1)? / 2),
+            match *range {
+                AccessRange::Fixed(needed) if needed > bytes => return None,
+                AccessRange::Fixed(_) => {}
+                AccessRange::Tokens(each) => capacity.tokens = capacity.tokens.min(bytes / each.max(1)),
+                AccessRange::Wanted(each) => capacity.wanted = capacity.wanted.min(bytes / each.max(1)),
+                AccessRange::Splits(each) => capacity.parts = capacity.parts.min(bytes / each.max(1)),
+                AccessRange::ExpertTiles(tiles, each) => {
+                    capacity.tokens = capacity.tokens.min(tiles.max_tokens(bytes / each.max(1)));
+                }
+                AccessRange::Batch => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)?),
+                // At most a run and a segment for each token.
+                AccessRange::Segments => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
             }
         }
-        Some(room)
+        Some(capacity)
     }
 
-    fn holds(self, size: StepSize) -> bool {
+    /// Whether a batch of these dimensions fits.
+    fn fits(self, size: BatchDims) -> bool {
         let n_tokens = u64::from(size.n_tokens);
         n_tokens <= self.tokens
             && u64::from(size.n_wanted) <= self.wanted
@@ -151,48 +167,58 @@ impl Room {
     }
 }
 
-/// A pipeline, the buffers it works on, and its grid.
+/// A pipeline, the buffers that it is bound to, and its grid. Cloning shares the bind group.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
-    of: Arc<Bound>,
-    grid: [Extent; 3],
-    room: Room,
+    /// The pipeline and its buffers.
+    kernel: Arc<BoundKernel>,
+    /// Workgroups along x, y, z.
+    grid: [GridExtent; 3],
+    /// The largest batch that fits the buffers.
+    capacity: BufferCapacity,
 }
 
-/// A pipeline with its buffers, put together when it is first needed.
+/// A pipeline and its buffers, combined into a bind group at first use.
 #[derive(Debug)]
-struct Bound {
-    key: PsoKey,
-    pieces: Vec<Piece>,
+struct BoundKernel {
+    /// Which pipeline.
+    key: PipelineKey,
+    /// The bound ranges, in the order of the shader's bindings.
+    ranges: Vec<BoundRange>,
+    /// The compiled pipeline and the bind group, once made.
     ready: OnceLock<(wgpu::ComputePipeline, wgpu::BindGroup)>,
 }
 
-/// What is bound of a buffer.
+/// The range of a buffer that is bound.
 #[derive(Debug)]
-struct Piece {
+struct BoundRange {
+    /// The buffer.
     buffer: wgpu::Buffer,
+    /// Its first byte.
     offset: u64,
+    /// Bytes; `None`: to the end of the buffer.
     size: Option<wgpu::BufferSize>,
 }
 
-impl From<wgpu::BufferBinding<'_>> for Piece {
+impl From<wgpu::BufferBinding<'_>> for BoundRange {
     fn from(binding: wgpu::BufferBinding<'_>) -> Self {
         Self { buffer: binding.buffer.clone(), offset: binding.offset, size: binding.size }
     }
 }
 
-impl Bound {
+impl BoundKernel {
+    /// Compiles the pipeline if necessary, and makes the bind group.
     fn ready(&self, gpu: &WgpuDevice) -> Result<&(wgpu::ComputePipeline, wgpu::BindGroup), WgpuError> {
         if let Some(ready) = self.ready.get() {
             return Ok(ready);
         }
-        let pipeline = gpu.pso().get(gpu, &self.key)?;
-        let entries = (0..).zip(&self.pieces).map(|(binding, piece)| wgpu::BindGroupEntry {
+        let pipeline = gpu.pipelines().get(gpu, &self.key)?;
+        let entries = (0..).zip(&self.ranges).map(|(binding, range)| wgpu::BindGroupEntry {
             binding,
             resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                buffer: &piece.buffer,
-                offset: piece.offset,
-                size: piece.size,
+                buffer: &range.buffer,
+                offset: range.offset,
+                size: range.size,
             }),
         });
         let entries: Vec<_> = entries.collect();
@@ -210,82 +236,85 @@ impl Bound {
 }
 
 impl Dispatch {
-    /// Binds `buffers`, in the order of the shader's bindings and with how much of each the kernel reaches, to the pipeline
-    /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run. While pipelines are
-    /// built beside other work this one is, too: see [`ready`](Self::ready).
+    /// Binds `buffers`, in the order of the shader's bindings, to the pipeline of `key`. Errors: a buffer is shorter
+    /// than its range needs for any batch, or a fixed extent is larger than the device allows. While builder threads
+    /// compile pipelines this one is queued for them, see [`wait_ready`](Self::wait_ready); otherwise it is compiled
+    /// now.
     pub fn new(
         gpu: &WgpuDevice,
-        key: &PsoKey,
-        buffers: &[(&dyn Bind, Reach)],
-        grid: [Extent; 3],
+        key: &PipelineKey,
+        buffers: &[(&dyn Bind, AccessRange)],
+        grid: [GridExtent; 3],
     ) -> Result<Self, WgpuError> {
         let max = gpu.wgpu().limits().max_compute_workgroups_per_dimension;
         for extent in grid {
-            if let Extent::Fixed(n) | Extent::WhenSplit(n) = extent
+            if let GridExtent::Fixed(n) | GridExtent::WhenSplit(n) = extent
                 && n > max
             {
                 let why = format!("it takes {n} workgroups along an axis, and this GPU runs {max}");
                 return Err(WgpuError::Mismatch { what: format!("the grid of {}", key.name), why });
             }
         }
-        let room = Room::of(buffers).ok_or_else(|| {
-            let lengths = buffers.iter().map(|(buffer, reach)| format!("{} bytes for {reach:?}", buffer.bytes()));
+        let capacity = BufferCapacity::of(buffers).ok_or_else(|| {
+            let lengths = buffers.iter().map(|(buffer, range)| format!("{} bytes for {range:?}", buffer.bytes()));
             let why = format!("one is too short: {}", lengths.collect::<Vec<_>>().join(", "));
             WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why }
         })?;
-        let pieces = buffers.iter().map(|(buffer, _)| Piece::from(buffer.binding())).collect();
-        let dispatch = Self { of: Arc::new(Bound { key: key.clone(), pieces, ready: OnceLock::new() }), grid, room };
-        if !gpu.pso().ask(key) {
-            dispatch.ready(gpu)?;
+        let ranges = buffers.iter().map(|(buffer, _)| BoundRange::from(buffer.binding())).collect();
+        let dispatch =
+            Self { kernel: Arc::new(BoundKernel { key: key.clone(), ranges, ready: OnceLock::new() }), grid, capacity };
+        if !gpu.pipelines().enqueue(key) {
+            dispatch.wait_ready(gpu)?;
         }
         Ok(dispatch)
     }
 
-    /// Waits for the pipeline, where it is still being built; an error where it could not be, or does not take the buffers.
-    pub fn ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
-        self.of.ready(gpu).map(|_| ())
+    /// Waits until the pipeline is compiled; an error if it cannot be, or does not accept the buffers.
+    pub fn wait_ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
+        self.kernel.ready(gpu).map(|_| ())
     }
 
-    /// Whether nothing is to be waited for: the pipeline is built.
+    /// Whether the pipeline is compiled, or could not be.
     pub(crate) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
-        self.of.ready.get().is_some() || gpu.pso().is_built(&self.of.key)
+        self.kernel.ready.get().is_some() || gpu.pipelines().is_built(&self.kernel.key)
     }
 
     /// The kernel's name.
     pub fn kernel(&self) -> &str {
-        &self.of.key.name
+        &self.kernel.key.name
     }
 
-    /// Whether a step of this size has any work for it.
-    pub fn runs(&self, size: StepSize) -> bool {
-        self.grid.iter().all(|extent| extent.of(size) > 0)
+    /// Whether the grid is not empty for a batch of these dimensions.
+    pub fn has_work(&self, size: BatchDims) -> bool {
+        self.grid.iter().all(|extent| extent.workgroups(size) > 0)
     }
 
-    /// Whether the buffers have room for a step of this size.
-    pub fn holds(&self, size: StepSize) -> bool {
-        self.room.holds(size)
+    /// Whether the buffers are long enough for a batch of these dimensions.
+    pub fn fits(&self, size: BatchDims) -> bool {
+        self.capacity.fits(size)
     }
 
-    /// Records the dispatch for a step of this size; nothing when its grid is empty.
+    /// Records the dispatch for a batch of these dimensions; nothing if its grid is empty. If the pipeline cannot be
+    /// compiled, the device reports the error at the next [`check`](WgpuDevice::check).
     ///
     /// # Panics
-    /// When the buffers have [no room](Self::holds) for it.
-    pub fn record(&self, gpu: &WgpuDevice, pass: &mut wgpu::ComputePass<'_>, size: StepSize) {
-        if !self.runs(size) {
+    /// If the buffers are [too short](Self::fits).
+    pub fn record(&self, gpu: &WgpuDevice, pass: &mut wgpu::ComputePass<'_>, size: BatchDims) {
+        if !self.has_work(size) {
             return;
         }
         assert!(
-            self.holds(size),
+            self.fits(size),
             "{}: {size:?} is more than its buffers have room for, {:?}",
-            self.of.key.name,
-            self.room
+            self.kernel.key.name,
+            self.capacity
         );
-        let (pipeline, bind_group) = match self.of.ready(gpu) {
+        let (pipeline, bind_group) = match self.kernel.ready(gpu) {
             Ok(ready) => ready,
-            // Whoever waits for the step hears of it.
-            Err(e) => return gpu.note(e),
+            // The caller waits for the submission, and gets the error then.
+            Err(e) => return gpu.record_error(e),
         };
-        let [x, y, z] = self.grid.map(|extent| extent.of(size));
+        let [x, y, z] = self.grid.map(|extent| extent.workgroups(size));
         pass.set_pipeline(pipeline);
         pass.set_bind_group(0, bind_group, &[]);
         pass.dispatch_workgroups(x, y, z);
@@ -297,7 +326,7 @@ impl Dispatch {
 mod tests {
     use super::*;
 
-    /// A buffer of so many bytes.
+    /// A buffer of this many bytes.
     #[derive(Debug)]
     struct Bytes(u64);
 
@@ -311,50 +340,57 @@ mod tests {
         }
     }
 
-    fn step(n_tokens: u32, n_wanted: u32, n_splits: u32) -> StepSize {
-        StepSize { n_tokens, n_wanted, n_runs: 1, n_splits }
+    fn step(n_tokens: u32, n_wanted: u32, n_splits: u32) -> BatchDims {
+        BatchDims { n_tokens, n_wanted, n_runs: 1, n_splits }
     }
 
     #[test]
-    fn a_step_is_no_larger_than_its_buffers() {
-        let room = Room::of(&[
-            (&Bytes(64), Reach::Fixed(64)),
-            (&Bytes(96), Reach::Tokens(32)),
-            (&Bytes(80), Reach::Batch),
-            (&Bytes(112), Reach::Segments),
-            (&Bytes(8), Reach::Wanted(4)),
-            (&Bytes(48), Reach::Splits(8)),
+    fn a_batch_fits_if_its_buffers_are_long_enough() {
+        let capacity = BufferCapacity::of(&[
+            (&Bytes(64), AccessRange::Fixed(64)),
+            (&Bytes(96), AccessRange::Tokens(32)),
+            (&Bytes(80), AccessRange::Batch),
+            (&Bytes(112), AccessRange::Segments),
+            (&Bytes(8), AccessRange::Wanted(4)),
+            (&Bytes(48), AccessRange::Splits(8)),
         ]);
-        let room = room.expect("long enough");
-        assert!(room.holds(step(3, 2, 1)) && room.holds(step(3, 2, 2)) && room.holds(step(1, 1, 6)));
-        // The buffer of tokens ends before the batch does, which has room for four.
-        assert!(!room.holds(step(4, 2, 1)) && !room.holds(step(3, 3, 1)));
-        assert!(!room.holds(step(3, 2, 3)) && !room.holds(step(1, 1, 7)));
-        assert!(!room.holds(step(u32::MAX, u32::MAX, u32::MAX)));
+        let capacity = capacity.expect("long enough");
+        assert!(capacity.fits(step(3, 2, 1)) && capacity.fits(step(3, 2, 2)) && capacity.fits(step(1, 1, 6)));
+        // The buffer with `Tokens` ends before the batch buffer, which holds four tokens.
+        assert!(!capacity.fits(step(4, 2, 1)) && !capacity.fits(step(3, 3, 1)));
+        assert!(!capacity.fits(step(3, 2, 3)) && !capacity.fits(step(1, 1, 7)));
+        assert!(!capacity.fits(step(u32::MAX, u32::MAX, u32::MAX)));
     }
 
     #[test]
-    fn a_step_has_no_more_tiles_of_experts_than_its_buffers() {
+    fn a_batch_fits_if_its_buffers_hold_its_tiles_of_experts() {
         for (n_expert, n_used, tokens) in [(1, 1, 1), (8, 2, 16), (128, 8, 64), (5, 3, 7)] {
-            let tiles = ExpertTiles { n_expert, n_used, tokens };
+            let tiles = ExpertTiles { n_expert, n_used, tile_tokens: tokens };
             for n in [1, 2, 17, 512] {
-                let room = Room::of(&[(&Bytes(16 * u64::from(tiles.most(n))), Reach::ExpertTiles(tiles, 16))]).unwrap();
-                assert!(room.holds(step(n, 0, 1)), "{tiles:?}, {n} tokens");
-                let more = (n..10_000).find(|&more| tiles.most(more) > tiles.most(n)).unwrap();
-                assert!(!room.holds(step(more, 0, 1)), "{tiles:?}, {more} tokens");
+                let capacity = BufferCapacity::of(&[(
+                    &Bytes(16 * u64::from(tiles.max_tiles(n))),
+                    AccessRange::ExpertTiles(tiles, 16),
+                )])
+                .unwrap();
+                assert!(capacity.fits(step(n, 0, 1)), "{tiles:?}, {n} tokens");
+                let more = (n..10_000).find(|&more| tiles.max_tiles(more) > tiles.max_tiles(n)).unwrap();
+                assert!(!capacity.fits(step(more, 0, 1)), "{tiles:?}, {more} tokens");
             }
         }
-        // One token at each of two experts, and all others at one of them.
-        assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }.most(66), 3);
-        assert_eq!(Extent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }).of(step(0, 0, 1)), 0);
+        // One token at each of two experts, and all others at one of them: three tiles.
+        assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tile_tokens: 64 }.max_tiles(66), 3);
+        assert_eq!(
+            GridExtent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tile_tokens: 64 }).workgroups(step(0, 0, 1)),
+            0
+        );
     }
 
     #[test]
-    fn a_buffer_shorter_than_any_step_needs_has_no_room() {
-        assert_eq!(Room::of(&[(&Bytes(60), Reach::Fixed(64))]), None);
-        assert_eq!(Room::of(&[(&Bytes(8), Reach::Batch)]), None);
-        assert_eq!(Room::of(&[(&Bytes(8), Reach::Segments)]), None);
-        let none = Room::of(&[(&Bytes(15), Reach::Tokens(16))]).expect("a step of no tokens");
-        assert!(!none.holds(step(1, 0, 1)));
+    fn a_buffer_too_short_for_any_batch_is_refused() {
+        assert_eq!(BufferCapacity::of(&[(&Bytes(60), AccessRange::Fixed(64))]), None);
+        assert_eq!(BufferCapacity::of(&[(&Bytes(8), AccessRange::Batch)]), None);
+        assert_eq!(BufferCapacity::of(&[(&Bytes(8), AccessRange::Segments)]), None);
+        let none = BufferCapacity::of(&[(&Bytes(15), AccessRange::Tokens(16))]).expect("a step of no tokens");
+        assert!(!none.fits(step(1, 0, 1)));
     }
 }

@@ -1,22 +1,22 @@
-//! Kernels in the languages of the backends, to read.
+//! Translates kernels to the shading languages of the backends, for reading and for offline compilation in tests.
 
 use naga::back::{hlsl, msl, spv};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{ShaderFeatures, wgsl};
 
-/// A language that a kernel can be written in.
+/// A shading language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ShaderLanguage {
-    /// The WebGPU shading language, which the kernels are written in.
+    /// WebGPU's shading language, in which the kernels are written.
     Wgsl,
-    /// SPIR-V, for Vulkan: binary, words of 32 bits, little-endian.
+    /// SPIR-V, for Vulkan: binary, little-endian words of 32 bits.
     SpirV,
-    /// The Metal shading language.
+    /// Metal's shading language.
     Msl,
-    /// The high-level shading language of DirectX.
+    /// DirectX's shading language.
     Hlsl,
 }
 
@@ -24,7 +24,7 @@ impl ShaderLanguage {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Wgsl, Self::SpirV, Self::Msl, Self::Hlsl];
 
-    /// Its usual abbreviation in lower case, as in `msl`.
+    /// Its usual abbreviation in lower case, e.g. `msl`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wgsl => "wgsl",
@@ -34,8 +34,8 @@ impl ShaderLanguage {
         }
     }
 
-    /// What a device of this language has of `features`: the matrix units of Metal are 8x8, and HLSL has none; Metal does
-    /// not multiply bytes four at a time.
+    /// `features` without those that devices of this language lack: Metal has matrix units of 8x8 only and no integer
+    /// dot products, HLSL has no matrix units.
     pub fn features(self, features: ShaderFeatures) -> ShaderFeatures {
         ShaderFeatures {
             integer_dot: features.integer_dot && self != Self::Msl,
@@ -52,14 +52,14 @@ impl ShaderLanguage {
 pub struct EmitError {
     /// The kernel's name.
     pub kernel: String,
-    /// The language asked for.
+    /// The requested language.
     pub language: ShaderLanguage,
-    /// The translator's words.
+    /// The translator's message.
     pub why: String,
 }
 
-/// The kernel `key` in `language`, as it runs in release builds (with no checks of its accesses) on a device with
-/// `features`, as far as the language [has them](ShaderLanguage::features).
+/// Translates the kernel `key` to `language`, as it runs in release builds (without checks of its accesses) on a device
+/// with `features`, as far as the language [has them](ShaderLanguage::features).
 ///
 /// ```
 /// use metal_attention_wgpu::{ShaderFeatures, ShaderLanguage, catalogue, emit};
@@ -70,7 +70,7 @@ pub struct EmitError {
 /// assert!(String::from_utf8_lossy(&metal).contains("kernel void main_("));
 /// # Ok::<(), metal_attention_wgpu::EmitError>(())
 /// ```
-pub fn emit(key: &PsoKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
+pub fn emit(key: &PipelineKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
     let source = wgsl(key.file, &key.constants, language.features(features));
     let error = |why| EmitError { kernel: key.name.clone(), language, why };
     let module = naga::front::wgsl::parse_str(&source).map_err(|e| error(e.emit_to_string(&source)))?;
@@ -91,7 +91,7 @@ pub fn emit(key: &PsoKey, features: ShaderFeatures, language: ShaderLanguage) ->
     }
 }
 
-/// SPIR-V 1.6, which is that of Vulkan 1.3.
+/// SPIR-V 1.6, the version of Vulkan 1.3.
 fn spirv(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, spv::Error> {
     let options = spv::Options {
         lang_version: (1, 6),
@@ -106,7 +106,7 @@ fn spirv(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, spv::Error
     Ok(words.into_iter().flat_map(u32::to_le_bytes).collect())
 }
 
-/// MSL 2.4, which is that of macOS 12; the buffers are at the indices of their bindings.
+/// MSL 2.4, the version of macOS 12. Buffers have the indices of their bindings.
 fn metal(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, msl::Error> {
     let resources = module.global_variables.iter().filter_map(|(_, variable)| variable.binding).map(|binding| {
         let target = msl::BindTarget { buffer: Some(binding.binding as u8), mutable: true, ..Default::default() };
@@ -114,7 +114,7 @@ fn metal(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, msl::Error
     });
     let resources = msl::EntryPointResources {
         resources: resources.collect(),
-        // The lengths of the buffers follow after all that a kernel may have.
+        // The buffer with the lengths of all others has an index beyond all bindings of a kernel.
         sizes_buffer: Some(8),
         ..Default::default()
     };
@@ -132,7 +132,7 @@ fn metal(module: &naga::Module, info: &ModuleInfo) -> Result<Vec<u8>, msl::Error
     Ok(text.into_bytes())
 }
 
-/// Shader model 6.2 with 16-bit floats, else 6.0, the first with operations of subgroups (waves).
+/// Shader model 6.2 if 16-bit floats are used, else 6.0, the first with subgroup (wave) operations.
 fn directx(module: &naga::Module, info: &ModuleInfo, f16: bool) -> Result<Vec<u8>, hlsl::Error> {
     let options = hlsl::Options {
         shader_model: if f16 { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 },

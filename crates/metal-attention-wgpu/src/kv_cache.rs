@@ -1,4 +1,7 @@
-//! The KV cache in the GPU's memory.
+//! The KV cache in GPU memory: keys and values of all layers, in pages of 64 positions that sequences may share.
+//!
+//! Which page belongs to which sequence is kept on the CPU, in a [`PageTable`]; the kernels read a copy from the
+//! [`BatchBuffer`](crate::BatchBuffer). A cache group is the layers that use the same page numbers.
 
 use crate::{Arena, Slice, WgpuDevice, WgpuError};
 use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PageCopy, PageTable};
@@ -6,28 +9,33 @@ use wgpu::Buffer;
 
 use super::parts::MixerKernels;
 
-/// Keys and values of every token so far, in pages that sequences share.
+/// Keys and values of all positions of all sequences.
 #[derive(Debug)]
 pub struct WgpuKvCache {
-    /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each, with the pages of
-    /// the layer's group; `None` where it reads none.
+    /// Keys and values that each layer reads: two slices of `[n_pages, n_head_kv, PAGE, padded head_dim]`, with the
+    /// pages of the layer's cache group. `None`: the layer has no attention. Layers that share a cache have equal
+    /// slices.
     pub(super) layers: Vec<Option<(Slice, Slice)>>,
-    /// Which page holds what.
+    /// Which pages belong to which sequence.
     pub(super) pages: PageTable,
-    /// Keys, or values, of each layer that has its own.
-    halves: Vec<Half>,
-    /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
-    between: Buffer,
+    /// The keys, and the values, of each layer that has a cache of its own.
+    halves: Vec<LayerKeysOrValues>,
+    /// The buffer through which a page of all layers is copied to another page: WebGPU does not copy within a buffer.
+    copy_buffer: Buffer,
+    /// Element type of keys and values.
     pub(super) cache_type: CacheType,
+    /// Bytes of all pages.
     bytes: u64,
 }
 
-/// A layer's keys, or its values.
+/// The keys of one layer, or its values.
 #[derive(Debug)]
-struct Half {
+struct LayerKeysOrValues {
+    /// `[n_pages, n_head_kv, PAGE, padded head_dim]`.
     slice: Slice,
+    /// Bytes of one page.
     page_bytes: u64,
-    /// The group of layers whose pages these are.
+    /// The cache group.
     group: usize,
 }
 
@@ -60,27 +68,27 @@ impl WgpuKvCache {
             Some((keys[at].clone(), values[at].clone()))
         });
         let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {
-            let half = |(slice, page_bytes)| Half { slice, page_bytes, group: groups.of_layer(i) };
+            let half = |(slice, page_bytes)| LayerKeysOrValues { slice, page_bytes, group: groups.of_layer(i) };
             [(keys.clone(), page[0]), (values.clone(), page[1])].map(half)
         });
         Ok(Self {
             layers: layers.collect(),
             pages: PageTable::new(groups),
             halves: halves.collect(),
-            between: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
+            copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.capacity().n_seq))?,
             cache_type,
             bytes: cache_bytes(mixers, groups),
         })
     }
 
-    /// Keys and values that layer `i` reads, which has attention.
+    /// Keys and values that layer `i`, which has attention, reads.
     pub(super) fn of_layer(&self, i: usize) -> (&Slice, &Slice) {
         let (keys, values) = self.layers[i].as_ref().expect("a layer with attention reads a cache");
         (keys, values)
     }
 
-    /// Finds pages for tokens and counts them, as [`PageTable::append`] does; what is then to be copied is copied before the
-    /// next submission runs.
+    /// Assigns pages to the tokens of `batch` and counts them as past, as [`PageTable::append`] does. Pages that
+    /// sequences no longer share are copied before the next submission runs.
     pub(super) fn append(&mut self, gpu: &WgpuDevice, batch: &[BatchToken]) {
         for PageCopy { group, from, to } in self.pages.append(batch) {
             let mut encoder = gpu.encoder();
@@ -92,28 +100,28 @@ impl WgpuKvCache {
             };
             for (buffer, offset, at, bytes) in halves() {
                 let from = offset + u64::from(from) * bytes;
-                encoder.copy_buffer_to_buffer(buffer, from, &self.between, at, bytes);
+                encoder.copy_buffer_to_buffer(buffer, from, &self.copy_buffer, at, bytes);
             }
             for (buffer, offset, at, bytes) in halves() {
                 let to = offset + u64::from(to) * bytes;
-                encoder.copy_buffer_to_buffer(&self.between, at, buffer, to, bytes);
+                encoder.copy_buffer_to_buffer(&self.copy_buffer, at, buffer, to, bytes);
             }
             gpu.submit(encoder);
         }
     }
 
-    /// Where a page of a group lies: layer by layer, its keys and then its values.
+    /// The slices that make up a page of a cache group: layer by layer, its keys and then its values.
     pub(super) fn of_page(&self, group: usize, page: u32) -> impl Iterator<Item = Slice> {
         let of_group = self.halves.iter().filter(move |half| half.group == group);
         of_group.map(move |half| half.slice.part(u64::from(page) * half.page_bytes, half.page_bytes))
     }
 
-    /// Bytes of a page of a group, over all its layers.
+    /// Bytes of a page of a cache group, over all its layers.
     pub(super) fn page_bytes(&self, group: usize) -> u64 {
         self.halves.iter().filter(|half| half.group == group).map(|half| half.page_bytes).sum()
     }
 
-    /// Bytes of all layers.
+    /// Bytes of all pages of all layers.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -124,12 +132,12 @@ pub(super) fn cache_bytes(mixers: &[MixerKernels], groups: &CacheGroups) -> u64 
     bytes_of_pages(mixers, |i| groups.n_pages(i))
 }
 
-/// Bytes of a page of all layers on its way to another; a single sequence shares nothing.
+/// Bytes of the buffer through which pages are copied. A single sequence shares no pages, and copies none.
 pub(super) fn copy_bytes(mixers: &[MixerKernels], n_seq: usize) -> u64 {
     if n_seq > 1 { bytes_of_pages(mixers, |_| 1) } else { 0 }
 }
 
-/// Bytes of so many pages of each layer that has its own.
+/// Bytes of `n_pages(i)` pages of each layer `i` that has a cache of its own.
 fn bytes_of_pages(mixers: &[MixerKernels], n_pages: impl Fn(usize) -> usize) -> u64 {
     let of_layer = |(i, mixer): (usize, &MixerKernels)| {
         let [keys, values] = mixer.page_bytes()?;

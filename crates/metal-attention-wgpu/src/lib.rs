@@ -1,10 +1,14 @@
-//! The GPU backend of metal-attention, through wgpu: Vulkan, Metal, DirectX 12. The device, compiled pipelines, WGSL
-//! shaders and one function per kernel that binds buffers to it; and, put together of these, the forward pass.
+//! The wgpu backend of metal-attention: the forward pass of a language model on a GPU through Vulkan, Metal or
+//! DirectX 12.
+//!
+//! From the bottom up: [`WgpuDevice`] opens a GPU; [`wgsl`] fills in the WGSL templates of `shaders/`;
+//! [`PipelineCache`] compiles them; the functions of [`kernels`] bind buffers to a pipeline and return a [`Dispatch`];
+//! [`WgpuForwardPass`] uploads the weights, builds a list of dispatches for each kind of batch, and submits them for
+//! every batch of tokens.
 
 mod activations;
 mod adapter;
 mod arena;
-mod at_once;
 mod batch;
 mod ceilings;
 mod device;
@@ -20,9 +24,10 @@ mod mamba;
 mod matrix;
 mod options;
 mod parts;
+mod persistent_layers;
+mod pipelines;
 mod plan;
 mod profile;
-mod pso;
 mod readback;
 mod segments;
 mod shader;
@@ -35,7 +40,7 @@ pub use arena::{Arena, Bind, Slice};
 pub use batch::{BatchBuffer, batch_words};
 pub use ceilings::{LaunchCosts, WgpuCeilings};
 pub use device::{WgpuDevice, WgpuOptions};
-pub use dispatch::{Dispatch, ExpertTiles, Extent, Reach, StepSize};
+pub use dispatch::{AccessRange, BatchDims, Dispatch, ExpertTiles, GridExtent};
 pub use emit::{EmitError, ShaderLanguage, emit};
 pub use error::WgpuError;
 pub use forward_pass::WgpuForwardPass;
@@ -43,7 +48,7 @@ pub use kernels::catalogue;
 pub use kv_cache::WgpuKvCache;
 pub use matrix::{MatrixPart, WgpuMatrix};
 pub use options::WgpuForwardPassOptions;
-pub use pso::{PsoCache, PsoKey};
+pub use pipelines::{PipelineCache, PipelineKey};
 pub use readback::Readback;
 pub use shader::{Constant, ShaderFeatures, wgsl};
 pub use wgpu;

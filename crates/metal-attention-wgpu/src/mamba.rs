@@ -1,4 +1,4 @@
-//! Weights of Mamba and Mamba-2 in the GPU's memory, and what lies between their kernels.
+//! Weights of Mamba and Mamba-2 on the GPU, and the scratch buffers between their kernels.
 
 use metal_attention_model::{Linear, Mamba2Spec, Mamba2Weights, MambaDecay, MambaSpec, MambaWeights, NormKind};
 use wgpu::Buffer;
@@ -6,26 +6,27 @@ use wgpu::Buffer;
 use crate::weights::{Uploads, WgpuLinear, WgpuNorm};
 use crate::{WgpuDevice, WgpuError};
 
-/// Weights of Mamba-2, but for the matrix of its inputs.
+/// Weights of Mamba-2, except the input projection.
 #[derive(Debug)]
 pub(super) struct WgpuMamba2 {
-    /// F32 `[n_tap, conv_width]`, the oldest token's first.
+    /// Taps of the convolution, F32 `[n_tap, conv_width]`, the oldest token's first.
     pub(super) taps: Buffer,
-    /// `[conv_width]`
+    /// Bias of the convolution, `[conv_width]`.
     pub(super) conv_bias: Option<Buffer>,
-    /// `[n_head]`
+    /// Bias of the step size dt, `[n_head]`.
     pub(super) dt_bias: Buffer,
-    /// `[n_head]`, negative.
+    /// The decay rate A of each head, `[n_head]`, negative.
     pub(super) a: Buffer,
-    /// `[n_head]`
+    /// The skip factor D of each head, `[n_head]`.
     pub(super) d: Buffer,
-    /// Of each group, `[n_group, width / n_group]`.
+    /// The norm of each group's results, `[n_group, width / n_group]`.
     pub(super) norm: Option<WgpuNorm>,
+    /// The output projection.
     pub(super) out: WgpuLinear,
 }
 
 impl WgpuMamba2 {
-    /// `out`: the output matrix, uploaded.
+    /// Uploads the weights. `out`: the output projection, uploaded already.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &Mamba2Spec,
@@ -48,41 +49,44 @@ impl WgpuMamba2 {
     }
 }
 
-/// Weights of Mamba.
+/// Weights of Mamba (Mamba-1, or `PLaMo` 2's variant with heads).
 #[derive(Debug)]
 pub(super) struct WgpuMamba {
-    /// `x` and `z` one below the other, those of heads too, `[2 * width, n_embd]`.
+    /// The projections to `x` and to the gate `z`, one below the other, `[2 * width, n_embd]`.
     pub(super) input: WgpuLinear,
-    /// F32 `[n_tap, width]`, the oldest token's first.
+    /// Taps of the convolution, F32 `[n_tap, width]`, the oldest token's first.
     pub(super) taps: Buffer,
-    /// `[width]`
+    /// Bias of the convolution, `[width]`.
     pub(super) conv_bias: Option<Buffer>,
-    /// What gives `dt` before it is expanded, `[dt_rank, width]`.
+    /// The projection to the low-rank step size, `[dt_rank, width]`.
     pub(super) select_dt: WgpuLinear,
-    /// What gives `B` and `C`, `[2 * d_state, width]`.
+    /// The projection to `B` and `C`, one below the other, `[2 * d_state, width]`.
     pub(super) select_bc: WgpuLinear,
+    /// Norms of the low-rank step size, `B` and `C`.
     pub(super) norms: Option<WgpuMambaNorms>,
-    /// Without its bias, `[n_dt, dt_rank]`.
+    /// The expansion of the step size dt, `[n_dt, dt_rank]`, without its bias.
     pub(super) dt: WgpuLinear,
-    /// `[n_dt]`
+    /// Bias of dt, `[n_dt]`.
     pub(super) dt_bias: Buffer,
-    /// Negative: `[d_state, width]`, or `[n_head]`.
+    /// The decay rate A, negative: `[d_state, width]`, or `[n_head]`.
     pub(super) a: Buffer,
-    /// `[n_dt]`
+    /// The skip factor D, `[n_dt]`.
     pub(super) d: Buffer,
+    /// The output projection.
     pub(super) out: WgpuLinear,
 }
 
-/// Norms of what tokens choose by.
+/// Norms of the inputs that each token selects its state update by.
 #[derive(Debug)]
 pub(super) struct WgpuMambaNorms {
+    /// Norm of the low-rank step size, `[dt_rank]`.
     pub(super) dt: WgpuNorm,
-    /// Factors of `B`, then of `C`, `[2, d_state]`.
+    /// Weights of the norms of `B`, then of `C`, `[2, d_state]`.
     pub(super) bc: Buffer,
 }
 
 impl WgpuMamba {
-    /// `out`: the output matrix, uploaded.
+    /// Uploads the weights. `out`: the output projection, uploaded already.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &MambaSpec,
@@ -117,7 +121,7 @@ impl WgpuMamba {
             taps: gpu.upload("the taps of a convolution", &w.taps)?,
             conv_bias: optional(gpu, w.conv_bias.as_ref())?,
             select_dt: rows("what gives Mamba's dt", &w.select, std::slice::from_ref(&(at.dt..at.dt + dt_rank)))?,
-            // One behind the other in every order.
+            // The file may have B, C and dt in any order; the kernel reads B, then C.
             select_bc: rows("what gives Mamba's B and C", &w.select, &[at.b..at.b + d_state, at.c..at.c + d_state])?,
             norms,
             dt: rows("what expands Mamba's dt", &w.dt, std::slice::from_ref(&(0..spec.n_dt())))?,
@@ -137,23 +141,26 @@ fn optional(gpu: &WgpuDevice, bias: Option<&Vec<f32>>) -> Result<Option<Buffer>,
     bias.map(|bias| gpu.upload("a bias", bias)).transpose()
 }
 
-/// Elements a token of what lies between the kernels, 0 of those that a model does without: the widest of its layers.
+/// The width of each buffer of [`MambaScratch`]: elements for each token, those of the widest layer; 0 where none uses
+/// it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MambaWidths {
-    /// What comes of the convolution.
+    /// Results of the convolution.
     conv: usize,
     /// Results before their norm.
     y: usize,
-    /// Results beside those of attention.
+    /// Results of Mamba-2 beside attention.
     beside: usize,
-    /// `dt` before it is expanded, and after.
+    /// The low-rank step size.
     low: usize,
+    /// The step size dt.
     dt: usize,
     /// `B` and `C`.
     bc: usize,
 }
 
 impl MambaWidths {
+    /// Widens the buffers for Mamba.
     pub(super) fn widen_for(&mut self, of: &MambaSpec) {
         self.conv = self.conv.max(of.width);
         self.low = self.low.max(of.dt_rank);
@@ -161,40 +168,41 @@ impl MambaWidths {
         self.bc = self.bc.max(2 * of.d_state);
     }
 
-    /// For Mamba-2, perhaps beside attention.
+    /// Widens the buffers for Mamba-2. `beside`: it runs beside attention.
     pub(super) fn widen_for_heads(&mut self, of: &Mamba2Spec, beside: bool) {
         self.conv = self.conv.max(of.conv_width());
         self.y = self.y.max(of.width() * usize::from(of.norm.is_some()));
         self.beside = self.beside.max(of.width() * usize::from(beside));
     }
 
-    /// Elements of all buffers with a row for each token.
+    /// The widths of all buffers.
     pub(super) fn rows(&self) -> [usize; 7] {
         let Self { conv, y, beside, low, dt, bc } = *self;
         [conv, y, beside, low, dt, bc, bc]
     }
 
-    /// Those that matrices multiply.
+    /// The widths of those buffers that matrices multiply.
     pub(super) fn inputs(&self) -> [usize; 4] {
         [self.conv, self.y, self.beside, self.low]
     }
 }
 
-/// What lies between the kernels, of up to so many tokens.
+/// The scratch buffers.
 #[derive(Debug)]
 pub(super) struct MambaScratch {
-    /// What comes of the convolution, `[n_tokens, width]`, or Mamba-2's `[n_tokens, conv_width]`.
+    /// Results of the convolution, `[n_tokens, width]`, or Mamba-2's `[n_tokens, conv_width]`.
     pub(super) conv: Buffer,
     /// Results before their norm, `[n_tokens, width]`.
     pub(super) y: Buffer,
-    /// Results beside those of attention, `[n_tokens, width]`.
+    /// Results of Mamba-2 beside attention, whose own are in `mixer_out`, `[n_tokens, width]`.
     pub(super) beside: Buffer,
-    /// `dt` before it is expanded, `[n_tokens, dt_rank]`,
+    /// The low-rank step size, `[n_tokens, dt_rank]`.
     pub(super) low: Buffer,
-    /// and after, `[n_tokens, n_dt]`.
+    /// The step size dt, `[n_tokens, n_dt]`.
     pub(super) dt: Buffer,
-    /// `B` and `C`, `[n_tokens, 2 * d_state]`, and what their norms make of them.
+    /// `B` and `C`, `[n_tokens, 2 * d_state]`.
     pub(super) bc: Buffer,
+    /// `B` and `C` after their norms, of the same shape.
     pub(super) bc_normed: Buffer,
 }
 

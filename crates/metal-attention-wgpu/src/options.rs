@@ -1,38 +1,40 @@
-//! How a model is set up on a GPU, and the memory that takes.
+//! Options of the wgpu forward pass, and an estimate of the memory that a model takes with them.
 
 use metal_attention_model::{CacheGroups, CacheType, Capacity, DEFAULT_UBATCH, MemoryUse, ModelSpec, Rope, Weights};
 
-use crate::activations::{Activations, Widths, experts_bytes};
+use crate::activations::{ActivationWidths, Activations, experts_bytes};
 use crate::kv_cache::{cache_bytes, copy_bytes};
-use crate::parts::{MixerKernels, UNTURNED};
+use crate::parts::{MixerKernels, UNROTATED_ELEMENTS};
 use crate::state::{state_bytes, within_bindings};
 
-/// How a [`WgpuForwardPass`](super::WgpuForwardPass) is set up.
+/// Options of a [`WgpuForwardPass`](super::WgpuForwardPass).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WgpuForwardPassOptions {
-    /// Positions each sequence has room for.
+    /// Positions of each sequence at most.
     pub n_ctx: usize,
-    /// Sequences the KV cache holds.
+    /// Number of sequences in the KV cache.
     pub n_seq: usize,
-    /// Positions that the KV cache has room for, all sequences together, rounded up to whole pages. `None`: `n_ctx` for
-    /// each sequence.
+    /// Positions in the KV cache, of all sequences together, rounded up to whole pages. `None`: `n_ctx` for each
+    /// sequence.
     pub n_cache: Option<usize>,
-    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
-    /// window. `None`: all.
+    /// Sequences whose sliding windows fit, in layers that keep no more than a window. A batch that needs another
+    /// window is refused. `None`: those of all sequences.
     pub n_windows: Option<usize>,
-    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from.
+    /// Bytes for copies of recurrent states at earlier positions, which sequences can be cut back to. The states that
+    /// sequences are at come on top.
     pub state_cache: usize,
-    /// Tokens that go through the layers at once; longer batches are cut.
+    /// Most tokens of a micro-batch.
     pub n_ubatch: usize,
     /// Element type of the KV cache.
     pub cache_type: CacheType,
-    /// Multiply in 32-bit floats throughout, where matrix units would round to 16 bits.
+    /// Whether products keep 32-bit floats throughout. Otherwise matrix units may round to 16 bits.
     pub exact: bool,
-    /// Workgroups of the kernel that runs all layers of a token in one dispatch, all of which the GPU has to run side
-    /// by side; 0: the layers are dispatched kernel by kernel. `None`: what suits the GPU.
-    pub layers_at_once: Option<usize>,
-    /// Most layers whose weights share a buffer, and with it that kernel. A buffer is at most as large as a binding, some 4 GiB,
-    /// whatever this says.
+    /// Workgroups of the persistent kernel, which runs all layers of one token in one dispatch. The GPU has to run all
+    /// of them at the same time; if it does not, the kernel times out and is no longer used. 0: a dispatch for each
+    /// kernel instead. `None`: what suits the GPU.
+    pub persistent_workgroups: Option<usize>,
+    /// Most layers whose weights share a buffer, and so a dispatch of the persistent kernel. A buffer is never larger
+    /// than one binding, some 4 GiB.
     pub layers_in_a_buffer: usize,
 }
 
@@ -47,32 +49,33 @@ impl Default for WgpuForwardPassOptions {
             n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
-            layers_at_once: None,
+            persistent_workgroups: None,
             layers_in_a_buffer: usize::MAX,
         }
     }
 }
 
 impl WgpuForwardPassOptions {
-    /// What they have room for where `spec` runs, on a GPU whose largest binding is `max_binding` bytes.
+    /// The capacity of cache and batches for `spec` with these options, on a GPU whose largest binding is `max_binding`
+    /// bytes.
     pub(super) fn capacity(&self, spec: &ModelSpec, max_binding: u64) -> Capacity {
         let Self { n_seq, n_cache, n_windows, state_cache, n_ubatch, .. } = *self;
         let n_ctx = Capacity::n_ctx_of(spec, self.n_ctx);
         within_bindings(Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch }, spec, max_binding)
     }
 
-    /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
+    /// The memory that `spec` takes on a GPU whose largest binding is `max_binding` bytes, within a few percent.
     pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights, max_binding: u64) -> MemoryUse {
-        let room = self.capacity(spec, max_binding);
-        let groups = CacheGroups::new(spec, room);
+        let cache_capacity = self.capacity(spec, max_binding);
+        let groups = CacheGroups::new(spec, cache_capacity);
         let mixers = MixerKernels::of_layers(spec, weights, &groups, self.cache_type);
-        let widths = Widths::new(spec, &mixers);
-        let capacity = Activations::capacity(max_binding, &widths, room.n_tokens(spec));
-        let n_rot = |rope: &Option<Rope>| rope.map_or(UNTURNED, |rope| rope.n_rot);
+        let widths = ActivationWidths::new(spec, &mixers);
+        let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
+        let n_rot = |rope: &Option<Rope>| rope.map_or(UNROTATED_ELEMENTS, |rope| rope.n_rot);
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
-            weights: tensors.fold(rope.saturating_mul(room.n_positions() as u64), u64::saturating_add),
+            weights: tensors.fold(rope.saturating_mul(cache_capacity.n_positions() as u64), u64::saturating_add),
             kv_cache: cache_bytes(&mixers, &groups).saturating_add(state_bytes(&groups)),
             scratch: Activations::bytes(&widths, capacity)
                 + experts_bytes(spec, capacity.0)
@@ -81,7 +84,7 @@ impl WgpuForwardPassOptions {
     }
 }
 
-/// The rotations of the layers, without repetitions; `None` where layers have none.
+/// The different rotations (RoPE) of the layers; `None` stands for layers without RoPE.
 pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Option<Rope>> {
     let mut ropes = Vec::new();
     for layer in &spec.layers {

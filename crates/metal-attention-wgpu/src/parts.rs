@@ -1,36 +1,44 @@
-//! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused.
+//! Chooses the kernels for every part of a model, or refuses the part.
+//!
+//! Each field of a model's description is matched here by name, so that a new one cannot be overlooked. The result is a
+//! [`MixerKernels`] for each layer. Softmax attention has two sets of kernels: the *fast* ones (`rope_append`,
+//! `prefill_attention`, `decode_attention`) read Q, K and V as the projections leave them and support the common
+//! variants; the *general* ones (`attention_inputs`, `general_attention`) first write the queries to a buffer of their
+//! own and support all others.
 
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
-    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec,
+    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
-    NormWeights, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec,
-    SharedExpert, ShortConvSpec, Weights,
+    NormWeights, OutputHead, OutputScale, OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
+    Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::WgpuError;
 use crate::kernels::{
-    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
+    AttentionInputsShape, AttentionShape, ConvolutionShape, GeneralAttention, KvInputs, LatentInputsShape, MAX_EXPERTS,
     MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
-/// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
+/// Checks that kernels exist for every part of `spec`; the error names the first part without one.
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
-    // Scale, token types, positions, norm, embeddings for each layer and streams are all run; so are all of the output's parts:
-    // what follows pooling is no matter of a forward pass.
+    // The kernels support every other field of the embedding, and every field of the output. Pooling and what follows
+    // it is computed outside of the forward pass.
     let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if let Some(streams) = streams {
-        // What the file's format has of them: a layer corrects the streams when it comes to its own embedding.
+        // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
+        // per-layer embedding.
         let alone = per_layer.is_none() || streams.active != 0;
         let of_a_kind = spec.layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
         if alone || !of_a_kind {
             return Err(WgpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
         }
     }
-    let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+    let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
     spec.layers.iter().try_for_each(layer).map_err(|part| WgpuError::UnsupportedPart { part })
 }
 
+/// Checks one layer.
 fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     let LayerSpec {
         mixer_norm: _,
@@ -60,7 +68,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::AttentionAndMamba2(both) => mamba(both.mamba2.n_tap, both.mamba2.d_state)?,
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
-                return Err("short convolutions over so many tokens");
+                return Err("short convolutions with more taps than the kernels support");
             }
         }
         Mixer::DeltaRule(of) => {
@@ -72,7 +80,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
                 }
             }
             if of.n_tap > ConvolutionShape::MAX_WIDTH {
-                return Err("short convolutions over so many tokens");
+                return Err("short convolutions with more taps than the kernels support");
             }
         }
     }
@@ -82,23 +90,25 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     }
 }
 
-/// Elements of a row of a state that workgroups have memory and registers for.
+/// Most elements of a row of a Mamba state: the kernels hold a row in registers and workgroup memory.
 const MAX_STATE: usize = 512;
 
+/// Checks the taps of a Mamba layer's convolution and the elements of its state for each channel.
 fn mamba(n_tap: usize, d_state: usize) -> Result<(), &'static str> {
     if n_tap > ConvolutionShape::MAX_WIDTH {
-        return Err("convolutions of Mamba over so many tokens");
+        return Err("convolutions of Mamba with more taps than the kernels support");
     }
-    if d_state > MAX_STATE { Err("states of Mamba of so many elements") } else { Ok(()) }
+    if d_state > MAX_STATE { Err("states of Mamba with more elements than the kernels support") } else { Ok(()) }
 }
 
+/// Checks a mixture of experts.
 fn experts(e: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, latent, router, own_norms: _, shared } = e;
+    let Experts { n_expert, n_used, expert, biases: _, latent, router, expert_norms: _, shared } = e;
     if latent.is_some() {
         return Err("experts over a narrower row");
     }
     if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
-        return Err("so many experts");
+        return Err("more experts than the kernels support");
     }
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
     match expert.activation {
@@ -110,59 +120,60 @@ fn experts(e: &Experts) -> Result<(), &'static str> {
     }
 }
 
-/// Where a layer's keys and values lie.
+/// Where the keys and values of a layer are stored.
 #[derive(Debug, Clone, Copy)]
 struct LayerPages {
-    /// Positions that a sequence has room for.
+    /// Positions of one sequence at most.
     n_ctx: usize,
-    /// The group of layers whose pages they are in.
+    /// The cache group that the layer belongs to.
     group: usize,
+    /// Element type of the KV cache.
     cache: CacheType,
 }
 
 impl LayerPages {
-    /// Where only the kind of kernel is asked for.
+    /// Stands in where only the choice of kernels matters, which does not depend on the pages.
     const UNKNOWN: Self = Self { n_ctx: 1, group: 0, cache: CacheType::F16 };
 }
 
-/// The kernels that run a layer's mixer.
+/// The kernels that run a layer's mixer, with their sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
-    /// Attention that the kernels for it know all of.
+    /// Softmax attention, by the fast kernels.
     Fast(AttentionShape),
-    /// Attention with parts that those do not know.
-    General(InputsShape, GeneralAttention),
-    /// Latent attention.
-    Latent(LatentShape, GeneralAttention),
+    /// Softmax attention, by the general kernels.
+    General(AttentionInputsShape, GeneralAttention),
+    /// Latent attention (MLA), by the general attention kernel over compressed rows.
+    Latent(LatentInputsShape, GeneralAttention),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
     /// A gated delta rule.
     DeltaRule(DeltaRuleSpec),
-    /// A selective state space.
+    /// Mamba: a selective state space with a decay for each channel.
     Mamba(MambaSpec),
-    /// One with a decay a head.
+    /// Mamba-2: a selective state space with a decay for each head.
     Mamba2(Mamba2Spec),
-    /// Attention and, beside it, that.
+    /// Softmax attention and Mamba-2 side by side, on the same input; their results are added.
     AttentionAndMamba2(AttentionKernels, Mamba2Spec),
     /// The time mix of RWKV-6.
     Rwkv6(Rwkv6Spec),
     /// The time mix of RWKV-7.
     Rwkv7(Rwkv7Spec),
-    /// None: there is no mixer.
+    /// The layer has no mixer.
     None,
 }
 
-/// The kernels that run softmax attention.
+/// The kernels that run softmax attention; see the top of this file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum AttentionKernels {
-    /// Those that know all of it.
+    /// `rope_append` or none, then `prefill_attention` or `decode_attention`.
     Fast(AttentionShape),
-    /// General ones.
-    General(InputsShape, GeneralAttention),
+    /// `attention_inputs`, then `general_attention`.
+    General(AttentionInputsShape, GeneralAttention),
 }
 
 impl AttentionKernels {
-    /// Elements of a token's queries, keys and values.
+    /// Elements of a token's queries, keys and values as they are projected, gates of heads included.
     pub(super) fn qkv_len(&self) -> usize {
         match self {
             Self::Fast(shape) => shape.qkv_len(),
@@ -170,11 +181,12 @@ impl AttentionKernels {
         }
     }
 
-    /// With so many elements behind queries, keys and values in a token's row.
+    /// These kernels, for rows of Q, K and V with `beside` more elements behind them: the inputs of a mixer that runs
+    /// beside attention.
     fn beside(self, beside: usize) -> Self {
         match self {
             Self::Fast(shape) => Self::Fast(AttentionShape { beside, ..shape }),
-            Self::General(inputs, attention) => Self::General(InputsShape { beside, ..inputs }, attention),
+            Self::General(inputs, attention) => Self::General(AttentionInputsShape { beside, ..inputs }, attention),
         }
     }
 }
@@ -189,9 +201,12 @@ impl From<AttentionKernels> for MixerKernels {
 }
 
 impl MixerKernels {
-    /// Those of each layer.
+    /// The kernels of each layer.
+    ///
+    /// # Panics
+    /// If `weights` were not loaded for `spec`.
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
-        let pages = |i| LayerPages { n_ctx: groups.room().n_positions(), group: groups.of_layer(i), cache };
+        let pages = |i| LayerPages { n_ctx: groups.capacity().n_positions(), group: groups.of_layer(i), cache };
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => AttentionKernels::new(a, w, pages(i)).into(),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
@@ -263,7 +278,7 @@ impl AttentionKernels {
             KvSource::Layer(_) => KvInputs::None,
         };
         let LayerPages { n_ctx, group, cache } = pages;
-        let inputs = InputsShape {
+        let inputs = AttentionInputsShape {
             n_head,
             n_head_kv,
             head_dim,
@@ -313,7 +328,7 @@ impl MixerKernels {
             fused_expansions: _,
         } = *a;
         let LayerPages { n_ctx, group, cache } = pages;
-        let inputs = LatentShape {
+        let inputs = LatentInputsShape {
             n_head,
             n_nope,
             shared_dim,
@@ -342,7 +357,8 @@ impl MixerKernels {
         Self::Latent(inputs, attention)
     }
 
-    /// Bytes of a page of the layer's keys and of its values; none where it reads another layer's, or none.
+    /// Bytes of a page of the layer's keys, and of its values. `None`: the layer has no KV cache, or reads another
+    /// layer's.
     pub(super) fn page_bytes(&self) -> Option<[u64; 2]> {
         match self {
             Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
@@ -359,7 +375,7 @@ impl MixerKernels {
         }
     }
 
-    /// Bytes of what attention of `n_tokens` sequences leaves of each part of a long context.
+    /// Bytes of the partial results of split-KV attention for a decode step of `n_tokens` sequences.
     pub(super) fn partial_bytes(&self, n_tokens: usize) -> u64 {
         match self {
             Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
@@ -376,8 +392,8 @@ impl MixerKernels {
     }
 }
 
-/// Attention that is causal, perhaps in a window, with RoPE or no positions, perhaps with an RMSNorm of each head before it, a
-/// cap on the scores or sinks.
+/// The fast kernels for `a`, if they support it: causal attention, with or without a window, with RoPE or no positions,
+/// with an optional RMSNorm of each head before RoPE, and either a cap on the scores or sinks.
 fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape> {
     let AttentionSpec {
         n_head,
@@ -400,11 +416,11 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     let window = match mask {
         Mask::Causal => None,
         Mask::Window(window) => Some(window),
-        Mask::Chunk(_) | Mask::Full | Mask::Near(_) => return None,
+        Mask::Chunk(_) | Mask::Full | Mask::SymmetricWindow(_) => return None,
     };
     let (n_rot, rope_layout) = match positions {
         Positions::Rope(rope) => (rope.n_rot, rope.layout),
-        Positions::None => (UNTURNED, RopeLayout::Halves),
+        Positions::None => (UNROTATED_ELEMENTS, RopeLayout::Halves),
         Positions::Alibi { max_bias: _ } => return None,
     };
     let qk_norm_eps = match qk_norm {
@@ -438,32 +454,44 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     })
 }
 
-/// Elements that are turned by nothing where the fast kernels run attention without positions.
-pub(super) const UNTURNED: usize = 2;
+/// Elements of each head that RoPE turns by an angle of 0 in layers without RoPE. The fast kernels need at least one
+/// pair.
+pub(super) const UNROTATED_ELEMENTS: usize = 2;
 
-/// A layer as the kernel of all layers at once knows it: fast attention and a feed-forward gated by `SiLU`, with an RMSNorm before
-/// each.
+/// A layer that the persistent kernel supports: fast attention, then a dense feed-forward gated by `SiLU`, each with an
+/// RMSNorm before it and a plain residual join.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PlainLayer {
+    /// Sizes of the attention.
     pub(super) attention: AttentionShape,
+    /// Width of the feed-forward.
     pub(super) n_ff: usize,
+    /// Epsilon of both norms.
     pub(super) norm_eps: f32,
 }
 
-/// The weights of such a layer.
+/// The weights of such a layer in the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlainWeights<'a> {
+    /// Weight of the norm before attention, `[n_embd]`.
     pub(super) mixer_norm: &'a [f32],
+    /// Weights of the attention.
     pub(super) attention: &'a AttentionWeights,
+    /// The key projection.
     pub(super) k: &'a Linear,
+    /// The value projection.
     pub(super) v: &'a Linear,
+    /// Weight of the norm before the feed-forward, `[n_embd]`.
     pub(super) feed_forward_norm: &'a [f32],
+    /// The gate projection.
     pub(super) gate: &'a Linear,
+    /// The up projection.
     pub(super) up: &'a Linear,
+    /// The down projection.
     pub(super) down: &'a Linear,
 }
 
-/// The layers of a model all of which are plain.
+/// All layers with their weights, if every one is a [`PlainLayer`]; else `None`.
 pub(super) fn plain_layers<'a>(
     spec: &ModelSpec,
     weights: &'a Weights,
@@ -552,8 +580,8 @@ fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
     })
 }
 
-/// Whether a model has logits that are more than products: scaled or capped.
-pub(super) fn scaled_logits(head: &Head) -> Option<(f32, Option<f32>)> {
-    let Head { scale, soft_cap, tied: _, bias: _ } = *head;
+/// The factor and the cap on the logits, if they are more than a product.
+pub(super) fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
+    let OutputHead { scale, soft_cap, tied: _, bias: _ } = *head;
     (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
 }

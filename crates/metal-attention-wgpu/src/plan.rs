@@ -1,4 +1,11 @@
-//! The dispatches of a forward pass, in the order of the paper, bound to their buffers.
+//! The dispatches of a forward pass: for each kind of batch a list of kernels in the order in which they run, each
+//! bound to its buffers.
+//!
+//! A [`DispatchPlan`] is built once for each [`BatchKind`] when a model is set up, and recorded for every micro-batch.
+//! [`PlanBuilder`] builds it; its methods are divided over the files of `plan/`: `ends.rs` (embedding, final norm,
+//! logits), `layer.rs` (norms, residual joins, dense feed-forward), `mixer.rs` (attention), one file for each recurrent
+//! mixer, `experts.rs`, `streams.rs` (several residual streams). All of them append to a `Vec<Dispatch>` and pass
+//! values from kernel to kernel in the buffers of [`Activations`]: the residual stream is `scratch.x`.
 
 mod delta_rule;
 mod ends;
@@ -13,171 +20,196 @@ mod streams;
 pub(crate) use delta_rule::low_rank_of_delta_rule;
 pub(crate) use rwkv::low_rank_of_rwkv7;
 
-use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
+use metal_attention_model::{BatchKind, FewLimits, ModelSpec, NormKind};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
-use crate::forward_pass::Output;
+use crate::forward_pass::ResultKind;
 use crate::kernels::{
-    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
+    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNormShape, SplitTile, TOKEN_TILE,
+    TokenRows,
 };
 use crate::kv_cache::WgpuKvCache;
 use crate::parts::MixerKernels;
 use crate::state::WgpuStates;
 use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
-use crate::{Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix};
+use crate::{BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
 
-/// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
-pub(super) const FEW: usize = 16;
+/// Most tokens of a batch that goes through GEMV kernels, and most sequences of a decode step that
+/// `BatchKind::Sequences` covers.
+pub(super) const MAX_GEMV_TOKENS: usize = 16;
 
-/// Most tokens of a few on matrix units, whose tiles for many leave most of a large GPU idle.
-const FEW_ON_UNITS: usize = 128;
+/// Most tokens of `BatchKind::Few` on GPUs with matrix units: fewer tokens than this leave most of a large GPU idle in
+/// the tiles that `BatchKind::Many` uses.
+const MAX_FEW_TOKENS_ON_UNITS: usize = 128;
 
-/// How many are a few on `gpu`.
-pub(super) fn few_on(gpu: &WgpuDevice, exact: bool) -> AFew {
-    let tokens = if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW };
-    AFew { sequences: FEW, tokens }
+/// The largest batches of `BatchKind::Sequences` and `BatchKind::Few` on `gpu`. `exact`: without 16-bit matrix units.
+pub(super) fn few_limits(gpu: &WgpuDevice, exact: bool) -> FewLimits {
+    let tokens = if gpu.features().cooperative_f16 && !exact { MAX_FEW_TOKENS_ON_UNITS } else { MAX_GEMV_TOKENS };
+    FewLimits { sequences: MAX_GEMV_TOKENS, tokens }
 }
 
-/// All dispatches of one kind of batch.
+/// All dispatches of one kind of batch, in groups that run one after the other.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct DispatchPlan {
+    /// Token ids to the residual stream.
     pub(super) embedding: Vec<Dispatch>,
+    /// The residual stream through each layer.
     pub(super) layers: Vec<Vec<Dispatch>>,
-    /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies
-    /// between them, of a sequence whose pages lie one after the other.
-    pub(super) layers_at_once: Option<Vec<Dispatch>>,
-    /// States after the last norm of the tokens whose logits are wanted.
+    /// The persistent kernel, which replaces `layers`: one dispatch, or one for each buffer that weights lie in. Only
+    /// for one token of a sequence whose KV pages are consecutive. `None` where the GPU or the model does not suit it.
+    pub(super) persistent_layers: Option<Vec<Dispatch>>,
+    /// Hidden vectors of the wanted tokens after the last norm, in `scratch.h`.
     pub(super) hidden: Vec<Dispatch>,
-    /// Logits of the tokens that want them.
+    /// Logits of the wanted tokens, in `scratch.logits`; empty for a model without an output head.
     pub(super) head: Vec<Dispatch>,
-    /// Their largest, which also becomes the next batch.
+    /// The ids of the largest logits, in `ids`. They also become the tokens of the batch buffer, one position further.
     pub(super) argmax: Vec<Dispatch>,
-    /// Or a short list of the largest.
+    /// The largest logits with their ids, in `top_k`.
     pub(super) top_k: Vec<Dispatch>,
 }
 
-impl Plan {
-    /// What follows the layers for `output` to come back.
-    pub(super) fn results(&self, output: Output) -> impl Iterator<Item = &Dispatch> {
+impl DispatchPlan {
+    /// The dispatches after the layers that compute the results `output`.
+    pub(super) fn result_dispatches(&self, output: ResultKind) -> impl Iterator<Item = &Dispatch> {
         let (first, then): (&[Dispatch], &[Dispatch]) = match output {
-            Output::Hidden => (&self.hidden, &[]),
-            Output::Logits => (&self.head, &[]),
-            Output::Id => (&self.head, &self.argmax),
-            Output::TopK => (&self.head, &self.top_k),
+            ResultKind::Hidden => (&self.hidden, &[]),
+            ResultKind::Logits => (&self.head, &[]),
+            ResultKind::Id => (&self.head, &self.argmax),
+            ResultKind::TopK => (&self.head, &self.top_k),
         };
         first.iter().chain(then)
     }
 
-    /// All that it has of one kernel or another.
-    fn all(&self) -> impl Iterator<Item = &Dispatch> {
-        let Self { embedding, layers, layers_at_once, hidden, head, argmax, top_k } = self;
-        let layers = layers.iter().chain(layers_at_once).flatten();
+    /// All dispatches.
+    fn all_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
+        let Self { embedding, layers, persistent_layers, hidden, head, argmax, top_k } = self;
+        let layers = layers.iter().chain(persistent_layers).flatten();
         embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
     }
 
-    /// Whether the pipelines of all dispatches are there.
+    /// Whether the pipelines of all dispatches are compiled, or could not be.
     pub(super) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
-        self.all().all(|dispatch| dispatch.is_ready(gpu))
+        self.all_dispatches().all(|dispatch| dispatch.is_ready(gpu))
     }
 
-    /// Waits for the pipelines of all dispatches; an error where one could not be built.
-    pub(super) fn ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
-        self.all().try_for_each(|dispatch| dispatch.ready(gpu))
+    /// Waits until the pipelines of all dispatches are compiled; an error if one cannot be.
+    pub(super) fn wait_ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
+        self.all_dispatches().try_for_each(|dispatch| dispatch.wait_ready(gpu))
     }
 
-    /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
-    /// Whether layers at once ran to the end is known where something comes back.
-    pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {
-        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0 && in_order);
-        let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
-        at_once.into_iter().flatten().chain(one_by_one.iter().flatten())
+    /// The dispatches of all layers, in order. `consecutive_pages`: whether the KV pages of the sequence are
+    /// consecutive. The persistent kernel needs that, and a result to read back: its time-out flag arrives with the
+    /// result.
+    pub(super) fn layers(&self, size: BatchDims, consecutive_pages: bool) -> impl Iterator<Item = &Dispatch> {
+        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_wanted > 0 && consecutive_pages);
+        let one_by_one = if persistent.is_some() { &[] } else { self.layers.as_slice() };
+        persistent.into_iter().flatten().chain(one_by_one.iter().flatten())
     }
 
-    /// Dispatches of all layers, one by one.
+    /// Number of dispatches of all layers without the persistent kernel.
     pub(super) fn n_dispatches(&self) -> usize {
         self.layers.iter().map(Vec::len).sum()
     }
 
-    /// Tokens times layers of a step that its first `n` dispatches of layers get done.
-    pub(super) fn work(&self, size: StepSize, n: usize) -> u64 {
+    /// Progress after the first `n` dispatches of the layers, in tokens times layers.
+    pub(super) fn work(&self, size: BatchDims, n: usize) -> u64 {
         let layers = n * self.layers.len() / self.n_dispatches().max(1);
         u64::from(size.n_tokens) * layers as u64
     }
 
-    /// The dispatches of a greedy step of a sequence alone in the cache, in order.
-    pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
+    /// The dispatches of a greedy decode step of a sequence with consecutive KV pages, in order.
+    pub(super) fn greedy_step(&self, size: BatchDims) -> impl Iterator<Item = &Dispatch> {
         self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)
     }
 }
 
-/// What the dispatches work on.
+/// Everything that the dispatches of one kind of batch are bound to.
 pub(super) struct PlanBuilder<'a> {
+    /// The GPU.
     pub(super) gpu: &'a WgpuDevice,
+    /// The model's description.
     pub(super) spec: &'a ModelSpec,
+    /// Its weights on the GPU.
     pub(super) weights: &'a WgpuWeights,
-    pub(super) s: &'a Activations,
+    /// Scratch buffers between kernels.
+    pub(super) scratch: &'a Activations,
+    /// Keys and values.
     pub(super) cache: &'a WgpuKvCache,
+    /// Recurrent states.
     pub(super) states: &'a WgpuStates,
+    /// Which kernels run the mixer of each layer.
     pub(super) mixers: &'a [MixerKernels],
-    /// Cosines and sines of each layer.
+    /// The RoPE cos/sin table of each layer, F32 `[n_ctx, n_rot / 2, 2]`.
     pub(super) rope: &'a [Buffer],
+    /// Tokens and page tables, see [`BatchBuffer`](crate::BatchBuffer).
     pub(super) batch: &'a Buffer,
+    /// Receives the ids of argmax, `[n_wanted]`.
     pub(super) ids: &'a Buffer,
+    /// Receives the largest logits, `[n_wanted, MAX_TOP_K, 2]`.
     pub(super) top_k: &'a Buffer,
+    /// Whether products keep 32-bit floats where matrix units would round to 16 bits.
     pub(super) exact: bool,
+    /// The kind of batch that the plan is for.
     pub(super) kind: BatchKind,
 }
 
-/// How a matrix product is computed.
+/// Which kernel computes a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Method {
-    /// Each weight is read once for so many tokens.
-    TokenByToken(usize),
-    /// On matrix units, the inputs of a row shared out.
-    Split(SplitTile),
-    /// In tiles of rows and tokens.
-    Tiles { on_units: bool },
+enum ProductMethod {
+    /// GEMV: each weight is read once for this number of tokens.
+    Gemv(usize),
+    /// Split-K on matrix units: the inner dimension is divided among subgroups. For a few tokens.
+    SplitK(SplitTile),
+    /// GEMM in tiles of rows and tokens, on matrix units or in plain loops.
+    Gemm { on_units: bool },
 }
 
-/// A matrix product and where its results go.
+/// One matrix product: `y = W x + bias`, with an epilogue.
 #[derive(Clone, Copy)]
-struct Product<'a> {
+struct LinearProduct<'a> {
+    /// The matrix and its bias `[n_out]`.
     linear: (&'a WgpuMatrix, Option<&'a Buffer>),
+    /// The epilogue: the product is stored, added to `y`, or gated.
     output: MatvecOutput,
-    rows: Rows,
+    /// Which tokens' rows of `x` are multiplied.
+    rows: TokenRows,
+    /// The input, a row of `n_in` floats for each token.
     x: &'a Buffer,
+    /// The result, a row of `n_out` floats for each token (half as many when gated).
     y: &'a Buffer,
 }
 
-impl<'a> Product<'a> {
-    /// A product for all tokens.
+impl<'a> LinearProduct<'a> {
+    /// A product of all tokens.
     fn new(linear: &'a WgpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
-        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: Rows::Tokens, x, y }
+        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: TokenRows::Tokens, x, y }
     }
 }
 
-/// The input of products: what a norm makes of the residual stream, or that itself.
+/// The input of a mixer's or a feed-forward's products.
 #[derive(Clone, Copy)]
-enum Input<'a> {
-    /// The norm is still to be taken of the stream; kernels for products do it on the way.
+enum BlockInput<'a> {
+    /// The norm of the residual stream, which is not computed yet. Most kernels compute it in the prologue of the
+    /// product.
     Norm(&'a WgpuNorm),
-    /// It lies there.
+    /// Rows that are computed already.
     Ready(&'a Buffer),
 }
 
 impl PlanBuilder<'_> {
-    pub(super) fn build(&self) -> Result<Plan, WgpuError> {
-        let (s, n_vocab) = (self.s, self.spec.n_vocab);
+    /// Builds the plan, without the persistent kernel.
+    pub(super) fn build(&self) -> Result<DispatchPlan, WgpuError> {
+        let (scratch, n_vocab) = (self.scratch, self.spec.n_vocab);
         let (mut argmax, mut top_k) = (Vec::new(), Vec::new());
         if self.spec.output.head.is_some() {
-            argmax = kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?;
-            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?;
+            argmax = kernels::argmax(self.gpu, n_vocab, &scratch.logits, &scratch.argmax, self.ids, Some(self.batch))?;
+            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &scratch.logits, &scratch.top_k, self.top_k)?;
         }
-        Ok(Plan {
+        Ok(DispatchPlan {
             embedding: self.embedding()?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
-            layers_at_once: None,
+            persistent_layers: None,
             hidden: self.hidden()?,
             head: self.head()?,
             argmax,
@@ -185,106 +217,135 @@ impl PlanBuilder<'_> {
         })
     }
 
-    /// Most tokens of a batch of this kind.
-    fn most_tokens(&self) -> usize {
+    /// The most tokens of a batch of this kind.
+    fn max_tokens(&self) -> usize {
         match self.kind {
             BatchKind::One => 1,
-            BatchKind::Sequences => FEW,
-            BatchKind::Few => few_on(self.gpu, self.exact).tokens,
-            BatchKind::Many => self.s.n_tokens,
+            BatchKind::Sequences => MAX_GEMV_TOKENS,
+            BatchKind::Few => few_limits(self.gpu, self.exact).tokens,
+            BatchKind::Many => self.scratch.n_tokens,
         }
     }
 
-    /// How a product with `matrix` is computed.
-    fn method(&self, matrix: &WgpuMatrix) -> Method {
+    /// Which kernel multiplies `matrix` by the tokens of this kind of batch.
+    fn method(&self, matrix: &WgpuMatrix) -> ProductMethod {
         let features = self.gpu.features();
         if self.kind == BatchKind::One {
-            return Method::TokenByToken(1);
+            return ProductMethod::Gemv(1);
         }
         if self.kind != BatchKind::Many {
-            if let Some(tile) = kernels::split_tile(features, matrix, self.most_tokens(), self.exact) {
-                return Method::Split(tile);
+            if let Some(tile) = kernels::split_tile(features, matrix, self.max_tokens(), self.exact) {
+                return ProductMethod::SplitK(tile);
             }
             if !kernels::all_on_units(features, matrix, self.exact) || !features.cooperative_f16 {
-                return Method::TokenByToken(TOKEN_TILE);
+                return ProductMethod::Gemv(TOKEN_TILE);
             }
         }
-        if kernels::leaves_idle_in_tiles(matrix, self.most_tokens()) {
-            return Method::TokenByToken(TOKEN_TILE);
+        if kernels::leaves_idle_in_tiles(matrix, self.max_tokens()) {
+            return ProductMethod::Gemv(TOKEN_TILE);
         }
-        Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
+        ProductMethod::Gemm { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
-    /// What `norm` makes of the residual stream, for products; without a norm the stream. `shared`: several products read it,
-    /// so that it is made once.
+    /// The input of a block whose norm is `norm`; without one the residual stream itself. Reads `x`. `materialise`, or
+    /// a norm that no product can compute in its prologue: appends the norm, which writes `h`.
     fn input<'n>(
         &'n self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         norm: Option<&'n WgpuNorm>,
-        shared: bool,
-    ) -> Result<Input<'n>, WgpuError> {
-        let Some(norm) = norm else { return Ok(Input::Ready(&self.s.x)) };
-        if !shared && norm.kind == NormKind::Rms && !norm.has_bias {
-            return Ok(Input::Norm(norm));
+        materialise: bool,
+    ) -> Result<BlockInput<'n>, WgpuError> {
+        let Some(norm) = norm else { return Ok(BlockInput::Ready(&self.scratch.x)) };
+        if !materialise && norm.kind == NormKind::Rms && !norm.has_bias {
+            return Ok(BlockInput::Norm(norm));
         }
-        d.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.s.x), &self.s.h)?);
-        Ok(Input::Ready(&self.s.h))
+        dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.h)?);
+        Ok(BlockInput::Ready(&self.scratch.h))
     }
 
-    /// `y = norm(x)` over rows of the norm's length, with the rest as `of` says; `None`: in place.
-    fn norm(&self, norm: &WgpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
-        let of = NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..of };
-        kernels::norm(self.gpu, of, x, Some(&norm.weights), y, self.batch)
+    /// `y = norm(x)`; `x` of `None`: in place. `shape` sets what `norm` does not: rows, scale, accumulation, wanted
+    /// tokens.
+    fn norm(&self, norm: &WgpuNorm, shape: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
+        let shape =
+            NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
+        kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
     }
 
-    /// The product with `input`, in place of the one that `product` has.
-    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), WgpuError> {
+    /// Appends `product` with `input` as its input, instead of `product.x`.
+    fn project(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        input: BlockInput<'_>,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
         match input {
-            Input::Norm(norm) => self.norm_and_product(d, norm, product),
-            Input::Ready(x) => self.multiply(d, Product { x, ..product }),
+            BlockInput::Norm(norm) => self.norm_then_multiply(dispatches, norm, product),
+            BlockInput::Ready(x) => self.multiply(dispatches, LinearProduct { x, ..product }),
         }
     }
 
-    /// The product of `norm(x)`, an RMSNorm that adds nothing. Most kernels reckon it on the way; a norm of its own would cost
-    /// a whole dispatch more.
-    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
+    /// Appends the product of `norm(product.x)`, an RMSNorm without bias. Most kernels compute it in their prologue,
+    /// which saves a dispatch. The others read `h`, which a norm kernel writes before.
+    fn norm_then_multiply(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        norm: &WgpuNorm,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
         let (weight, eps) = (&norm.weights, norm.eps);
         if !matches!(
             self.method(product.linear.0),
-            Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)
+            ProductMethod::Gemm { on_units: false } | ProductMethod::Gemv(TOKEN_TILE)
         ) {
-            d.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
+            dispatches.extend(self.product_dispatches(MatvecInput::RmsNorm { weight, eps }, product)?);
             return Ok(());
         }
-        let wanted_only = product.rows == Rows::Wanted;
-        let norm = RmsNorm { n: self.spec.n_embd, eps, wanted_only };
-        d.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.s.h, self.batch)?);
-        let rows = if wanted_only { Rows::Gathered } else { Rows::Tokens };
-        self.multiply(d, Product { x: &self.s.h, rows, ..product })
+        let wanted_only = product.rows == TokenRows::Wanted;
+        let norm = RmsNormShape { n: self.spec.n_embd, eps, wanted_only };
+        dispatches.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.scratch.h, self.batch)?);
+        let rows = if wanted_only { TokenRows::Gathered } else { TokenRows::Tokens };
+        self.multiply(dispatches, LinearProduct { x: &self.scratch.h, rows, ..product })
     }
 
-    /// The product of `norm(x)`, an RMSNorm of whole rows that adds nothing, for one token, whose kernel reckons it on the way.
-    fn multiply_normed(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
-        d.extend(self.matvec(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
+    /// Appends the product of `norm(product.x)`, an RMSNorm of whole rows without bias, computed in the prologue. Only
+    /// for one token: all kernels of one token can.
+    fn multiply_normed(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        norm: &WgpuNorm,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
+        dispatches
+            .extend(self.product_dispatches(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
         Ok(())
     }
 
-    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), WgpuError> {
-        d.extend(self.matvec(MatvecInput::Plain, product)?);
+    /// Appends a product.
+    fn multiply(&self, dispatches: &mut Vec<Dispatch>, product: LinearProduct<'_>) -> Result<(), WgpuError> {
+        dispatches.extend(self.product_dispatches(MatvecInput::Plain, product)?);
         Ok(())
     }
 
-    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, WgpuError> {
-        let Product { linear: (matrix, bias), output, rows, x, y } = product;
+    /// The dispatches of one product; one for each part of the matrix.
+    fn product_dispatches(
+        &self,
+        input: MatvecInput<'_>,
+        product: LinearProduct<'_>,
+    ) -> Result<Vec<Dispatch>, WgpuError> {
+        let LinearProduct { linear: (matrix, bias), output, rows, x, y } = product;
         let (gpu, batch) = (self.gpu, self.batch);
         let options = MatvecOptions { input, output, rows, bias };
         match self.method(matrix) {
-            Method::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
-            Method::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
-            Method::Tiles { .. } => {
-                // Seldom are the logits of many tokens wanted.
-                let most = if rows == Rows::Tokens { self.most_tokens() } else { self.most_tokens().min(FEW_ON_UNITS) };
-                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.s.matmul, batch)
+            ProductMethod::Gemv(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::SplitK(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::Gemm { .. } => {
+                // Logits of many tokens are seldom wanted: tiles are chosen for a few.
+                let most = if rows == TokenRows::Tokens {
+                    self.max_tokens()
+                } else {
+                    self.max_tokens().min(MAX_FEW_TOKENS_ON_UNITS)
+                };
+                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.scratch.matmul, batch)
             }
         }
     }

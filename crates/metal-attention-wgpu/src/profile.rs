@@ -1,4 +1,4 @@
-//! Where the time of a step goes on the GPU, by its own clock.
+//! Profiles: the time of each kernel of a batch, from the GPU's timestamps.
 
 use std::time::Duration;
 
@@ -7,38 +7,44 @@ use wgpu::{
     BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 
-use crate::forward_pass::{Output, Step, WgpuForwardPass};
+use crate::forward_pass::{BatchShape, ResultKind, WgpuForwardPass};
 use crate::kernels;
 use crate::segments::repeatable;
-use crate::{Dispatch, StepSize, WgpuError};
+use crate::{BatchDims, Dispatch, WgpuError};
 
-/// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
+/// Passes timed in one submission: two timestamps each, of the 4096 of a query set.
 const PASSES_AT_ONCE: usize = 2048;
 
-/// How steps run without timers.
+/// A note in every profile on how it differs from normal operation.
 pub(super) const NOTE: &str = "timed by the GPU's clock, each step on its own, then each dispatch in a pass of its own; \
 without a profile greedy steps are queued ahead, and the dispatches of a step share a pass";
 
-/// From when to when a pass ran, in ticks of the GPU's clock.
+/// Start and end of a pass, in ticks of the GPU's clock.
 type Ticks = [u64; 2];
 
 impl WgpuForwardPass {
-    /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
+    /// Number of dispatches of a greedy step over `n_tokens` tokens whose last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
-        let plan = self.plan(BatchKind::of_text(n_tokens, self.few_are));
-        plan.greedy(size).filter(|dispatch| dispatch.runs(size)).count()
+        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
+        let plan = self.plan(BatchKind::of_n_tokens(n_tokens, self.few_limits));
+        plan.greedy_step(size).filter(|dispatch| dispatch.has_work(size)).count()
     }
 
-    /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
-    /// which costs some extra time of its own. Both runs leave behind what the step itself will.
-    pub(super) fn profile_step(&mut self, phase: Phase, batch: &[BatchToken], output: Output) -> Result<(), WgpuError> {
+    /// Times the micro-batch that is about to be evaluated: once as a whole, then each dispatch in a pass of its own,
+    /// which adds some overhead. Both runs leave the same KV cache and states as the evaluation that follows.
+    pub(super) fn profile_step(
+        &mut self,
+        phase: Phase,
+        batch: &[BatchToken],
+        output: ResultKind,
+    ) -> Result<(), WgpuError> {
         self.write_pages(batch);
-        let Step { kind, size, in_order, .. } = self.step_of(batch, 0, output);
+        let BatchShape { kind, size, consecutive_pages, .. } = self.batch_shape(batch, 0, output);
         let plan = self.plan(kind);
-        // Without wanted tokens the grids of the head are empty, too.
-        let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(plan.results(output));
-        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
+        // Without wanted tokens the grids of the output head are empty and are skipped as well.
+        let all =
+            plan.embedding.iter().chain(plan.layers(size, consecutive_pages)).chain(plan.result_dispatches(output));
+        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
@@ -65,17 +71,17 @@ impl WgpuForwardPass {
         Ok(())
     }
 
-    /// Runs each group of dispatches in a pass of its own and tells from when to when it ran.
+    /// Runs each group of dispatches in a pass of its own and returns when it started and ended. `passes`: the groups.
     fn time_passes(
         &self,
         batch: &[BatchToken],
-        size: StepSize,
+        size: BatchDims,
         passes: &[&[&Dispatch]],
     ) -> Result<Vec<Ticks>, WgpuError> {
         let gpu = &*self.gpu;
         let (device, _) = gpu.clock()?;
         self.write_batch(batch);
-        // Run again and again, and then once more as the step itself.
+        // The batch runs several times, and then once for real: each run has to start from the same recurrent states.
         self.states.write(gpu, &repeatable(self.cache.pages.segments(batch)));
         let mut ticks = Vec::new();
         for passes in passes.chunks(PASSES_AT_ONCE) {

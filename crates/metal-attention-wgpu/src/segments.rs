@@ -1,4 +1,4 @@
-//! What recurrent layers do with a batch, made fit for kernels that go through all runs at the same time.
+//! Segments of a batch for profiles, which evaluate the same batch several times.
 
 use metal_attention_model::Segment;
 
@@ -6,8 +6,8 @@ fn follow_each_other(a: &Segment, b: &Segment) -> bool {
     a.seq == b.seq && a.pos + a.n == b.pos
 }
 
-/// `segments` that can be gone through again and again: what a run writes goes to the last of its slots, from which none
-/// begins. Each sequence has one run.
+/// `segments` changed so that evaluating them repeatedly starts from the same states each time: all segments of a run
+/// write to its last slot, which none of them reads. Each sequence has one run.
 pub(super) fn repeatable(segments: &[Segment]) -> Vec<Segment> {
     let runs = segments.chunk_by(follow_each_other);
     runs.flat_map(|run| run.iter().map(|segment| Segment { to: run[run.len() - 1].to, ..*segment })).collect()
@@ -21,12 +21,12 @@ mod tests {
         Segment { seq, pos, n, from, to }
     }
 
-    /// Two runs, the first in three segments, of which the second works in place.
+    /// Two runs. The first has three segments, of which the second reads and writes the same slot.
     const SOME: [Segment; 4] =
         [segment(2, 60, 4, 3, 4), segment(2, 64, 9, 4, 4), segment(2, 73, 1, 4, 5), segment(0, 0, 1, 0, 6)];
 
     #[test]
-    fn what_is_gone_through_again_reads_nothing_it_wrote() {
+    fn repeated_segments_read_no_slot_that_they_write() {
         let slots: Vec<_> = repeatable(&SOME).iter().map(|segment| (segment.from, segment.to)).collect();
         assert_eq!(slots, [(3, 5), (4, 5), (4, 5), (0, 6)]);
     }

@@ -1,5 +1,5 @@
-//! WGSL sources: templates in `shaders/`, filled in for a kernel's constants and
-//! a device's features.
+//! Makes the WGSL source of kernels: Jinja templates in `shaders/`, filled in with a kernel's constants and the
+//! features of a device.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -8,16 +8,16 @@ use std::sync::OnceLock;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, State, Value, context};
 
-/// A constant of a shader template.
+/// A value for a template's variable.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Constant {
-    /// A size or a count.
+    /// A size or a number of things.
     Uint(u32),
-    /// A real number, by its bits so that keys compare.
+    /// A real number, as its bits, so that keys can be compared.
     Float(u32),
-    /// A choice.
+    /// A condition.
     Bool(bool),
-    /// A name, or several: a tensor type, a layout.
+    /// A name or a list of names: a tensor type, a layout.
     Name(Cow<'static, str>),
 }
 
@@ -61,7 +61,7 @@ impl Constant {
     fn value(&self) -> Value {
         match self {
             Self::Uint(v) => Value::from(*v),
-            // WGSL needs every digit, and an exponent or a point to take it for a float.
+            // In WGSL a float needs an exponent or a point; this form has all digits as well.
             Self::Float(v) => Value::from(format!("{:e}f", f32::from_bits(*v))),
             Self::Bool(v) => Value::from(*v),
             Self::Name(v) => Value::from(v.as_ref()),
@@ -69,29 +69,30 @@ impl Constant {
     }
 }
 
-/// What a shader may use of the device it is written for.
+/// Features of a device that shaders may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent features
 pub struct ShaderFeatures {
     /// Subgroup operations.
     pub subgroups: bool,
-    /// Lanes of a subgroup where that is one number on this device, else 0.
+    /// Lanes of a subgroup if all subgroups of the device have the same size, else 0.
     pub subgroup_size: u32,
-    /// Invocations side by side that surely share a subgroup, whatever size these have; 0 where fewer than four do.
+    /// Number of consecutive invocations that certainly share a subgroup, whatever its size; 0 if that is less than
+    /// four.
     pub neighbours: u32,
     /// 16-bit floats.
     pub f16: bool,
-    /// Products of four bytes in one instruction.
+    /// Dot products of four bytes in one instruction.
     pub integer_dot: bool,
-    /// 16x16x16 matrix products of 16-bit floats added up in 32-bit ones.
+    /// Matrix units: 16x16x16 products of 16-bit floats, accumulated in 32-bit floats.
     pub cooperative_f16: bool,
-    /// 8x8x8 matrix products of 32-bit floats.
+    /// Matrix units: 8x8x8 products of 32-bit floats.
     pub cooperative_f32: bool,
 }
 
 macro_rules! shaders {
     ($($path:literal),* $(,)?) => {
-        /// Every file of `shaders/`, as (name, text).
+        /// All files of `shaders/`, as (name, text).
         const SOURCES: &[(&str, &str)] = &[$(($path, include_str!(concat!("../shaders/", $path)))),*];
     };
 }
@@ -212,6 +213,7 @@ shaders![
     "types/words.wgsl",
 ];
 
+/// The parsed templates of all files.
 fn templates() -> &'static Environment<'static> {
     static TEMPLATES: OnceLock<Environment<'static>> = OnceLock::new();
     TEMPLATES.get_or_init(|| {
@@ -227,15 +229,17 @@ fn templates() -> &'static Environment<'static> {
     })
 }
 
-/// What a file of `shaders/types/` declares, for one of several matrices that a kernel reads from one buffer `w`: each
-/// name is preceded by `prefix`, and the matrix starts at `{prefix}_at` of `w`.
+/// Declarations of the file `types/{ty}.wgsl` for one of several matrices that a kernel reads from one buffer `w`.
+/// Every name gets the prefix `prefix`, and the matrix begins at word `{prefix}_at` of `w`. The template function
+/// `matrix` of `decode_layers.wgsl`.
 fn matrix_functions(state: &State, prefix: &str, ty: &str, n_in: u32, n_rows: u32) -> Result<String, minijinja::Error> {
     let template = state.env().get_template(&format!("types/{ty}.wgsl"))?;
     let integer = state.lookup("integer");
     Ok(scoped(&template.render(context! { n_in, n_rows, integer, in_blocks => false, scoped => true })?, prefix))
 }
 
-/// `source` with `prefix` before every name that it declares at module scope, and before the indices of `w`.
+/// `source` with `prefix` before every name that it declares at module scope, and `{prefix}_at` added to every index of
+/// `w`.
 fn scoped(source: &str, prefix: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words: Vec<&str> = source.split_inclusive(|c| !is_word(c)).collect();
@@ -259,10 +263,10 @@ fn scoped(source: &str, prefix: &str) -> String {
     text
 }
 
-/// The WGSL of kernel `kernel` (file `{kernel}.wgsl`) for `constants` on a device with `features`.
+/// The WGSL source of the file `{kernel}.wgsl` with `constants`, for a device with `features`.
 ///
 /// # Panics
-/// When the template names a constant that is not given: a defect of the kernel's function.
+/// If the template uses a variable that is not among the constants: a defect of the kernel's Rust function.
 pub fn wgsl(kernel: &str, constants: &[(&'static str, Constant)], features: ShaderFeatures) -> String {
     let mut values: BTreeMap<&str, Value> = constants.iter().map(|(name, c)| (*name, c.value())).collect();
     values.insert("scoped", false.into());

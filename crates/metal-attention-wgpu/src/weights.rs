@@ -1,4 +1,5 @@
-//! A model's weights in the GPU's memory.
+//! The weights of a model on the GPU, in the groups that the plans multiply: tensors of the file that share their input
+//! are stacked or interleaved into one matrix.
 
 mod attention;
 mod delta_rule;
@@ -23,178 +24,214 @@ pub(super) use experts::WgpuExperts;
 pub(super) use rwkv::{WgpuChannelMix, WgpuRwkv6, WgpuRwkv7};
 pub(super) use uploads::Uploads;
 
-/// `y = W x + b`, of one or several matrices of the file that share their input.
+/// `y = W x + b`, where `W` may be several tensors of the file that share their input.
 #[derive(Debug)]
 pub(super) struct WgpuLinear {
+    /// `[n_out, n_in]`.
     pub(super) weight: WgpuMatrix,
+    /// F32 `[n_out]`.
     pub(super) bias: Option<Buffer>,
 }
 
 /// A norm with its weights.
 #[derive(Debug)]
 pub(super) struct WgpuNorm {
+    /// RMSNorm or layer norm.
     pub(super) kind: NormKind,
+    /// Added to the variance.
     pub(super) eps: f32,
     /// Elements of a row.
     pub(super) n: usize,
-    /// Factors, then what is added, where something is.
+    /// Weights `[n]`, then the bias `[n]` if there is one.
     pub(super) weights: Buffer,
+    /// Whether there is a bias.
     pub(super) has_bias: bool,
 }
 
-/// One layer's weights.
+/// The weights of one layer.
 #[derive(Debug)]
 pub(super) struct WgpuLayer {
+    /// The norm before the mixer.
     pub(super) mixer_norm: Option<WgpuNorm>,
+    /// The mixer.
     pub(super) mixer: WgpuMixer,
+    /// The norm of the mixer's result, before it is added.
     pub(super) mixer_post_norm: Option<WgpuNorm>,
+    /// The norm before the feed-forward. `None`: there is none, or it shares the mixer's.
     pub(super) feed_forward_norm: Option<WgpuNorm>,
+    /// The feed-forward.
     pub(super) feed_forward: WgpuFeedForward,
+    /// The norm of the feed-forward's result, before it is added.
     pub(super) feed_forward_post_norm: Option<WgpuNorm>,
-    /// Norms of the sums after mixer and feed-forward.
+    /// The norms after each residual join, of models with `Residual::PostNorm`.
     pub(super) sum_norms: Option<[WgpuNorm; 2]>,
-    /// What the layer does with its own embedding.
-    pub(super) own_embedding: Option<WgpuOwnEmbedding>,
-    /// How the layer goes about with several residual streams.
+    /// The weights that join the layer's per-layer embedding (Gemma 3n).
+    pub(super) layer_embedding: Option<WgpuLayerEmbedding>,
+    /// The weights of several residual streams (Gemma 3n).
     pub(super) streams: Option<WgpuLayerStreams>,
-    /// Factor on the layer's result.
+    /// The factor on the residual stream after the layer.
     pub(super) output_scale: f32,
 }
 
-/// Weights of a mixer.
+/// The weights of a mixer.
 #[derive(Debug)]
 pub(super) enum WgpuMixer {
-    /// Of attention.
+    /// Softmax attention.
     Attention(WgpuAttention),
-    /// Of latent attention.
+    /// Latent attention (MLA).
     Latent {
-        /// Compressed queries and their norm.
+        /// The compression of queries and the norm of the compressed ones. `None`: queries are not compressed.
         q_a: Option<(WgpuLinear, WgpuNorm)>,
+        /// The projection to queries, from compressed ones where there are some.
         q: WgpuLinear,
-        /// The compressed row and the shared key.
+        /// The projection to the compressed row and the key that heads share.
         kv_a: WgpuLinear,
-        /// Weight of the row's norm.
+        /// Weight of the compressed row's norm, `[kv_rank]`.
         kv_a_norm: Buffer,
-        /// The heads' matrices to the compressed row, one below the other.
+        /// The matrices that take each head's query to the compressed row, stacked.
         k_b: WgpuMatrix,
-        /// And from it to values.
+        /// The matrices that take the compressed row to each head's value, stacked.
         v_b: WgpuMatrix,
+        /// The output matrix.
         out: WgpuLinear,
     },
-    /// Of a gated short convolution.
+    /// A gated short convolution.
     ShortConv {
-        /// Both gates and the convolution's input.
+        /// The projection to both gates and the convolution's input.
         input: WgpuLinear,
-        /// F32 `[n_tap, width]`, the oldest token's first.
+        /// Taps, F32 `[n_tap, width]`, the oldest token's first.
         taps: Buffer,
+        /// The output matrix.
         out: WgpuLinear,
     },
-    /// Of a gated delta rule.
+    /// A gated delta rule.
     DeltaRule(WgpuDeltaRule),
-    /// Of Mamba.
+    /// Mamba.
     Mamba(WgpuMamba),
-    /// Of Mamba-2.
+    /// Mamba-2.
     Mamba2 {
-        /// `z`, `x`, `B`, `C` and `dt`.
+        /// The projection to `z`, `x`, `B`, `C` and `dt`.
         input: WgpuLinear,
+        /// All other weights.
         mamba2: WgpuMamba2,
     },
-    /// Of attention and Mamba-2 side by side.
+    /// Attention and Mamba-2 side by side.
     AttentionAndMamba2 {
-        /// Behind queries, keys and values are Mamba-2's inputs.
+        /// Attention. Its `qkv` also projects to Mamba-2's inputs, behind queries, keys and values.
         attention: WgpuAttention,
+        /// Mamba-2 without its input projection.
         mamba2: WgpuMamba2,
     },
-    /// Of RWKV-6's time mix.
+    /// RWKV-6's time mix.
     Rwkv6(Box<WgpuRwkv6>),
-    /// Of RWKV-7's time mix.
+    /// RWKV-7's time mix.
     Rwkv7(Box<WgpuRwkv7>),
-    /// None.
+    /// No mixer.
     None,
 }
 
-/// Weights of a feed-forward.
+/// The weights of a feed-forward.
 #[derive(Debug)]
 pub(super) enum WgpuFeedForward {
-    /// The same for all tokens.
+    /// A dense one.
     Dense(WgpuDense),
-    /// Experts.
+    /// A mixture of experts.
     Experts(Box<WgpuExperts>),
     /// RWKV's channel mix.
     ChannelMix(WgpuChannelMix),
-    /// None.
+    /// No feed-forward.
     None,
 }
 
-/// Weights of a feed-forward that is the same for all tokens.
+/// The weights of a dense feed-forward.
 #[derive(Debug)]
 pub(super) struct WgpuDense {
-    /// Rows of gate and up by turns; up alone where there is no gate.
+    /// Gate and up with interleaved rows; up alone if there is no gate.
     pub(super) gate_up: WgpuLinear,
+    /// The down projection.
     pub(super) down: WgpuLinear,
 }
 
-/// What a layer does with its own embedding.
+/// The weights that join a per-layer embedding: `x += norm(proj(gelu(gate(x)) * e))`.
 #[derive(Debug)]
-pub(super) struct WgpuOwnEmbedding {
+pub(super) struct WgpuLayerEmbedding {
+    /// `[width, n_embd]`.
     pub(super) gate: WgpuLinear,
+    /// `[n_embd, width]`.
     pub(super) proj: WgpuLinear,
+    /// The norm before the result is added.
     pub(super) post_norm: WgpuNorm,
 }
 
-/// How a layer goes about with several residual streams.
+/// The weights of a layer with several residual streams; `n` is their number.
 #[derive(Debug)]
 pub(super) struct WgpuLayerStreams {
+    /// The norm before the router.
     pub(super) router_norm: WgpuNorm,
+    /// The router's matrix, `[n, n_embd]`.
     pub(super) router: WgpuLinear,
-    /// F32 `[n * n, n]`.
+    /// Coefficients of predictions, F32 `[n * n, n]`.
     pub(super) predict: Buffer,
-    /// F32 `[n, n]`.
+    /// Coefficients of corrections, F32 `[n, n]`.
     pub(super) correct: Buffer,
-    /// Factor on the first stream before its embedding, `[n_embd]`.
+    /// Factor on the first stream before the per-layer embedding is joined, `[n_embd]`.
     pub(super) correct_scale: Buffer,
+    /// `LAuReL`'s first matrix, `[rank, n_embd]`.
     pub(super) laurel_l: WgpuLinear,
+    /// `LAuReL`'s second matrix, `[n_embd, rank]`.
     pub(super) laurel_r: WgpuLinear,
+    /// The norm of `LAuReL`'s product.
     pub(super) laurel_norm: WgpuNorm,
 }
 
-/// What makes residual streams of one, and one of them: of each but the first.
+/// The projections between the first residual stream and each of the others.
 #[derive(Debug)]
 pub(super) struct WgpuStreams {
+    /// From the embedding to streams 1, 2, ...
     pub(super) proj: Vec<WgpuLinear>,
+    /// From streams 1, 2, ... back to the first one.
     pub(super) unembd_proj: Vec<WgpuLinear>,
 }
 
-/// Tables of the embeddings for each layer.
+/// The weights that make per-layer embeddings (Gemma 3n).
 #[derive(Debug)]
-pub(super) struct WgpuPerLayer {
+pub(super) struct WgpuLayerEmbeddingInputs {
+    /// An embedding table of all layers, `[n_vocab, n_layer * width]`.
     pub(super) token_embd: WgpuMatrix,
+    /// The projection of the token embedding, `[n_layer * width, n_embd]`.
     pub(super) model_proj: WgpuLinear,
+    /// The norm of that projection.
     pub(super) proj_norm: WgpuNorm,
 }
 
-/// The whole model's weights.
+/// The weights of a model.
 #[derive(Debug)]
 pub(super) struct WgpuWeights {
+    /// The embedding table, `[n_vocab, n_embd]`.
     pub(super) token_embd: WgpuMatrix,
-    /// Added to every embedding.
+    /// Embedding of token type 0, added to every embedding, `[n_embd]`.
     pub(super) token_type: Option<Buffer>,
-    /// Learned positions in 32-bit floats, and their number.
+    /// Learned position embeddings, F32 `[n, n_embd]`, and their number `n`.
     pub(super) positions: Option<(Buffer, usize)>,
+    /// The norm of the sum of embeddings.
     pub(super) embedding_norm: Option<WgpuNorm>,
-    pub(super) per_layer: Option<WgpuPerLayer>,
+    /// Per-layer embeddings.
+    pub(super) per_layer: Option<WgpuLayerEmbeddingInputs>,
+    /// Several residual streams.
     pub(super) streams: Option<WgpuStreams>,
+    /// The layers.
     pub(super) layers: Vec<WgpuLayer>,
+    /// The norm after the last layer.
     pub(super) output_norm: Option<WgpuNorm>,
-    /// The output head where it is not the embedding table.
+    /// The output head, unless it is the embedding table.
     output: Option<WgpuMatrix>,
-    /// What is added to the logits.
+    /// Added to the logits, `[n_vocab]`.
     pub(super) output_bias: Option<Buffer>,
 }
 
 impl WgpuWeights {
-    /// Finds a place for every weight, and uploads all but the matrices, whose rows come with `uploads`. A matrix is one or more
-    /// buffers. Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
+    /// Gives every weight its place, and uploads all but the matrices, whose rows are left to `uploads`. Consecutive
+    /// layers, at most `layers_in_a_buffer`, share a buffer as far as one binding reaches.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
@@ -211,7 +248,7 @@ impl WgpuWeights {
         };
         let token_type = weights.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?;
         let per_layer = match (&spec.embedding.per_layer, &weights.per_layer) {
-            (Some(spec), Some(w)) => Some(WgpuPerLayer {
+            (Some(spec), Some(w)) => Some(WgpuLayerEmbeddingInputs {
                 token_embd: own("the layers' embedding tables", &w.token_embd.weight)?,
                 model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], uploads)?,
                 proj_norm: WgpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
@@ -226,7 +263,7 @@ impl WgpuWeights {
             Some(w) => Some(WgpuStreams { proj: each(&w.proj)?, unembd_proj: each(&w.unembd_proj)? }),
             None => None,
         };
-        // As few buffers for the matrices of all layers as can be: one kernel runs through those of a buffer.
+        // The layers' matrices are in as few buffers as possible: the persistent kernel runs all layers of one buffer.
         let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
         let mut layers = Vec::new();
         for (n, arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
@@ -250,13 +287,14 @@ impl WgpuWeights {
         })
     }
 
-    /// The output head.
+    /// The output head, `[n_vocab, n_embd]`.
     pub(super) fn output(&self) -> &WgpuMatrix {
         self.output.as_ref().unwrap_or(&self.token_embd)
     }
 }
 
 impl WgpuNorm {
+    /// Uploads a norm.
     fn new(gpu: &WgpuDevice, norm: &Norm, w: &NormWeights) -> Result<Self, WgpuError> {
         let bias = w.bias.as_deref().unwrap_or(&[]);
         Ok(Self {
@@ -268,12 +306,17 @@ impl WgpuNorm {
         })
     }
 
+    /// Uploads a norm if there is one.
     fn optional(gpu: &WgpuDevice, norm: Option<&Norm>, w: Option<&NormWeights>) -> Result<Option<Self>, WgpuError> {
         norm.zip(w).map(|(norm, w)| Self::new(gpu, norm, w)).transpose()
     }
 }
 
 impl WgpuLayer {
+    /// Uploads the weights of one layer, except the rows of its matrices.
+    ///
+    /// # Panics
+    /// If `w` was not loaded for `spec`.
     fn new(
         gpu: &WgpuDevice,
         model: &ModelSpec,
@@ -309,8 +352,8 @@ impl WgpuLayer {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
-        let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
-            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(WgpuOwnEmbedding {
+        let layer_embedding = match (&model.embedding.per_layer, &w.per_layer) {
+            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(WgpuLayerEmbedding {
                 gate: concat(gpu, "the gate of the layer's embedding", &[gate], uploads)?,
                 proj: concat(gpu, "the projection of the layer's embedding", &[proj], uploads)?,
                 post_norm: WgpuNorm::new(gpu, &spec.post_norm, post_norm)?,
@@ -338,17 +381,18 @@ impl WgpuLayer {
             feed_forward,
             feed_forward_post_norm: norm(&spec.feed_forward_post_norm, &w.feed_forward_post_norm)?,
             sum_norms,
-            own_embedding,
+            layer_embedding,
             streams,
             output_scale: w.output_scale,
         })
     }
 
-    /// The matrices of a layer of attention, as the kernel of all layers at once takes them.
+    /// The matrices of a layer in the persistent kernel; `None` for layers other than attention with a dense
+    /// feed-forward.
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
             (
-                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, of_heads: _ }),
+                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, head_params: _ }),
                 WgpuFeedForward::Dense(dense),
             ) => Some(LayerMatrices {
                 qkv: &qkv.weight,
@@ -470,13 +514,13 @@ impl WgpuDense {
     }
 }
 
-/// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.
+/// Most bytes of a layer's matrices in an [`Arena`]. Stacked tensors of one type share a part, which takes no more.
 fn layer_bytes(w: &LayerWeights) -> u64 {
     let bytes = |l: &Linear| WgpuMatrix::bytes_of(l.weight.ty(), l.weight.row_len(), l.weight.n_rows());
     w.linears().into_iter().map(|l| Arena::padded(bytes(l))).fold(0, u64::saturating_add)
 }
 
-/// The matrices one below the other.
+/// Matrices stacked in this order, with their biases.
 fn concat(gpu: &WgpuDevice, what: &str, linears: &[&Linear], uploads: &mut Uploads) -> Result<WgpuLinear, WgpuError> {
     let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
     let bias =
@@ -487,7 +531,7 @@ fn concat(gpu: &WgpuDevice, what: &str, linears: &[&Linear], uploads: &mut Uploa
     })
 }
 
-/// The rows of two matrices by turns.
+/// Two matrices with their rows interleaved, and their biases likewise.
 fn interleave(
     gpu: &WgpuDevice,
     what: &str,
@@ -503,7 +547,7 @@ fn interleave(
     })
 }
 
-/// The rows of all experts' gates and ups by turns, one expert below the other.
+/// The gates and ups of all experts with their rows interleaved, one expert below the other, and their biases likewise.
 fn interleave_all(
     gpu: &WgpuDevice,
     what: &str,
@@ -523,8 +567,8 @@ fn interleave_all(
     })
 }
 
-/// Norms and biases of all layers, one layer after the other, as `decode_layers` reads them; and which of Q, K and V,
-/// attention's output, gate and up, and down have a bias in any layer.
+/// Norms and biases of all layers, one layer after the other, as `decode_layers` reads them; and which matrices have a
+/// bias in any layer: Q, K and V; attention's output; gate and up; down.
 pub(super) fn layer_params(layers: &[PlainWeights<'_>]) -> (Vec<f32>, [bool; 4]) {
     let mut biases = [false; 4];
     for w in layers {
@@ -555,7 +599,7 @@ pub(super) fn layer_params(layers: &[PlainWeights<'_>]) -> (Vec<f32>, [bool; 4])
     (params, biases)
 }
 
-/// The bias, zeros where there is none.
+/// The bias of `linear`, zeros if it has none.
 fn bias(linear: &Linear) -> Vec<f32> {
     linear.bias.clone().unwrap_or_else(|| vec![0.0; linear.weight.n_rows()])
 }

@@ -1,78 +1,82 @@
-//! How the next token of a text comes about: what a step has to bring for the choice, the cheapest way to get it, and the
-//! choice. One text and many at once go through this.
+//! Choosing the next token: which scores it needs, evaluating a batch for them, and the choice.
+//!
+//! A device can return the argmax of the logits, a short list of the highest ones (top-k), or all of them, at rising
+//! cost. Both [`Sequence`](crate::sequence::Sequence) and the scheduler request the cheapest that suffices, and fall
+//! back to all logits.
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass, TopK};
 
 use crate::sampling::Sampler;
 
-/// What a step has to bring for the next token to be chosen, from the cheapest on.
+/// The scores that the choice of the next token needs, cheapest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
+pub enum RequiredScores {
     /// The id of the largest logit.
-    Id,
+    Argmax,
     /// A list of the largest logits.
-    Short,
+    TopK,
     /// All logits.
     Logits,
 }
 
-/// What a step brought.
+/// The scores of the next token, as a forward pass returned them.
 #[derive(Debug, Clone, Copy)]
 pub enum Scores<'a> {
     /// The id of the largest logit.
-    Id(u32),
-    /// The largest logits, as many as were asked for.
-    Short(&'a TopK, usize),
+    Argmax(u32),
+    /// The largest logits, and the requested length of the list.
+    TopK(&'a TopK, usize),
     /// Logits `[n_vocab]`.
     Logits(&'a [f32]),
 }
 
-/// Tokens that may be chosen.
+/// The tokens that may be chosen.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Allowed<'a> {
-    /// All but these.
+pub struct AllowedTokens<'a> {
+    /// Tokens that may not be chosen.
     pub forbidden: &'a [u32],
-    /// Of them those whose bit is set, in the order of the ids; 32 to a word.
+    /// Among the others, only those whose bit is set: bit `id % 32` of word `id / 32`. `None`: all.
     pub mask: Option<&'a [u32]>,
 }
 
-impl Allowed<'_> {
+impl AllowedTokens<'_> {
     /// Whether `id` may be chosen.
     pub fn has(&self, id: u32) -> bool {
         !self.forbidden.contains(&id) && self.mask.is_none_or(|mask| mask[id as usize / 32] & (1 << (id % 32)) != 0)
     }
 }
 
-/// What the next choice of `sampler` takes, where `n_forbidden` tokens are forbidden, a mask may forbid others, and a
-/// list of `max_top_k` logits is cheaper than all of them. What a step then brings may still be too little.
-pub fn need(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usize) -> Need {
-    // A forbidden token is seldom the largest. Where all logits cost no more than an id there is no reason to try.
+/// The scores that the next choice of `sampler` needs, if `n_forbidden` tokens are forbidden, a mask may forbid others
+/// (`masked`), and a list of `max_top_k` logits is cheaper than all of them. They may still turn out not to be enough.
+pub fn required_scores(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usize) -> RequiredScores {
+    // A forbidden token is rarely the largest, so the argmax is tried. `max_top_k` 0 means that all logits cost no more
+    // than it.
     if sampler.is_greedy() && !masked && max_top_k > 0 {
-        Need::Id
+        RequiredScores::Argmax
     } else if sampler.short_list().is_some_and(|needed| needed + n_forbidden <= max_top_k) {
-        Need::Short
+        RequiredScores::TopK
     } else {
-        Need::Logits
+        RequiredScores::Logits
     }
 }
 
-/// Chooses a token. `None` where `scores` are too little to tell; the sampler is then as it was, and all logits do.
-pub fn choose(sampler: &mut Sampler, allowed: Allowed<'_>, scores: Scores<'_>) -> Option<u32> {
+/// Chooses a token. `None` if `scores` do not determine it; the sampler is then unchanged, and all logits will do.
+pub fn choose(sampler: &mut Sampler, allowed: AllowedTokens<'_>, scores: Scores<'_>) -> Option<u32> {
     match scores {
-        // A device says 0 where no logit is a number; all logits then show it.
-        Scores::Id(id) => Some(id).filter(|&id| id != 0 && allowed.has(id)),
-        Scores::Short(list, k) => sampler.sample_short(list, k, |id| allowed.has(id)),
+        // A device returns 0 if no logit is a number; all logits are then needed to see that.
+        Scores::Argmax(id) => Some(id).filter(|&id| id != 0 && allowed.has(id)),
+        Scores::TopK(list, k) => sampler.sample_short(list, k, |id| allowed.has(id)),
         Scores::Logits(logits) => Some(sampler.sample_allowed(logits, |id| allowed.has(id))),
     }
 }
 
-/// Whether the model gave a number for the token `id`, chosen from `scores`. NaN and infinity are none; -inf is one where
-/// another logit is finite.
+/// Whether the score of token `id`, chosen from `scores`, is a number. NaN and infinity are not; -inf is if another
+/// logit is finite.
 pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
     let ok = |logit: f32, finite: &dyn Fn() -> bool| logit.is_finite() || (logit == f32::NEG_INFINITY && finite());
     match scores {
-        Scores::Id(_) => true,
-        Scores::Short(list, _) => {
+        Scores::Argmax(_) => true,
+        Scores::TopK(list, _) => {
             let logit = list.iter().find(|&&(listed, _)| listed == id).map_or(f32::NAN, |&(_, logit)| logit);
             ok(logit, &|| list.iter().any(|(_, logit)| logit.is_finite()))
         }
@@ -83,25 +87,25 @@ pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
     }
 }
 
-/// Evaluates `batch` by the cheapest way that brings `need`, and hands `row` what that brought for each token whose logits
-/// are wanted, with its number among these.
+/// Evaluates `batch` and calls `row(i, scores)` for the `i`-th token with `logits` set, with scores of the `required`
+/// kind. On an error `row` is not called.
 pub fn evaluate(
     pass: &mut dyn ForwardPass,
     batch: &[BatchToken],
-    need: Need,
+    required: RequiredScores,
     mut row: impl FnMut(usize, Scores<'_>),
 ) -> Result<(), ForwardError> {
-    match need {
-        Need::Id => {
+    match required {
+        RequiredScores::Argmax => {
             let ids = pass.forward_greedy(batch)?;
-            ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Id(id)));
+            ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id)));
         }
-        Need::Short => {
+        RequiredScores::TopK => {
             let k = pass.max_top_k();
             let lists = pass.forward_top_k(batch, k)?;
-            lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::Short(list, k)));
+            lists.iter().enumerate().for_each(|(i, list)| row(i, Scores::TopK(list, k)));
         }
-        Need::Logits => {
+        RequiredScores::Logits => {
             let logits = pass.forward(batch)?;
             (0..logits.n_rows()).for_each(|i| row(i, Scores::Logits(logits.row(i))));
         }
@@ -109,8 +113,8 @@ pub fn evaluate(
     Ok(())
 }
 
-/// Evaluates the last tokens of sequences once more, where what [`evaluate`] brought for them was too little, and hands
-/// `row` all logits of each.
+/// Evaluates the last tokens of sequences a second time, for all logits: cuts each sequence back by its token in
+/// `tokens`, and then calls `row` as [`evaluate`] does. No effect without tokens.
 pub fn evaluate_again(
     pass: &mut dyn ForwardPass,
     tokens: &[BatchToken],
@@ -123,7 +127,7 @@ pub fn evaluate_again(
         let reached = pass.rewind(token.seq, token.pos);
         assert_eq!(reached, token.pos, "a sequence can always do without its last token");
     }
-    evaluate(pass, tokens, Need::Logits, row)
+    evaluate(pass, tokens, RequiredScores::Logits, row)
 }
 
 #[cfg(test)]
@@ -136,22 +140,25 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_that_does_is_asked_for() {
+    fn the_cheapest_sufficient_scores_are_required() {
         let greedy = sampler(SamplerOptions::greedy());
-        // A device that gives lists of 8, and one whose logits cost nothing.
+        // A device with lists of 8, and one whose logits cost nothing.
         for (n_forbidden, masked, on_device, at_hand) in [
-            (0, false, Need::Id, Need::Logits),
-            (2, false, Need::Id, Need::Logits),
-            (2, true, Need::Short, Need::Logits),
-            (8, true, Need::Logits, Need::Logits),
+            (0, false, RequiredScores::Argmax, RequiredScores::Logits),
+            (2, false, RequiredScores::Argmax, RequiredScores::Logits),
+            (2, true, RequiredScores::TopK, RequiredScores::Logits),
+            (8, true, RequiredScores::Logits, RequiredScores::Logits),
         ] {
-            assert_eq!(need(&greedy, n_forbidden, masked, 8), on_device, "{n_forbidden} {masked}");
-            assert_eq!(need(&greedy, n_forbidden, masked, 0), at_hand, "{n_forbidden} {masked}");
+            assert_eq!(required_scores(&greedy, n_forbidden, masked, 8), on_device, "{n_forbidden} {masked}");
+            assert_eq!(required_scores(&greedy, n_forbidden, masked, 0), at_hand, "{n_forbidden} {masked}");
         }
         let top_5 = sampler(SamplerOptions { top_k: 5, ..Default::default() });
-        assert_eq!((need(&top_5, 3, false, 8), need(&top_5, 4, false, 8)), (Need::Short, Need::Logits));
+        assert_eq!(
+            (required_scores(&top_5, 3, false, 8), required_scores(&top_5, 4, false, 8)),
+            (RequiredScores::TopK, RequiredScores::Logits)
+        );
         let all = sampler(SamplerOptions { logit_bias: vec![(1, 1.0)], ..SamplerOptions::greedy() });
-        assert_eq!(need(&all, 0, false, 8), Need::Logits);
+        assert_eq!(required_scores(&all, 0, false, 8), RequiredScores::Logits);
     }
 
     #[test]
@@ -167,28 +174,28 @@ mod tests {
         ] {
             assert_eq!(is_number(Scores::Logits(logits), id), want, "{logits:?} {id}");
             let list: TopK = logits.iter().zip(0..).map(|(&logit, id)| (id, logit)).collect();
-            assert_eq!(is_number(Scores::Short(&list, 2), id), want, "{logits:?} {id}");
+            assert_eq!(is_number(Scores::TopK(&list, 2), id), want, "{logits:?} {id}");
         }
-        // A device's 0 may stand for no number at all: all logits decide.
+        // An argmax of 0 may mean that no logit is a number: all logits decide.
         let mut greedy = sampler(SamplerOptions::greedy());
-        assert_eq!(choose(&mut greedy, Allowed::default(), Scores::Id(0)), None);
+        assert_eq!(choose(&mut greedy, AllowedTokens::default(), Scores::Argmax(0)), None);
     }
 
     #[test]
-    fn too_little_is_no_choice() {
+    fn insufficient_scores_give_no_choice() {
         let mut greedy = sampler(SamplerOptions::greedy());
         let logits = [0.0, 3.0, 2.0, 1.0];
         let mask = [0b1001];
         for (allowed, of_id, of_list, of_all) in [
-            (Allowed::default(), Some(1), Some(1), 1),
-            (Allowed { forbidden: &[1], mask: None }, None, Some(2), 2),
-            (Allowed { forbidden: &[1, 2], mask: None }, None, None, 3),
-            (Allowed { forbidden: &[], mask: Some(&mask) }, None, None, 3),
-            (Allowed { forbidden: &[3], mask: Some(&mask) }, None, None, 0),
+            (AllowedTokens::default(), Some(1), Some(1), 1),
+            (AllowedTokens { forbidden: &[1], mask: None }, None, Some(2), 2),
+            (AllowedTokens { forbidden: &[1, 2], mask: None }, None, None, 3),
+            (AllowedTokens { forbidden: &[], mask: Some(&mask) }, None, None, 3),
+            (AllowedTokens { forbidden: &[3], mask: Some(&mask) }, None, None, 0),
         ] {
-            assert_eq!(choose(&mut greedy, allowed, Scores::Id(1)), of_id, "{allowed:?}");
+            assert_eq!(choose(&mut greedy, allowed, Scores::Argmax(1)), of_id, "{allowed:?}");
             let list = vec![(1, 3.0), (2, 2.0)];
-            assert_eq!(choose(&mut greedy, allowed, Scores::Short(&list, 2)), of_list, "{allowed:?}");
+            assert_eq!(choose(&mut greedy, allowed, Scores::TopK(&list, 2)), of_list, "{allowed:?}");
             assert_eq!(choose(&mut greedy, allowed, Scores::Logits(&logits)), Some(of_all), "{allowed:?}");
         }
     }

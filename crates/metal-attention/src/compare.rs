@@ -1,4 +1,4 @@
-//! Two forward passes side by side: where their hidden states part.
+//! Compares two forward passes of one model: where their hidden states and logits differ.
 
 use std::ops::ControlFlow;
 
@@ -6,46 +6,46 @@ use metal_attention_model::{BatchToken, ForwardPass, argmax};
 
 use crate::Error;
 
-/// Most bytes of logits that a pass is asked for at once.
+/// Maximum bytes of logits that a pass returns at once.
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
-/// How the tokens of a comparison go through the layers.
+/// The way in which the tokens of a comparison are evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Many at once, as a prompt does; at most so many.
+pub enum EvaluationMode {
+    /// In prefill chunks of at most this many tokens.
     Prefill(usize),
-    /// One by one, as a continuation does.
+    /// One by one, as in decoding.
     Decode,
 }
 
-/// How far vectors are from those of the reference, one vector for each token.
+/// The deviation of vectors, one for each token, from those of the reference.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Deviation {
-    /// The largest normalised mean squared error, `|x - reference|^2 / |reference|^2`, of any token. Not finite where a
+    /// The largest normalised mean squared error of any token, `|x - reference|^2 / |reference|^2`. Not finite if a
     /// value is not.
     pub nmse: f64,
-    /// The position of that token.
+    /// Position of the token with that error.
     pub position: usize,
-    /// The largest absolute difference of two elements, of any token. NaN where one is.
+    /// The largest absolute difference of two elements, of any token. NaN if one is.
     pub max_difference: f32,
 }
 
 impl Deviation {
     const NONE: Self = Self { nmse: 0.0, position: 0, max_difference: 0.0 };
 
-    /// Whether the error is at most `tolerance`; what is no number never is.
+    /// Whether the error is at most `tolerance`; never for NaN.
     pub fn within(&self, tolerance: f64) -> bool {
         self.nmse <= tolerance
     }
 
-    /// Takes in the vectors of `width` elements of the tokens from `start` on.
+    /// Adds vectors of `width` elements, of the tokens from position `start` on.
     fn add_rows(&mut self, start: usize, got: &[f32], want: &[f32], width: usize) {
         for (i, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
             self.add(start + i, got, want);
         }
     }
 
-    /// Takes in the vector of the token at `position`.
+    /// Adds the vector of the token at `position`.
     fn add(&mut self, position: usize, got: &[f32], want: &[f32]) {
         let (mut error, mut power, mut largest) = (0.0, 0.0, 0.0f32);
         for (&g, &w) in got.iter().zip(want) {
@@ -63,63 +63,64 @@ impl Deviation {
     }
 }
 
-/// The larger of two numbers; NaN where one is.
+/// The larger of two numbers; NaN if one is.
 fn larger(a: f32, b: f32) -> f32 {
     if a >= b || a.is_nan() { a } else { b }
 }
 
-/// What [`compare`] found.
+/// The result of [`compare`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// The hidden state after each layer.
+    /// Deviation of the hidden state after each layer.
     pub layers: Vec<Deviation>,
-    /// The logits; of a model without an output head the states after the last norm.
+    /// Deviation of the logits; without an output head, of the states after the last norm.
     pub output: Deviation,
-    /// Tokens that were compared.
+    /// Compared tokens.
     pub n_tokens: usize,
-    /// What both choose; `None` where the model has no output head.
-    pub choices: Option<Choices>,
+    /// Agreement of the argmax; `None` if the model has no output head.
+    pub choices: Option<ArgmaxAgreement>,
 }
 
-/// The next tokens that two passes choose.
+/// The agreement of two passes' argmax.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Choices {
-    /// Tokens after which both choose the same.
+pub struct ArgmaxAgreement {
+    /// Number of positions with the same argmax.
     pub same: usize,
-    /// What the reference chooses after the last.
+    /// Argmax of the reference at the last position.
     pub reference: u32,
-    /// What the other pass chooses there.
+    /// Argmax of the other pass at the last position.
     pub other: u32,
 }
 
-/// A place in a model.
+/// A point in the computation at which two passes can diverge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DivergencePoint {
     /// After the layer with this index.
     Layer(usize),
-    /// After the output head, or where there is none after the last norm.
+    /// After the output head; without one, after the last norm.
     Output,
 }
 
 impl Comparison {
-    /// The first place where the error is larger than `tolerance`.
-    pub fn first_past(&self, tolerance: f64) -> Option<Place> {
+    /// The first point at which the error exceeds `tolerance`.
+    pub fn first_past(&self, tolerance: f64) -> Option<DivergencePoint> {
         let layer = self.layers.iter().position(|layer| !layer.within(tolerance));
-        layer.map(Place::Layer).or((!self.output.within(tolerance)).then_some(Place::Output))
+        layer.map(DivergencePoint::Layer).or((!self.output.within(tolerance)).then_some(DivergencePoint::Output))
     }
 }
 
-/// Runs `ids` through `reference` and `other`, two passes of one model, both emptied before, and compares the hidden state
-/// after every layer and the logits after every token; where the model has no output head the states after the last norm. Where a token sees those after
-/// it, all go through the layers at once, and [`Way::Decode`] is an error for more than one.
+/// Evaluates `ids` with `reference` and `other`, two passes of one model, after emptying both, and compares the hidden
+/// states after every layer and the logits of every token (without an output head, the states after the last norm). A
+/// model without a causal mask evaluates all tokens in one batch, and [`EvaluationMode::Decode`] fails for more than
+/// one.
 ///
-/// Before each batch `progress` hears how many of how many tokens are done; where it breaks, the result is
-/// [`Error::Interrupted`].
+/// Before each batch `progress` is called with the number of tokens done and in total; if it returns `Break`, the
+/// result is [`Error::Interrupted`].
 ///
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use metal_attention::compare::{Way, compare};
+/// use metal_attention::compare::{EvaluationMode, compare};
 /// use metal_attention::{CacheType, Device, EngineOptions, Model};
 ///
 /// # fn main() -> Result<(), metal_attention::Error> {
@@ -128,7 +129,7 @@ impl Comparison {
 /// let mut reference = model.forward_pass(&exact)?;
 /// let mut other = model.forward_pass(&EngineOptions::default())?;
 /// let ids = [1, 403, 407, 261, 378];
-/// let found = compare(&mut *reference, &mut *other, &ids, Way::Decode, |_, _| ControlFlow::Continue(()))?;
+/// let found = compare(&mut *reference, &mut *other, &ids, EvaluationMode::Decode, |_, _| ControlFlow::Continue(()))?;
 /// assert_eq!(found.first_past(1e-2), None);
 /// assert_eq!(found.choices.map(|choices| choices.same), Some(5));
 /// # Ok(())
@@ -138,7 +139,7 @@ pub fn compare(
     reference: &mut dyn ForwardPass,
     other: &mut dyn ForwardPass,
     ids: &[u32],
-    way: Way,
+    way: EvaluationMode,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Comparison, Error> {
     if ids.is_empty() {
@@ -150,26 +151,26 @@ pub fn compare(
     let (n_layer, n_embd, n_vocab) = (spec.n_layer(), spec.n_embd, spec.n_vocab);
     let (has_head, is_causal) = (spec.output.head.is_some(), spec.is_causal());
     let n_batch = match way {
-        Way::Prefill(_) if !is_causal => ids.len(),
-        Way::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
-        Way::Decode => 1,
+        EvaluationMode::Prefill(_) if !is_causal => ids.len(),
+        EvaluationMode::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
+        EvaluationMode::Decode => 1,
     };
-    // Every token's logits are wanted: the last layer may leave out the others.
+    // With all logits wanted, the last layer evaluates every token.
     let tokens: Vec<_> =
         ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: has_head }).collect();
     let mut found = Comparison {
         layers: vec![Deviation::NONE; n_layer],
         output: Deviation::NONE,
         n_tokens: ids.len(),
-        choices: has_head.then(Choices::default),
+        choices: has_head.then(ArgmaxAgreement::default),
     };
-    let mut hear = |start: usize| match progress(start, ids.len()) {
+    let mut report = |start: usize| match progress(start, ids.len()) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(Error::Interrupted { done: start, total: ids.len() }),
     };
     for batch in tokens.chunks(n_batch) {
         let start = batch[0].pos;
-        hear(start)?;
+        report(start)?;
         let (want_states, want_logits) = states_and_logits(reference, batch)?;
         let (got_states, got_logits) = states_and_logits(other, batch)?;
         for ((layer, got), want) in found.layers.iter_mut().zip(&got_states).zip(&want_states) {
@@ -184,23 +185,24 @@ pub fn compare(
         }
     }
     if !has_head {
-        // States after the last norm come of a run of their own.
+        // The states after the last norm need a second evaluation.
         reference.reset();
         other.reset();
         let tokens: Vec<_> = tokens.iter().map(|&token| BatchToken { logits: true, ..token }).collect();
         for batch in tokens.chunks(n_batch) {
             let start = batch[0].pos;
-            hear(start)?;
+            report(start)?;
             found.output.add_rows(start, &other.forward_hidden(batch)?, &reference.forward_hidden(batch)?, n_embd);
         }
     }
     Ok(found)
 }
 
-/// The hidden states after each layer, `[n_tokens, n_embd]` each, and the logits, `[n_tokens, n_vocab]`, where they are wanted.
+/// The hidden states after each layer, `[n_tokens, n_embd]` each, and the logits, `[n_tokens, n_vocab]` (empty without
+/// an output head).
 fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result<(Vec<Vec<f32>>, Vec<f32>), Error> {
     let mut states = vec![Vec::new(); pass.spec().n_layer()];
-    // A pass may cut the batch, and then tells of every layer several times.
+    // A pass may divide the batch into micro-batches, and then reports each layer several times.
     let mut keep = |layer: usize, x: &[f32]| states[layer].extend_from_slice(x);
     let logits = pass.forward_traced(batch, Some(&mut keep))?.as_slice().to_vec();
     Ok((states, logits))
@@ -221,15 +223,15 @@ mod tests {
         Model::built_in().unwrap().forward_pass(&options).unwrap()
     }
 
-    fn go_on(_: usize, _: usize) -> ControlFlow<()> {
+    fn keep_going(_: usize, _: usize) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    /// A pass that shows another state than it has, from layer `layer` on.
+    /// A pass that reports changed hidden states from layer `layer` on.
     struct Faulty {
         pass: Box<dyn ForwardPass>,
         layer: usize,
-        /// What it adds to the first element of the token at position 3.
+        /// Added to the first element of the token at position 3.
         error: f32,
     }
 
@@ -299,12 +301,12 @@ mod tests {
 
     #[test]
     fn equal_passes_do_not_differ() {
-        for way in [Way::Decode, Way::Prefill(2), Way::Prefill(512)] {
-            let found = compare(&mut *pass(true), &mut *pass(true), &IDS, way, go_on).unwrap();
+        for way in [EvaluationMode::Decode, EvaluationMode::Prefill(2), EvaluationMode::Prefill(512)] {
+            let found = compare(&mut *pass(true), &mut *pass(true), &IDS, way, keep_going).unwrap();
             let none = Deviation { nmse: 0.0, position: 0, max_difference: 0.0 };
             assert_eq!((&found.layers, found.output), (&vec![none; 5], none));
             assert_eq!(found.n_tokens, 5);
-            assert_eq!(found.choices, Some(Choices { same: 5, reference: 432, other: 432 }));
+            assert_eq!(found.choices, Some(ArgmaxAgreement { same: 5, reference: 432, other: 432 }));
             assert_eq!(found.first_past(0.0), None);
         }
     }
@@ -313,27 +315,31 @@ mod tests {
     fn a_used_pass_is_emptied_first() {
         let (mut reference, mut other) = (pass(true), pass(true));
         other.forward_prompt(&[5, 6, 7]).unwrap();
-        let found = compare(&mut *reference, &mut *other, &IDS, Way::Decode, go_on).unwrap();
+        let found = compare(&mut *reference, &mut *other, &IDS, EvaluationMode::Decode, keep_going).unwrap();
         assert_eq!(found.first_past(0.0), None);
     }
 
     #[test]
     fn rounding_is_seen_and_small() {
-        let found = compare(&mut *pass(true), &mut *pass(false), &IDS, Way::Prefill(512), go_on).unwrap();
+        let found =
+            compare(&mut *pass(true), &mut *pass(false), &IDS, EvaluationMode::Prefill(512), keep_going).unwrap();
         // The weights of the built-in model are F32, so that only the cache rounds.
         assert!(found.layers.iter().all(|l| l.nmse > 0.0 && l.nmse < 1e-5 && l.max_difference > 0.0), "{found:?}");
-        assert_eq!(found.first_past(0.0), Some(Place::Layer(0)));
+        assert_eq!(found.first_past(0.0), Some(DivergencePoint::Layer(0)));
         assert_eq!(found.first_past(1e-5), None);
     }
 
     #[test]
     fn the_first_layer_that_differs_is_named() {
-        for (error, way) in
-            [(0.5, Way::Decode), (0.5, Way::Prefill(512)), (f32::NAN, Way::Decode), (f32::INFINITY, Way::Decode)]
-        {
+        for (error, way) in [
+            (0.5, EvaluationMode::Decode),
+            (0.5, EvaluationMode::Prefill(512)),
+            (f32::NAN, EvaluationMode::Decode),
+            (f32::INFINITY, EvaluationMode::Decode),
+        ] {
             let mut faulty = Faulty { pass: pass(true), layer: 3, error };
-            let found = compare(&mut *pass(true), &mut faulty, &IDS, way, go_on).unwrap();
-            assert_eq!(found.first_past(1e-6), Some(Place::Layer(3)), "{found:?}");
+            let found = compare(&mut *pass(true), &mut faulty, &IDS, way, keep_going).unwrap();
+            assert_eq!(found.first_past(1e-6), Some(DivergencePoint::Layer(3)), "{found:?}");
             assert_eq!(found.layers[3].position, 3);
             assert_eq!(found.layers[2].max_difference, 0.0);
             let largest = found.layers[3].max_difference;
@@ -348,11 +354,11 @@ mod tests {
     #[test]
     fn what_cannot_be_compared_is_refused() {
         let run = |ids: &[u32], progress: fn(usize, usize) -> ControlFlow<()>| {
-            compare(&mut *pass(true), &mut *pass(true), ids, Way::Decode, progress).unwrap_err()
+            compare(&mut *pass(true), &mut *pass(true), ids, EvaluationMode::Decode, progress).unwrap_err()
         };
-        assert!(matches!(run(&[], go_on), Error::EmptyPrompt));
-        assert!(matches!(run(&[1, 512], go_on), Error::Forward(ForwardError::TokenOutOfRange { id: 512, .. })));
-        assert!(matches!(run(&[1; 17], go_on), Error::Forward(ForwardError::ContextFull { n_ctx: 16, .. })));
+        assert!(matches!(run(&[], keep_going), Error::EmptyPrompt));
+        assert!(matches!(run(&[1, 512], keep_going), Error::Forward(ForwardError::TokenOutOfRange { id: 512, .. })));
+        assert!(matches!(run(&[1; 17], keep_going), Error::Forward(ForwardError::ContextFull { n_ctx: 16, .. })));
         let stop = |done, _| if done == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         assert!(matches!(run(&IDS, stop), Error::Interrupted { done: 2, total: 5 }));
     }

@@ -1,39 +1,42 @@
-//! A rule that says which tokens may come next.
+//! Constraints on generated tokens, such as grammars and schemas.
 
 use std::fmt;
 
-/// Which tokens may come next: a grammar, a schema. Where a scheduler runs it, a panic fails the request that it belongs to and
-/// no other.
+/// Restricts which tokens may be sampled next: a grammar, a schema. In a scheduler, a panic in it fails only its own
+/// request.
 pub trait Constraint: Send {
     /// Sets the bit of each token that may come next: bit `id % 32` of word `id / 32`. `mask` has
-    /// `n_vocab.div_ceil(32)` words, all zero.
+    /// `n_vocab.div_ceil(32)` words, all zero. An error ends the generation.
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String>;
 
-    /// Takes the token that was chosen; tokens that end the text are not passed on.
+    /// Accepts the token that was sampled. End tokens are not passed on. An error ends the generation.
     fn accept(&mut self, id: u32) -> Result<(), String>;
 
-    /// Whether the text is complete: nothing but an end may follow.
+    /// Whether the generated text is complete: nothing but an end token may follow.
     fn is_complete(&self) -> bool;
 }
 
-/// A constraint, and the mask of what it allows.
-pub(crate) struct Constraining {
+/// A constraint in use, with a buffer for its mask.
+pub(crate) struct ActiveConstraint {
+    /// The constraint.
     constraint: Box<dyn Constraint>,
+    /// Buffer for the mask, `n_vocab.div_ceil(32)` words.
     mask: Vec<u32>,
 }
 
-impl fmt::Debug for Constraining {
+impl fmt::Debug for ActiveConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraining").finish_non_exhaustive()
+        f.debug_struct("ActiveConstraint").finish_non_exhaustive()
     }
 }
 
-impl Constraining {
+impl ActiveConstraint {
     pub fn new(constraint: Box<dyn Constraint>) -> Self {
         Self { constraint, mask: Vec::new() }
     }
 
-    /// A bit for each of `n_vocab` tokens that may come next, none of them `forbidden`. An error where none may.
+    /// The mask of the tokens that may come next, without `forbidden` ones: a bit for each of `n_vocab` tokens. An
+    /// error if none is left.
     pub fn mask(&mut self, n_vocab: usize, forbidden: &[u32]) -> Result<&[u32], String> {
         self.mask.clear();
         self.mask.resize(n_vocab.div_ceil(32), 0);
@@ -47,12 +50,12 @@ impl Constraining {
         Ok(&self.mask)
     }
 
-    /// Takes the token that was chosen.
+    /// Accepts the token that was sampled.
     pub fn accept(&mut self, id: u32) -> Result<(), String> {
         self.constraint.accept(id)
     }
 
-    /// Whether nothing but an end may follow.
+    /// Whether nothing but an end token may follow.
     pub fn is_complete(&self) -> bool {
         self.constraint.is_complete()
     }

@@ -1,36 +1,37 @@
-//! The time that copies of sequences out of the KV cache may take from the sequences that run.
+//! A time budget for copying sequences out of the KV cache, so that running sequences are not held up.
 
 use std::time::{Duration, Instant};
 
-/// Copies take `1 / SHARE` of the time that passes.
+/// Copies may use `1 / SHARE` of the elapsed time.
 const SHARE: u32 = 16;
 
-/// Most time of a copy: the sequences that run wait for its end.
+/// Maximum time of one copy, during which running sequences wait.
 const MOST: Duration = Duration::from_millis(100);
 
-/// Copies of fewer bytes are made in any case: what they take cannot be measured well, and is little.
+/// Copies of fewer bytes are always allowed: their time is short and cannot be measured well.
 const SMALL: u64 = 1 << 20;
 
-/// Bytes a second, before the first copy.
+/// Assumed bytes per second before the first copy.
 const RATE: f64 = 2e9;
 
-/// Time that is saved up for copies, and their rate.
+/// The time available for copies, and their measured rate.
 #[derive(Debug)]
 pub(crate) struct CopyBudget {
+    /// Time available at `at`.
     left: Duration,
-    /// When `left` was that.
+    /// Time of the last update of `left`.
     at: Instant,
-    /// Bytes a second of the last copy that was not small.
+    /// Bytes per second of the last copy that was not small.
     rate: f64,
 }
 
 impl CopyBudget {
-    /// That of an engine that begins now.
+    /// The budget at the start.
     pub fn new() -> Self {
         Self { left: MOST, at: Instant::now(), rate: RATE }
     }
 
-    /// Bytes that may be copied at `now`.
+    /// Bytes that may be copied at time `now`.
     pub fn bytes(&mut self, now: Instant) -> u64 {
         self.left = MOST.min(self.left + now.saturating_duration_since(self.at) / SHARE);
         self.at = now;
@@ -38,8 +39,8 @@ impl CopyBudget {
         fit.max(SMALL)
     }
 
-    /// A copy of `bytes` took `time`.
-    pub fn took(&mut self, bytes: u64, time: Duration) {
+    /// Records that a copy of `bytes` bytes took `time`.
+    pub fn record_copy(&mut self, bytes: u64, time: Duration) {
         self.left = self.left.saturating_sub(time);
         if bytes >= SMALL {
             self.rate = bytes as f64 / time.as_secs_f64().max(1e-9);
@@ -57,17 +58,17 @@ mod tests {
         let start = budget.at;
         let at = |ms: u64| start + Duration::from_millis(ms);
         assert_eq!(budget.bytes(at(0)), 200_000_000);
-        // All of it at half the rate.
-        budget.took(100_000_000, Duration::from_millis(100));
+        // The whole budget at half the assumed rate.
+        budget.record_copy(100_000_000, Duration::from_millis(100));
         assert_eq!(budget.bytes(at(0)), SMALL);
         assert_eq!(budget.bytes(at(160)), 10_000_000);
         assert_eq!(budget.bytes(at(320)), 20_000_000);
-        budget.took(8_000_000, Duration::from_millis(8));
+        budget.record_copy(8_000_000, Duration::from_millis(8));
         assert_eq!(budget.bytes(at(320)), 12_000_000);
-        // What is not used is lost from some time on.
+        // Unused time is capped.
         assert_eq!(budget.bytes(at(100_000)), 100_000_000);
-        // A small copy that something else held up changes no rate.
-        budget.took(1000, Duration::from_millis(30));
+        // A small copy does not change the rate.
+        budget.record_copy(1000, Duration::from_millis(30));
         assert_eq!(budget.bytes(at(100_000)), 70_000_000);
     }
 }

@@ -1,16 +1,16 @@
-//! Setting a model up on an NVIDIA GPU.
+//! Setting up a model on one or several NVIDIA GPUs through CUDA.
 
 use std::sync::Arc;
 
 use metal_attention_cuda::{
-    CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
+    CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass, cuda_summaries,
 };
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse};
 
-use crate::engine::{mib, room};
+use crate::engine::{capacity, mib};
 use crate::{EngineOptions, Model};
 
-/// Sets `model` up on device `ordinal`.
+/// Sets up `model` on the GPU with ordinal `ordinal`.
 pub(crate) fn forward_pass(
     model: &Model,
     options: &EngineOptions,
@@ -20,33 +20,33 @@ pub(crate) fn forward_pass(
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
     let options = pass_options(options, model, gpu.summary(), gpu.free_memory()?);
     let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
-    log_card(pass.gpu());
+    log_device(pass.gpu());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
 }
 
-/// Shares `model` out among as many devices as `options` say, from device `first` on.
-pub(crate) fn cards(model: &Model, options: &EngineOptions, first: usize) -> Result<CudaCards, CudaError> {
+/// Sets up `model` on `options.n_ranks` GPUs that share it (tensor parallelism), from ordinal `first` on.
+pub(crate) fn ranks(model: &Model, options: &EngineOptions, first: usize) -> Result<TensorParallelPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let open = |ordinal| {
         let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
-        log_card(&gpu);
+        log_device(&gpu);
         Ok(gpu)
     };
-    let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
-    let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
+    let gpus = (first..first.saturating_add(options.n_ranks)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
+    let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
     let options = pass_options(options, model, gpu.summary(), free);
-    let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &options)?;
+    let pass = TensorParallelPass::new(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
 }
 
-/// Sets `model` up on the first device that has room for it, a tenth of its memory kept free. `None`, and a word in the log, where
-/// CUDA cannot run it here.
+/// Sets up `model` on the first GPU with enough memory, of which a tenth stays free. `None`, with the reason in the
+/// log, if CUDA cannot run it here.
 pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<Option<CudaForwardPass>, CudaError> {
-    match first_with_room(model, options) {
+    match first_with_capacity(model, options) {
         Ok(pass) => return Ok(Some(pass)),
         Err(CudaError::Cancelled) => return Err(CudaError::Cancelled),
         Err(why @ CudaError::Driver { .. }) => tracing::warn!("CUDA cannot be used: {why}"),
@@ -55,7 +55,8 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<Option<Cuda
     Ok(None)
 }
 
-fn first_with_room(model: &Model, options: &EngineOptions) -> Result<CudaForwardPass, CudaError> {
+/// The same, with the reason as an error.
+fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaForwardPass, CudaError> {
     let gpus = cuda_summaries()?;
     CudaForwardPass::supports(model.spec())?;
     let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
@@ -80,8 +81,8 @@ fn first_with_room(model: &Model, options: &EngineOptions) -> Result<CudaForward
     Err(why)
 }
 
-/// What `model` is set up with on such cards, which have so many bytes together: where nobody says how many tokens go through the layers at once
-/// as many as suit the device, if there is room for these.
+/// The options of a forward pass of `model` on GPUs like `gpu` with `available` bytes in total. If the caller sets no
+/// micro-batch, it is the GPU's best one if that fits, otherwise the default.
 fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> CudaForwardPassOptions {
     let options = &sized(options, model, gpu, available);
     let n_ctx = options.n_ctx_of(model);
@@ -94,38 +95,38 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
         n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
-        one_launch: None,
+        persistent_kernel_limit: None,
     };
     if let Some(n_ubatch) = options.n_ubatch {
         return with(n_ubatch);
     }
     let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let mut needed = best.memory_needed(model.spec(), model.weights());
-    // Each card has all of what steps work with.
-    needed.scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    // Each rank has its own scratch buffers.
+    needed.scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
 }
 
-/// `options` with a context that suits `available` bytes, where that is left to the device.
+/// `options` with a context length that fits `available` bytes, if that is left to the device.
 fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> EngineOptions {
     let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let smallest = CudaForwardPassOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
     let needed = smallest.memory_needed(model.spec(), model.weights());
-    let scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    let scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }
 
-/// Logs what runs the model.
-fn log_card(gpu: &CudaDevice) {
+/// Logs the GPU.
+fn log_device(gpu: &CudaDevice) {
     let gpu = gpu.summary();
     let (major, minor) = gpu.capability;
     tracing::info!("device: CUDA, {}, compute capability {major}.{minor}", gpu.name);
     tracing::info!("GPU memory: {}", mib(gpu.memory));
 }
 
-/// Logs the memory that a model takes.
+/// Logs the memory of a forward pass.
 fn log_memory(memory: MemoryUse, pages: PageUse) {
     tracing::info!("weights: {}", mib(memory.weights));
-    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), capacity(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
 }

@@ -1,36 +1,28 @@
-//! The names of the devices that run models.
+//! The names of devices.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// The device that runs a model: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1` or `wgpu:NAME`; `gpu` is another name of `wgpu`, and
-/// the one that is written, as programs read it.
-///
-/// ```
-/// use metal_attention::Device;
-///
-/// let device: Device = "wgpu:geforce".parse()?;
-/// assert_eq!(device, Device::WgpuName("geforce".into()));
-/// assert_eq!(device.to_string(), "gpu:geforce");
-/// # Ok::<(), metal_attention::Error>(())
-/// ```
+/// The device that runs a model, by name: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1` or `wgpu:NAME`. `gpu` is an
+/// older name of `wgpu`; it is still the one that is written, for programs that read it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Device {
-    /// A GPU that is no software and has room for the model, where there is one, an NVIDIA GPU through CUDA; else the CPU.
+    /// An NVIDIA GPU through CUDA, otherwise another hardware GPU, if it has enough memory for the model; otherwise the
+    /// CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The NVIDIA GPU with this number among the driver's, through CUDA.
+    /// The NVIDIA GPU with this ordinal of the driver, through CUDA.
     Cuda(usize),
-    /// The first GPU that wgpu finds: real ones come before software ones.
+    /// The first GPU of wgpu; hardware comes before software.
     Wgpu,
-    /// The GPU of wgpu with this index, as `metal-attention devices` lists them.
+    /// The GPU of wgpu with this index, as `metal-attention devices` lists it.
     WgpuIndex(usize),
-    /// The first GPU of wgpu whose name has this in it, in upper or lower case. Not a number: that is an index.
+    /// The first GPU of wgpu whose name contains this, in any case. Not a number: that is an index.
     WgpuName(String),
 }
 
@@ -51,7 +43,7 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Reads what [`Display`](fmt::Display) writes; anything else is [`Error::UnknownDevice`].
+    /// Parses what [`Display`](fmt::Display) writes, and `wgpu`; anything else is [`Error::UnknownDevice`].
     fn from_str(s: &str) -> Result<Self, Error> {
         let unknown = || Error::UnknownDevice { device: s.to_owned() };
         match (s, s.split_once(':')) {

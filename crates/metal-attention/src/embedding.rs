@@ -1,12 +1,16 @@
-//! What becomes of a text's states: its embedding, or a reranker's score.
+//! From the hidden states of a sequence to its embedding, or to a reranker's scores: pooling, and the layers after it.
+//!
+//! Input are the states after the model's last norm, `[n, n_embd]`, from
+//! [`ForwardPass::forward_hidden`](crate::ForwardPass::forward_hidden). All computation here is in main memory, in F32
+//! and F64.
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{BatchToken, Linear, NormWeights, Pooling};
 
 use crate::Model;
 
-/// Makes one vector of the states of a text's tokens, as the model's file says: pooled, through the matrices after that, and
-/// divided by its length.
+/// Makes one vector of the hidden states of a sequence, as the model's file says: pools them, applies the matrices that
+/// follow, and divides the result by its length. A reranker's scores are not divided.
 ///
 /// ```
 /// use metal_attention::tokenizer::EncodeOptions;
@@ -15,9 +19,9 @@ use crate::Model;
 /// let model = Model::built_in()?;
 /// let mut pass = model.forward_pass(&EngineOptions::default())?;
 /// let pooler = Pooler::new(&model, None);
-/// let text = model.tokenizer()?.encode("Once upon a time", EncodeOptions::default());
+/// let ids = model.tokenizer()?.encode("Once upon a time", EncodeOptions::default());
 /// let mut pooled = pooler.begin();
-/// let states = pass.forward_hidden(&pooler.batch(&text, 0))?;
+/// let states = pass.forward_hidden(&pooler.batch(&ids, 0))?;
 /// pooled.add(&states);
 /// let embedding = pooler.finish(pooled);
 /// assert_eq!(embedding.len(), model.spec().n_embd);
@@ -26,70 +30,83 @@ use crate::Model;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Pooler {
+    /// The states that are averaged: all, the first, or the last.
     pooling: Pooling,
+    /// Length of a state.
     n_embd: usize,
-    /// What follows pooling.
-    steps: Vec<Step>,
-    /// Whether scores come out, which are not divided by anything.
+    /// Operations after pooling, in order.
+    ops: Vec<PoolingOp>,
+    /// Whether the result is a reranker's scores.
     is_score: bool,
 }
 
-/// A step from the pooled state on.
+/// An operation on the pooled state.
 #[derive(Debug, Clone)]
-enum Step {
-    Matrix(Matrix),
+enum PoolingOp {
+    /// A product with bias.
+    Matrix(F32Matrix),
+    /// Tanh of each element.
     Tanh,
+    /// GELU of each element (the tanh approximation).
     Gelu,
+    /// A layer norm with this epsilon; its bias is not used.
     LayerNorm(NormWeights, f32),
+    /// Softmax over all elements.
     Softmax,
 }
 
-/// A matrix in F32, `[n_out, n_in]`.
+/// A matrix in F32, row-major `[n_out, n_in]`, with an optional bias `[n_out]`.
 #[derive(Debug, Clone)]
-struct Matrix {
+struct F32Matrix {
+    /// Length of a row.
     n_in: usize,
+    /// The rows.
     weight: Vec<f32>,
+    /// The bias.
     bias: Option<Vec<f32>>,
 }
 
-/// States of a text so far.
+/// The sum of the pooled states of one sequence, as far as it was evaluated.
 #[derive(Debug, Clone)]
 pub struct Pooled {
+    /// Sum of the states, `[n_embd]`.
     sum: Vec<f64>,
+    /// Number of states in it.
     n: usize,
 }
 
 impl Pooler {
-    /// The pooler of `model`; `pooling` where it is not to be that of the file. A file that says none has the mean.
+    /// The pooler of `model`. `pooling` overrides the pooling that the file names; if neither names one, it is the
+    /// mean.
     pub fn new(model: &Model, pooling: Option<Pooling>) -> Self {
         let (spec, weights) = (model.spec(), model.weights());
         let pooling = pooling.or(spec.output.pooling).unwrap_or(Pooling::Mean);
-        let mut steps: Vec<_> = weights.dense.iter().map(|linear| Step::Matrix(Matrix::of(linear))).collect();
+        let mut ops: Vec<_> = weights.dense.iter().map(|linear| PoolingOp::Matrix(F32Matrix::of(linear))).collect();
         let mut by = pooling;
         if pooling == Pooling::Rank {
             by = Pooling::First;
             if let (Some(c), Some(w)) = (&spec.output.classifier, &weights.classifier) {
                 by = c.pooling;
                 if let Some(dense) = &w.dense {
-                    steps.push(Step::Matrix(Matrix::of(dense)));
-                    steps.push(if c.gelu { Step::Gelu } else { Step::Tanh });
-                    steps.extend(w.norm.clone().map(|norm| Step::LayerNorm(norm, c.norm_eps)));
+                    ops.push(PoolingOp::Matrix(F32Matrix::of(dense)));
+                    ops.push(if c.gelu { PoolingOp::Gelu } else { PoolingOp::Tanh });
+                    ops.extend(w.norm.clone().map(|norm| PoolingOp::LayerNorm(norm, c.norm_eps)));
                 }
-                steps.extend(w.out.iter().map(|out| Step::Matrix(Matrix::of(out))));
+                ops.extend(w.out.iter().map(|out| PoolingOp::Matrix(F32Matrix::of(out))));
                 if c.softmax {
-                    steps.push(Step::Softmax);
+                    ops.push(PoolingOp::Softmax);
                 }
             }
         }
-        Self { pooling: by, n_embd: spec.n_embd, steps, is_score: pooling == Pooling::Rank }
+        Self { pooling: by, n_embd: spec.n_embd, ops, is_score: pooling == Pooling::Rank }
     }
 
-    /// Whether a text has a score instead of an embedding: the model is a reranker.
+    /// Whether the model is a reranker: a sequence has scores instead of an embedding.
     pub fn is_ranker(&self) -> bool {
         self.is_score
     }
 
-    /// Whether the state at `pos` of a text of `n` tokens is needed.
+    /// Whether the state at position `pos` of a sequence of `n` tokens is needed.
     pub fn needs(&self, pos: usize, n: usize) -> bool {
         match self.pooling {
             Pooling::Mean => true,
@@ -98,24 +115,24 @@ impl Pooler {
         }
     }
 
-    /// The batch of a whole text in sequence `seq`, with the tokens marked whose states are needed.
+    /// The batch of a whole sequence at cache sequence `seq`. The tokens whose states are needed have `logits` set.
     pub fn batch(&self, ids: &[u32], seq: usize) -> Vec<BatchToken> {
         let token = |(pos, &id)| BatchToken { id, seq, pos, logits: self.needs(pos, ids.len()) };
         ids.iter().enumerate().map(token).collect()
     }
 
-    /// Nothing of a text so far.
+    /// An empty sum.
     pub fn begin(&self) -> Pooled {
         Pooled { sum: vec![0.0; self.n_embd], n: 0 }
     }
 
-    /// The embedding, of length 1 (zeros stay zeros); of a reranker its scores, one for each label.
+    /// The embedding, of length 1 (all zeros stay zeros); of a reranker its scores, one for each label.
     pub fn finish(&self, pooled: Pooled) -> Vec<f32> {
         let Pooled { sum, n } = pooled;
         let n = n.max(1) as f64;
         let mut x: Vec<f32> = sum.into_iter().map(|sum| (sum / n) as f32).collect();
-        for step in &self.steps {
-            step.apply(&mut x);
+        for op in &self.ops {
+            op.apply(&mut x);
         }
         if !self.is_score {
             let length = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -130,7 +147,7 @@ impl Pooler {
 }
 
 impl Pooled {
-    /// Adds the states that [`Pooler::needs`] asked for, `[n, n_embd]`.
+    /// Adds states that [`Pooler::needs`] selects, `[n, n_embd]` row-major.
     pub fn add(&mut self, states: &[f32]) {
         for state in states.chunks_exact(self.sum.len().max(1)) {
             self.sum.iter_mut().zip(state).for_each(|(sum, &x)| *sum += f64::from(x));
@@ -139,7 +156,8 @@ impl Pooled {
     }
 }
 
-impl Step {
+impl PoolingOp {
+    /// Applies the operation to `x`, in place or with a new length.
     fn apply(&self, x: &mut Vec<f32>) {
         match self {
             Self::Matrix(matrix) => *x = matrix.times(x),
@@ -167,12 +185,14 @@ impl Step {
     }
 }
 
-impl Matrix {
+impl F32Matrix {
+    /// The matrix of `linear`, converted to F32.
     fn of(linear: &Linear) -> Self {
         let weight: &Tensor = &linear.weight;
         Self { n_in: weight.row_len(), weight: weight.to_f32(), bias: linear.bias.clone() }
     }
 
+    /// `W x + b`, `[n_out]`.
     fn times(&self, x: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks_exact(self.n_in).enumerate();
         let row = |(i, row): (usize, &[f32])| {

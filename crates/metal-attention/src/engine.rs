@@ -1,58 +1,59 @@
-//! Where a model runs, with how much memory and how many threads.
+//! Setting up a forward pass: the options of all backends, and the choice of a device.
 
 use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 use crate::memory::available_memory;
 #[cfg(feature = "cuda")]
-use crate::{CudaCards, CudaForwardPass, cuda_engine};
+use crate::{CudaForwardPass, TensorParallelPass, cuda_engine};
 use crate::{Device, Error, Model};
 #[cfg(feature = "wgpu")]
 use crate::{WgpuForwardPass, wgpu_engine};
 
-/// Context length where neither the caller nor the model asks for less.
+/// Context length if neither the caller nor the model's training is shorter.
 pub(crate) const DEFAULT_N_CTX: usize = 4096;
 
-/// Bytes for recurrent states to cut texts back to, where nobody asks for more or less.
+/// Default of [`EngineOptions::state_cache`], in bytes.
 const DEFAULT_STATE_CACHE: usize = 256 << 20;
 
-/// How a [`ForwardPass`] is set up.
+/// Options of a [`ForwardPass`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// What runs the model.
+    /// The device that runs the model.
     pub device: Device,
-    /// NVIDIA GPUs that share the model out among themselves (tensor parallelism): `device`, which is then one of CUDA's, and those
-    /// that follow it.
-    pub n_cards: usize,
-    /// Tokens each sequence has room for. `None`: the context of the training, at most 4096 unless
-    /// [`long_context`](Self::long_context) says otherwise.
+    /// Ranks of tensor parallelism: NVIDIA GPUs that share the model. `device` is the first one, through CUDA; the
+    /// others follow it.
+    pub n_ranks: usize,
+    /// Maximum tokens of a sequence. `None`: the context length of the model's training, at max 4096 unless
+    /// [`long_context`](Self::long_context) is set.
     pub n_ctx: Option<usize>,
-    /// What a context that nobody gives (`n_ctx` is `None`) comes to. `Some(n)`: that of the training, as far as half of the
-    /// memory that the weights leave has room for one such sequence, where `n` forward passes share the device. `n_cache` is
-    /// then wanted at least, within the same memory. Where the device does not tell its memory it is as with `None`: at most
-    /// 4096 tokens.
+    /// If `n_ctx` is `None`, `Some(n)` selects the context length of the training, as far as one such sequence fits in
+    /// half of the memory that the weights leave, when `n` forward passes share the device. `n_cache` is then raised to
+    /// at least that, within the same memory. If the device does not report its memory, the context is as with `None`:
+    /// at most 4096 tokens.
     pub long_context: Option<usize>,
-    /// Sequences the KV cache holds.
+    /// Number of sequences in the KV cache.
     pub n_seq: usize,
-    /// Tokens the KV cache has room for, all sequences together. `None`: `n_ctx` for each sequence.
+    /// Capacity of the KV cache in tokens, all sequences together. `None`: `n_ctx` for each sequence.
     pub n_cache: Option<usize>,
-    /// Sequences whose windows there is room for, in layers that keep no more of them; a batch may be refused for want of a
-    /// window ([`ForwardError::OutOfPages`](crate::ForwardError::OutOfPages)). `None`: all.
+    /// Number of sequences whose sliding windows fit, in layers that keep only a window. A batch may be refused for
+    /// want of a window ([`ForwardError::OutOfPages`](crate::ForwardError::OutOfPages)). `None`: all sequences.
     pub n_windows: Option<usize>,
-    /// Bytes for recurrent states that texts can be cut back to, besides those that they go on from: in models whose layers
-    /// keep such states in the place of keys and values.
+    /// Bytes for checkpoints of recurrent states, to which sequences can be cut back, besides the state that each
+    /// sequence continues from. Only in models with recurrent layers.
     pub state_cache: usize,
-    /// Threads that compute on the CPU. `None`: one for each physical core.
+    /// CPU threads that compute. `None`: one for each physical core.
     pub n_threads: Option<usize>,
-    /// Number format of the KV cache.
+    /// Element type of the KV cache.
     pub cache_type: CacheType,
-    /// Compute in F32 instead of quantising activations to 8 bits (CPU) or rounding to the 16 bits of matrix units
-    /// (GPU): slower, and as exact as the weights allow.
+    /// Compute in F32 instead of quantising activations to 8 bits (CPU) or rounding them to the 16 bits of matrix units
+    /// (GPU). Slower, and as exact as the weights.
     pub exact: bool,
-    /// Most tokens of a prompt that go through the layers at once. `None`: as many as suit the device, which
-    /// [`ForwardPass::n_ubatch`](crate::ForwardPass::n_ubatch) tells: 512, and 2048 on an H100 or H200 through CUDA where no layer keeps a window.
+    /// Tokens of a micro-batch: prompts go through the layers in pieces of at most this many tokens. `None`: the
+    /// device's default, which [`ForwardPass::n_ubatch`](crate::ForwardPass::n_ubatch) returns: 512, or 2048 on an H100
+    /// or H200 through CUDA if no layer has a window.
     pub n_ubatch: Option<usize>,
-    /// Ends the set-up and each forward pass from another thread, and tells how far they are.
+    /// Cancels the set-up and each forward pass from another thread, and reports their progress.
     pub watch: Watch,
 }
 
@@ -60,7 +61,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
-            n_cards: 1,
+            n_ranks: 1,
             n_ctx: None,
             long_context: None,
             n_seq: 1,
@@ -76,29 +77,29 @@ impl Default for EngineOptions {
     }
 }
 
-/// A forward pass as its backend has it, for what a [`ForwardPass`] does not tell.
-#[allow(clippy::large_enum_variant)] // there are one or two of them
+/// A forward pass with the type of its backend, for what [`ForwardPass`] does not offer.
+#[allow(clippy::large_enum_variant)] // a program has one or two
 pub enum Backend {
     /// On the CPU.
     Cpu(CpuForwardPass),
     /// On an NVIDIA GPU, through CUDA.
     #[cfg(feature = "cuda")]
     Cuda(CudaForwardPass),
-    /// On several of them, which share the model.
+    /// On several NVIDIA GPUs that share the model.
     #[cfg(feature = "cuda")]
-    CudaCards(CudaCards),
-    /// On a GPU.
+    TensorParallel(TensorParallelPass),
+    /// On a GPU, through wgpu.
     #[cfg(feature = "wgpu")]
     Wgpu(WgpuForwardPass),
 }
 
 impl Backend {
-    /// The forward pass on the CPU, where it is one.
+    /// The CPU's forward pass; `None` if it runs on another device.
     pub fn cpu(&mut self) -> Option<&mut CpuForwardPass> {
         match self {
             Self::Cpu(pass) => Some(pass),
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) | Self::CudaCards(_) => None,
+            Self::Cuda(_) | Self::TensorParallel(_) => None,
             #[cfg(feature = "wgpu")]
             Self::Wgpu(_) => None,
         }
@@ -111,19 +112,20 @@ impl Backend {
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => pass,
             #[cfg(feature = "cuda")]
-            Self::CudaCards(pass) => pass,
+            Self::TensorParallel(pass) => pass,
             #[cfg(feature = "wgpu")]
             Self::Wgpu(pass) => pass,
         }
     }
 
+    /// The forward pass behind its trait.
     pub(crate) fn boxed(self) -> Box<dyn ForwardPass> {
         match self {
             Self::Cpu(pass) => Box::new(pass),
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => Box::new(pass),
             #[cfg(feature = "cuda")]
-            Self::CudaCards(pass) => Box::new(pass),
+            Self::TensorParallel(pass) => Box::new(pass),
             #[cfg(feature = "wgpu")]
             Self::Wgpu(pass) => Box::new(pass),
         }
@@ -131,12 +133,12 @@ impl Backend {
 }
 
 impl EngineOptions {
-    /// Tokens each sequence has room for where `model` runs with these options.
+    /// The context length of `model` with these options, before any adjustment to a device's memory.
     pub fn n_ctx_of(&self, model: &Model) -> usize {
         self.n_ctx.unwrap_or(model.spec().n_ctx_train.min(DEFAULT_N_CTX))
     }
 
-    /// Sets `model` up on the device these options name.
+    /// Sets up `model` on the device of these options.
     pub(crate) fn backend(&self, model: &Model) -> Result<Backend, Error> {
         let n_ctx_train = model.spec().n_ctx_train;
         let n_ctx = self.n_ctx_of(model);
@@ -145,9 +147,9 @@ impl EngineOptions {
         }
         match &self.device {
             Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_)
-                if self.n_cards > 1 =>
+                if self.n_ranks > 1 =>
             {
-                Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
+                Err(Error::TensorParallelWithoutCuda { device: self.device.clone(), n_ranks: self.n_ranks })
             }
             Device::Cpu => self.cpu_pass(model),
             Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
@@ -156,15 +158,18 @@ impl EngineOptions {
         }
     }
 
+    /// A forward pass on the CPU, with a context that fits the available memory.
     fn cpu_pass(&self, model: &Model) -> Result<Backend, Error> {
         let sized = self.sized(model.spec(), available_memory(), model.gguf().tensor_bytes());
         match sized.cpu_pass_of_size(model) {
-            // A limit that the system does not tell, as that of the address space.
+            // The system reports less than all limits, for instance none of the address space: without the longer
+            // context it may fit.
             Err(Error::Cpu(CpuError::OutOfMemory { .. })) if sized != *self => self.cpu_pass_of_size(model),
             pass => pass,
         }
     }
 
+    /// A forward pass on the CPU with exactly these options.
     fn cpu_pass_of_size(&self, model: &Model) -> Result<Backend, Error> {
         let n_ctx = self.n_ctx_of(model);
         let defaults = CpuOptions::default();
@@ -188,8 +193,8 @@ impl EngineOptions {
 
     #[cfg(feature = "cuda")]
     fn cuda_pass(&self, model: &Model, ordinal: usize) -> Result<Backend, Error> {
-        if self.n_cards > 1 {
-            return Ok(Backend::CudaCards(cuda_engine::cards(model, self, ordinal)?));
+        if self.n_ranks > 1 {
+            return Ok(Backend::TensorParallel(cuda_engine::ranks(model, self, ordinal)?));
         }
         Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, ordinal)?))
     }
@@ -199,7 +204,7 @@ impl EngineOptions {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 
-    /// Through CUDA, else on another GPU, else on the CPU.
+    /// Tries CUDA, then another GPU, then the CPU.
     fn auto_pass(&self, model: &Model) -> Result<Backend, Error> {
         #[cfg(feature = "cuda")]
         if let Some(pass) = cuda_engine::auto(model, self)? {
@@ -249,13 +254,13 @@ impl EngineOptions {
     }
 }
 
-/// Bytes as people read them.
+/// A number of bytes in MiB, for logs.
 pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// What a KV cache has room for.
-pub(crate) fn room(pages: PageUse) -> String {
+/// The capacity of a KV cache, for logs.
+pub(crate) fn capacity(pages: PageUse) -> String {
     let states = match pages.states.total {
         0 => String::new(),
         n => format!(" and {n} recurrent states"),
@@ -263,14 +268,14 @@ pub(crate) fn room(pages: PageUse) -> String {
     format!("{} tokens{states}", pages.total * pages.page_len)
 }
 
-/// Logs what runs the model and the memory it takes.
+/// Logs the device and the memory of a forward pass on the CPU.
 fn log(model: &Model, pass: &CpuForwardPass) {
     let memory = pass.memory_use();
     tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
     tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
     tracing::info!("repacked weights: {}", mib(memory.weights));
     let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), capacity(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
 }
 
@@ -295,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_context_defaults_to_that_of_the_training() {
+    fn the_context_defaults_to_the_training_context() {
         let pass = Model::built_in().unwrap().forward_pass(&EngineOptions::default()).unwrap();
         assert_eq!(pass.n_ctx(), 512);
     }

@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a file's name and a token.
+//! Errors of opening and running a model.
 
 use metal_attention_cpu::CpuError;
 use metal_attention_gguf::GgufError;
@@ -8,14 +8,14 @@ use metal_attention_tokenizer::TokenizerError;
 use crate::sampling::SamplingError;
 use crate::{Device, RerankError};
 
-/// What [`Error::NoNumbers`] says; a scheduler says the same.
+/// Message of [`Error::NoNumbers`], and of the scheduler's error of that name.
 pub(crate) const NO_NUMBERS: &str = "the model gives NaN or infinity instead of numbers: the file or the device is damaged; \
      metal-attention compare tells which layer it comes from";
 
-/// What [`Error::Constraint`] begins with; a scheduler says the same.
+/// Start of the message of [`Error::Constraint`], and of the scheduler's.
 pub(crate) const CONSTRAINT: &str = "the constraint on the text failed";
 
-/// What [`Error::NoText`] says; a scheduler says the same.
+/// Message of [`Error::NoText`], and of the scheduler's.
 pub(crate) const NO_TEXT: &str = "the model writes no text: it is for embeddings (embed, /v1/embeddings) or for ranking documents \
      (rerank, /v1/rerank)";
 
@@ -23,16 +23,16 @@ pub(crate) const NO_TEXT: &str = "the model writes no text: it is for embeddings
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file is missing, damaged, or no GGUF file.
+    /// The file is missing, damaged, or not a GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The file describes no model that can run.
+    /// The file does not describe a model that can run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The file describes no tokenizer that can work.
+    /// The file does not describe a supported tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// Sampling options that make no sense.
+    /// A sampling option is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     /// The model cannot score documents.
@@ -44,71 +44,71 @@ pub enum Error {
     /// The CPU backend could not be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// A GPU cannot be used, or has no room for the model.
+    /// wgpu cannot be used, or its GPU has too little memory for the model.
     #[cfg(feature = "wgpu")]
     #[error(transparent)]
     Wgpu(#[from] metal_attention_wgpu::WgpuError),
-    /// CUDA cannot be used, or the GPU has no room for the model.
+    /// CUDA cannot be used, or its GPU has too little memory for the model.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] metal_attention_cuda::CudaError),
-    /// A GPU was asked for, and this build has none.
+    /// The device's backend is not part of this build.
     #[error(
         "the device \"{device}\" is not available: this program was built without it (the Cargo features \"wgpu\" and \
          \"cuda\"); use \"auto\" or \"cpu\""
     )]
     DeviceUnavailable {
-        /// The device that was asked for.
+        /// The requested device.
         device: Device,
     },
-    /// No device has a name like this.
+    /// The text is not the name of a device.
     #[error(
         "{device:?} is no device: use \"auto\", \"cpu\", \"cuda\", \"cuda:1\", \"wgpu\", \"wgpu:1\" (by index) or \"wgpu:NAME\" (by a part of the name)"
     )]
     UnknownDevice {
-        /// The name.
+        /// The text.
         device: String,
     },
-    /// Several cards, and a device that is none of CUDA's.
+    /// Several ranks were requested on a device that is not CUDA's.
     #[error(
-        "a model is shared out among {n_cards} cards through CUDA alone, and not with --device {device}: use --device cuda (the first \
+        "a model is shared out among {n_ranks} cards through CUDA alone, and not with --device {device}: use --device cuda (the first \
          of the cards), or replicas of the model (serve --replicas)"
     )]
-    CardsWithoutCuda {
-        /// The device that was named.
+    TensorParallelWithoutCuda {
+        /// The requested device.
         device: Device,
-        /// Cards that were asked for.
-        n_cards: usize,
+        /// The requested number of ranks.
+        n_ranks: usize,
     },
-    /// There is nothing to continue: no text, and the vocabulary adds no token of its own.
+    /// The prompt has no tokens, and the vocabulary adds none.
     #[error("the prompt is empty, and this model adds no token that begins a text: give it at least one token")]
     EmptyPrompt,
-    /// A prompt that the context cannot hold.
+    /// The prompt is longer than the context.
     #[error(
         "the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt or ask for a larger context (-c {n_prompt} or more; the model was trained with {n_ctx_train})"
     )]
     PromptTooLong {
         /// Tokens in the prompt.
         n_prompt: usize,
-        /// Tokens the context has room for.
+        /// Capacity of the context.
         n_ctx: usize,
         /// Context length of the training.
         n_ctx_train: usize,
     },
-    /// Text from a model that sees all tokens of a text at once, or that has no output head.
+    /// A generation with a model that has no causal mask, or no output head.
     #[error("{NO_TEXT}")]
     NoText,
-    /// The model computes NaN or infinity where a number belongs.
+    /// The model computed NaN or infinity.
     #[error("{NO_NUMBERS}")]
     NoNumbers,
-    /// The caller's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
+    /// The caller's [`LogitsProcessor`](crate::LogitsProcessor) failed, or leaves no token.
     #[error("the logits processor failed: {0}")]
     LogitsProcessor(String),
-    /// The [`Constraint`](crate::Constraint) on the text failed, or left no token to choose.
+    /// The [`Constraint`](crate::Constraint) failed, or allows no token.
     #[error("{CONSTRAINT}: {0}")]
     Constraint(String),
-    /// The caller's progress function asked to stop, or the [`Watch`](crate::Watch) was cancelled. The micro-batches that
-    /// were evaluated stay in the KV cache.
+    /// The caller's progress function returned `Break`, or the [`Watch`](crate::Watch) was cancelled. Evaluated
+    /// micro-batches stay in the KV cache.
     #[error("interrupted after {done} of {total} prompt tokens")]
     Interrupted {
         /// Prompt tokens in the KV cache.
@@ -119,7 +119,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether this is no failure: the caller asked for the work to end.
+    /// Whether the caller cancelled the work, so that this is not a failure.
     pub fn is_cancelled(&self) -> bool {
         match self {
             Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,

@@ -1,4 +1,6 @@
-//! The continuation of a text, as an iterator over its tokens.
+//! A generation: an iterator over the tokens that continue a sequence.
+//!
+//! It drives the crate's [`Sequence`]; [`TextStream`] turns its tokens into text.
 
 use metal_attention_tokenizer::Tokenizer;
 
@@ -8,15 +10,15 @@ use crate::{Error, TextStream, Timings};
 /// When a generation ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GenerateOptions {
-    /// Most tokens to generate. `None`: until the model ends the text or the context is full.
+    /// Maximum number of tokens to generate. `None`: until an end token is sampled or the context is full.
     pub n_predict: Option<usize>,
-    /// Strings that end the text; they are not part of it.
+    /// Strings that end the generation; they are not part of its text.
     pub stop: Vec<String>,
-    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    /// Tokens that end the generation, besides the vocabulary's end tokens; they are not part of its text.
     pub stop_ids: Vec<u32>,
-    /// Never choose a token with which the vocabulary ends a text.
+    /// Never sample the vocabulary's end tokens.
     pub ignore_eos: bool,
-    /// The least number of tokens before one that ends the text may be chosen.
+    /// Minimum number of tokens before an end token may be sampled.
     pub min_tokens: usize,
 }
 
@@ -24,13 +26,13 @@ pub struct GenerateOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// The model chose a token that ends the text, or its constraint was complete.
+    /// An end token was sampled, or the constraint is complete.
     EndOfGeneration,
-    /// As many tokens as were asked for.
+    /// `n_predict` tokens were generated.
     Length,
-    /// One of the stop strings.
+    /// A stop string was generated.
     StopString,
-    /// No room in the context.
+    /// The context is full.
     ContextFull,
 }
 
@@ -48,38 +50,44 @@ impl StopReason {
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Token {
-    /// Its number in the vocabulary.
+pub struct GeneratedToken {
+    /// Its id.
     pub id: u32,
-    /// What can be shown of the text now: whole characters, and nothing that may turn out to be the start of a stop
-    /// string. May be empty.
+    /// The text that is certain now: whole characters, and nothing that may be the start of a stop string. May be
+    /// empty.
     pub text: String,
 }
 
-/// Yields the tokens of a continuation as they are chosen. The token that ends it is not among them.
+/// An iterator over the tokens of a generation as they are sampled. The end token is not among them.
 ///
-/// Dropping it early loses nothing: [`Generator::generate`](crate::Generator::generate) goes on where it was.
+/// It may be dropped early: the next [`Generator::generate`](crate::Generator::generate) resumes where it stopped.
 pub struct Generation<'a> {
+    /// Tokenizer of the model.
     tokenizer: &'a Tokenizer,
+    /// The sequence that is continued.
     sequence: &'a mut Sequence,
+    /// Text of the tokens, with stop strings withheld.
     text: TextStream<'a>,
-    /// Tokens to be generated yet.
+    /// Tokens left to generate; `None`: no limit.
     remaining: Option<usize>,
-    /// Tokens to be generated yet before the text may end.
+    /// Tokens left to generate before an end token may be sampled.
     min_remaining: usize,
+    /// End tokens besides the vocabulary's.
     stop_ids: Vec<u32>,
-    /// Tokens that are not chosen before the text may end: all that end it.
+    /// Tokens that must not be sampled while `min_remaining` is above 0: all end tokens.
     forbidden_first: Vec<u32>,
-    /// Tokens that are not chosen after that.
+    /// Tokens that must not be sampled afterwards: with `ignore_eos` the vocabulary's end tokens, otherwise none.
     forbidden_later: &'a [u32],
-    /// No token comes any more: the generation stopped or failed.
+    /// Whether the generation has stopped or failed.
     ended: bool,
+    /// Why it stopped; `None` after an error.
     stop_reason: Option<StopReason>,
 }
 
 impl<'a> Generation<'a> {
+    /// A generation that continues `sequence`.
     pub(crate) fn new(tokenizer: &'a Tokenizer, sequence: &'a mut Sequence, options: GenerateOptions) -> Self {
-        // What the vocabulary has not never comes.
+        // A stop token outside the vocabulary can never be sampled.
         let in_vocabulary = |id: &u32| (*id as usize) < tokenizer.n_vocab();
         let stop_ids: Vec<u32> = options.stop_ids.into_iter().filter(in_vocabulary).collect();
         Self {
@@ -96,29 +104,30 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Why the generation ended; `None` while it goes on, and after an error.
+    /// Why the generation ended; `None` before its end, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
 
-    /// What the prompt and the continuation cost so far.
+    /// Token counts and durations of the prompt and the generation so far.
     pub fn timings(&self) -> Timings {
         self.sequence.timings
     }
 
-    /// Ends the generation and returns the text that was still held back: the start of a stop string that never came,
-    /// then half a character as U+FFFD. Empty in most cases.
+    /// Ends the generation and returns the text that was withheld: the start of a stop string that was not completed,
+    /// then a partial character as U+FFFD. Usually empty.
     pub fn finish(self) -> String {
         self.text.finish()
     }
 
+    /// Ends the generation.
     fn stop(&mut self, reason: StopReason) {
         self.ended = true;
         self.stop_reason = Some(reason);
     }
 
-    /// The next token, or `None` where the generation ends.
-    fn advance(&mut self) -> Result<Option<Token>, Error> {
+    /// Samples the next token; `None` at the end of the generation.
+    fn advance(&mut self) -> Result<Option<GeneratedToken>, Error> {
         if self.remaining == Some(0) {
             self.stop(StopReason::Length);
             return Ok(None);
@@ -144,12 +153,12 @@ impl<'a> Generation<'a> {
         } else if self.sequence.is_complete() {
             self.stop(StopReason::EndOfGeneration);
         }
-        Ok(Some(Token { id, text }))
+        Ok(Some(GeneratedToken { id, text }))
     }
 }
 
 impl Iterator for Generation<'_> {
-    type Item = Result<Token, Error>;
+    type Item = Result<GeneratedToken, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {

@@ -1,4 +1,4 @@
-//! Continues texts with a model, one after the other.
+//! The generator: one model, one sequence at a time.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::{
     SessionFile, Timings,
 };
 
-/// A model, its KV cache and a sampler.
+/// A model with a forward pass, one sequence and a sampler.
 ///
-/// Give it a prompt, then read the continuation:
+/// Evaluate a prompt, then read the tokens that continue it:
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -40,13 +40,16 @@ use crate::{
 /// # }
 /// ```
 pub struct Generator {
+    /// The model.
     model: Model,
+    /// Its tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// The sequence with its forward pass and sampler.
     sequence: Sequence,
 }
 
 impl Generator {
-    /// Sets `model` up to run.
+    /// Sets up a forward pass of `model` and a sampler.
     pub fn new(model: &Model, options: &EngineOptions, sampling: SamplerOptions) -> Result<Self, Error> {
         let tokenizer = model.tokenizer()?;
         let sampler = sampler(&tokenizer, sampling)?;
@@ -54,112 +57,112 @@ impl Generator {
         Ok(Self { model: model.clone(), tokenizer, sequence: Sequence::new(pass, sampler) })
     }
 
-    /// The model that runs.
+    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The forward pass with its KV cache.
+    /// The forward pass and its KV cache.
     pub fn forward_pass(&self) -> &dyn ForwardPass {
         self.sequence.pass()
     }
 
-    /// Brings a device that was idle up to its speed, which takes it a fifth of a second, or until `enough` says that there is
-    /// work. For those who hear that a prompt is about to come.
+    /// Brings an idle device up to its clock, which takes a fifth of a second, or until `enough` returns true. For
+    /// callers that expect a prompt.
     pub fn wake(&mut self, enough: impl FnMut() -> bool) {
         metal_attention_model::wake(self.sequence.pass_mut(), enough);
     }
 
-    /// The sampler that chooses tokens.
+    /// The sampler.
     pub fn sampler(&self) -> &Sampler {
         self.sequence.sampler()
     }
 
-    /// Chooses tokens in another way from the next prompt on.
+    /// Replaces the sampler. The new one applies from the next prompt on.
     pub fn set_sampling(&mut self, sampling: SamplerOptions) -> Result<(), Error> {
         self.sequence.set_sampler(sampler(&self.tokenizer, sampling)?);
         Ok(())
     }
 
-    /// Lets `processor` change the logits from the next token on; `None`: nobody does. All logits are then read from the
-    /// device for each token.
+    /// Sets the logits processor, from the next token on; `None` removes it. With a processor, all logits are read from
+    /// the device for each token.
     pub fn set_logits_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
         self.sequence.set_processor(processor);
     }
 
-    /// Lets `constraint` say which tokens may come from the next one on, to the end of the text that it describes; `None`: all may.
-    /// One constraint is for one text.
+    /// Sets the constraint on tokens, from the next token on; `None` removes it. A constraint is for one generation.
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
         self.sequence.set_constraint(constraint);
     }
 
-    /// Tokens of the text so far: the prompt and what was generated.
+    /// The tokens of the sequence: the prompt and the generated ones.
     pub fn ids(&self) -> &[u32] {
         self.sequence.ids()
     }
 
-    /// Starts a text with the tokens `ids` (with BOS, where the model wants one), and starts the sampler's random
-    /// numbers again from its seed.
+    /// Starts a sequence with the tokens `ids` (with BOS, if the model wants one) and restarts the sampler's random
+    /// numbers from its seed.
     ///
-    /// What the KV cache already holds of `ids` is kept. The rest is evaluated in micro-batches, the last of them
-    /// together with the first token of [`generate`](Self::generate). Before each of them `progress` hears how many of
-    /// how many tokens are done; where it breaks, the result is [`Error::Interrupted`]. Within a micro-batch the
-    /// [watch](EngineOptions::watch) tells how far it is, and ends it.
+    /// The prefix of `ids` that is in the KV cache is kept. The rest is evaluated in micro-batches, except the last
+    /// one, which [`generate`](Self::generate) evaluates with its first token. Before each micro-batch `progress` is
+    /// called with the number of tokens done and in total; if it returns `Break`, the result is [`Error::Interrupted`].
+    /// Within a micro-batch the [watch](EngineOptions::watch) reports progress and cancels.
     ///
-    /// More tokens than the context holds are [`Error::PromptTooLong`], none at all [`Error::EmptyPrompt`]; the text is
-    /// then as it was.
+    /// More tokens than the context are [`Error::PromptTooLong`], none [`Error::EmptyPrompt`]; the sequence is then
+    /// unchanged.
     pub fn prompt(&mut self, ids: &[u32], progress: impl FnMut(usize, usize) -> ControlFlow<()>) -> Result<(), Error> {
         self.sequence.start(ids, progress)
     }
 
-    /// Continues the text, token by token.
+    /// Continues the sequence token by token.
     pub fn generate(&mut self, options: GenerateOptions) -> Generation<'_> {
         Generation::new(&self.tokenizer, &mut self.sequence, options)
     }
 
-    /// Starts a text with `text`, special tokens added as the model wants them, and continues it.
+    /// Starts a sequence with the tokens of `text`, with the special tokens that the model wants, and continues it.
     pub fn complete(&mut self, text: &str, options: GenerateOptions) -> Result<Generation<'_>, Error> {
         let ids = self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
         self.prompt(&ids, |_, _| ControlFlow::Continue(()))?;
         Ok(self.generate(options))
     }
 
-    /// The embedding of the tokens `ids`, or a reranker's scores, as `pooler` makes them of the model's states. The text so
-    /// far is forgotten. Errors are those of [`prompt`](Self::prompt).
+    /// The embedding of the tokens `ids`, or a reranker's scores, from the model's hidden states by `pooler`. The
+    /// present sequence is dropped. Errors are those of [`prompt`](Self::prompt).
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.sequence.embed(pooler, ids)
     }
 
-    /// For conversations: keeps the places where answers begin in so many bytes of main memory, where layers with windows would lose
-    /// them. A prompt that goes back there, as where a template drops the thoughts of earlier answers, is not evaluated anew.
-    pub fn keep_turns(&mut self, bytes: u64) {
-        self.sequence.keep_turns(bytes);
+    /// For conversations: keeps snapshots of prompt ends in up to `bytes` bytes of main memory, in models whose sliding
+    /// windows would lose them. A prompt that returns to one, because the template drops the thoughts of earlier
+    /// answers, is not evaluated again from its start.
+    pub fn keep_prompt_ends(&mut self, bytes: u64) {
+        self.sequence.keep_prompt_ends(bytes);
     }
 
-    /// Writes a [session file](SessionFile) with `note` and the text so far, which [`restore`](Self::restore) brings back without
-    /// evaluating it.
+    /// Writes a [session file](SessionFile) with `note` and a snapshot of the sequence. [`restore`](Self::restore)
+    /// reads it back.
     pub fn save(&mut self, path: &Path, note: &[u8]) -> Result<(), SessionError> {
         self.sequence.save(path, &self.model, note)
     }
 
-    /// Replaces the text by that of a session file; returns how many tokens that has. On an error the text is empty, or as it
-    /// was.
+    /// Replaces the sequence by that of a session file, and returns its number of tokens. After an error the sequence
+    /// is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile) -> Result<usize, SessionError> {
         self.sequence.restore(session, &self.model)?;
         Ok(self.sequence.ids().len())
     }
 
-    /// Times every kernel from now on. An error where the device has no clock for it.
+    /// Times every kernel from now on. An error if the backend has no timer.
     pub fn start_profile(&mut self) -> Result<(), Error> {
         Ok(self.sequence.pass_mut().start_profile()?)
     }
 
-    /// Stops timing kernels and gives what was collected; `None` where there was no profile.
+    /// Stops timing kernels and returns the profile; `None` if none was started.
     pub fn take_profile(&mut self) -> Option<Profile> {
         self.sequence.pass_mut().take_profile()
     }
 
-    /// What the last prompt and its continuation cost.
+    /// Token counts and durations of the last prompt and its continuation.
     pub fn timings(&self) -> Timings {
         self.sequence.timings
     }

@@ -1,5 +1,4 @@
-//! Run GGUF language models: open a [`Model`], make a [`Generator`], read tokens
-//! as they come.
+//! Runs GGUF language models: open a [`Model`], make a [`Generator`], read tokens as they are sampled.
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
@@ -18,12 +17,10 @@
 //! # }
 //! ```
 //!
-//! Many texts at once, each with its own sampling: the [`scheduler`].
+//! The [`scheduler`] runs many sequences at once (continuous batching), each with its own sampling options.
 //!
-//! Whoever wants the logits themselves takes a [`ForwardPass`] from
-//! [`Model::forward_pass`] and feeds it batches of tokens.
+//! For the logits themselves, use the [`ForwardPass`] that [`Model::forward_pass`] returns, with batches of tokens.
 
-pub mod cached_text;
 mod choice;
 pub mod compare;
 mod constraint;
@@ -36,6 +33,7 @@ mod engine;
 mod error;
 mod generation;
 mod generator;
+pub mod host_snapshot;
 mod logits_processor;
 mod memory;
 mod model;
@@ -51,14 +49,14 @@ mod timings;
 #[cfg(feature = "wgpu")]
 mod wgpu_engine;
 
-pub use cached_text::CachedText;
 pub use constraint::Constraint;
 pub use device::Device;
 pub use embedding::{Pooled, Pooler};
 pub use engine::{Backend, EngineOptions};
 pub use error::Error;
-pub use generation::{GenerateOptions, Generation, StopReason, Token};
+pub use generation::{GenerateOptions, GeneratedToken, Generation, StopReason};
 pub use generator::Generator;
+pub use host_snapshot::HostSnapshot;
 pub use logits_processor::LogitsProcessor;
 pub use memory::{available_memory, give_back_memory};
 pub use metal_attention_cpu::{
@@ -67,7 +65,7 @@ pub use metal_attention_cpu::{
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
-    CudaCards, CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary,
+    CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass,
     cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
@@ -83,6 +81,6 @@ pub use metal_attention_wgpu as kernels;
 pub use metal_attention_wgpu::{WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
-pub use session_file::{SavedText, SessionError, SessionFile};
+pub use session_file::{SavedSequence, SessionError, SessionFile};
 pub use text_stream::TextStream;
 pub use timings::Timings;

@@ -1,13 +1,14 @@
-//! A rule of the caller's own between the model's logits and the sampler.
+//! Logits processors: rules of the caller between the model's logits and the sampler.
 
 use std::fmt;
 
-use crate::choice::{Allowed, Scores, choose};
+use crate::choice::{AllowedTokens, Scores, choose};
 use crate::sampling::Sampler;
 
-/// Changes logits before the sampler sees them. One that leaves a single logit above -inf is a sampler of its own.
+/// Changes logits before the sampler uses them. A processor that leaves a single logit above -inf chooses the token
+/// itself.
 ///
-/// Any function of this form is one:
+/// Functions of this signature implement it:
 ///
 /// ```
 /// use metal_attention::sampling::SamplerOptions;
@@ -29,8 +30,8 @@ use crate::sampling::Sampler;
 /// # }
 /// ```
 pub trait LogitsProcessor: Send {
-    /// `ids` are the tokens of the text so far, the prompt's first; `logits`, `[n_vocab]`, are the model's for the next one,
-    /// before every other rule. A logit of -inf forbids its token. An error ends the text.
+    /// Changes `logits`, `[n_vocab]`, of the token that follows `ids` (the prompt and the generated tokens). They come
+    /// from the model, before every other rule; -inf forbids a token. An error ends the generation.
     fn process(&mut self, ids: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }
 
@@ -40,29 +41,31 @@ impl<F: FnMut(&[u32], &mut [f32]) -> Result<(), String> + Send> LogitsProcessor 
     }
 }
 
-/// A processor, and the logits it works on.
-pub(crate) struct Processing {
+/// A processor in use, with a buffer for the logits.
+pub(crate) struct ActiveProcessor {
+    /// The processor.
     processor: Box<dyn LogitsProcessor>,
+    /// Copy of the logits that the processor changes.
     logits: Vec<f32>,
 }
 
-impl fmt::Debug for Processing {
+impl fmt::Debug for ActiveProcessor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Processing").finish_non_exhaustive()
+        f.debug_struct("ActiveProcessor").finish_non_exhaustive()
     }
 }
 
-impl Processing {
+impl ActiveProcessor {
     pub fn new(processor: Box<dyn LogitsProcessor>) -> Self {
         Self { processor, logits: Vec::new() }
     }
 
-    /// Chooses the token that follows `ids`. `None` where `scores` are not all logits, which the processor has to see.
+    /// Samples the token that follows `ids`. `None` if `scores` are not all logits, which the processor needs.
     pub fn choose(
         &mut self,
         sampler: &mut Sampler,
         ids: &[u32],
-        allowed: Allowed<'_>,
+        allowed: AllowedTokens<'_>,
         scores: Scores<'_>,
     ) -> Result<Option<u32>, String> {
         let Scores::Logits(logits) = scores else { return Ok(None) };
@@ -86,12 +89,12 @@ mod tests {
     fn the_sampler_sees_what_the_processor_leaves() {
         let mut sampler = Sampler::new(SamplerOptions::greedy()).unwrap();
         let mut choose = |processor: fn(&[u32], &mut [f32]) -> Result<(), String>, forbidden: &[u32], scores| {
-            let allowed = Allowed { forbidden, mask: None };
-            Processing::new(Box::new(processor)).choose(&mut sampler, &[7, 8], allowed, scores)
+            let allowed = AllowedTokens { forbidden, mask: None };
+            ActiveProcessor::new(Box::new(processor)).choose(&mut sampler, &[7, 8], allowed, scores)
         };
         let logits = Scores::Logits(&[0.0, 3.0, 2.0, 1.0]);
         assert_eq!(choose(|_, _| Ok(()), &[], logits), Ok(Some(1)));
-        assert_eq!(choose(|_, _| Ok(()), &[], Scores::Id(1)), Ok(None));
+        assert_eq!(choose(|_, _| Ok(()), &[], Scores::Argmax(1)), Ok(None));
         let last = |ids: &[u32], logits: &mut [f32]| {
             assert_eq!(ids, [7, 8]);
             logits[..3].fill(f32::NEG_INFINITY);

@@ -1,12 +1,12 @@
-//! How much memory there is, and how long a context it has room for.
+//! Available memory, and the longest context that fits in it.
 
 use metal_attention_model::{CacheGroups, Capacity, DEFAULT_UBATCH, ModelSpec, PAGE};
 
 use crate::engine::DEFAULT_N_CTX;
 use crate::{EngineOptions, Model};
 
-/// Bytes of main memory that programs can still have: what the system calls available, and no more than the control group
-/// that this process is in may still take. `None` where the system does not tell, as on others than Linux.
+/// Available bytes of main memory: what the system reports as available, but no more than the control group of this
+/// process may still use. `None` if the system does not report it, as other systems than Linux.
 pub fn available_memory() -> Option<u64> {
     if !cfg!(target_os = "linux") {
         return None;
@@ -16,8 +16,8 @@ pub fn available_memory() -> Option<u64> {
     Some(control_group_memory().map_or(available, |left| left.min(available)))
 }
 
-/// Gives memory back to the system that was freed and that the allocator keeps for later: of a model that is gone, whose parts
-/// were made on several threads, it is a lot. It does nothing where the allocator is another one than that of glibc.
+/// Returns freed memory that the allocator keeps to the system. After a model is dropped that is much, as its parts
+/// were allocated on several threads. No effect with another allocator than glibc's.
 pub fn give_back_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the function takes no pointer, and may be called at any time on any thread.
@@ -26,22 +26,22 @@ pub fn give_back_memory() {
     }
 }
 
-/// Bytes that the control group (version 2) of this process may still take; the file cache of the group can be given up.
+/// Bytes that the control group (version 2) of this process may still use. The group's file cache counts as available.
 fn control_group_memory() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    // A container sees its own group as the root.
+    // In a container the process's own group is mounted as the root.
     let folders = [format!("/sys/fs/cgroup{own}"), "/sys/fs/cgroup".to_owned()];
     folders.iter().find_map(|folder| {
         let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).ok();
-        let most: u64 = read("memory.max")?.trim().parse().ok()?;
+        let limit: u64 = read("memory.max")?.trim().parse().ok()?;
         let used: u64 = read("memory.current")?.trim().parse().ok()?;
         let file = read("memory.stat").and_then(|text| number_after(&text, "file")).unwrap_or(0);
-        Some(most.saturating_sub(used.saturating_sub(file)))
+        Some(limit.saturating_sub(used.saturating_sub(file)))
     })
 }
 
-/// The number after `name` in the line that begins with it.
+/// The number after `name`, in the line that begins with it.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace();
@@ -50,9 +50,9 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
 }
 
 impl EngineOptions {
-    /// Bytes that `model` takes with these options of a device that has `free` bytes: its weights, its KV cache and its
-    /// recurrent states. `None`: the device does not tell; a context that is left to it is then the shortest that the model
-    /// gets.
+    /// Bytes that `model` takes with these options on a device with `free` free bytes: weights, KV cache and recurrent
+    /// states. `None`: the device does not report its memory; a context that is left to the device is then the shortest
+    /// one.
     pub fn memory_bytes(&self, model: &Model, free: Option<u64>) -> u64 {
         let weights = model.gguf().tensor_bytes();
         let sized = self.sized(model.spec(), free, weights);
@@ -61,9 +61,10 @@ impl EngineOptions {
         weights.saturating_add(sized.cache_bytes(model.spec(), n_ctx, n_cache))
     }
 
-    /// These options for a device with `free` bytes, of which the weights will take `weights`: where
-    /// [`long_context`](Self::long_context) asks for it, a sequence may be as long as the context of the training, and the
-    /// KV cache has as many tokens for that as half of the rest has room for.
+    /// These options, adjusted to a device with `free` free bytes of which the weights take `weights`. With
+    /// [`long_context`](Self::long_context), the context is raised up to that of the training, as far as a KV cache of
+    /// that many tokens fits in half of the rest. Unchanged if `n_ctx` is set, `long_context` is not, or `free` is
+    /// `None`.
     pub(crate) fn sized(&self, spec: &ModelSpec, free: Option<u64>, weights: u64) -> Self {
         let (None, Some(n_passes), Some(free)) = (self.n_ctx, self.long_context, free) else { return self.clone() };
         let n_train = Capacity::n_ctx_of(spec, spec.n_ctx_train);
@@ -71,24 +72,24 @@ impl EngineOptions {
         let wanted = self.n_cache.unwrap_or(least).max(n_train);
         let budget = (free / n_passes.max(1) as u64).saturating_sub(weights) / 2;
         let fits = |n_pages: usize| self.cache_bytes(spec, n_train, n_pages * PAGE) <= budget;
-        // From `least` on, which today's smallest devices have, up to what is wanted.
-        let (mut room, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
-        while too_much - room > 1 {
-            let middle = room + (too_much - room) / 2;
+        // Binary search in pages: `fitting` fits (`least` is assumed to fit every device), `too_much` does not.
+        let (mut fitting, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
+        while too_much - fitting > 1 {
+            let middle = fitting + (too_much - fitting) / 2;
             if fits(middle) {
-                room = middle;
+                fitting = middle;
             } else {
                 too_much = middle;
             }
         }
-        let n_cache = (room * PAGE).min(wanted.max(least));
+        let n_cache = (fitting * PAGE).min(wanted.max(least));
         Self { n_ctx: Some(n_train.min(n_cache)), n_cache: Some(n_cache), ..self.clone() }
     }
 
-    /// Bytes of a KV cache of `n_cache` tokens for sequences of at most `n_ctx`, with the recurrent states and the tables of
-    /// rotations.
+    /// Bytes of a KV cache of `n_cache` tokens for sequences of at most `n_ctx`, with recurrent states and RoPE cos/sin
+    /// tables.
     fn cache_bytes(&self, spec: &ModelSpec, n_ctx: usize, n_cache: usize) -> u64 {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx: n_ctx.min(n_cache),
             n_seq: self.n_seq,
             n_cache: Some(n_cache),
@@ -96,19 +97,19 @@ impl EngineOptions {
             state_cache: self.state_cache,
             n_ubatch: self.n_ubatch.unwrap_or(DEFAULT_UBATCH),
         };
-        let groups = CacheGroups::new(spec, room);
+        let groups = CacheGroups::new(spec, capacity);
         let mut ropes = Vec::new();
         for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
             if !ropes.contains(&rope) {
                 ropes.push(rope);
             }
         }
-        let of_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
+        let table_bytes_per_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
         groups
             .n_elements(spec)
             .saturating_mul(self.cache_type.bytes() as u64)
             .saturating_add(groups.states().map_or(0, |states| states.bytes()))
-            .saturating_add(of_position.saturating_mul(room.n_positions() as u64))
+            .saturating_add(table_bytes_per_position.saturating_mul(capacity.n_positions() as u64))
     }
 }
 
@@ -118,13 +119,13 @@ mod tests {
 
     use super::*;
 
-    /// A llama with a context of 128 Ki tokens.
+    /// A Llama with a context of 128 Ki tokens.
     fn spec() -> ModelSpec {
         let metadata = ModelShape::custom("llama").unwrap().metadata();
         ModelSpec { n_ctx_train: 1 << 17, ..ModelSpec::from_metadata(&metadata).unwrap() }
     }
 
-    /// The options of a server of four texts.
+    /// The options of a server with four slots.
     fn four() -> EngineOptions {
         EngineOptions { n_cache: Some(4 * DEFAULT_N_CTX), n_seq: 68, long_context: Some(1), ..Default::default() }
     }
@@ -144,29 +145,29 @@ mod tests {
         assert_eq!(size(EngineOptions { long_context: Some(2), ..four() }, 4 * bytes, 0), whole);
         // One byte less: one page less.
         assert_eq!(size(four(), 2 * bytes - 2, 0), (Some((1 << 17) - PAGE), Some((1 << 17) - PAGE)));
-        // Nothing left: as many as every device is asked for.
+        // Nothing left: the minimum.
         assert_eq!(size(four(), 5000, 5000), (Some(DEFAULT_N_CTX), Some(DEFAULT_N_CTX)));
-        // More texts at once want more than one whole context.
+        // More slots want more than one whole context.
         let many = EngineOptions { n_cache: Some(64 * DEFAULT_N_CTX), ..four() };
         assert_eq!(size(many, 1 << 50, 0), (Some(1 << 17), Some(64 * DEFAULT_N_CTX)));
     }
 
     #[test]
-    fn what_is_asked_for_stays() {
+    fn explicit_sizes_stay() {
         let spec = spec();
         for options in [EngineOptions { n_ctx: Some(100), ..four() }, EngineOptions { long_context: None, ..four() }] {
             assert_eq!(options.sized(&spec, Some(1 << 50), 0), options);
         }
         let options = four();
         assert_eq!(options.sized(&spec, None, 0), options);
-        // A model that was trained with few tokens has no more than these.
+        // A short training context is the limit.
         let short = ModelSpec { n_ctx_train: 512, ..spec };
         let sized = EngineOptions { n_cache: Some(4 * 512), ..four() }.sized(&short, Some(1 << 50), 0);
         assert_eq!((sized.n_ctx, sized.n_cache), (Some(512), Some(4 * 512)));
     }
 
     #[test]
-    fn memory_has_the_context_that_the_device_has_room_for() {
+    fn memory_bytes_include_the_context_that_fits_the_device() {
         let model = Model::built_in().unwrap();
         let weights = model.gguf().tensor_bytes();
         let of = |n_ctx, n_cache| EngineOptions { n_ctx, n_cache: Some(n_cache), long_context: Some(1), ..four() };

@@ -1,4 +1,4 @@
-//! An open model: the file, what it describes, its weights and its tokenizer.
+//! An open model: the GGUF file, its spec, its weights and its tokenizer.
 
 use std::fmt::{self, Write};
 use std::path::Path;
@@ -15,28 +15,35 @@ use crate::{Backend, EngineOptions, Error};
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
 pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
 
-/// How a model is opened.
+/// Options of opening a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// Use this pre-tokenizer instead of the one the file names in `tokenizer.ggml.pre`.
+    /// Pre-tokenizer to use instead of the one that the file names in `tokenizer.ggml.pre`.
     pub pre: Option<String>,
-    /// Read the whole file into memory instead of mapping it: slower and larger, but the file may change or go away.
+    /// Read the whole file into memory instead of mapping it. Slower and larger, but the file may then change or be
+    /// deleted.
     pub in_memory: bool,
 }
 
 /// An open model; clones share the weights.
 #[derive(Clone)]
 pub struct Model {
-    parts: Arc<Parts>,
+    data: Arc<ModelData>,
 }
 
-struct Parts {
+/// The shared contents of a [`Model`].
+struct ModelData {
+    /// The file.
     gguf: GgufFile,
+    /// Its structure and sizes.
     spec: ModelSpec,
+    /// Handles to its weights.
     weights: Weights,
+    /// How it was opened.
     options: ModelOptions,
-    /// Built when it is first asked for: whoever works with token ids needs none.
+    /// Built at its first use: a program that works with token ids needs none.
     tokenizer: OnceLock<Arc<Tokenizer>>,
+    /// Computed at its first use.
     fingerprint: OnceLock<[u8; 32]>,
 }
 
@@ -47,7 +54,7 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a GGUF file (any part, where it is split) without reading its weights yet.
+    /// Opens a GGUF file (any part of a split one) without reading its weights yet.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, &ModelOptions::default())
     }
@@ -58,33 +65,33 @@ impl Model {
         Self::from_gguf(gguf?, options)
     }
 
-    /// The model inside the program: `stories260K`, which tells short children's stories.
+    /// The built-in model: `stories260K`, which writes short children's stories.
     pub fn built_in() -> Result<Self, Error> {
         Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, &ModelOptions::default())
     }
 
-    /// The model that an open file describes.
+    /// The model of an open file.
     pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
         let spec = ModelSpec::from_gguf(&gguf)?;
         let weights = Weights::load(&gguf, &spec)?;
         let (options, tokenizer, fingerprint) = (options.clone(), OnceLock::new(), OnceLock::new());
-        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, options, tokenizer, fingerprint }) })
+        Ok(Self { data: Arc::new(ModelData { gguf, spec, weights, options, tokenizer, fingerprint }) })
     }
 
-    /// Hyperparameters.
+    /// The model's structure and sizes.
     pub fn spec(&self) -> &ModelSpec {
-        &self.parts.spec
+        &self.data.spec
     }
 
     /// Weights by role.
     pub fn weights(&self) -> &Weights {
-        &self.parts.weights
+        &self.data.weights
     }
 
-    /// Turns text into token ids and back. An error where the file has no vocabulary, or one that is not supported;
-    /// the model then still runs on token ids.
+    /// The tokenizer, built at the first call. An error if the file has no vocabulary or an unsupported one; the model
+    /// can then still be used with token ids.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, Error> {
-        let Parts { gguf, options, tokenizer, .. } = &*self.parts;
+        let ModelData { gguf, options, tokenizer, .. } = &*self.data;
         if let Some(tokenizer) = tokenizer.get() {
             return Ok(Arc::clone(tokenizer));
         }
@@ -92,36 +99,35 @@ impl Model {
         Ok(Arc::clone(tokenizer.get_or_init(|| Arc::new(built))))
     }
 
-    /// How tokens are chosen where nothing else is asked for: as the file recommends, else
-    /// [`SamplerOptions::default`].
+    /// The sampling options that the file recommends, otherwise [`SamplerOptions::default`].
     pub fn sampling(&self) -> SamplerOptions {
-        SamplerOptions::recommended(self.parts.gguf.metadata())
+        SamplerOptions::recommended(self.data.gguf.metadata())
     }
 
-    /// A hash by which the file is known again: of its metadata, its tensors' names, shapes and types, and of each tensor's first
+    /// A hash that identifies the file: of its metadata, its tensors' names, shapes and types, and each tensor's first
     /// and last 4096 bytes.
     pub fn fingerprint(&self) -> [u8; 32] {
-        *self.parts.fingerprint.get_or_init(|| fingerprint(&self.parts.gguf))
+        *self.data.fingerprint.get_or_init(|| fingerprint(&self.data.gguf))
     }
 
     /// The file.
     pub fn gguf(&self) -> &GgufFile {
-        &self.parts.gguf
+        &self.data.gguf
     }
 
-    /// Sets the model up to run. This allocates the KV cache and may repack weights, which takes a moment where the
-    /// model is large.
+    /// Sets up a forward pass. This allocates the KV cache and may repack the weights, which can take a while for large
+    /// models.
     pub fn forward_pass(&self, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, Error> {
         self.backend(options).map(Backend::boxed)
     }
 
-    /// As [`forward_pass`](Self::forward_pass), with what only the chosen backend can tell.
+    /// [`forward_pass`](Self::forward_pass) with the type of the chosen backend.
     pub fn backend(&self, options: &EngineOptions) -> Result<Backend, Error> {
         options.backend(self)
     }
 }
 
-/// Bytes of a tensor that are hashed at each of its ends.
+/// Bytes that are hashed at each end of a tensor.
 const HASHED: usize = 4096;
 
 /// SHA-256 of a file's metadata and of its tensors' names, shapes and types.
@@ -129,8 +135,9 @@ pub fn table_digest(file: &GgufFile) -> [u8; 32] {
     table_hash(file).finalize().into()
 }
 
+/// The state of a SHA-256 of a file's metadata and of its tensors' names, shapes and types.
 fn table_hash(file: &GgufFile) -> Sha256 {
-    let mut hash = Hash(Sha256::new());
+    let mut hash = HashWriter(Sha256::new());
     let mut write = |line: fmt::Arguments<'_>| hash.write_fmt(line).expect("hashing cannot fail");
     for (key, value) in file.metadata().iter() {
         write(format_args!("{key:?}: {value:?}\n"));
@@ -141,6 +148,7 @@ fn table_hash(file: &GgufFile) -> Sha256 {
     hash.0
 }
 
+/// See [`Model::fingerprint`].
 fn fingerprint(file: &GgufFile) -> [u8; 32] {
     let mut hash = table_hash(file);
     for tensor in file.tensors() {
@@ -152,10 +160,10 @@ fn fingerprint(file: &GgufFile) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Hashes what is written to it.
-struct Hash(Sha256);
+/// A writer that hashes its input.
+struct HashWriter(Sha256);
 
-impl Write for Hash {
+impl Write for HashWriter {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.update(text);
         Ok(())

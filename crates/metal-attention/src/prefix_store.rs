@@ -1,8 +1,9 @@
-//! Texts that gave their places in the KV cache up, in main memory and on disk, for prompts that begin like them.
+//! The prefix store: snapshots of sequences that were evicted from the KV cache, in main memory and on disk.
 //!
-//! A client with a key finds its own texts alone; all clients without one are a group. The texts used least recently go first:
-//! from memory to disk, where there is a folder for that, and from there for good. Files on disk have no names: the system removes
-//! them with the process, however that ends.
+//! Prompts that begin like a stored sequence restore its KV pages and states instead of evaluating the tokens. A client
+//! with a key finds only its own sequences; all clients without one share theirs. The sequences used least recently
+//! move from memory to disk, if there is a folder for that, and are then dropped. Files on disk have no names: the
+//! system deletes them when the process ends, however it ends.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Cursor, Seek, Write};
@@ -11,131 +12,151 @@ use std::time::Instant;
 
 use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
 
-use crate::cached_text::copy_blocks;
 use crate::copy_budget::CopyBudget;
+use crate::host_snapshot::copy_blocks;
 use crate::scheduler::Client;
 
-/// Bytes that go to a file, or come from it, at once.
+/// Bytes of the buffer for reading and writing files.
 const BUFFER: usize = 1 << 20;
 
-/// Where texts go that main memory has no room for.
+/// Disk space for sequences that do not fit in main memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheDisk {
-    /// The folder, which is made where it is missing.
+    /// The folder; created if it is missing.
     pub folder: PathBuf,
-    /// Bytes of all of them at most.
+    /// Maximum bytes of all files.
     pub bytes: u64,
 }
 
-/// What texts that gave their places in the KV cache up take, and what came of it.
+/// Contents and hits of the prefix store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUse {
-    /// Texts in main memory.
-    pub ram_texts: usize,
+    /// Sequences in main memory.
+    pub ram_sequences: usize,
     /// Their bytes.
     pub ram_bytes: u64,
-    /// Texts on disk.
-    pub disk_texts: usize,
+    /// Sequences on disk.
+    pub disk_sequences: usize,
     /// Their bytes.
     pub disk_bytes: u64,
-    /// Prompts whose beginning came from there.
+    /// Prompts whose prefix was restored.
     pub hits: u64,
-    /// Tokens of these beginnings.
+    /// Tokens of these prefixes.
     pub tokens: u64,
 }
 
 impl StoreUse {
-    /// Adds what another scheduler has.
+    /// Adds the use of another scheduler's store.
     pub(crate) fn add(&mut self, other: &Self) {
-        let Self { ram_texts, ram_bytes, disk_texts, disk_bytes, hits, tokens } = other;
-        self.ram_texts += ram_texts;
+        let Self { ram_sequences, ram_bytes, disk_sequences, disk_bytes, hits, tokens } = other;
+        self.ram_sequences += ram_sequences;
         self.ram_bytes += ram_bytes;
-        self.disk_texts += disk_texts;
+        self.disk_sequences += disk_sequences;
         self.disk_bytes += disk_bytes;
         self.hits += hits;
         self.tokens += tokens;
     }
 }
 
-/// Who finds a text again.
+/// The clients that may restore a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
+enum PrefixOwner {
+    /// The client with this key.
     Key(usize),
-    /// All without a key.
-    Everybody,
+    /// All clients without a key.
+    Keyless,
 }
 
-impl From<Client> for Owner {
+impl From<Client> for PrefixOwner {
     fn from(client: Client) -> Self {
         match client {
             Client::Key(key) => Self::Key(key),
-            Client::Unknown | Client::Address(_) => Self::Everybody,
+            Client::Unknown | Client::Address(_) => Self::Keyless,
         }
     }
 }
 
-/// The blocks of a text's snapshot.
-enum Blocks {
+/// The blocks of a sequence's snapshot.
+enum BlockStorage {
+    /// In main memory.
     Ram(Vec<u8>),
+    /// In a file without a name.
     Disk(File),
 }
 
-struct Text {
-    /// Tells it from all others.
+/// A sequence in the store.
+struct StoredSequence {
+    /// Unique number.
     number: u64,
-    owner: Owner,
+    /// The clients that may restore it.
+    owner: PrefixOwner,
+    /// Its tokens.
     ids: Vec<u32>,
+    /// Header of its snapshot.
     snapshot: Snapshot,
-    blocks: Blocks,
+    /// Blocks of its snapshot.
+    blocks: BlockStorage,
+    /// The store's `now` at its last use.
     last_used: u64,
 }
 
-impl Text {
+impl StoredSequence {
+    /// Bytes that it takes.
     fn bytes(&self) -> u64 {
         bytes_of(&self.snapshot, &self.ids)
     }
 }
 
-/// Bytes that a text takes.
+/// Bytes of a sequence in the store: its blocks and token ids.
 fn bytes_of(snapshot: &Snapshot, ids: &[u32]) -> u64 {
     snapshot.block_bytes().saturating_add(size_of_val(ids) as u64)
 }
 
-/// A prompt's beginning in the store.
+/// A prefix of a prompt, found in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredPrefix {
+    /// Number of the stored sequence.
     number: u64,
-    /// Its tokens.
-    pub n: usize,
+    /// Length of the prefix in tokens.
+    pub n_tokens: usize,
 }
 
-/// The texts.
+/// The stored sequences.
 pub(crate) struct PrefixStore {
+    /// Maximum bytes in main memory.
     ram: u64,
+    /// Maximum bytes on disk, and where.
     disk: Option<CacheDisk>,
-    texts: Vec<Text>,
-    /// Counts uses, and texts.
+    /// All sequences.
+    sequences: Vec<StoredSequence>,
+    /// Counts uses and sequences, in place of a clock.
     now: u64,
+    /// Prompts whose prefix was restored.
     hits: u64,
+    /// Tokens of these prefixes.
     tokens: u64,
+    /// Time for copies while other sequences run.
     budget: CopyBudget,
 }
 
 impl PrefixStore {
-    /// An empty store of `ram` bytes in main memory, and what `disk` has room for.
+    /// An empty store with `ram` bytes of main memory and the given disk space.
     pub fn new(ram: u64, disk: Option<CacheDisk>) -> Self {
-        Self { ram, disk, texts: Vec::new(), now: 0, hits: 0, tokens: 0, budget: CopyBudget::new() }
+        Self { ram, disk, sequences: Vec::new(), now: 0, hits: 0, tokens: 0, budget: CopyBudget::new() }
     }
 
-    /// Whether there is no room for any.
+    /// Whether the store has no capacity at all.
     fn is_off(&self) -> bool {
         self.ram == 0 && self.disk.is_none()
     }
 
-    /// Keeps the place where an answer begins, before layers with windows lose it: after `prompt`, in sequence `seq`, which goes on
-    /// by a token at a time. Prompts to come go back there where a template drops the thoughts. False: not yet. What is shorter
-    /// than half of what can be taken back needs no keeping.
-    pub fn keep_turn(
+    /// Copies the first `prompt.len()` tokens of sequence `seq`, which is decoding, before layers with a sliding window
+    /// lose them. A later prompt of the conversation returns to this point if its template drops the thoughts of
+    /// earlier answers.
+    ///
+    /// Returns whether this is settled: false means that it is too early. Until half a micro-batch has been decoded the
+    /// sequence can be cut back by itself, so no copy is needed. Models without windows never need one.
+    pub fn keep_prompt_end(
         &mut self,
         pass: &mut dyn ForwardPass,
         seq: usize,
@@ -154,181 +175,196 @@ impl PrefixStore {
         is_time
     }
 
-    /// Keeps the beginning `ids` of sequence `seq` of `pass`, which it can be cut back to, for prompts of `client`, as far as there is
-    /// room; and, where other sequences wait for its copy, as far as there is time.
+    /// Stores the first `ids.len()` tokens of sequence `seq` of `pass`, to which it can be cut back, for prompts of
+    /// `client`, as far as there is capacity. `others_wait`: other sequences wait for the copy, so that it is limited
+    /// by the time budget as well.
     pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32], others_wait: bool) {
-        let owner = Owner::from(client);
-        // Less than a page is sooner evaluated.
+        let owner = PrefixOwner::from(client);
+        // Less than a page is faster to evaluate than to restore.
         if self.is_off() || ids.len() < pass.cache_pages().page_len {
             return;
         }
         self.now += 1;
         let now = self.now;
         let cache = pass.cache();
-        let covers = |text: &Text| {
+        let covers = |sequence: &StoredSequence| {
             let n = ids.len();
-            text.owner == owner && text.ids.starts_with(ids) && text.snapshot.reachable(cache, n) == n
+            sequence.owner == owner && sequence.ids.starts_with(ids) && sequence.snapshot.reachable(cache, n) == n
         };
-        if let Some(i) = self.texts.iter().position(covers) {
-            self.texts[i].last_used = now;
+        if let Some(i) = self.sequences.iter().position(covers) {
+            self.sequences[i].last_used = now;
             return;
         }
         let start = Instant::now();
-        let most = if others_wait { self.budget.bytes(start) } else { u64::MAX };
-        match self.add(pass, seq, owner, ids, most) {
-            Ok(bytes) => self.budget.took(bytes, start.elapsed()),
-            Err(error) => tracing::warn!("a text that gives its place up is not kept: {error}"),
+        let max_bytes = if others_wait { self.budget.bytes(start) } else { u64::MAX };
+        match self.add(pass, seq, owner, ids, max_bytes) {
+            Ok(bytes) => self.budget.record_copy(bytes, start.elapsed()),
+            Err(error) => tracing::warn!("a sequence that gives its place up is not kept: {error}"),
         }
     }
 
-    /// Adds the beginning `ids` of sequence `seq`, or as much of that as `most` bytes hold. Returns the bytes that were copied.
+    /// Stores the prefix `ids` of sequence `seq`, or as much of it as fits in `max_bytes` bytes. Returns the bytes that
+    /// were copied.
     fn add(
         &mut self,
         pass: &mut dyn ForwardPass,
         seq: usize,
-        owner: Owner,
+        owner: PrefixOwner,
         ids: &[u32],
-        most: u64,
+        max_bytes: u64,
     ) -> Result<u64, SnapshotError> {
-        let snapshot = Snapshot::of_first(pass.cache(), seq, ids.len())?;
+        let snapshot = Snapshot::of_prefix(pass.cache(), seq, ids.len())?;
         let bytes = bytes_of(&snapshot, ids);
-        if bytes > most {
-            // As long a beginning as there is time for; layers with windows or states may have none.
+        if bytes > max_bytes {
+            // The longest prefix that there is time for. Layers with windows or states may have none that short.
             let page_len = pass.cache_pages().page_len;
-            let n = (ids.len() as u128 * u128::from(most) / u128::from(bytes)) as usize / page_len * page_len;
+            let n = (ids.len() as u128 * u128::from(max_bytes) / u128::from(bytes)) as usize / page_len * page_len;
             let n = pass.reachable(seq, n);
             return if n < page_len { Ok(0) } else { self.add(pass, seq, owner, &ids[..n], u64::MAX) };
         }
         if bytes > self.ram && self.disk.as_ref().is_none_or(|disk| bytes > disk.bytes) {
             return Ok(0);
         }
-        // What this one can stand for.
-        self.texts.retain(|text| {
-            let n = text.ids.len();
-            text.owner != owner || !ids.starts_with(&text.ids) || snapshot.reachable(pass.cache(), n) < n
+        // Sequences that are prefixes of this one, and to which it can be cut back, are superseded.
+        self.sequences.retain(|sequence| {
+            let n = sequence.ids.len();
+            sequence.owner != owner || !ids.starts_with(&sequence.ids) || snapshot.reachable(pass.cache(), n) < n
         });
         let blocks = if bytes <= self.ram {
-            self.make_room_in_ram(bytes);
-            Blocks::Ram(copy_blocks(&snapshot, pass, seq)?)
+            self.free_ram(bytes);
+            BlockStorage::Ram(copy_blocks(&snapshot, pass, seq)?)
         } else {
             let Some(file) = self.file_for(bytes)? else { return Ok(0) };
             let mut out = BufWriter::with_capacity(BUFFER, file);
             snapshot.write_blocks(pass.cache(), seq, &mut out)?;
-            Blocks::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
+            BlockStorage::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
         };
         let (number, last_used) = (self.now, self.now);
-        self.texts.push(Text { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
+        self.sequences.push(StoredSequence { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
         Ok(bytes)
     }
 
-    /// Has the texts in memory that were used least recently go to disk, or go, until `bytes` more fit.
-    fn make_room_in_ram(&mut self, bytes: u64) {
+    /// Moves the sequences in main memory that were used least recently to disk, or drops them, until `bytes` more
+    /// bytes fit.
+    fn free_ram(&mut self, bytes: u64) {
         while self.usage().ram_bytes + bytes > self.ram {
-            let in_ram = |text: &Text| matches!(text.blocks, Blocks::Ram(_));
+            let in_ram = |sequence: &StoredSequence| matches!(sequence.blocks, BlockStorage::Ram(_));
             let Some(i) = self.oldest(in_ram) else { return };
-            let text = self.texts.swap_remove(i);
-            match self.on_disk(text) {
-                Ok(Some(text)) => self.texts.push(text),
+            let sequence = self.sequences.swap_remove(i);
+            match self.move_to_disk(sequence) {
+                Ok(Some(sequence)) => self.sequences.push(sequence),
                 Ok(None) => {}
-                Err(error) => tracing::warn!("a text is not kept on disk: {error}"),
+                Err(error) => tracing::warn!("a sequence is not kept on disk: {error}"),
             }
         }
     }
 
-    /// A text that was in memory, on disk; `None` where there is no room for it.
-    fn on_disk(&mut self, text: Text) -> Result<Option<Text>, SnapshotError> {
-        let Some(mut file) = self.file_for(text.bytes())? else { return Ok(None) };
-        if let Blocks::Ram(blocks) = &text.blocks {
+    /// Moves a sequence to disk; `None` if it does not fit there.
+    fn move_to_disk(&mut self, sequence: StoredSequence) -> Result<Option<StoredSequence>, SnapshotError> {
+        let Some(mut file) = self.file_for(sequence.bytes())? else { return Ok(None) };
+        if let BlockStorage::Ram(blocks) = &sequence.blocks {
             file.write_all(blocks).map_err(SnapshotError::Write)?;
         }
-        Ok(Some(Text { blocks: Blocks::Disk(file), ..text }))
+        Ok(Some(StoredSequence { blocks: BlockStorage::Disk(file), ..sequence }))
     }
 
-    /// A file for a text of so many bytes, for which others go; `None` where there is no room for it.
+    /// A file for a sequence of `bytes` bytes, for which others are dropped; `None` if it can never fit.
     fn file_for(&mut self, bytes: u64) -> Result<Option<File>, SnapshotError> {
         let Some(disk) = self.disk.clone().filter(|disk| bytes <= disk.bytes) else { return Ok(None) };
         while self.usage().disk_bytes + bytes > disk.bytes {
-            let Some(i) = self.oldest(|text| matches!(text.blocks, Blocks::Disk(_))) else { return Ok(None) };
-            self.texts.swap_remove(i);
+            let Some(i) = self.oldest(|sequence| matches!(sequence.blocks, BlockStorage::Disk(_))) else {
+                return Ok(None);
+            };
+            self.sequences.swap_remove(i);
         }
         disk.file().map(Some).map_err(SnapshotError::Write)
     }
 
-    fn oldest(&self, of: impl Fn(&Text) -> bool) -> Option<usize> {
-        let texts = self.texts.iter().enumerate().filter(|(_, text)| of(text));
-        texts.min_by_key(|(_, text)| text.last_used).map(|(i, _)| i)
+    /// Index of the least recently used sequence for which `filter` is true.
+    fn oldest(&self, filter: impl Fn(&StoredSequence) -> bool) -> Option<usize> {
+        let sequences = self.sequences.iter().enumerate().filter(|(_, sequence)| filter(sequence));
+        sequences.min_by_key(|(_, sequence)| sequence.last_used).map(|(i, _)| i)
     }
 
-    /// Forgets the texts of `client` that are a beginning of `ids`, or begin like all of it.
+    /// Drops the sequences of `client` that are a prefix of `ids` or begin with all of it.
     pub fn forget(&mut self, client: Client, ids: &[u32]) {
-        let owner = Owner::from(client);
-        self.texts.retain(|text| text.owner != owner || n_common(&text.ids, ids) < ids.len().min(text.ids.len()));
-    }
-
-    /// The longest beginning of `ids` that is there for `client` and can go on.
-    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<Stored> {
-        let owner = Owner::from(client);
-        let of_owner = self.texts.iter().filter(|text| text.owner == owner);
-        let stored = of_owner.map(|text| {
-            let n = text.snapshot.reachable(pass.cache(), n_common(ids, &text.ids));
-            Stored { number: text.number, n }
+        let owner = PrefixOwner::from(client);
+        self.sequences.retain(|sequence| {
+            sequence.owner != owner || n_common(&sequence.ids, ids) < ids.len().min(sequence.ids.len())
         });
-        stored.filter(|stored| stored.n > 0).max_by_key(|stored| stored.n)
     }
 
-    /// Notes that a text is about to be used: others go before it.
-    pub fn touch(&mut self, stored: Stored) {
+    /// The longest prefix of `ids` in the store that `client` may restore and that a sequence can continue.
+    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<StoredPrefix> {
+        let owner = PrefixOwner::from(client);
+        let of_owner = self.sequences.iter().filter(|sequence| sequence.owner == owner);
+        let stored = of_owner.map(|sequence| {
+            let n = sequence.snapshot.reachable(pass.cache(), n_common(ids, &sequence.ids));
+            StoredPrefix { number: sequence.number, n_tokens: n }
+        });
+        stored.filter(|stored| stored.n_tokens > 0).max_by_key(|stored| stored.n_tokens)
+    }
+
+    /// Marks a sequence as just used, so that others are dropped before it.
+    pub fn touch(&mut self, stored: StoredPrefix) {
         self.now += 1;
-        if let Some(text) = self.texts.iter_mut().find(|text| text.number == stored.number) {
-            text.last_used = self.now;
+        if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.number == stored.number) {
+            sequence.last_used = self.now;
         }
     }
 
-    /// Makes sequence `seq` the beginning that was found. False, and the sequence is as it was, where it is gone. On an error the
-    /// sequence is empty.
-    pub fn restore(&mut self, pass: &mut dyn ForwardPass, seq: usize, stored: Stored) -> Result<bool, SnapshotError> {
+    /// Restores a prefix into sequence `seq`. False, with the sequence unchanged, if it is no longer in the store.
+    /// After an error the sequence is empty.
+    pub fn restore(
+        &mut self,
+        pass: &mut dyn ForwardPass,
+        seq: usize,
+        stored: StoredPrefix,
+    ) -> Result<bool, SnapshotError> {
         self.touch(stored);
-        let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return Ok(false) };
-        let Text { snapshot, blocks, .. } = &mut self.texts[i];
+        let Some(i) = self.sequences.iter().position(|sequence| sequence.number == stored.number) else {
+            return Ok(false);
+        };
+        let StoredSequence { snapshot, blocks, .. } = &mut self.sequences[i];
         match blocks {
-            Blocks::Ram(blocks) => {
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
+            BlockStorage::Ram(blocks) => {
+                snapshot.restore_prefix(stored.n_tokens, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
             }
-            Blocks::Disk(file) => {
+            BlockStorage::Disk(file) => {
                 file.rewind().map_err(SnapshotError::Read)?;
                 let mut input = BufReader::with_capacity(BUFFER, file);
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input)?;
+                snapshot.restore_prefix(stored.n_tokens, pass.cache(), seq, &mut input)?;
             }
         }
         self.hits += 1;
-        self.tokens += stored.n as u64;
+        self.tokens += stored.n_tokens as u64;
         Ok(true)
     }
 
-    /// What there is, and what came of it.
+    /// The contents and hits of the store.
     pub fn usage(&self) -> StoreUse {
         let mut usage = StoreUse { hits: self.hits, tokens: self.tokens, ..StoreUse::default() };
-        for text in &self.texts {
-            let (texts, bytes) = match text.blocks {
-                Blocks::Ram(_) => (&mut usage.ram_texts, &mut usage.ram_bytes),
-                Blocks::Disk(_) => (&mut usage.disk_texts, &mut usage.disk_bytes),
+        for sequence in &self.sequences {
+            let (n_sequences, bytes) = match sequence.blocks {
+                BlockStorage::Ram(_) => (&mut usage.ram_sequences, &mut usage.ram_bytes),
+                BlockStorage::Disk(_) => (&mut usage.disk_sequences, &mut usage.disk_bytes),
             };
-            *texts += 1;
-            *bytes += text.bytes();
+            *n_sequences += 1;
+            *bytes += sequence.bytes();
         }
         usage
     }
 }
 
 impl CacheDisk {
-    /// A file in the folder that has no name, or loses it with the process.
+    /// A new file in the folder, without a name or deleted with the process.
     pub(crate) fn file(&self) -> std::io::Result<File> {
         std::fs::create_dir_all(&self.folder)?;
         tempfile::tempfile_in(&self.folder)
     }
 }
 
-/// How many tokens two texts have in common before they part.
+/// Length of the common prefix of two token sequences.
 pub(crate) fn n_common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -341,7 +377,7 @@ mod tests {
     use crate::{Device, EngineOptions, Model};
 
     #[test]
-    fn a_text_is_kept_as_far_as_there_is_time() {
+    fn a_sequence_is_stored_as_far_as_there_is_time() {
         let model = Model::built_in().unwrap();
         let options = EngineOptions { device: Device::Cpu, n_seq: 2, ..Default::default() };
         let mut pass = model.forward_pass(&options).unwrap();
@@ -352,13 +388,13 @@ mod tests {
         };
         let want = pass.forward(&batch(0, 0)).unwrap().as_slice().to_vec();
         let mut store = PrefixStore::new(1 << 30, None);
-        let whole = bytes_of(&Snapshot::of(pass.cache(), 0).unwrap(), &ids);
-        for (most, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
-            let bytes = store.add(&mut *pass, 0, Owner::Everybody, &ids, most).unwrap();
-            assert!(bytes <= most && (bytes > 0) == (n > 0), "{bytes} of {most}");
+        let whole = bytes_of(&Snapshot::of_sequence(pass.cache(), 0).unwrap(), &ids);
+        for (max_bytes, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
+            let bytes = store.add(&mut *pass, 0, PrefixOwner::Keyless, &ids, max_bytes).unwrap();
+            assert!(bytes <= max_bytes && (bytes > 0) == (n > 0), "{bytes} of {max_bytes}");
             let stored = store.find(&mut *pass, Client::Unknown, &ids);
-            assert_eq!(stored.map_or(0, |stored| stored.n), n);
-            let Some(stored) = stored.filter(|stored| stored.n < 300) else { continue };
+            assert_eq!(stored.map_or(0, |stored| stored.n_tokens), n);
+            let Some(stored) = stored.filter(|stored| stored.n_tokens < 300) else { continue };
             assert!(store.restore(&mut *pass, 1, stored).unwrap());
             assert_eq!(pass.forward(&batch(1, n)).unwrap().as_slice(), want);
         }

@@ -1,4 +1,8 @@
-//! One text as the forward pass sees it: its tokens, which of them are in the KV cache, and what comes next.
+//! The sequence of a [`Generator`](crate::Generator): its tokens, its part of the KV cache, and the state that samples
+//! its next token.
+//!
+//! It uses sequence 0 of its own forward pass. (The scheduler's counterpart, for many sequences, is
+//! `ScheduledSequence`.)
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -6,32 +10,41 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
-use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
-use crate::constraint::Constraining;
-use crate::logits_processor::Processing;
+use crate::choice::{
+    AllowedTokens, RequiredScores, Scores, choose, evaluate, evaluate_again, is_number, required_scores,
+};
+use crate::constraint::ActiveConstraint;
+use crate::logits_processor::ActiveProcessor;
 use crate::prefix_store::{PrefixStore, n_common};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
-use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedText, SessionError, SessionFile, Timings};
+use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedSequence, SessionError, SessionFile, Timings};
 
-/// The tokens of a text and everything that continues it.
+/// One sequence, with its forward pass and sampler.
 pub(crate) struct Sequence {
+    /// The forward pass; only its sequence 0 is used.
     pass: Box<dyn ForwardPass>,
+    /// The sampler, which has accepted all of `ids` since the last prompt.
     sampler: Sampler,
-    processing: Option<Processing>,
-    constraint: Option<Constraining>,
-    /// Where answers began, which layers with windows have lost since.
-    turns: PrefixStore,
-    /// Tokens of the last prompt; `None` where the place where its answer begins is kept, or need not be.
+    /// Logits processor of the caller.
+    processing: Option<ActiveProcessor>,
+    /// Constraint on the tokens.
+    constraint: Option<ActiveConstraint>,
+    /// Snapshots of prompt ends, which layers with a sliding window have lost since.
+    prompt_ends: PrefixStore,
+    /// Tokens of the last prompt, until its end is in `prompt_ends`; `None` if it is, or need not be.
     n_prompt: Option<usize>,
-    /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
-    /// for the next [`step`](Self::step).
+    /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache; the others are
+    /// evaluated by the next [`step`](Self::step).
     ids: Vec<u32>,
+    /// Start of the last prompt.
     started: Instant,
+    /// Token counts and durations since the last prompt.
     pub timings: Timings,
 }
 
 impl Sequence {
+    /// An empty sequence.
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
         let timings = Timings::default();
         Self {
@@ -39,7 +52,7 @@ impl Sequence {
             sampler,
             processing: None,
             constraint: None,
-            turns: PrefixStore::new(0, None),
+            prompt_ends: PrefixStore::new(0, None),
             n_prompt: None,
             ids: Vec::new(),
             started: Instant::now(),
@@ -47,47 +60,56 @@ impl Sequence {
         }
     }
 
+    /// The forward pass.
     pub fn pass(&self) -> &dyn ForwardPass {
         &*self.pass
     }
 
+    /// The forward pass, mutable.
     pub fn pass_mut(&mut self) -> &mut dyn ForwardPass {
         &mut *self.pass
     }
 
+    /// The sampler.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }
 
-    /// Takes another sampler, which knows the text so far from the next [`start`](Self::start) on.
+    /// Replaces the sampler. The new one accepts the tokens at the next [`start`](Self::start).
     pub fn set_sampler(&mut self, sampler: Sampler) {
         self.sampler = sampler;
     }
 
+    /// Sets or removes the logits processor, from the next token on.
     pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
-        self.processing = processor.map(Processing::new);
+        self.processing = processor.map(ActiveProcessor::new);
     }
 
+    /// Sets or removes the constraint, from the next token on.
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
-        self.constraint = constraint.map(Constraining::new);
+        self.constraint = constraint.map(ActiveConstraint::new);
     }
 
-    /// Whether the constraint on the text allows nothing but its end.
+    /// Whether the constraint allows nothing but the end.
     pub fn is_complete(&self) -> bool {
-        self.constraint.as_ref().is_some_and(Constraining::is_complete)
+        self.constraint.as_ref().is_some_and(ActiveConstraint::is_complete)
     }
 
-    /// From now on places where answers begin are kept in so many bytes, where layers with windows would lose them.
-    pub fn keep_turns(&mut self, bytes: u64) {
-        self.turns = PrefixStore::new(bytes, None);
+    /// From now on keeps snapshots of prompt ends in up to `bytes` bytes, if sliding windows would lose them.
+    pub fn keep_prompt_ends(&mut self, bytes: u64) {
+        self.prompt_ends = PrefixStore::new(bytes, None);
     }
 
+    /// The tokens: the prompt and the generated ones.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Replaces the text by `prompt`. Keeps what the KV cache already holds of it, and evaluates the rest except the
-    /// last micro-batch, which the next step takes along.
+    /// Replaces the sequence by `prompt`. Keeps the prefix that is in the KV cache, and evaluates the rest in
+    /// micro-batches except the last, which the next [`step`](Self::step) evaluates. `progress` is called before each
+    /// one.
+    ///
+    /// After a refused prompt the sequence is unchanged; after an interruption the evaluated micro-batches are kept.
     pub fn start(
         &mut self,
         prompt: &[u32],
@@ -99,7 +121,7 @@ impl Sequence {
         self.check_prompt(prompt)?;
         self.started = Instant::now();
         let cached = n_common(&self.ids[..self.pass.position()], prompt);
-        // The last token is evaluated in any case: its logits choose the next one.
+        // The last token is always evaluated: its logits are sampled from.
         let cached = cached.min(prompt.len() - 1);
         let cached = self.go_back(prompt, cached);
         self.n_prompt = Some(prompt.len());
@@ -119,7 +141,7 @@ impl Sequence {
             if prompt.len() - done <= n_ubatch {
                 return Ok(());
             }
-            let batch = self.waiting(n_ubatch, false);
+            let batch = self.unevaluated(n_ubatch, false);
             self.pass.forward(&batch).map(drop).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
@@ -129,13 +151,16 @@ impl Sequence {
         }
     }
 
-    /// Makes the text in the KV cache the first `n` tokens of `prompt`, or as many of them as there are; how many these are.
+    /// Cuts the KV cache back to the first `n` tokens of `prompt`, restoring a snapshot of a prompt end if that reaches
+    /// further. Returns how many tokens are left.
     fn go_back(&mut self, prompt: &[u32], n: usize) -> usize {
         let pass = &mut *self.pass;
         let reachable = pass.reachable(0, n);
-        let kept =
-            self.turns.find(pass, Client::Unknown, &prompt[..prompt.len() - 1]).filter(|kept| kept.n > reachable);
-        match kept.map(|kept| (kept.n, self.turns.restore(pass, 0, kept))) {
+        let kept = self
+            .prompt_ends
+            .find(pass, Client::Unknown, &prompt[..prompt.len() - 1])
+            .filter(|kept| kept.n_tokens > reachable);
+        match kept.map(|kept| (kept.n_tokens, self.prompt_ends.restore(pass, 0, kept))) {
             Some((n, Ok(true))) => return n,
             Some((_, Err(error))) => tracing::warn!("a prompt's beginning is evaluated again: {error}"),
             Some((_, Ok(false))) | None => {}
@@ -143,13 +168,13 @@ impl Sequence {
         pass.truncate(n)
     }
 
-    /// Writes a session file with `note` and what the KV cache has of the text.
+    /// Writes a session file with `note` and a snapshot of the evaluated tokens.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
         let ids = &self.ids[..self.pass.position()];
-        SessionFile::write(path, model, note, Some(SavedText { pass: &mut *self.pass, seq: 0, ids }))
+        SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids }))
     }
 
-    /// Replaces the text by that of a session file. On an error it is empty, or as it was.
+    /// Replaces the sequence by that of a session file. After an error it is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
         self.n_prompt = None;
         let restored = session.restore(model, &mut *self.pass, 0);
@@ -158,26 +183,26 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether the text has room for the tokens that wait, so that a step can follow.
+    /// Whether the unevaluated tokens fit in the context, so that [`step`](Self::step) can run.
     pub fn can_step(&self) -> bool {
         self.ids.len() <= self.pass.n_ctx()
     }
 
-    /// Evaluates the tokens that wait and chooses the next one, never one of `forbidden`. It becomes part of the text
-    /// with [`push`](Self::push).
+    /// Evaluates the tokens that are not in the KV cache yet and samples the next one, never one of `forbidden`. The
+    /// token is appended by [`push`](Self::push).
     pub fn step(&mut self, forbidden: &[u32]) -> Result<u32, Error> {
         let start = Instant::now();
         let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
-        // After a token that ended the generation nothing waits: the last token gives its logits once more.
+        // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
         self.pass.truncate(last);
-        let batch = self.waiting(self.ids.len(), true);
+        let batch = self.unevaluated(self.ids.len(), true);
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
         let n_vocab = pass.spec().n_vocab;
         let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
-        let allowed = Allowed { forbidden, mask: mask.transpose().map_err(Error::Constraint)? };
+        let allowed = AllowedTokens { forbidden, mask: mask.transpose().map_err(Error::Constraint)? };
         let need = match processing {
-            Some(_) => Need::Logits,
-            None => need(sampler, forbidden.len(), allowed.mask.is_some(), pass.max_top_k()),
+            Some(_) => RequiredScores::Logits,
+            None => required_scores(sampler, forbidden.len(), allowed.mask.is_some(), pass.max_top_k()),
         };
         let mut choose = |scores: Scores<'_>| {
             let chosen = match processing {
@@ -198,14 +223,14 @@ impl Sequence {
         let chosen = chosen?;
         self.count(batch.len(), start.elapsed());
         if let Some(n) = self.n_prompt
-            && self.turns.keep_turn(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
+            && self.prompt_ends.keep_prompt_end(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
         {
             self.n_prompt = None;
         }
         Ok(chosen.expect("all logits are enough to choose from"))
     }
 
-    /// Appends a token to the text. An error where the constraint fails; the text is then as it was.
+    /// Appends a token. An error if the constraint fails; the sequence is then unchanged.
     pub fn push(&mut self, id: u32) -> Result<(), Error> {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(id).map_err(Error::Constraint)?;
@@ -216,7 +241,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// What `pooler` makes of the states of `ids`. The text is empty afterwards.
+    /// The embedding of `ids`, or a reranker's scores. The sequence is empty afterwards.
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
         self.ids.clear();
@@ -230,6 +255,7 @@ impl Sequence {
         if vector.iter().all(|x| x.is_finite()) { Ok(vector) } else { Err(Error::NoNumbers) }
     }
 
+    /// Checks the length and the token ids of a prompt.
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
         let spec = self.pass.spec();
         if prompt.is_empty() {
@@ -245,8 +271,8 @@ impl Sequence {
         }
     }
 
-    /// The first `n` of the tokens that wait, as a batch; with the logits of the last one where `logits`.
-    fn waiting(&self, n: usize, logits: bool) -> Vec<BatchToken> {
+    /// The first `n` of the unevaluated tokens, as a batch. `logits`: whether the logits of its last token are wanted.
+    fn unevaluated(&self, n: usize, logits: bool) -> Vec<BatchToken> {
         let position = self.pass.position();
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
@@ -255,7 +281,7 @@ impl Sequence {
         ids[..n].iter().enumerate().map(token).collect()
     }
 
-    /// Counts a step over `n` tokens: the first one after a prompt ends its prefill.
+    /// Adds a step over `n` tokens to the timings: the first one after a prompt ends the prefill.
     fn count(&mut self, n: usize, time: Duration) {
         if self.timings.first_token.is_none() {
             self.timings.prompt_tokens += n;
@@ -276,7 +302,7 @@ mod tests {
     use crate::sampling::SamplerOptions;
     use crate::{Device, EngineOptions};
 
-    /// A forward pass that would rather give short lists.
+    /// A forward pass that prefers top-k lists of the given length.
     struct ShortLists(Box<dyn ForwardPass>, usize);
 
     impl ForwardPass for ShortLists {
@@ -335,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sampled_text_goes_on_elsewhere_from_wherever_it_is_cut() {
+    fn a_sampled_sequence_continues_the_same_from_any_cut() {
         let model = Model::built_in().unwrap();
         let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(8), ..Default::default() };
         let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
         let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap());
-        let go_on = |sequence: &mut Sequence, start: &[u32], n: usize| {
+        let continue_to = |sequence: &mut Sequence, start: &[u32], n: usize| {
             sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
                 let id = sequence.step(&[]).unwrap();
@@ -349,14 +375,14 @@ mod tests {
             sequence.ids().to_vec()
         };
         let prompt = [1, 403, 407, 261, 378];
-        let whole = go_on(&mut new(), &prompt, 40);
+        let whole = continue_to(&mut new(), &prompt, 40);
         for cut in prompt.len()..whole.len() {
-            assert_eq!(go_on(&mut new(), &whole[..cut], whole.len()), whole, "cut at {cut}");
+            assert_eq!(continue_to(&mut new(), &whole[..cut], whole.len()), whole, "cut at {cut}");
         }
     }
 
     /// Forty tokens after a prompt.
-    fn text(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
+    fn forty_tokens(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
         sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
@@ -367,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lists_and_whole_rows_give_one_text() {
+    fn short_lists_and_all_logits_give_the_same_tokens() {
         let model = Model::built_in().unwrap();
         let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(2), ..Default::default() };
         let defaults = SamplerOptions { seed: Some(3), ..Default::default() };
@@ -375,17 +401,17 @@ mod tests {
             SamplerOptions { temperature: 0.0, ..defaults.clone() },
             SamplerOptions { top_k: 5, temperature: 1.5, ..defaults.clone() },
             SamplerOptions { repeat_penalty: 1.5, ..defaults.clone() },
-            // Now and then the list is too short.
+            // Sometimes the list is too short.
             SamplerOptions { top_k: 0, top_p: 1.0, min_p: 0.02, ..defaults.clone() },
             SamplerOptions { top_k: 0, ..defaults.clone() },
             defaults,
         ] {
             for forbidden in [&[][..], &[2, 286]] {
                 let pass = || model.forward_pass(&options).unwrap();
-                let expected = text(pass(), &sampling, forbidden);
+                let expected = forty_tokens(pass(), &sampling, forbidden);
                 for k in [8, 128] {
                     let lists = Box::new(ShortLists(pass(), k));
-                    assert_eq!(text(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
+                    assert_eq!(forty_tokens(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
                 }
             }
         }

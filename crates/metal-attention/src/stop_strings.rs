@@ -1,31 +1,34 @@
-//! Ends a text at the first of several strings, although it comes in pieces.
+//! Stop strings: ends a text that arrives in pieces at the first of several strings.
 
-/// Watches a text for strings that end it. However long these are, what a piece costs depends on its own length: each
-/// string is compared byte by byte as the text comes (Knuth, Morris and Pratt), and nothing is done for the part of it
-/// that the text has not reached.
+/// Searches a text for strings that end it. The cost of a piece depends on its own length, however long the strings
+/// are: each string is matched byte by byte as the text arrives (Knuth, Morris and Pratt), and its failure table grows
+/// only as far as the text matched.
 #[derive(Debug)]
 pub struct StopStrings {
+    /// The stop strings.
     needles: Vec<Needle>,
-    /// The text so far, without what was shown long ago.
+    /// The end of the text so far. What precedes it was returned long ago.
     held: String,
-    /// Bytes of `held` that were shown. The others may be the start of a stop string.
-    shown: usize,
-    /// The index in `needles` of the stop string that ended the text.
+    /// Bytes of `held` that were returned. The others may be the start of a stop string.
+    returned: usize,
+    /// Index in `needles` of the stop string that ended the text.
     found: Option<usize>,
 }
 
 impl StopStrings {
-    /// Watches for any of `strings`; empty ones are left out.
+    /// Searches for any of `strings`; empty ones are ignored.
     pub fn new(strings: Vec<String>) -> Self {
         let needles = strings.into_iter().filter(|s| !s.is_empty()).map(Needle::new).collect();
-        Self { needles, held: String::new(), shown: 0, found: None }
+        Self { needles, held: String::new(), returned: 0, found: None }
     }
 
-    /// Takes the next piece of the text. Returns what is safe to show now, and whether a stop string was found: then
-    /// the text ended right before it. Of several the one that is complete first is found: reading on cannot change it.
+    /// Adds the next piece of the text. Returns the text that is certain now, and whether a stop string was found: the
+    /// text then ends right before it. Of several stop strings, the one that is complete first counts; of those, the
+    /// longest.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         for (i, byte) in piece.bytes().enumerate() {
-            let complete = self.needles.iter_mut().enumerate().filter_map(|(i, needle)| Some((needle.take(byte)?, i)));
+            let complete =
+                self.needles.iter_mut().enumerate().filter_map(|(i, needle)| Some((needle.push_byte(byte)?, i)));
             if let Some((length, index)) = complete.max_by_key(|(length, _)| *length) {
                 self.found = Some(index);
                 self.held.push_str(&piece[..=i]);
@@ -34,8 +37,8 @@ impl StopStrings {
             }
         }
         self.held.push_str(piece);
-        let begun = self.needles.iter().map(|needle| needle.begun).max().unwrap_or(0);
-        (self.show(self.held.len() - begun), false)
+        let matched = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
+        (self.release(self.held.len() - matched), false)
     }
 
     /// The stop string that ended the text.
@@ -43,67 +46,68 @@ impl StopStrings {
         self.found.map(|index| self.needles[index].string.as_str())
     }
 
-    /// Hands out what was held back. What follows is a new text.
+    /// Returns the withheld text. What is added afterwards is a new text.
     pub fn rest(&mut self) -> String {
-        self.needles.iter_mut().for_each(|needle| needle.begun = 0);
-        self.show(self.held.len())
+        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
+        self.release(self.held.len())
     }
 
-    /// The text up to `end` that was not shown yet.
-    fn show(&mut self, end: usize) -> String {
-        let text = self.held[self.shown..end].to_owned();
-        self.shown = end;
-        // Moving what is held costs no more than what was shown since it was moved last.
-        if 2 * self.shown >= self.held.len() {
-            self.held.drain(..self.shown);
-            self.shown = 0;
+    /// Returns the text up to byte `end` of `held` that was not returned yet.
+    fn release(&mut self, end: usize) -> String {
+        let text = self.held[self.returned..end].to_owned();
+        self.returned = end;
+        // Draining moves no more bytes than were returned since the last time.
+        if 2 * self.returned >= self.held.len() {
+            self.held.drain(..self.returned);
+            self.returned = 0;
         }
         text
     }
 }
 
-/// A string that is looked for, and how much of it the text ends with.
+/// A stop string, with the state of its search.
 #[derive(Debug)]
 struct Needle {
+    /// The stop string.
     string: String,
-    /// Bytes of the string that the text ends with.
-    begun: usize,
-    /// `borders[n]`: how long the longest end of the first `n` bytes is that the string begins with, other than all of
-    /// them. Known as far as the text ever got.
+    /// Length of the string's longest prefix that the text ends with.
+    matched: usize,
+    /// `borders[n]`: length of the longest proper suffix of the first `n` bytes that is also a prefix of the string
+    /// (the failure table). Computed as far as the text ever matched.
     borders: Vec<usize>,
-    /// Comparisons so far.
+    /// Byte comparisons so far.
     #[cfg(test)]
     n_compared: usize,
 }
 
 impl Needle {
-    /// `string` is not empty.
+    /// A search for `string`, which is not empty.
     fn new(string: String) -> Self {
         Self {
             string,
-            begun: 0,
+            matched: 0,
             borders: vec![0, 0],
             #[cfg(test)]
             n_compared: 0,
         }
     }
 
-    /// Takes the text's next byte. The string's length where the text ends with it now.
-    fn take(&mut self, byte: u8) -> Option<usize> {
-        self.begun = self.longer(self.begun, byte);
-        if self.begun == self.string.len() {
-            return Some(self.begun);
+    /// Adds the next byte of the text. `Some(length of the string)` if the text now ends with it.
+    fn push_byte(&mut self, byte: u8) -> Option<usize> {
+        self.matched = self.extend_match(self.matched, byte);
+        if self.matched == self.string.len() {
+            return Some(self.matched);
         }
-        // One more border for each byte that the text got further than ever.
-        if self.begun == self.borders.len() {
-            let border = self.longer(self.borders[self.begun - 1], byte);
+        // The text has matched further than ever before: one more entry of the table.
+        if self.matched == self.borders.len() {
+            let border = self.extend_match(self.borders[self.matched - 1], byte);
             self.borders.push(border);
         }
         None
     }
 
-    /// The longest beginning of the string that the first `n` bytes of it and then `byte` end with.
-    fn longer(&mut self, mut n: usize, byte: u8) -> usize {
+    /// Length of the longest prefix of the string that is a suffix of its first `n` bytes followed by `byte`.
+    fn extend_match(&mut self, mut n: usize, byte: u8) -> usize {
         loop {
             #[cfg(test)]
             {
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_string_that_ended_the_text_is_known() {
+    fn the_string_that_ended_the_text_is_reported() {
         let found = |strings: &[&str], text: &str| {
             let mut stop = watch(strings);
             stop.push(text);
@@ -170,8 +174,8 @@ mod tests {
         assert_eq!(watch(&[""]).push("text"), ("text".into(), false));
     }
 
-    /// Needles of a megabyte that the text begins again and again, tokens of a few bytes: the work is a few comparisons a
-    /// byte and needle, and what is kept is as long as the text.
+    /// Stop strings of a megabyte whose prefix the text repeats, in tokens of a few bytes: the work is a few
+    /// comparisons for each byte and stop string, and the tables are as long as the text.
     #[test]
     fn long_stop_strings_cost_no_more_than_short_ones() {
         let long = |unit: &str, end: &str| unit.repeat((1 << 20) / unit.len()) + end;
@@ -188,7 +192,7 @@ mod tests {
             let mut stop = StopStrings::new(vec![needle.clone(); 16]);
             let mut n = 0;
             let mut text = String::new();
-            // The text follows the needle, fails, and begins anew.
+            // The text matches the stop string, fails, and starts again.
             for _ in 0..20 {
                 for piece in std::iter::repeat_n(unit, 500).chain(["?"]) {
                     let (safe, stopped) = stop.push(piece);
@@ -210,14 +214,14 @@ mod tests {
     fn a_long_stop_string_is_found() {
         let needle = "ab".repeat(1 << 19) + "c";
         let mut stop = watch(&[&needle]);
-        let mut shown = String::new();
-        // One unit too many: the needle begins at the third byte.
-        shown += &stop.push("ab").0;
+        let mut returned = String::new();
+        // The stop string begins at the third byte.
+        returned += &stop.push("ab").0;
         for piece in needle.as_bytes().chunks(7) {
             let (safe, stopped) = stop.push(std::str::from_utf8(piece).unwrap());
-            shown += &safe;
+            returned += &safe;
             if stopped {
-                assert_eq!(shown, "ab");
+                assert_eq!(returned, "ab");
                 return;
             }
         }
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_an_end_is_a_new_text() {
+    fn text_after_the_end_is_a_new_text() {
         let mut stop = watch(&["aba"]);
         assert_eq!(stop.push("xaba"), ("x".into(), true));
         assert_eq!(stop.push("ba"), ("b".into(), false));
@@ -233,14 +237,14 @@ mod tests {
         assert_eq!(stop.push("ba"), ("b".into(), false));
     }
 
-    /// Where the string that is complete first begins in `text`.
+    /// Position of the string in `text` that is complete first.
     fn find_first(strings: &[String], text: &str) -> Option<usize> {
         let found = strings.iter().filter_map(|s| text.find(s.as_str()).map(|at| (at + s.len(), at)));
         found.min().map(|(_end, at)| at)
     }
 
     proptest! {
-        /// However the text is cut up, it ends where a search over the whole of it says.
+        /// The text ends where a search in the whole text finds the string, however it is divided.
         #[test]
         fn pieces_make_no_difference(
             pieces in prop::collection::vec("[abé]{0,4}", 0..12),

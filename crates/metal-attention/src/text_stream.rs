@@ -1,23 +1,25 @@
-//! The text that tokens write, as far as it can be shown.
+//! The text of a generation, token by token.
 
 use metal_attention_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::stop_strings::StopStrings;
 
-/// Turns the tokens of a continuation into text: whole characters, and nothing that may turn out to be the start of a stop
-/// string.
+/// Decodes generated tokens to text, and withholds partial characters and possible starts of stop strings.
 #[derive(Debug)]
 pub struct TextStream<'t> {
+    /// Bytes of tokens to whole characters.
     decoder: StreamDecoder<'t>,
+    /// Search for the stop strings.
     stop_strings: StopStrings,
+    /// Whether the last token completed a stop string.
     stopped: bool,
 }
 
 impl<'t> TextStream<'t> {
-    /// What follows the tokens `before`, up to the first of the strings `stop`.
+    /// The text that follows the tokens `before`, up to the first of the strings `stop`.
     pub fn new(tokenizer: &'t Tokenizer, before: &[u32], stop: Vec<String>) -> Self {
         let decoder = tokenizer.decoder();
-        // A text that has begun is continued, leading space and all.
+        // Text after other text keeps its leading space; at the start of a text the tokenizer removes it.
         let begun = before.iter().any(|&id| !tokenizer.is_control(id));
         Self {
             decoder: if begun { decoder.continuing() } else { decoder },
@@ -26,7 +28,7 @@ impl<'t> TextStream<'t> {
         }
     }
 
-    /// Takes the next token. Returns what can be shown now, and whether the text ends there, right before a stop string.
+    /// Adds a token. Returns the text that is certain now, and whether the text ends there, right before a stop string.
     pub fn push(&mut self, id: u32) -> (String, bool) {
         let (text, stopped) = self.stop_strings.push(&self.decoder.push(id));
         self.stopped = stopped;
@@ -38,8 +40,8 @@ impl<'t> TextStream<'t> {
         self.stop_strings.found()
     }
 
-    /// What was held back: the start of a stop string that never came, then half a character as U+FFFD. Nothing where a
-    /// stop string ended the text.
+    /// Returns the withheld text: the start of a stop string that was not completed, then a partial character as
+    /// U+FFFD. Empty after a stop string.
     pub fn finish(mut self) -> String {
         if self.stopped {
             return String::new();

@@ -1,33 +1,33 @@
-//! What a prompt and its continuation cost.
+//! Token counts and durations of a prompt and its continuation.
 
 use std::time::Duration;
 
-/// Tokens and time since the last prompt.
+/// Token counts and durations since the last prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timings {
-    /// Tokens of the prompt that were evaluated so far.
+    /// Evaluated tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were in the KV cache already.
     pub cached_tokens: usize,
-    /// Time spent on the prompt, the choice of the first token included.
+    /// Duration of the prompt's evaluation, sampling of the first token included.
     pub prefill: Duration,
-    /// Tokens generated, without the one that ended the generation.
+    /// Generated tokens, the end token not included.
     pub generated: usize,
-    /// Steps after the first token: one token each, the one that ended the generation included.
+    /// Decode steps, one token each: those after the first token, the one of the end token included.
     pub decode_steps: usize,
-    /// Time spent on the steps after the first token.
+    /// Duration of the decode steps.
     pub decode: Duration,
-    /// From the prompt to the first token; `None` while there is none.
+    /// From the prompt to the first token; `None` before it.
     pub first_token: Option<Duration>,
 }
 
 impl Timings {
-    /// Prompt tokens per second; `None` when nothing was measured.
+    /// Prompt tokens per second; `None` if nothing was measured.
     pub fn prefill_tokens_per_second(&self) -> Option<f64> {
         per_second(self.prompt_tokens, self.prefill)
     }
 
-    /// Steps per second after the first token; `None` when nothing was measured.
+    /// Decode steps per second; `None` if nothing was measured.
     pub fn decode_tokens_per_second(&self) -> Option<f64> {
         per_second(self.decode_steps, self.decode)
     }

@@ -1,4 +1,4 @@
-//! Setting a model up on a GPU.
+//! Setting up a model on a GPU through wgpu.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use metal_attention_wgpu::{
     AdapterChoice, WgpuDevice, WgpuError, WgpuForwardPass, WgpuForwardPassOptions, WgpuOptions,
 };
 
-use crate::engine::{mib, room};
+use crate::engine::{capacity, mib};
 use crate::{EngineOptions, Model};
 
-/// Sets `model` up on the GPU that `adapter` names.
+/// Sets up `model` on the GPU that `adapter` selects. If a long context does not fit after all, it tries again with the
+/// shortest.
 pub(crate) fn forward_pass(
     model: &Model,
     options: &EngineOptions,
@@ -18,7 +19,7 @@ pub(crate) fn forward_pass(
 ) -> Result<WgpuForwardPass, WgpuError> {
     let watch = options.watch.clone();
     let gpu = Arc::new(WgpuDevice::open(&WgpuOptions { adapter, watch, ..Default::default() })?);
-    // A tenth is for whatever else is on the GPU.
+    // A tenth is left for other programs.
     let free = gpu.summary().memory.map(|memory| memory - memory / 10);
     let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
     let set_up = |options: &EngineOptions| {
@@ -26,7 +27,7 @@ pub(crate) fn forward_pass(
         WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
     };
     let pass = match set_up(&sized) {
-        // Others may hold more of the memory, or a buffer may not be as large as that.
+        // Other programs may use more of the memory, or the device may not allow a buffer of that size.
         Err(WgpuError::OutOfMemory { .. } | WgpuError::TooLarge { .. } | WgpuError::ModelTooLarge { .. })
             if sized != *options =>
         {
@@ -38,10 +39,10 @@ pub(crate) fn forward_pass(
     Ok(pass)
 }
 
-/// Sets `model` up on a GPU that is no software and has room for it. An error says why there is none.
+/// Sets up `model` on a hardware GPU with enough memory. The error says why there is none.
 pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForwardPass, WgpuError> {
     WgpuForwardPass::supports(model.spec())?;
-    // No GPU binds more; where a binding can be smaller, less is held at once.
+    // The upper bound of a binding's size: devices with a smaller one need less memory at a time.
     let max_binding = u64::from(u32::MAX);
     let needed =
         pass_options(options, options.n_ctx_of(model)).memory_needed(model.spec(), model.weights(), max_binding);
@@ -50,6 +51,7 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForward
     Ok(pass)
 }
 
+/// The options of a forward pass with a context of `n_ctx` tokens.
 fn pass_options(options: &EngineOptions, n_ctx: usize) -> WgpuForwardPassOptions {
     let defaults = WgpuForwardPassOptions::default();
     WgpuForwardPassOptions {
@@ -61,12 +63,12 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> WgpuForwardPassOptions
         n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
         cache_type: options.cache_type,
         exact: options.exact,
-        layers_at_once: None,
+        persistent_workgroups: None,
         layers_in_a_buffer: usize::MAX,
     }
 }
 
-/// Logs what runs the model and the memory it takes.
+/// Logs the GPU and the memory of a forward pass.
 fn log(pass: &WgpuForwardPass) {
     let (gpu, memory) = (pass.gpu(), pass.memory_use());
     let summary = gpu.summary();
@@ -76,7 +78,7 @@ fn log(pass: &WgpuForwardPass) {
     }
     tracing::info!("weights: {}", mib(memory.weights));
     let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
+    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), capacity(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
-    tracing::info!("pipelines: {}", gpu.pso().len());
+    tracing::info!("pipelines: {}", gpu.pipelines().len());
 }

@@ -1,4 +1,4 @@
-//! The scheduler's events as the stream that Dynamo reads.
+//! Converts the scheduler's events to the stream of outputs that Dynamo reads.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use tokio::sync::watch;
 
 use crate::error;
 
-/// What an answer yields.
-pub type Item = Result<LLMEngineOutput, DynamoError>;
+/// An item of the stream.
+pub type StreamItem = Result<LLMEngineOutput, DynamoError>;
 
-/// Counts a stream as long as it lives.
+/// Counts a stream as long as it exists.
 pub struct InFlight(watch::Sender<usize>);
 
 impl InFlight {
-    /// One more stream.
+    /// Adds a stream to the count.
     pub fn new(count: &watch::Sender<usize>) -> Self {
         count.send_modify(|n| *n += 1);
         Self(count.clone())
@@ -31,26 +31,26 @@ impl Drop for InFlight {
     }
 }
 
-/// How the tokens of a request are told.
-pub struct Telling {
-    /// Tokens that end the text.
+/// The settings of a stream.
+pub struct StreamOptions {
+    /// Ids of tokens that end the text.
     pub stop_ids: Vec<u32>,
-    /// Tokens before which none of these does.
+    /// The number of tokens before which these do not end the text.
     pub min_tokens: usize,
-    /// For tests: how long each token takes.
+    /// For tests: the time that each token takes at least.
     pub token_delay: Duration,
-    /// As long as the stream lives.
+    /// The count of streams, to which this one belongs.
     pub in_flight: InFlight,
 }
 
-/// The tokens of a request as they come. Where Dynamo asks for an end, or drops the stream, the events are dropped, and the
-/// scheduler gives the place to others.
+/// The tokens of a request while they are generated. If Dynamo stops the request or drops the stream, the events are dropped and the
+/// scheduler frees the slot.
 ///
-/// The number of tokens is not told at the end, as it might: after a move this worker takes tokens of the text for the
-/// prompt. The frontend counts both rightly itself.
-pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) -> BoxStream<'static, Item> {
+/// The number of tokens is not reported at the end: after a migration this worker counts earlier tokens of the text as prompt. The
+/// frontend counts both itself.
+pub fn stream(mut events: Events, context: GenerateContext, options: StreamOptions) -> BoxStream<'static, StreamItem> {
     Box::pin(async_stream::stream! {
-        let Telling { stop_ids, min_tokens, token_delay, in_flight } = telling;
+        let StreamOptions { stop_ids, min_tokens, token_delay, in_flight } = options;
         let _in_flight = in_flight;
         let mut n_tokens = 0;
         loop {
@@ -65,7 +65,7 @@ pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) ->
                     yield Ok(LLMEngineOutput::cancelled());
                     return;
                 }
-                // No request asks for the prompt's log probabilities.
+                // No request has prompt log probabilities.
                 Some(Event::Prompt(_)) => {}
                 Some(Event::Token { id, logprobs, .. }) => {
                     n_tokens += 1;
@@ -90,19 +90,21 @@ pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) ->
     })
 }
 
-/// A text that has all its tokens: it was moved after the last of them.
-pub fn complete() -> BoxStream<'static, Item> {
+/// The stream of a text that has all its tokens already: it was migrated after the last of them.
+pub fn complete() -> BoxStream<'static, StreamItem> {
     Box::pin(futures::stream::iter([Ok(LLMEngineOutput::length())]))
 }
 
+/// The next event of a request, after the delay for tests.
 async fn next(events: &mut Events, delay: Duration) -> Event {
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
     }
-    // The stream ends with the last event.
+    // `recv` returns `None` only after the last event, at which the stream ends.
     events.recv().await.unwrap_or(Event::Failed(metal_attention::scheduler::RequestError::EngineFailed))
 }
 
+/// The output for a token, with its log probabilities if they were requested.
 fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
     let mut output = chunk::token(id);
     if let Some(TokenLogprobs { logprob, top, .. }) = logprobs {
@@ -119,14 +121,14 @@ fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
     output
 }
 
-/// The end of a text, with the token that ended it where the frontend knows what it means.
-fn end(reason: FinishReason, end_token: Option<u32>) -> Item {
+/// The end of a text. `end_token` is the token that ended it, if the frontend knows its meaning.
+fn end(reason: FinishReason, end_token: Option<u32>) -> StreamItem {
     match reason {
         FinishReason::EndOfText | FinishReason::StopString => {
             Ok(LLMEngineOutput { token_ids: end_token.into_iter().collect(), ..LLMEngineOutput::stop() })
         }
         FinishReason::Length | FinishReason::ContextFull => Ok(LLMEngineOutput::length()),
-        // Nobody else cancels: the stream would be gone.
+        // Only a shutdown cancels here: otherwise the stream would be dropped.
         FinishReason::Cancelled | FinishReason::Deadline => {
             Err(error::shut_down("the worker shut down before the text was finished"))
         }

@@ -1,5 +1,5 @@
-//! What the KV cache holds, as Dynamo's router hears of it: each block by the hash of its tokens and by one of the whole text
-//! up to its end.
+//! Reports the contents of the KV cache to Dynamo's router: each block by the hash of its tokens and by the hash of the sequence up to
+//! its end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -11,25 +11,27 @@ use dynamo_kv_router::protocols::{
 };
 use metal_attention::scheduler::{BlockId, CacheEvent};
 
-/// Dynamo's publisher, once the worker is set up. No request comes before that.
+/// Dynamo's publisher of cache events. It is set during the setup of the worker, before any request.
 pub type Publisher = Arc<OnceLock<Arc<KvEventPublisher>>>;
 
-/// A worker is one rank.
+/// The data-parallel rank of a worker, which is always the only one.
 pub const RANK: u32 = 0;
 
-/// The hashes of the blocks that are stored.
-pub struct Hashes {
+/// The sequence hashes of the stored blocks.
+pub struct BlockHashes {
+    /// The number of tokens of a block.
     page_len: u32,
+    /// The hashes, by the scheduler's ids.
     hashes: HashMap<BlockId, u64>,
 }
 
-impl Hashes {
-    /// Those of an empty cache.
+impl BlockHashes {
+    /// The hashes of an empty cache.
     pub fn new(page_len: u32) -> Self {
         Self { page_len, hashes: HashMap::new() }
     }
 
-    /// The event in Dynamo's words.
+    /// Converts an event to Dynamo's, and records its hashes.
     pub fn translate(&mut self, event: CacheEvent) -> KvCacheEventData {
         match event {
             CacheEvent::Stored { parent, blocks, tokens } => {
@@ -59,15 +61,15 @@ impl Hashes {
     }
 }
 
-/// Hands events on to the publisher.
+/// An observer of the scheduler's cache events that publishes them.
 pub fn observer(publisher: Publisher, page_len: usize) -> metal_attention::scheduler::CacheObserver {
-    let mut hashes = Hashes::new(u32::try_from(page_len).unwrap_or(u32::MAX));
+    let mut hashes = BlockHashes::new(u32::try_from(page_len).unwrap_or(u32::MAX));
     Box::new(move |event| {
         let data = hashes.translate(event);
         let Some(publisher) = publisher.get() else { return };
         let event = KvCacheEvent { event_id: publisher.next_event_id(), data, dp_rank: RANK };
         if publisher.publish(event).is_err() {
-            tracing::debug!("nobody hears any more what the KV cache holds");
+            tracing::debug!("the publisher of cache events is closed");
         }
     })
 }
@@ -79,11 +81,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_that_the_router_finds_for_the_prompt() {
+    fn hashes_match_those_of_the_router() {
         let text: Vec<u32> = (0..4 * 64).collect();
         let local = compute_block_hash_for_seq(&text, 64, BlockHashOptions::default());
         let sequence = compute_seq_hash_for_block(&local);
-        let mut hashes = Hashes::new(64);
+        let mut hashes = BlockHashes::new(64);
         let mut seen = Vec::new();
         for (parent, blocks) in [(None, 0..2), (Some(BlockId(1)), 2..4)] {
             let tokens = text[blocks.start * 64..blocks.end * 64].to_vec();

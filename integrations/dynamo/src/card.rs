@@ -1,4 +1,4 @@
-//! The folder from which Dynamo's frontend knows the model: its tokenizer, its chat template, its special tokens.
+//! The folder from which Dynamo's frontend reads the model card: tokenizer, chat template and special tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,22 @@ use anyhow::{Context, anyhow};
 use dynamo_kv_router::protocols::compute_block_hash;
 use metal_attention::Model;
 
-/// Files without which the frontend cannot do.
+/// The files that the frontend needs.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
-/// A folder with a file for each thing to know, as models on the hub have them.
+/// A folder with the files of a model card, as models on the hub have them.
 #[derive(Debug, Clone)]
-pub struct Card<'a> {
+pub struct ModelCardFolder<'a> {
+    /// The path of the folder.
     folder: &'a Path,
 }
 
-/// A file that is not there.
+/// The error for a missing file.
 #[derive(Debug)]
 pub struct MissingFile {
+    /// The path of the folder.
     folder: String,
+    /// The name of the file.
     file: &'static str,
 }
 
@@ -31,8 +34,8 @@ impl std::fmt::Display for MissingFile {
 
 impl std::error::Error for MissingFile {}
 
-impl<'a> Card<'a> {
-    /// The card in `folder`, with all that is needed.
+impl<'a> ModelCardFolder<'a> {
+    /// The card in `folder`. An error if a needed file is missing.
     pub fn open(folder: &'a Path) -> Result<Self, MissingFile> {
         match NEEDED.into_iter().find(|file| !folder.join(file).is_file()) {
             Some(file) => Err(MissingFile { folder: folder.display().to_string(), file }),
@@ -40,7 +43,7 @@ impl<'a> Card<'a> {
         }
     }
 
-    /// Whether there is a template for conversations.
+    /// Whether it has a chat template.
     pub fn has_chat_template(&self) -> bool {
         let in_config = || {
             let config = std::fs::read(self.folder.join("tokenizer_config.json")).ok()?;
@@ -52,8 +55,8 @@ impl<'a> Card<'a> {
     }
 }
 
-/// Writes the card of `model`, whose name is `name`, to a folder below `cache`, and returns the folder. Its path tells what it
-/// holds, so that it is the same for workers that serve the same: Dynamo's frontend looks at both.
+/// Writes the card of `model`, called `name`, to a folder below `cache`, and returns the folder. Its path contains a hash of the
+/// contents, because Dynamo's frontend compares paths and contents of workers that serve the same model.
 pub fn export(model: &Model, name: &str, cache: &Path) -> anyhow::Result<PathBuf> {
     let files = model.tokenizer()?.export(model.gguf().metadata())?;
     let all: Vec<u8> =
@@ -63,7 +66,7 @@ pub fn export(model: &Model, name: &str, cache: &Path) -> anyhow::Result<PathBuf
     let folder = cache.join(format!("{name}-{:016x}", compute_block_hash(&all).0));
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     for file in files {
-        // Another worker may write the same.
+        // Another worker may write the same file at the same time, so it is renamed when complete.
         let path = folder.join(file.name);
         let partial = folder.join(format!(".{}.{}", file.name, std::process::id()));
         std::fs::write(&partial, &file.text)
@@ -73,7 +76,7 @@ pub fn export(model: &Model, name: &str, cache: &Path) -> anyhow::Result<PathBuf
     Ok(folder)
 }
 
-/// The user's folder for what can be made again.
+/// The user's cache folder for cards.
 pub fn cache() -> anyhow::Result<PathBuf> {
     let named = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
@@ -86,12 +89,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_has_its_card_where_others_find_the_same() {
+    fn workers_of_one_model_share_the_folder_of_its_card() {
         let cache = tempfile::tempdir().unwrap();
         let model = Model::built_in().unwrap();
         let folder = export(&model, "a/b c", cache.path()).unwrap();
         assert!(folder.file_name().unwrap().to_str().unwrap().starts_with("a_b_c-"));
-        Card::open(&folder).unwrap();
+        ModelCardFolder::open(&folder).unwrap();
         let files = || std::fs::read_dir(&folder).unwrap().count();
         let n = files();
         assert_eq!(export(&model, "a/b c", cache.path()).unwrap(), folder);
@@ -102,12 +105,13 @@ mod tests {
     fn a_card_has_its_files_and_perhaps_a_template() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let missing = |file: &str| Card::open(folder).unwrap_err().to_string().contains(&format!("has no {file}"));
+        let missing =
+            |file: &str| ModelCardFolder::open(folder).unwrap_err().to_string().contains(&format!("has no {file}"));
         assert!(missing("config.json"));
         std::fs::write(folder.join("config.json"), "{}").unwrap();
         assert!(missing("tokenizer.json"));
         std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-        let has_template = || Card::open(folder).unwrap().has_chat_template();
+        let has_template = || ModelCardFolder::open(folder).unwrap().has_chat_template();
         assert!(!has_template());
         let config = folder.join("tokenizer_config.json");
         for (text, expected) in [("{", false), ("{}", false), (r#"{"chat_template": null}"#, false)] {

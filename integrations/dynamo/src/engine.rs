@@ -1,4 +1,4 @@
-//! The engine that Dynamo drives: its beginning, its requests, and its end.
+//! The engine that Dynamo drives: start, requests, and shutdown.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -14,44 +14,47 @@ use metal_attention::{EngineOptions, Model};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::answer::{self, InFlight, Item, Telling};
+use crate::answer::{self, InFlight, StreamItem, StreamOptions};
 use crate::{cache, error, load, request};
 
-/// How long Dynamo has to write the ends of streams that have been read to theirs, before it closes its connections: to a frontend a
-/// text without such an end is not finished, and it moves it.
+/// The time for Dynamo to send the last parts of streams before it closes its connections. A text whose end does not arrive counts as
+/// unfinished, and the frontend migrates it.
 const FLUSH: Duration = Duration::from_millis(500);
 
-/// What to run, and how.
+/// The settings of a worker.
 #[derive(Clone)]
-pub struct Setup {
+pub struct WorkerSetup {
     /// The model.
     pub model: Arc<Model>,
     /// Its name in requests.
     pub name: String,
     /// Device, context and memory.
     pub engine: EngineOptions,
-    /// How many texts run at once.
+    /// Slots and queue of the scheduler.
     pub scheduler: SchedulerOptions,
-    /// How long running requests have to finish when the worker ends.
+    /// The time for running requests to finish at shutdown.
     pub grace: Duration,
-    /// For tests: how long each token takes.
+    /// For tests: the time that each token takes at least.
     pub token_delay: Duration,
 }
 
-/// metal-attention's scheduler as Dynamo sees it.
-pub struct Engine {
-    setup: Setup,
+/// metal-attention's scheduler as an engine of Dynamo.
+pub struct WorkerEngine {
+    /// The settings.
+    setup: WorkerSetup,
+    /// The scheduler, once it has started.
     scheduler: OnceLock<Scheduler>,
+    /// Dynamo's publisher of cache events.
     cache_publisher: cache::Publisher,
-    /// Tells the load.
+    /// The task that reports the load.
     load: Arc<Mutex<Option<JoinHandle<()>>>>,
-    /// Answers that are being read.
+    /// The number of streams that are being read.
     in_flight: watch::Sender<usize>,
 }
 
-impl Engine {
+impl WorkerEngine {
     /// An engine that has not started.
-    pub fn new(setup: Setup) -> Self {
+    pub fn new(setup: WorkerSetup) -> Self {
         Self {
             setup,
             scheduler: OnceLock::new(),
@@ -61,16 +64,18 @@ impl Engine {
         }
     }
 
+    /// The scheduler. An error before the start.
     fn scheduler(&self) -> Result<&Scheduler, DynamoError> {
         self.scheduler.get().ok_or_else(|| error::shut_down("the engine has not started"))
     }
 
-    fn tell_load_by(&self, task: Option<JoinHandle<()>>) {
+    /// Replaces the task that reports the load.
+    fn set_load_task(&self, task: Option<JoinHandle<()>>) {
         replace(&self.load, task);
     }
 }
 
-/// Ends the task that was there before.
+/// Puts `task` into the slot and aborts the task that was there.
 fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
     let before = std::mem::replace(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner), task);
     if let Some(before) = before {
@@ -78,9 +83,9 @@ fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
     }
 }
 
-/// The scheduler, and what Dynamo wants to know of it.
-fn start(setup: &Setup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
-    let Setup { model, engine, scheduler: options, .. } = setup;
+/// Starts the scheduler. Returns it with the description that Dynamo registers.
+fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
+    let WorkerSetup { model, engine, scheduler: options, .. } = setup;
     let pass = model.forward_pass(engine).map_err(|why| error::unknown(why.to_string()))?;
     let pages = pass.cache_pages();
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -97,22 +102,22 @@ fn start(setup: &Setup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRe
     Ok((scheduler.map_err(|why| error::unknown(why.to_string()))?, registration))
 }
 
-/// Ends the process where the engine meets a defect, so that whoever watches over it starts it again.
-async fn end_with(scheduler: Scheduler) {
+/// Ends the process if the engine fails, so that a service manager restarts it.
+async fn exit_on_defect(scheduler: Scheduler) {
     let why = scheduler.wait_for_defect().await;
     tracing::error!("the engine met a defect and has ended: {why}");
-    // Its requests are told first, and go on elsewhere.
+    // Its requests get their errors first, so that the frontend migrates them.
     tokio::time::sleep(Duration::from_secs(1)).await;
     std::process::exit(1);
 }
 
 #[async_trait]
-impl LLMEngine for Engine {
+impl LLMEngine for WorkerEngine {
     async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
         let (setup, publisher) = (self.setup.clone(), Arc::clone(&self.cache_publisher));
         let started = tokio::task::spawn_blocking(move || start(&setup, publisher)).await;
         let (scheduler, registration) = started.map_err(|why| error::unknown(why.to_string()))??;
-        tokio::spawn(end_with(scheduler.clone()));
+        tokio::spawn(exit_on_defect(scheduler.clone()));
         if self.scheduler.set(scheduler).is_err() {
             return Err(error::unknown("the engine has started already"));
         }
@@ -129,21 +134,21 @@ impl LLMEngine for Engine {
         &self,
         request: PreprocessedRequest,
         context: GenerateContext,
-    ) -> Result<BoxStream<'static, Item>, DynamoError> {
+    ) -> Result<BoxStream<'static, StreamItem>, DynamoError> {
         let scheduler = self.scheduler()?;
         let plan = request::plan(&request)?;
-        // Its worker died between the last token and the end.
+        // The worker before this one died between the last token and the end of the stream.
         if plan.request.max_tokens == Some(0) {
             return Ok(answer::complete());
         }
-        let telling = Telling {
+        let options = StreamOptions {
             stop_ids: plan.stop_ids,
             min_tokens: plan.request.min_tokens,
             token_delay: self.setup.token_delay,
             in_flight: InFlight::new(&self.in_flight),
         };
         let events = scheduler.submit(plan.request).map_err(|why| error::refused(&why))?;
-        Ok(answer::stream(events, context, telling))
+        Ok(answer::stream(events, context, options))
     }
 
     async fn cleanup(&self) -> Result<(), DynamoError> {
@@ -151,7 +156,7 @@ impl LLMEngine for Engine {
             let grace = self.setup.grace;
             let told = async {
                 scheduler.shut_down(grace).await;
-                // What the scheduler has finished is told to the end.
+                // Waits until the ends of all streams are read.
                 let mut in_flight = self.in_flight.subscribe();
                 let _ = in_flight.wait_for(|&n| n == 0).await;
             };
@@ -160,7 +165,7 @@ impl LLMEngine for Engine {
             }
             tokio::time::sleep(FLUSH).await;
         }
-        self.tell_load_by(None);
+        self.set_load_task(None);
         Ok(())
     }
 
@@ -182,7 +187,7 @@ impl LLMEngine for Engine {
         Ok(MetricsBindings { dp_ranks: vec![cache::RANK], on_publisher_ready: Some(on_ready) })
     }
 
-    /// A token is asked for where nothing else tells that the engine works.
+    /// A request for one token, which Dynamo sends to an idle worker to check its health.
     async fn health_check_payload(&self) -> Result<Option<serde_json::Value>, DynamoError> {
         Ok(Some(serde_json::json!({
             "token_ids": [0],

@@ -1,7 +1,7 @@
-//! A worker of NVIDIA Dynamo over metal-attention's scheduler: token ids in, token ids out.
+//! A worker of NVIDIA Dynamo, with metal-attention's scheduler: token ids in, token ids out.
 //!
-//! Dynamo's frontend turns a request into token ids and chooses a worker; the worker streams token ids back. Where it dies
-//! the frontend sends the prompt and the tokens so far to another one, which goes on as the first would have.
+//! Dynamo's frontend turns a request into token ids and chooses a worker, which streams token ids back. If the worker dies, the
+//! frontend migrates the request: it sends the prompt with the tokens so far to another worker, which continues the same text.
 
 mod answer;
 mod cache;
@@ -11,4 +11,4 @@ mod error;
 mod load;
 mod request;
 
-pub use engine::{Engine, Setup};
+pub use engine::{WorkerEngine, WorkerSetup};

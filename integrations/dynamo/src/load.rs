@@ -1,4 +1,4 @@
-//! How full the worker is, told to Dynamo's router and its metrics.
+//! Reports the load of the worker to Dynamo's router and metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use metal_attention::scheduler::{Metrics, Scheduler};
 
 use crate::cache::RANK;
 
-/// How often the load is looked at. It is told where it has changed.
+/// The time between two measurements of the load. Only changes are reported.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Tells the load until the task is aborted.
+/// Reports the load until the task is aborted.
 pub async fn publish(scheduler: Scheduler, publisher: Arc<SnapshotPublisher>) {
     let mut told = None;
     let mut before = scheduler.metrics();
@@ -28,7 +28,8 @@ pub async fn publish(scheduler: Scheduler, publisher: Arc<SnapshotPublisher>) {
     }
 }
 
-/// The load `now`: pages that running requests hold, of all; and how much of the prompts since `before` was in the KV cache.
+/// The load at `now`: the pages of running requests and of the cache, and the share of prompt tokens since `before` that were in the
+/// KV cache.
 fn snapshot(before: &Metrics, now: &Metrics) -> ComponentSnapshot {
     let total = now.pages_used + now.pages_free;
     let cached = now.cached_tokens - before.cached_tokens;
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_load_is_what_running_requests_hold() {
+    fn the_load_is_that_of_running_requests() {
         let before = Metrics { prompt_tokens: 100, cached_tokens: 100, ..Default::default() };
         let metrics = |prompt_tokens, cached_tokens| Metrics {
             prompt_tokens,
@@ -65,7 +66,7 @@ mod tests {
             dp_rank: 0,
         };
         assert_eq!(snapshot(&before, &metrics(110, 130)), expected);
-        // Nothing was evaluated: that tells nothing about the cache.
+        // No prompt was evaluated, so there is no hit rate.
         assert_eq!(snapshot(&before, &metrics(100, 100)), ComponentSnapshot { kv_cache_hit_rate: None, ..expected });
     }
 }

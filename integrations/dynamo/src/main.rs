@@ -1,4 +1,4 @@
-//! `metal-attention-dynamo`: serves a GGUF model to NVIDIA Dynamo's frontend.
+//! The program `metal-attention-dynamo`: serves a GGUF model to NVIDIA Dynamo's frontend.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_dynamo::card::{self, Card};
-use metal_attention_dynamo::{Engine, Setup};
+use metal_attention_dynamo::card::{self, ModelCardFolder};
+use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
-/// How long Dynamo lets a worker end, in seconds.
+/// The environment variable with the time in seconds that Dynamo gives a worker for its shutdown.
 const SHUTDOWN_TIMEOUT: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 const AFTER_HELP: &str = "\
@@ -41,12 +41,12 @@ struct Args {
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
 
-    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// The device of the model: auto (a GPU in which it fits, preferably through CUDA, else the CPU), cpu,
     /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 
-    /// Tokens the context holds; 0: as many as the model was trained with [default: the same, at most 4096]
+    /// Length of the context in tokens; 0: as long as the model was trained with [default: the same, at most 4096]
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
 
@@ -54,11 +54,11 @@ struct Args {
     #[arg(short = 't', long, value_name = "N")]
     threads: Option<usize>,
 
-    /// Requests that run at once; each has a context of its own
+    /// Requests that run at once; each has its own context
     #[arg(long, value_name = "N", default_value_t = 8)]
     parallel: usize,
 
-    /// Requests that may wait for their turn; those beyond go to other workers
+    /// Requests that may wait; further ones go to other workers
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
@@ -74,12 +74,12 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let setup = args.setup()?;
     let config = args.config(&setup)?;
-    dynamo_backend_common::run(Arc::new(Engine::new(setup)), config)
+    dynamo_backend_common::run(Arc::new(WorkerEngine::new(setup)), config)
 }
 
 impl Args {
-    /// What to run. The file is opened here, so that a wrong name is told at once.
-    fn setup(&self) -> anyhow::Result<Setup> {
+    /// The settings of the worker. Opens the file, so that a wrong name is reported at the start.
+    fn setup(&self) -> anyhow::Result<WorkerSetup> {
         let model = match &self.model {
             None => Model::built_in()?,
             Some(path) => Model::open(path).with_context(|| path.display().to_string())?,
@@ -94,7 +94,7 @@ impl Args {
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
         let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, ..SchedulerOptions::default() };
-        Ok(Setup {
+        Ok(WorkerSetup {
             engine: scheduler.engine(&model, &engine),
             scheduler,
             model: Arc::new(model),
@@ -104,8 +104,8 @@ impl Args {
         })
     }
 
-    /// How Dynamo drives it.
-    fn config(&self, setup: &Setup) -> anyhow::Result<WorkerConfig> {
+    /// The configuration for Dynamo's runtime.
+    fn config(&self, setup: &WorkerSetup) -> anyhow::Result<WorkerConfig> {
         let dynamo = &self.dynamo;
         if dynamo.disaggregation_mode != DisaggregationMode::Aggregated {
             bail!("--disaggregation-mode: this worker evaluates prompts and continues them, both: agg");
@@ -117,7 +117,7 @@ impl Args {
             Some(folder) => folder.clone(),
             None => card::export(&setup.model, &setup.name, &card::cache()?)?,
         };
-        let card = Card::open(&folder)?;
+        let card = ModelCardFolder::open(&folder)?;
         let mut endpoint_types = dynamo.endpoint_types.clone();
         if !card.has_chat_template() && dynamo.custom_jinja_template.is_none() {
             eprintln!("note: the model has no chat template: it continues texts, and does not chat");
@@ -127,7 +127,7 @@ impl Args {
             namespace: dynamo.namespace.clone(),
             component: dynamo.component.clone(),
             endpoint: dynamo.endpoint.clone(),
-            // Dynamo reads the folder.
+            // Dynamo reads the model card from this folder.
             model_name: folder.display().to_string(),
             served_model_name: Some(setup.name.clone()),
             endpoint_types,
@@ -143,7 +143,7 @@ impl Args {
     }
 }
 
-/// How long running requests have to finish: as long as Dynamo waits, less a moment to end in.
+/// The time for running requests to finish: as long as Dynamo waits, less two seconds.
 fn grace() -> Duration {
     let default = if cfg!(debug_assertions) {
         dynamo_runtime::worker::DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_DEBUG

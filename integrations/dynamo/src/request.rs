@@ -1,4 +1,4 @@
-//! Dynamo's requests as the scheduler's, and what is refused.
+//! Converts Dynamo's requests to the scheduler's, and refuses what is not supported.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use metal_attention::scheduler::Request;
 
 use crate::error::invalid;
 
-/// What a request asks of the scheduler, and of the stream that answers it.
-pub struct Plan {
-    /// For the scheduler.
+/// A request, divided between the scheduler and the stream.
+pub struct PlannedRequest {
+    /// The request for the scheduler.
     pub request: Request,
-    /// Tokens that end the text; they are told.
+    /// Ids of tokens that end the text. They are part of the output.
     pub stop_ids: Vec<u32>,
 }
 
-/// The plan for a request. An error on what this worker cannot do, and on what would not survive a move to another one: it
-/// starts a text anew from its prompt, the tokens so far among them.
-pub fn plan(request: &PreprocessedRequest) -> Result<Plan, DynamoError> {
-    refuse_what_is_unknown(request)?;
+/// Converts a request. An error for options that this worker does not support, or that would change the text after a migration: another
+/// worker then starts from the prompt with the tokens so far.
+pub fn plan(request: &PreprocessedRequest) -> Result<PlannedRequest, DynamoError> {
+    refuse_unsupported(request)?;
     let stop = &request.stop_conditions;
     let lists = [&stop.stop_token_ids, &stop.stop_token_ids_visible, &stop.stop_token_ids_hidden];
     let mut stop_ids: Vec<u32> = lists.into_iter().flatten().flatten().copied().collect();
     stop_ids.extend(&request.eos_token_ids);
     let ignore_eos = stop.ignore_eos.unwrap_or(false);
-    // Strings that end the text are the frontend's affair: it alone knows what came before a move.
+    // Stop strings are handled by the frontend, because only it knows the text before a migration.
     let request = Request {
         prompt: Arc::from(request.token_ids.as_slice()),
         sampling: sampling(&request.sampling_options)?,
@@ -35,10 +35,11 @@ pub fn plan(request: &PreprocessedRequest) -> Result<Plan, DynamoError> {
         logprobs: request.output_options.logprobs.map(|n| n as usize),
         ..Request::default()
     };
-    Ok(Plan { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
+    Ok(PlannedRequest { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
 }
 
-fn refuse_what_is_unknown(request: &PreprocessedRequest) -> Result<(), DynamoError> {
+/// An error if the request uses an option that is not supported.
+fn refuse_unsupported(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let routing = request.routing.as_ref();
     let more_than_one = |n: Option<u8>| n.is_some_and(|n| n > 1);
@@ -56,32 +57,32 @@ fn refuse_what_is_unknown(request: &PreprocessedRequest) -> Result<(), DynamoErr
         (routing.is_some_and(|routing| routing.lora_name.is_some()), "LoRA adapters"),
         (routing.is_some_and(|routing| routing.cache_namespace.is_some()), "cache_salt: all texts share one cache"),
     ];
-    match refused.into_iter().find(|(asked, _)| *asked) {
+    match refused.into_iter().find(|(is_used, _)| *is_used) {
         Some((_, what)) => Err(invalid(format!("metal-attention does not support this in Dynamo: {what}"))),
         None => Ok(()),
     }
 }
 
-/// What is not given has the engine's default; a seed below 0 is none. The seed and the position alone decide a token's random numbers, and the
-/// penalties count the whole text, its prompt included, so that a text goes on elsewhere as it would have here.
-fn sampling(asked: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
+/// The sampler's options. Options that are not given have the engine's defaults; a negative seed means none. Random numbers depend only
+/// on seed and position, and penalties count the whole sequence with its prompt, so that a migrated text continues the same.
+fn sampling(given: &SamplingOptions) -> Result<SamplerOptions, DynamoError> {
     let default = SamplerOptions::default();
-    let top_k = match asked.top_k {
+    let top_k = match given.top_k {
         None => default.top_k,
         Some(-1) => 0,
         Some(k) => usize::try_from(k)
             .map_err(|_| invalid(format!("top_k is {k}, but it must be 0 or more, or -1 for all tokens")))?,
     };
     let options = SamplerOptions {
-        temperature: asked.temperature.unwrap_or(default.temperature),
+        temperature: given.temperature.unwrap_or(default.temperature),
         top_k,
-        top_p: asked.top_p.unwrap_or(default.top_p),
-        min_p: asked.min_p.unwrap_or(default.min_p),
-        repeat_penalty: asked.repetition_penalty.unwrap_or(default.repeat_penalty),
-        frequency_penalty: asked.frequency_penalty.unwrap_or(default.frequency_penalty),
-        presence_penalty: asked.presence_penalty.unwrap_or(default.presence_penalty),
+        top_p: given.top_p.unwrap_or(default.top_p),
+        min_p: given.min_p.unwrap_or(default.min_p),
+        repeat_penalty: given.repetition_penalty.unwrap_or(default.repeat_penalty),
+        frequency_penalty: given.frequency_penalty.unwrap_or(default.frequency_penalty),
+        presence_penalty: given.presence_penalty.unwrap_or(default.presence_penalty),
         penalty_last_n: usize::MAX,
-        seed: asked.seed.and_then(|seed| u64::try_from(seed).ok()),
+        seed: given.seed.and_then(|seed| u64::try_from(seed).ok()),
         ..default
     };
     options.validate().map_err(|why| invalid(why.to_string()))?;
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_done() {
+    fn supported_options_are_converted() {
         let sampling = SamplingOptions {
             n: Some(1),
             temperature: Some(0.5),
@@ -130,7 +131,7 @@ mod tests {
             ..Default::default()
         };
         let output = OutputOptions { logprobs: Some(4), ..Default::default() };
-        let Plan { request, stop_ids } = plan(&request(sampling, stop, output)).unwrap();
+        let PlannedRequest { request, stop_ids } = plan(&request(sampling, stop, output)).unwrap();
         assert_eq!(stop_ids, [10, 11, 12, 2]);
         assert_eq!(&*request.prompt, [1, 2, 3]);
         assert_eq!((request.max_tokens, request.min_tokens, request.logprobs), (Some(7), 3, Some(4)));
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused() {
+    fn unsupported_options_are_refused() {
         let refused = |sampling: SamplingOptions, stop: StopConditions, output: OutputOptions, why: &str| {
             let error = plan(&request(sampling, stop, output)).err().expect("a refusal");
             assert!(error.message().contains(why), "{error:?}");
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_a_text_that_ignores_its_end() {
+    fn no_token_ends_a_text_with_ignore_eos() {
         let stop = StopConditions { ignore_eos: Some(true), stop_token_ids: Some(vec![5]), ..Default::default() };
         let plan = plan(&request(SamplingOptions::default(), stop, OutputOptions::default())).unwrap();
         assert!(plan.stop_ids.is_empty() && plan.request.ignore_eos);

@@ -11,10 +11,10 @@ use dynamo_backend_common::{
 use futures::StreamExt;
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_dynamo::{Engine, Setup};
+use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
-fn engine() -> Engine {
-    Engine::new(Setup {
+fn engine() -> WorkerEngine {
+    WorkerEngine::new(WorkerSetup {
         model: Arc::new(Model::built_in().unwrap()),
         name: "stories".into(),
         engine: EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_seq: 8, ..Default::default() },
@@ -41,7 +41,7 @@ fn request(prompt: &[u32], sampling: SamplingOptions, stop: StopConditions) -> P
 }
 
 /// The tokens of an answer, and its last item.
-async fn answer(engine: &Engine, request: PreprocessedRequest) -> (Vec<u32>, LLMEngineOutput) {
+async fn answer(engine: &WorkerEngine, request: PreprocessedRequest) -> (Vec<u32>, LLMEngineOutput) {
     let context = GenerateContext::new(mock_context(), None);
     let items: Vec<_> = engine.generate(request, context).await.unwrap().map(Result::unwrap).collect().await;
     let ids = items.iter().flat_map(|item| item.token_ids.clone()).collect();

@@ -1,4 +1,4 @@
-"""Texts, streams and numbers of a model.
+"""Generates texts, streams, logits and embeddings.
 
 python examples/generate.py [MODEL]
 """

@@ -1,4 +1,4 @@
-"""The engine as a LangChain language model. Prompts of a batch run side by side.
+"""The engine as a LangChain language model. The prompts of a batch run at once.
 
 python examples/langchain_llm.py [MODEL]
 """
@@ -21,7 +21,7 @@ from metal_attention import LLM, SamplingParams
 
 
 class MetalAttention(BaseLLM):
-    """Texts of a GGUF model; `sampling` says how they come about. Calls may set its fields, as in `invoke(text, seed=1)`."""
+    """Texts of a GGUF model; `sampling` has the sampling options. Calls may set its fields, as in `invoke(text, seed=1)`."""
 
     llm: Any
     sampling: SamplingParams = Field(default_factory=lambda: SamplingParams(max_tokens=256))
@@ -89,7 +89,7 @@ def main() -> None:
     texts = story.batch([{"animal": animal} for animal in ("cat", "dog", "bear")])
     for text in texts:
         print(repr(text))
-    # Each is the text that its prompt gets alone, however it is asked for.
+    # Each text is the one that its prompt gets alone, in a batch or as a stream.
     assert story.invoke({"animal": "dog"}) == texts[1]
     assert "".join(story.stream({"animal": "bear"})) == texts[2]
 

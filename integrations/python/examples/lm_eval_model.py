@@ -56,10 +56,10 @@ class MetalAttentionLM(TemplateLM):  # type: ignore[misc]
         return [self._loglikelihood(context, continuation) for _, context, continuation in requests]
 
     def _loglikelihood(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        """The log probability of `continuation` after `context`, and whether it is the greedy one. What has no room in the
-        context length is cut off at its beginning."""
+        """The log probability of `continuation` after `context`, and whether it is the greedy one. If both do not fit into the
+        context, their beginning is cut off."""
         ids = (context + continuation)[-(self.llm.n_ctx + 1) :]
-        # The logits after each token before one of the continuation.
+        # The logits after each token that comes before one of the continuation.
         logits = self.llm.logits(ids[:-1], start=-len(continuation)).astype(np.float64)
         largest = logits.max(axis=1, keepdims=True)
         logprobs = logits - largest - np.log(np.exp(logits - largest).sum(axis=1, keepdims=True))
@@ -102,7 +102,7 @@ class MetalAttentionLM(TemplateLM):  # type: ignore[misc]
 
 
 def small_tasks(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Two tasks on a handful of lines: the likelier of two endings, and the next words."""
+    """Two tasks with a few lines each: the more probable of two endings, and the next words."""
     endings = [
         {"text": "Once upon a time, there was a little", "endings": ["girl", "quarter"], "label": 0},
         {"text": "She loved to play outside in the", "endings": ["although", "park"], "label": 1},

@@ -1,9 +1,9 @@
-"""Continues the prompts of a data set with Ray Data: a pool of actors, each with a model of its own.
+"""Continues the prompts of a data set with Ray Data: a pool of actors, each with its own model.
 
 python examples/ray_batch.py [--model MODEL] [--rows N] [--actors N] [--kill]
 
-When an actor dies Ray starts another one and gives it the batch again, so every row is in the result once: `--kill` ends one
-by SIGKILL in the middle and looks.
+If an actor dies, Ray starts another one and gives it the batch again, so that every row is in the result once: `--kill` ends one
+by SIGKILL in the middle and checks this.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from metal_attention import LLM, SamplingParams
 
 
 class Continue:
-    """An actor: loads the model once, then continues batches. All rows of a batch run side by side."""
+    """An actor: loads the model once, then continues batches. All rows of a batch run at once."""
 
     def __init__(self, model: str | None, batch_size: int, n_threads: int) -> None:
         self.llm = LLM(model, n_parallel=batch_size, n_threads=n_threads, use_tqdm=False)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        # The seed is the row's own, so that a row has the same text whoever makes it.
+        # The seed is the row's id, so that a row has the same text on every actor.
         params = [SamplingParams(temperature=0.8, max_tokens=100, seed=int(id)) for id in batch["id"]]
         outputs = self.llm.generate(list(batch["prompt"]), params, use_tqdm=False)
         text = [output.outputs[0].text for output in outputs]

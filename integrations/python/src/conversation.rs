@@ -1,37 +1,38 @@
-//! Conversations as prompts, and how answers to them are read.
+//! Conversations rendered as prompts, and answers to them split into thoughts, text and tool calls.
 
 use std::sync::Arc;
 
 use metal_attention::scheduler::{Event, FinishReason};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 use pyo3::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::errors::TemplateError;
 
-/// A conversation as a chat template has rendered it.
+/// A conversation, rendered by a chat template.
 #[pyclass(frozen, name = "Conversation", module = "metal_attention._engine")]
-pub struct PyConversation(Conversation);
+pub struct PyConversation(RenderedConversation);
 
-/// How a conversation is rendered.
+/// The settings for rendering a conversation.
 #[derive(Clone, Copy)]
 pub struct Rendering<'a> {
-    /// The messages in JSON.
+    /// The messages, a JSON list.
     pub messages: &'a str,
-    /// The tools in JSON.
+    /// The tools, a JSON list.
     pub tools: &'a str,
-    /// The template's variables in JSON.
+    /// Variables of the template, a JSON object.
     pub variables: &'a str,
+    /// Whether the prompt ends with the beginning of an answer.
     pub add_generation_prompt: bool,
-    /// The answer goes on with the last message.
+    /// Whether the answer continues the last message.
     pub continue_final_message: bool,
 }
 
 impl PyConversation {
-    /// Renders a conversation. Templates take time: not to be called by who holds Python.
+    /// Renders a conversation. Takes time: call it with Python detached.
     pub fn render(template: ChatTemplate, tokenizer: &Arc<Tokenizer>, rendering: Rendering<'_>) -> PyResult<Self> {
         let messages: Vec<Message> = parse(rendering.messages, "messages")?;
         let tools: Vec<Tool> = parse(rendering.tools, "tools")?;
@@ -43,17 +44,19 @@ impl PyConversation {
             variables: Some(&variables),
             ..Default::default()
         };
-        let conversation = Conversation::render(template, tokenizer, &request, rendering.continue_final_message);
+        let conversation =
+            RenderedConversation::render(template, tokenizer, &request, rendering.continue_final_message);
         conversation.map(Self).map_err(|error| TemplateError::new_err(error.to_string()))
     }
 
-    pub fn inner(&self) -> &Conversation {
+    /// The rendered conversation.
+    pub fn inner(&self) -> &RenderedConversation {
         &self.0
     }
 
-    /// Reads an answer. One in a form of its own has no calls.
-    pub fn answer(&self, has_form: bool) -> Answer {
-        Answer { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
+    /// A reader for the answer. `has_form` tells whether a grammar gives the answer a form, so that it has no tool calls.
+    pub fn answer(&self, has_form: bool) -> AnswerReader {
+        AnswerReader { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
     }
 }
 
@@ -69,27 +72,29 @@ impl PyConversation {
         self.0.ids()
     }
 
-    /// Strings that end an answer where the model has no token for it.
+    /// Strings that end an answer, for models that have no token for it.
     #[getter]
     fn stop(&self) -> Vec<&'static str> {
         self.0.stop_strings().to_vec()
     }
 
-    /// Whether the prompt ends in thoughts, which the answer goes on with.
+    /// Whether the prompt ends within thoughts, which the answer continues.
     #[getter]
     fn begins_thoughts(&self) -> bool {
         self.0.begins_thoughts()
     }
 }
 
-/// Parts an answer into thoughts, text and calls while it comes.
-pub struct Answer {
+/// Splits an answer into thoughts, text and calls while it is generated.
+pub struct AnswerReader {
+    /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// Splits the text.
     parser: ToolCallParser,
 }
 
-impl Answer {
-    /// What an event adds to the answer.
+impl AnswerReader {
+    /// The parts that an event adds to the answer.
     pub fn take(&mut self, event: &Event) -> Vec<AnswerEvent> {
         match event {
             Event::Token { id, text, logprobs: _ } => self.parser.push_token(&self.tokenizer, *id, text),
@@ -109,12 +114,12 @@ impl Answer {
     }
 }
 
-/// An answer as a message in OpenAI's JSON.
+/// An answer as OpenAI's message in JSON.
 pub fn message_json(events: Vec<AnswerEvent>) -> String {
     serde_json::to_string(&Message::from_events(events)).unwrap_or_default()
 }
 
-/// What was added to an answer, as the delta of a chunk in OpenAI's JSON.
+/// Parts of an answer as the `delta` of OpenAI's chunks in JSON.
 pub fn delta_json(events: Vec<AnswerEvent>) -> String {
     let mut delta = Map::new();
     let mut calls: Vec<Value> = Vec::new();
@@ -137,14 +142,14 @@ pub fn delta_json(events: Vec<AnswerEvent>) -> String {
     Value::Object(delta).to_string()
 }
 
-/// Adds `text` to the field `name`.
+/// Appends `text` to the field `name`.
 fn append(delta: &mut Map<String, Value>, name: &str, text: &str) {
     let so_far = delta.get(name).and_then(Value::as_str).unwrap_or_default();
     let whole = format!("{so_far}{text}");
     delta.insert(name.to_owned(), whole.into());
 }
 
-/// Reads JSON; `what` names it in errors.
+/// Parses JSON; errors call it `what`.
 fn parse<T: DeserializeOwned>(json: &str, what: &str) -> PyResult<T> {
     serde_json::from_str(json).map_err(|error| TemplateError::new_err(format!("{what}: {error}")))
 }

@@ -1,4 +1,6 @@
-//! A model that runs, and its queue.
+//! The class `Engine`: a model on its device with its scheduler.
+//!
+//! Its methods take prompts as token ids, submit requests to the scheduler and wait with Python detached. `llm.py` wraps it.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,40 +16,43 @@ use metal_attention_chat::ChatTemplate;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::conversation::{Answer, PyConversation, Rendering};
+use crate::conversation::{AnswerReader, PyConversation, Rendering};
 use crate::errors::{self, EngineError, OptionError, PromptError};
 use crate::grammar::PyGrammar;
-use crate::load::{Loaded, Wanted};
+use crate::load::{LoadOptions, LoadedModel};
 use crate::params::{python_name, request};
-use crate::processor::Raised;
+use crate::processor::RaisedException;
 use crate::text::{Completion, EventStream};
 use crate::wait::Threads;
 
-/// Requests of a call that wait while others run: so many times the texts that run at once.
+/// The number of requests of one call that are submitted at a time, as a multiple of the sequences that run at once.
 const AHEAD: usize = 4;
 
-/// A model that runs, and its queue.
+/// A model on its device, and its scheduler.
 #[pyclass(frozen, weakref, module = "metal_attention._engine")]
 pub struct Engine {
-    loaded: Loaded,
-    /// The queue until it is closed.
+    /// The model, its tokenizer and what is made of them.
+    loaded: LoadedModel,
+    /// The scheduler. `None`: the engine is closed.
     scheduler: Mutex<Option<Scheduler>>,
+    /// The number of sequences that run at once.
     n_parallel: usize,
+    /// The thread that runs callbacks.
     threads: Arc<Threads>,
-    /// The process whose threads run the model.
+    /// The process that loaded the model: its threads do not exist in forked processes.
     process: u32,
 }
 
 #[pymethods]
 impl Engine {
-    /// Loads a model. Ctrl-C ends it.
+    /// Loads a model. Ctrl-C ends the loading.
     #[new]
-    #[pyo3(signature = (model, *, device, n_cards, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
+    #[pyo3(signature = (model, *, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
         device: &str,
-        n_cards: usize,
+        n_ranks: usize,
         n_ctx: Option<usize>,
         n_parallel: usize,
         n_threads: Option<usize>,
@@ -61,7 +66,7 @@ impl Engine {
         let watch = Watch::default();
         let engine = EngineOptions {
             device,
-            n_cards,
+            n_ranks,
             n_ctx,
             n_threads,
             cache_type,
@@ -69,13 +74,13 @@ impl Engine {
             watch: watch.clone(),
             ..Default::default()
         };
-        let wanted = Wanted { model, in_memory, engine, n_parallel, download };
+        let options = LoadOptions { model, in_memory, engine, n_parallel, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();
-        let load = move || drop(answer.send(wanted.load()));
+        let load = move || drop(answer.send(options.load()));
         std::thread::Builder::new().name("load".into()).spawn(load).map_err(without_thread)?;
-        // It may be waiting for a silent server: it is told to end, and not waited for.
+        // After Ctrl-C the loading thread is cancelled but not waited for, because it may wait for a silent server.
         let loaded = threads.wait(py, loaded).inspect_err(|_| watch.cancel())?;
         let (loaded, scheduler) =
             loaded.map_err(|_| EngineError::new_err("a defect of the engine ended the loading of the model"))??;
@@ -113,32 +118,32 @@ impl Engine {
         &self.loaded.model.spec().architecture
     }
 
-    /// The token that begins a text, where the model has one.
+    /// The id of the token that begins a text. `None`: the model has none.
     #[getter]
     fn bos_token_id(&self) -> Option<u32> {
         self.loaded.tokenizer.bos()
     }
 
-    /// The token that ends a text, where the model has one.
+    /// The id of the token that ends a text. `None`: the model has none.
     #[getter]
     fn eos_token_id(&self) -> Option<u32> {
         self.loaded.tokenizer.eos()
     }
 
-    /// The token in the place of what the vocabulary has not, where the model has one.
+    /// The id of the token for text that the vocabulary does not have. `None`: the model has none.
     #[getter]
     fn unk_token_id(&self) -> Option<u32> {
         self.loaded.tokenizer.unknown()
     }
 
-    /// The chat template that the model brought, where that works.
+    /// The model's chat template. `None`: it has none, or it cannot be used.
     #[getter]
     fn chat_template(&self) -> Option<&str> {
         let template = &self.loaded.template;
         (!template.is_fallback()).then(|| template.source())
     }
 
-    /// What the model's file recommends for sampling, as a JSON object with the names of `SamplingParams`.
+    /// The sampling options that the model's file recommends: a JSON object with the names of `SamplingParams`.
     fn recommended_sampling(&self) -> String {
         let metadata = self.loaded.model.gguf().metadata();
         let options = self.loaded.model.sampling();
@@ -147,7 +152,7 @@ impl Engine {
         for option in NumberOption::ALL.iter().filter(|option| has(option.metadata_key)) {
             let value = option.get(&options);
             let json = if option.is_count() {
-                // What is too large for a number of tokens is all of them.
+                // A count that is too large for an i64 means all tokens, which is -1 in Python.
                 value.to_string().parse::<i64>().unwrap_or(-1).into()
             } else {
                 value.into()
@@ -175,18 +180,18 @@ impl Engine {
         }
     }
 
-    /// The text of one token within others.
+    /// The text of a token in the middle of other text; control tokens have their names.
     fn token_text(&self, id: u32) -> String {
         let mut decoder = self.loaded.tokenizer.decoder().continuing().with_special();
         decoder.push(id) + &decoder.finish()
     }
 
-    /// A token as the vocabulary spells it.
+    /// The name of a token in the vocabulary.
     fn id_to_token(&self, id: u32) -> Option<&str> {
         self.loaded.tokenizer.token_text(id)
     }
 
-    /// The token that the vocabulary spells so.
+    /// The token with this name in the vocabulary.
     fn token_to_id(&self, token: &str) -> Option<u32> {
         self.loaded.tokenizer.token_id(token)
     }
@@ -196,7 +201,7 @@ impl Engine {
         self.loaded.tokenizer.is_control(id)
     }
 
-    /// A conversation as a prompt; messages, tools and variables in JSON. `chat_template`: another one than the model's.
+    /// Renders a conversation; messages, tools and variables are JSON. `chat_template` replaces the model's.
     fn conversation(
         &self,
         py: Python<'_>,
@@ -219,8 +224,8 @@ impl Engine {
         })
     }
 
-    /// The grammar of texts, or of answers to a conversation, that `fields` ask for: a JSON object of fields as in requests to the
-    /// server. None: they ask for nothing.
+    /// Compiles the grammar that `fields` describe, a JSON object of fields as in requests to the server, for text or for an answer to
+    /// `conversation`. `None`: the fields describe no form.
     fn grammar(
         &self,
         py: Python<'_>,
@@ -231,7 +236,7 @@ impl Engine {
         py.detach(|| PyGrammar::make(&self.loaded.grammars, fields, conversation))
     }
 
-    /// The grammar of an answer that calls a function; `parallel`: or several.
+    /// Compiles the grammar of an answer that calls a function; with `parallel`, one or more.
     fn call_grammar(
         &self,
         py: Python<'_>,
@@ -242,7 +247,7 @@ impl Engine {
         py.detach(|| PyGrammar::of_calls(&self.loaded.grammars, conversation, parallel))
     }
 
-    /// The ids of a query and a document as one text.
+    /// The prompt of a reranker for a query and a document, as token ids.
     fn rerank_prompt(&self, query: &str, document: &str) -> PyResult<Vec<u32>> {
         match &self.loaded.reranker {
             Ok(reranker) => Ok(reranker.encode(query, document)),
@@ -250,24 +255,29 @@ impl Engine {
         }
     }
 
-    /// Continues prompts.
-    fn generate(&self, py: Python<'_>, texts: Vec<Text<'_>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Completion>> {
-        let texts = texts.into_iter().map(|text| self.asked(text)).collect::<PyResult<Vec<_>>>()?;
-        self.gather(py, texts, done.as_ref(), |scheduler, Asked { request, raised, answer }| {
-            // Nobody looks at the text before it is finished.
+    /// Generates complete texts. `done` is called with the index of each that is finished.
+    fn generate(
+        &self,
+        py: Python<'_>,
+        texts: Vec<SequenceArgs<'_>>,
+        done: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Completion>> {
+        let texts = texts.into_iter().map(|text| self.prepare(text)).collect::<PyResult<Vec<_>>>()?;
+        self.gather(py, texts, done.as_ref(), |scheduler, PreparedRequest { request, raised, answer }| {
+            // The text is read only when it is complete.
             let events = scheduler.submit(Request { whole: true, ..request })?;
             Ok(async move { Completion::of_events(events, answer, &raised).await })
         })
     }
 
-    /// Continues a prompt, piece by piece.
-    fn stream(&self, text: Text<'_>) -> PyResult<EventStream> {
-        let Asked { request, raised, answer } = self.asked(text)?;
+    /// Generates a text, token by token.
+    fn stream(&self, text: SequenceArgs<'_>) -> PyResult<EventStream> {
+        let PreparedRequest { request, raised, answer } = self.prepare(text)?;
         let events = self.scheduler()?.submit(request).map_err(|error| errors::of_submit(&error))?;
         Ok(EventStream::new(Arc::clone(&self.threads), events, answer, raised))
     }
 
-    /// Makes a vector of each text.
+    /// Computes the embedding of each list of token ids.
     fn embed(&self, py: Python<'_>, texts: Vec<Vec<u32>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Vec<f32>>> {
         self.gather(py, texts, done.as_ref(), |scheduler, ids| {
             let vector = scheduler.embed(Client::Unknown, ids)?;
@@ -275,14 +285,14 @@ impl Engine {
         })
     }
 
-    /// The scores of texts that [`rerank_prompt`](Self::rerank_prompt) made.
+    /// The scores of prompts of [`rerank_prompt`](Self::rerank_prompt).
     fn rerank(&self, py: Python<'_>, texts: Vec<Vec<u32>>, done: Option<Py<PyAny>>) -> PyResult<Vec<f32>> {
         let reranker = self.loaded.reranker.as_ref().map_err(errors::of_model)?;
         let outputs = self.embed(py, texts, done)?;
         Ok(outputs.iter().map(|outputs| reranker.score(outputs)).collect())
     }
 
-    /// The bytes of the logits after each token from `start` on, `[n_tokens, n_vocab]`.
+    /// The logits after each token from index `start` on, as the bytes of `[n_tokens, n_vocab]` floats.
     fn logits<'py>(&self, py: Python<'py>, ids: Vec<u32>, start: usize) -> PyResult<Bound<'py, PyByteArray>> {
         let logits = self.scheduler()?.logits(Client::Unknown, ids, start);
         let logits = self.threads.wait(py, logits.map_err(|error| errors::of_submit(&error))?)?;
@@ -290,8 +300,8 @@ impl Engine {
         Ok(PyByteArray::new(py, bytemuck::cast_slice(&logits)))
     }
 
-    /// Cancels what runs, and gives the memory of the KV cache and the engine's weights back. When this returns no thread of
-    /// the engine calls Python any more.
+    /// Cancels all requests and frees the memory of the KV cache and the weights. When it returns, no thread of the engine calls
+    /// Python any more. Does nothing in a forked process.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.process != std::process::id() {
             return Ok(());
@@ -304,28 +314,33 @@ impl Engine {
     }
 }
 
-/// What a text goes on with: the ids of its prompt, its parameters, its number among the texts of the prompt, the form that it
-/// must have, and the conversation that it answers.
-type Text<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
+/// The arguments of one sequence: the token ids of the prompt, its parameters, its index among the texts of the prompt, its grammar,
+/// and the conversation that it answers.
+type SequenceArgs<'py> =
+    (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
 
-/// A text that is to be generated.
-struct Asked {
+/// A request for the scheduler, with what is needed to read its result.
+struct PreparedRequest {
+    /// The request.
     request: Request,
-    raised: Raised,
-    answer: Option<Answer>,
+    /// The exception of its logits processor.
+    raised: RaisedException,
+    /// The reader of the answer. `None`: the text answers no conversation.
+    answer: Option<AnswerReader>,
 }
 
 impl Engine {
-    fn asked(&self, (ids, params, index, grammar, conversation): Text<'_>) -> PyResult<Asked> {
+    /// Converts the arguments of a sequence to a request.
+    fn prepare(&self, (ids, params, index, grammar, conversation): SequenceArgs<'_>) -> PyResult<PreparedRequest> {
         let (request, raised) = request(ids, &params, index, self.n_vocab())?;
         let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
         let chat = conversation.as_ref().map(|chat| chat.get().inner());
         let constraint = grammar.as_ref().and_then(|grammar| grammar.get().constraint(chat));
         let answer = conversation.as_ref().map(|chat| chat.get().answer(has_form));
-        Ok(Asked { request: Request { constraint, ..request }, raised, answer })
+        Ok(PreparedRequest { request: Request { constraint, ..request }, raised, answer })
     }
 
-    /// The queue; an error where it is closed, or in a process that was forked off.
+    /// The scheduler. An error if the engine is closed, or in a forked process.
     fn scheduler(&self) -> PyResult<Scheduler> {
         if self.process != std::process::id() {
             return Err(EngineError::new_err(
@@ -337,8 +352,8 @@ impl Engine {
         scheduler.clone().ok_or_else(|| EngineError::new_err("the model was closed"))
     }
 
-    /// Submits items, some more than run at a time, and waits for all outcomes; tells `done` the number of each that is
-    /// finished. The first error ends it, and cancels the others.
+    /// Submits items, at most [`AHEAD`] times as many as run at once, and waits for all results, in the order of the items. `done` is
+    /// called with the index of each that is finished. The first error ends the call and cancels the other items.
     fn gather<Item, Waiting, T>(
         &self,
         py: Python<'_>,
@@ -361,7 +376,7 @@ impl Engine {
                 waiting.push(async move { (i, outcome.await) });
             }
             let Some((i, outcome)) = self.threads.wait(py, waiting.next())? else { break };
-            // Where all outcomes come quickly no wait looks.
+            // If all results arrive quickly, no wait checks for signals.
             py.check_signals()?;
             outcomes[i] = Some(outcome?);
             if let Some(done) = done {

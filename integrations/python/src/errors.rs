@@ -1,4 +1,4 @@
-//! The library's errors as Python's exceptions, each with its own message.
+//! Converts the library's errors to Python exceptions with the same message.
 
 use metal_attention::scheduler::{RequestError, StartError, SubmitError};
 use metal_attention::{CpuError, Error};
@@ -14,7 +14,7 @@ import_exception!(metal_attention.errors, OptionError);
 import_exception!(metal_attention.errors, PromptError);
 import_exception!(metal_attention.errors, TemplateError);
 
-/// Why a model was not opened or set up.
+/// An error of opening or loading a model.
 pub fn of_model(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
@@ -26,12 +26,12 @@ pub fn of_model(error: &Error) -> PyErr {
         | Error::DeviceUnavailable { .. }
         | Error::UnknownDevice { .. } => DeviceError::new_err(message),
         Error::EmptyPrompt | Error::PromptTooLong { .. } => PromptError::new_err(message),
-        // The library may learn to fail in other ways.
+        // The library may add errors later.
         _ => EngineError::new_err(message),
     }
 }
 
-/// Why the scheduler did not start.
+/// An error of starting the scheduler.
 pub fn of_start(error: &StartError) -> PyErr {
     match error {
         StartError::Option { .. } => OptionError::new_err(error.to_string()),
@@ -40,7 +40,7 @@ pub fn of_start(error: &StartError) -> PyErr {
     }
 }
 
-/// Why a request was refused.
+/// An error of submitting a request.
 pub fn of_submit(error: &SubmitError) -> PyErr {
     let message = error.to_string();
     match error {
@@ -48,7 +48,7 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
             EngineError::new_err(message)
         }
         SubmitError::NoText | SubmitError::NoLogits => ModelError::new_err(message),
-        SubmitError::TooManyTexts { .. }
+        SubmitError::TooManySequences { .. }
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
         | SubmitError::TokenOutOfRange { .. } => PromptError::new_err(message),
@@ -56,17 +56,17 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
     }
 }
 
-/// Why a request could not be finished.
+/// An error of a request that runs.
 pub fn of_request(error: &RequestError) -> PyErr {
     EngineError::new_err(error.to_string())
 }
 
-/// Why a model could not be had from the hub.
+/// An error of getting a model from the hub.
 pub fn of_hub(error: &LibraryHubError) -> PyErr {
     HubError::new_err(error.to_string())
 }
 
-/// Why a conversation has no prompt.
+/// An error of rendering a conversation.
 pub fn of_template(error: &LibraryTemplateError) -> PyErr {
     TemplateError::new_err(error.to_string())
 }

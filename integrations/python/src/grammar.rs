@@ -1,32 +1,32 @@
-//! Structured outputs: the form that a text must have.
+//! Grammars: forms that constrain the generated text.
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, Form, Grammar, Grammars};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarCompiler, RenderedConversation};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::errors::OptionError;
 
-/// A grammar that texts follow, each from its beginning.
+/// A grammar that constrains generated text. Each generation begins at its start.
 #[pyclass(frozen, name = "Grammar", module = "metal_attention._engine")]
 pub struct PyGrammar {
+    /// The compiled grammar, at its start.
     grammar: Grammar,
-    /// The text has a form of its own, and is no tool call.
+    /// Whether it is a form of the text and no tool call.
     is_form: bool,
-    /// Places of a JSON schema that are not enforced.
+    /// Parts of a JSON schema that are not enforced.
     #[pyo3(get)]
     left_out: Vec<String>,
 }
 
 impl PyGrammar {
-    /// The grammar that `fields` ask for, a JSON object of fields as in requests to the server; `None` where they ask for
-    /// nothing. Of a conversation it is that of the answer's text, after its thoughts. Grammars take time: not to be called by who
-    /// holds Python.
-    pub fn make(grammars: &Grammars, fields: &str, conversation: Option<&Conversation>) -> PyResult<Option<Self>> {
+    /// Compiles the grammar that `fields` describe, a JSON object of fields as in requests to the server; `None` if they describe no
+    /// form. With a conversation it is for the text of the answer, after the thoughts. Takes time: call it with Python detached.
+    pub fn make(grammars: &GrammarCompiler, fields: &str, conversation: Option<&RenderedConversation>) -> PyResult<Option<Self>> {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
             serde_json::from_str(fields).map_err(|error| refused(format!("structured_outputs: {error}")))?;
-        let Some((field, form)) = Form::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
+        let Some((field, form)) = AnswerForm::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
             return Ok(None);
         };
         let mut left_out = Vec::new();
@@ -38,16 +38,16 @@ impl PyGrammar {
         Ok(Some(Self { grammar, is_form: true, left_out }))
     }
 
-    /// The grammar of an answer that calls a function; `parallel`: or several. Not to be called by who holds Python.
-    pub fn of_calls(grammars: &Grammars, conversation: &Conversation, parallel: bool) -> PyResult<Self> {
+    /// Compiles the grammar of an answer that calls a function; with `parallel`, one or more. Call it with Python detached.
+    pub fn of_calls(grammars: &GrammarCompiler, conversation: &RenderedConversation, parallel: bool) -> PyResult<Self> {
         let mut left_out = Vec::new();
         let grammar = conversation.calls(grammars, parallel, &mut left_out);
         let grammar = grammar.map_err(|why| OptionError::new_err(format!("tool_choice {why}")))?;
         Ok(Self { grammar, is_form: false, left_out })
     }
 
-    /// Restricts one text, where it is an answer after its thoughts.
-    pub fn constraint(&self, conversation: Option<&Conversation>) -> Option<Box<dyn Constraint>> {
+    /// The constraint for one generation. In an answer it begins after the thoughts.
+    pub fn constraint(&self, conversation: Option<&RenderedConversation>) -> Option<Box<dyn Constraint>> {
         let grammar = self.grammar.clone();
         match conversation {
             Some(conversation) => conversation.constraint(grammar, self.is_form),
@@ -55,7 +55,7 @@ impl PyGrammar {
         }
     }
 
-    /// Whether the text has a form of its own, and is no tool call.
+    /// Whether it is a form of the text and no tool call.
     pub fn is_form(&self) -> bool {
         self.is_form
     }

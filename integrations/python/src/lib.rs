@@ -1,8 +1,8 @@
-//! The engine as Python's `metal_attention._engine`: token ids in, tokens out. What programs see of it is written in Python
-//! (`python/metal_attention`).
+//! The Python module `metal_attention._engine`: token ids in, tokens out. The public package is written in Python
+//! (`python/metal_attention`) and wraps it.
 //!
-//! Whatever takes time runs with Python detached, so that other threads go on; who waits looks for signals such as Ctrl-C
-//! now and then ([`wait`]).
+//! Everything that takes time runs with Python detached, so that other threads continue; a thread that waits checks for signals
+//! such as Ctrl-C regularly ([`wait`]).
 
 mod conversation;
 mod engine;

@@ -1,4 +1,4 @@
-//! Opening a model and setting it up, from the hub too.
+//! Opens a model, from a file or the hub, and starts its scheduler.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,47 +8,57 @@ use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, Watch};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
-use metal_attention_hub::{Environment, Hub, HubError, ModelName, Observer, PREFIX};
+use metal_attention_grammar::GrammarCompiler;
+use metal_attention_hub::{Environment, Hub, HubError, ModelName, DownloadObserver, PREFIX};
 use pyo3::prelude::*;
 
 use crate::errors;
 
-/// How often a download tells how far it is.
+/// The time between two reports of a download's progress.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// What is loaded, and how.
-pub struct Wanted {
+/// The arguments of loading a model.
+pub struct LoadOptions {
     /// A file or a name on the hub; `None`: the built-in model.
     pub model: Option<String>,
+    /// Whether the file is read into memory instead of being mapped.
     pub in_memory: bool,
+    /// The device and its options.
     pub engine: EngineOptions,
+    /// The number of sequences that run at once.
     pub n_parallel: usize,
-    /// Is told of downloads: the file, the bytes that are there, all bytes.
+    /// A Python callback for downloads. It gets the file's name, the bytes so far, and all bytes.
     pub download: Option<Py<PyAny>>,
 }
 
-/// A model that runs.
-pub struct Loaded {
+/// A loaded model, and what is made of it.
+pub struct LoadedModel {
+    /// The model.
     pub model: Model,
+    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template.
     pub template: ChatTemplate,
-    pub grammars: Grammars,
+    /// The compiler of grammars for its vocabulary.
+    pub grammars: GrammarCompiler,
+    /// Its use as a reranker. An error if it is none.
     pub reranker: Result<Reranker, Error>,
+    /// The kind and the name of the device.
     pub device: String,
+    /// The length of the context in tokens.
     pub n_ctx: usize,
 }
 
-impl Wanted {
-    /// Takes long: not to be called by who holds Python.
-    pub fn load(self) -> PyResult<(Loaded, Scheduler)> {
+impl LoadOptions {
+    /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
+    pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
         let Self { model, in_memory, engine, n_parallel, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
             Some(name) => {
                 let path = match name.strip_prefix(PREFIX) {
-                    Some(_) => fetch(&name, Downloads { watch, callback: download, file: None })
+                    Some(_) => fetch(&name, DownloadCallback { watch, callback: download, file: None })
                         .map_err(|e| errors::of_hub(&e))?,
                     None => name.into(),
                 };
@@ -59,16 +69,16 @@ impl Wanted {
         let tokenizer = model.tokenizer().map_err(|e| errors::of_model(&e))?;
         let options = SchedulerOptions {
             n_parallel,
-            // Callers wait for places, and are not refused.
+            // The queue is unlimited: requests wait for a slot and are never refused.
             n_queue: usize::MAX,
             ..Default::default()
         };
         let pass = model.forward_pass(&options.engine(&model, &engine)).map_err(|e| errors::of_model(&e))?;
         let (device, n_ctx) = (pass.device(), pass.n_ctx());
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
-        let loaded = Loaded {
+        let loaded = LoadedModel {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
-            grammars: Grammars::new(&tokenizer),
+            grammars: GrammarCompiler::new(&tokenizer),
             reranker: Reranker::new(&model),
             device: format!("{} {}", device.kind, device.name),
             n_ctx,
@@ -79,46 +89,53 @@ impl Wanted {
     }
 }
 
-/// The model's first file.
-fn fetch(name: &str, mut downloads: Downloads) -> Result<PathBuf, HubError> {
+/// Gets the model from the cache or the hub. Returns its first file.
+fn fetch(name: &str, mut downloads: DownloadCallback) -> Result<PathBuf, HubError> {
     let name: ModelName = name.parse()?;
     let mut model = Hub::new(Environment::read()?).get(&name, &mut downloads)?;
     Ok(model.files.swap_remove(0))
 }
 
-/// Tells Python how a download goes.
-struct Downloads {
+/// Reports the progress of downloads to Python.
+struct DownloadCallback {
+    /// Cancelled by Ctrl-C.
     watch: Watch,
+    /// The Python callback.
     callback: Option<Py<PyAny>>,
-    file: Option<File>,
+    /// The present file.
+    file: Option<FileProgress>,
 }
 
-struct File {
+/// The progress of one file.
+struct FileProgress {
+    /// The file's name.
     name: String,
+    /// The file's size in bytes.
     bytes: u64,
+    /// The time of the last report.
     told: Instant,
 }
 
-impl Downloads {
-    /// What the callback raises is nobody's concern: the download goes on.
-    fn tell(&self, done: u64) {
+impl DownloadCallback {
+    /// Calls the callback. Its exceptions are ignored: the download continues.
+    fn report(&self, done: u64) {
         if let (Some(callback), Some(file), false) = (&self.callback, &self.file, self.stop()) {
             Python::try_attach(|py| callback.call1(py, (&file.name, done, file.bytes)).map(drop));
         }
     }
 }
 
-impl Observer for Downloads {
+impl DownloadObserver for DownloadCallback {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
-        self.file = Some(File { name: name.to_owned(), bytes, told: Instant::now() });
-        self.tell(done);
+        self.file = Some(FileProgress { name: name.to_owned(), bytes, told: Instant::now() });
+        self.report(done);
     }
 
     fn advance(&mut self, done: u64) {
         let Some(file) = &mut self.file else { return };
         if file.told.elapsed() >= PROGRESS || done >= file.bytes {
             file.told = Instant::now();
-            self.tell(done);
+            self.report(done);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Python's `SamplingParams` as a request of the scheduler.
+//! Converts Python's `SamplingParams` to a request of the scheduler.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,17 @@ use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 
 use crate::errors::OptionError;
-use crate::processor::{PythonProcessor, Raised};
+use crate::processor::{PythonProcessor, RaisedException};
 
-/// The `index`-th text that `params` want of the prompt `ids`, in a vocabulary of `n_vocab` tokens, and what its logits processors
-/// will have raised.
-pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: usize) -> PyResult<(Request, Raised)> {
-    let raised = Raised::default();
+/// The request for text number `index` that `params` describe for the prompt `ids`, with a vocabulary of `n_vocab` tokens, and the
+/// place for the exception of its logits processors.
+pub fn request(
+    ids: Vec<u32>,
+    params: &Bound<'_, PyAny>,
+    index: u64,
+    n_vocab: usize,
+) -> PyResult<(Request, RaisedException)> {
+    let raised = RaisedException::default();
     let processor: Option<Py<PyAny>> = call(params, "_processor")?;
     let logits_processor = processor.map(|function| {
         let processor: Box<dyn LogitsProcessor> = Box::new(PythonProcessor { function, raised: raised.clone() });
@@ -32,7 +37,7 @@ pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: us
         stop_ids: stop_ids.into(),
         ignore_eos: get(params, "ignore_eos")?,
         logprobs: most_probable(params, "logprobs", n_vocab)?,
-        // They are the same for all texts of a prompt.
+        // They are the same for all texts of a prompt, so that only the first one computes them.
         prompt_logprobs: prompt_logprobs.filter(|_| index == 0),
         logits_processor,
         deadline: get::<Option<f64>>(params, "timeout")?.map(deadline).transpose()?,
@@ -41,11 +46,12 @@ pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: us
     Ok((request, raised))
 }
 
-/// The name that `SamplingParams` has for an option: vLLM's, where it has another one.
+/// The name of an option in `SamplingParams`: vLLM's if that differs.
 pub fn python_name(option: &NumberOption) -> &'static str {
     if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name }
 }
 
+/// The sampler's options for text number `index`.
 fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
     let mut options = SamplerOptions { logit_bias: call(params, "_logit_bias")?, ..SamplerOptions::default() };
     for option in NumberOption::ALL {
@@ -61,7 +67,7 @@ fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
     if let Some(breakers) = call(params, "_dry_sequence_breakers")? {
         options.dry_sequence_breakers = breakers;
     }
-    // A seed below 0 is none, as everywhere.
+    // A negative seed means none, as in the rest of the library.
     let seed = get::<Option<i128>>(params, "seed")?.filter(|&seed| seed >= 0);
     let too_large = |seed| OptionError::new_err(format!("seed is {seed}, but it must be at most {}", u64::MAX));
     let seed = seed.map(|seed| u64::try_from(seed).map_err(|_| too_large(seed))).transpose()?;
@@ -69,7 +75,7 @@ fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
     Ok(options)
 }
 
-/// How many of the most probable tokens are told; -1: all.
+/// The number of most probable tokens to report; -1 becomes all.
 fn most_probable(params: &Bound<'_, PyAny>, name: &str, n_vocab: usize) -> PyResult<Option<usize>> {
     match get::<Option<i64>>(params, name)? {
         None => Ok(None),
@@ -81,6 +87,7 @@ fn most_probable(params: &Bound<'_, PyAny>, name: &str, n_vocab: usize) -> PyRes
     }
 }
 
+/// The time `seconds` from now.
 fn deadline(seconds: f64) -> PyResult<Instant> {
     let patience = Duration::try_from_secs_f64(seconds).ok();
     patience
@@ -88,16 +95,17 @@ fn deadline(seconds: f64) -> PyResult<Instant> {
         .ok_or_else(|| OptionError::new_err(format!("timeout is {seconds}, but it must be a time in seconds")))
 }
 
-/// An option. One of the wrong type, or too large for it, is an error that names it.
+/// The value of an option. One of the wrong type, or too large for it, is an error with its name.
 fn get<'py, T: FromPyObjectOwned<'py>>(params: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
     extract(&params.getattr(name)?, name)
 }
 
-/// What a method makes of one or more options.
+/// The result of a method that converts one or more options.
 fn call<'py, T: FromPyObjectOwned<'py>>(params: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
     extract(&params.call_method0(name)?, name.trim_start_matches('_'))
 }
 
+/// Converts a Python value; errors call it `name`.
 fn extract<'py, T: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
     value.extract().map_err(|error: T::Error| {
         let error: PyErr = error.into();

@@ -1,4 +1,4 @@
-//! Logits processors written in Python.
+//! Logits processors that are written in Python.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,25 +6,28 @@ use metal_attention::LogitsProcessor;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-/// The exception that a processor raised.
+/// The exception that a processor raised, shared between the engine's thread and the caller's.
 #[derive(Debug, Clone, Default)]
-pub struct Raised(Arc<Mutex<Option<PyErr>>>);
+pub struct RaisedException(Arc<Mutex<Option<PyErr>>>);
 
-impl Raised {
-    /// Takes it out, where there is one.
+impl RaisedException {
+    /// Takes the exception out. `None`: none was raised.
     pub fn take(&self) -> Option<PyErr> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Stores an exception.
     fn set(&self, error: PyErr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 }
 
-/// A Python function of the text's token ids and of the logits' bytes, which it changes.
+/// A Python function that is called with the token ids of the sequence and the bytes of the logits, which it changes.
 pub struct PythonProcessor {
+    /// The function.
     pub function: Py<PyAny>,
-    pub raised: Raised,
+    /// The exception that it raised.
+    pub raised: RaisedException,
 }
 
 impl LogitsProcessor for PythonProcessor {

@@ -1,4 +1,4 @@
-//! Texts as Python sees them: whole, and piece by piece.
+//! Generated texts as Python classes: complete, and token by token.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,37 +7,43 @@ use metal_attention_chat::AnswerEvent;
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
-use crate::conversation::{Answer, delta_json, message_json};
+use crate::conversation::{AnswerReader, delta_json, message_json};
 use crate::errors;
-use crate::processor::Raised;
+use crate::processor::RaisedException;
 use crate::wait::Threads;
 
-/// The log probability of a token, its place among all, and the most probable ones with theirs.
+/// The log probability of a token, its rank, and the most probable tokens with their log probabilities.
 type Logprobs = (f32, usize, Vec<(u32, f32)>);
 
+/// Converts the scheduler's log probabilities.
 fn logprobs(told: TokenLogprobs) -> Logprobs {
     (told.logprob, told.rank, told.top)
 }
 
-/// A text from its first token to its end.
+/// A complete generated text.
 #[pyclass(frozen, get_all, module = "metal_attention._engine")]
 pub struct Completion {
+    /// The text.
     text: String,
+    /// The ids of its tokens.
     token_ids: Vec<u32>,
+    /// The log probabilities of its tokens; empty if not requested.
     logprobs: Vec<Logprobs>,
-    /// Of the prompt's tokens after the first.
+    /// The log probabilities of the prompt's tokens after the first.
     prompt_logprobs: Vec<Logprobs>,
-    /// The answer to a conversation as a message, in JSON.
+    /// The answer to a conversation, as a message in JSON.
     message: Option<String>,
+    /// The reason why it ended.
     reason: &'static str,
+    /// The number of the prompt's tokens that were in the KV cache already.
     cached_tokens: usize,
-    /// Queued, prefill, decode.
+    /// The seconds of waiting in the queue, of prefill, and of decode.
     seconds: (f64, f64, f64),
 }
 
 impl Completion {
-    /// Waits for a text; `answer` reads it where it answers a conversation.
-    pub async fn of_events(events: Events, answer: Option<Answer>, raised: &Raised) -> PyResult<Self> {
+    /// Waits for the text. `answer` is the reader for an answer to a conversation.
+    pub async fn of_events(events: Events, answer: Option<AnswerReader>, raised: &RaisedException) -> PyResult<Self> {
         match answer {
             None => events.completion().await.map(|completion| Self::new(completion, None)),
             Some(mut answer) => {
@@ -49,6 +55,7 @@ impl Completion {
         .map_err(|why| failure(&why, raised))
     }
 
+    /// Converts the scheduler's completion; `message` is the answer in JSON.
     fn new(completion: scheduler::Completion, message: Option<String>) -> Self {
         let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs, reason, usage, timings } = completion;
         Self {
@@ -64,22 +71,27 @@ impl Completion {
     }
 }
 
-/// A piece of a text. The last one has the reason why it ended.
+/// A part of a generated text. The last one has the reason why the text ended.
 #[pyclass(frozen, get_all, module = "metal_attention._engine")]
 #[derive(Default)]
 pub struct Event {
+    /// The text that became final.
     text: String,
+    /// The id of the token; `None` in the last event.
     token_id: Option<u32>,
+    /// The log probabilities of the token; `None`: not requested.
     logprobs: Option<Logprobs>,
-    /// Of the prompt's tokens after the first, in a piece of their own.
+    /// The log probabilities of the prompt's tokens after the first; this event has nothing else.
     prompt_logprobs: Option<Vec<Logprobs>>,
-    /// What the piece adds to the answer to a conversation, in JSON.
+    /// The addition of this part to the answer to a conversation, in JSON.
     delta: Option<String>,
+    /// The reason why the text ended; only in the last event.
     reason: Option<&'static str>,
 }
 
 impl Event {
-    fn new(event: scheduler::Event, answer: Option<&mut Answer>, raised: &Raised) -> PyResult<Self> {
+    /// Converts the scheduler's event. An error if the request failed.
+    fn new(event: scheduler::Event, answer: Option<&mut AnswerReader>, raised: &RaisedException) -> PyResult<Self> {
         let delta = answer.map(|answer| delta_json(answer.take(&event)));
         match event {
             scheduler::Event::Prompt(told) => {
@@ -97,55 +109,61 @@ impl Event {
     }
 }
 
-/// Why a text could not be finished; where its logits processor raised an exception, that.
-pub fn failure(why: &RequestError, raised: &Raised) -> PyErr {
+/// The error of a request. If its logits processor raised an exception, that is the error.
+pub fn failure(why: &RequestError, raised: &RaisedException) -> PyErr {
     raised.take().unwrap_or_else(|| errors::of_request(why))
 }
 
-/// The pieces of a text as they come. Dropping it cancels the text.
+/// The parts of a text while it is generated. Dropping the stream cancels the request.
 #[pyclass(frozen, module = "metal_attention._engine")]
 pub struct EventStream {
+    /// The thread that calls callbacks.
     threads: Arc<Threads>,
-    raised: Raised,
+    /// The exception of the logits processor.
+    raised: RaisedException,
+    /// The reader of the events.
     state: Mutex<State>,
 }
 
-/// The events of a text, and what reads them where it answers a conversation.
-pub struct Reading {
+/// The events of a request, and the reader of the answer if it answers a conversation.
+pub struct EventReader {
+    /// The events.
     events: Events,
-    answer: Option<Answer>,
+    /// The reader of the answer.
+    answer: Option<AnswerReader>,
 }
 
-impl Reading {
-    /// The next piece; `None` after the last.
-    async fn next(&mut self, raised: &Raised) -> Option<PyResult<Event>> {
+impl EventReader {
+    /// The next part; `None` after the last one.
+    async fn next(&mut self, raised: &RaisedException) -> Option<PyResult<Event>> {
         let event = self.events.recv().await?;
         Some(Event::new(event, self.answer.as_mut(), raised))
     }
 }
 
-/// Who gets the events.
+/// The use of a stream's events.
 enum State {
-    /// Whoever asks next.
-    Idle(Box<Reading>),
-    /// Somebody who waits for the next one.
+    /// The next caller may read them.
+    Idle(Box<EventReader>),
+    /// A call waits for the next one.
     Waiting,
-    /// A callback.
+    /// A task passes them to a callback.
     Listening(AbortHandle),
-    /// Nobody: the text is over.
+    /// The text is over or cancelled.
     Closed,
 }
 
 impl EventStream {
-    pub fn new(threads: Arc<Threads>, events: Events, answer: Option<Answer>, raised: Raised) -> Self {
-        Self { threads, raised, state: Mutex::new(State::Idle(Box::new(Reading { events, answer }))) }
+    /// A stream over the events of a request.
+    pub fn new(threads: Arc<Threads>, events: Events, answer: Option<AnswerReader>, raised: RaisedException) -> Self {
+        Self { threads, raised, state: Mutex::new(State::Idle(Box::new(EventReader { events, answer }))) }
     }
 
-    /// The events, to be given to somebody else; `None` where they are not to be had.
-    fn take(&self, next: State) -> Option<Box<Reading>> {
+    /// Takes the reader and changes the state to `next`. `None`, without a change, if the stream is not idle.
+    fn take(&self, next: State) -> Option<Box<EventReader>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, next) {
-            State::Idle(reading) => Some(reading),
+            State::Idle(reader) => Some(reader),
             other => {
                 *state = other;
                 None
@@ -156,10 +174,10 @@ impl EventStream {
 
 #[pymethods]
 impl EventStream {
-    /// Waits for the next piece; None after the last.
+    /// Waits for the next part; None after the last one.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Event>> {
-        let Some(mut reading) = self.take(State::Waiting) else { return Ok(None) };
-        let outcome = self.threads.wait(py, reading.next(&self.raised));
+        let Some(mut reader) = self.take(State::Waiting) else { return Ok(None) };
+        let outcome = self.threads.wait(py, reader.next(&self.raised));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let event = match outcome {
             Ok(event) => event,
@@ -169,19 +187,19 @@ impl EventStream {
             }
         };
         if matches!(*state, State::Waiting) {
-            *state = State::Idle(reading);
+            *state = State::Idle(reader);
         }
         drop(state);
         event.transpose()
     }
 
-    /// Gives all further pieces to `callback`, from another thread; an exception in the place of the last where the text
-    /// failed. Where the callback raises the text is cancelled.
+    /// Passes all further parts to `callback`, from another thread; if the request fails, an exception instead of the last one. If
+    /// the callback raises, the request is cancelled.
     fn listen(&self, callback: Py<PyAny>) {
-        let Some(mut reading) = self.take(State::Closed) else { return };
+        let Some(mut reader) = self.take(State::Closed) else { return };
         let raised = self.raised.clone();
         let task = self.threads.spawn(async move {
-            while let Some(event) = reading.next(&raised).await {
+            while let Some(event) = reader.next(&raised).await {
                 let told = Python::try_attach(|py| match event {
                     Ok(event) => callback.call1(py, (event,)),
                     Err(error) => callback.call1(py, (error,)),
@@ -194,7 +212,7 @@ impl EventStream {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Listening(task);
     }
 
-    /// Cancels the text.
+    /// Cancels the request.
     fn close(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, State::Closed) {

@@ -1,4 +1,4 @@
-//! Waiting for the engine while Python goes on.
+//! Waits for the engine with Python detached, and runs tasks that call Python.
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,17 +11,19 @@ use tokio::sync::RwLock;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-/// How long a signal such as Ctrl-C may go unnoticed.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// The longest time until a signal such as Ctrl-C is noticed.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The thread that hands events on to `async` code, and keeps the time.
+/// A thread that passes events to `async` code, and provides timers.
 pub struct Threads {
+    /// The runtime of the thread. `None` only while this value is dropped.
     runtime: Option<Runtime>,
-    /// Read by each task that calls Python.
+    /// Locked for reading by each task that calls Python.
     callers: Arc<RwLock<()>>,
 }
 
 impl Threads {
+    /// Starts the thread.
     pub fn start() -> std::io::Result<Self> {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).thread_name("events").enable_time().build()?;
@@ -32,7 +34,7 @@ impl Threads {
         self.runtime.as_ref().expect("it is there until it is dropped")
     }
 
-    /// Runs a task that calls Python.
+    /// Starts a task that calls Python.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let callers = Arc::clone(&self.callers);
         let task = async move {
@@ -42,17 +44,18 @@ impl Threads {
         self.runtime().spawn(task).abort_handle()
     }
 
-    /// Waits for all tasks that call Python.
+    /// Waits until all tasks that call Python have ended.
     pub fn wait_for_callers(&self, py: Python<'_>) -> PyResult<()> {
         self.wait(py, async { drop(self.callers.write().await) })
     }
 
-    /// Waits for `future` with Python detached. A signal whose handler raises ends the wait, and drops the future.
+    /// Waits for `future` with Python detached. If the handler of a signal raises, the wait ends with that error, and the future is
+    /// dropped.
     pub fn wait<F: Future<Output: Send> + Send>(&self, py: Python<'_>, future: F) -> PyResult<F::Output> {
         let mut future = pin!(future);
         loop {
             let waiting = future.as_mut();
-            let outcome = py.detach(|| self.runtime().block_on(async { timeout(PATIENCE, waiting).await }));
+            let outcome = py.detach(|| self.runtime().block_on(async { timeout(SIGNAL_INTERVAL, waiting).await }));
             if let Ok(output) = outcome {
                 return Ok(output);
             }
@@ -62,7 +65,7 @@ impl Threads {
 }
 
 impl Drop for Threads {
-    /// The thread may be waiting for Python, which whoever drops this holds: it is not waited for.
+    /// Does not wait for the thread: it may wait for Python, which the dropping thread holds.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

@@ -1,19 +1,19 @@
-//! The report as a table for people, and for programs.
+//! The formats of the report: a table for people, JSON, CSV and Markdown.
 
 use metal_attention::Phase;
 use serde::Serialize;
 
-use super::report::{BenchResult, Comparison, PhaseName, Report};
+use super::report::{BenchReport, BenchResult, PhaseName, ResultComparison};
 use crate::cli_error::CliError;
 use crate::units;
 
-/// One JSON object.
-pub fn json(report: &Report) -> Result<String, CliError> {
+/// The report as one JSON object.
+pub fn json(report: &BenchReport) -> Result<String, CliError> {
     let json = serde_json::to_string_pretty(report);
     Ok(json.map_err(|e| CliError::General(format!("cannot write JSON: {e}")))? + "\n")
 }
 
-/// A line of `--csv`. Empty where there is nothing to tell.
+/// One line of `--csv`: a result, with the names of docs/benchmark.md. `None` is an empty cell.
 #[derive(Serialize)]
 struct CsvRow<'a> {
     engine: &'a str,
@@ -35,7 +35,7 @@ struct CsvRow<'a> {
     median: f64,
     stddev: f64,
     best: f64,
-    /// Separated by spaces.
+    /// The samples in tokens per second, separated by spaces.
     samples: String,
     earlier_median: Option<f64>,
     ratio: Option<f64>,
@@ -43,8 +43,8 @@ struct CsvRow<'a> {
     moved: Option<bool>,
 }
 
-/// Comma-separated values, with a line of names first.
-pub fn csv(report: &Report) -> Result<String, CliError> {
+/// The report as comma-separated values, with a line of names first; empty without results.
+pub fn csv(report: &BenchReport) -> Result<String, CliError> {
     let failed = |e: &dyn std::fmt::Display| CliError::General(format!("cannot write CSV: {e}"));
     let mut writer = csv::Writer::from_writer(Vec::new());
     for r in &report.results {
@@ -81,7 +81,7 @@ pub fn csv(report: &Report) -> Result<String, CliError> {
 }
 
 /// A Markdown table between a line on the engine and lines on models and devices.
-pub fn markdown(report: &Report) -> String {
+pub fn markdown(report: &BenchReport) -> String {
     let cells = Table::new(report);
     let escaped = |cell: &String| cell.replace('|', "\\|");
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -95,7 +95,7 @@ pub fn markdown(report: &Report) -> String {
 }
 
 /// A table with aligned columns between a line on the engine and lines on models and devices.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &BenchReport) -> String {
     let table = Table::new(report);
     let names = table.names.iter().map(|name| (*name).to_owned()).collect();
     let lines: Vec<Vec<String>> = std::iter::once(names).chain(table.rows).collect();
@@ -112,16 +112,16 @@ pub fn text(report: &Report) -> String {
     text + "\n" + &footer(report).iter().map(|line| format!("{line}\n")).collect::<Vec<_>>().concat()
 }
 
-/// The engine, and what the numbers are.
-fn heading(report: &Report) -> String {
+/// The name of the engine, and the unit of the numbers.
+fn heading(report: &BenchReport) -> String {
     let engine = &report.engine;
     let commit = engine.commit.as_ref().map_or(String::new(), |commit| format!(" ({commit})"));
     let iterations = units::count(report.settings.iterations, "iteration");
     format!("{} {}{commit}, tokens per second over {iterations}", engine.name, engine.version)
 }
 
-/// Models, devices, tests that were left out.
-fn footer(report: &Report) -> Vec<String> {
+/// Lines on models, devices and skipped tests; each once.
+fn footer(report: &BenchReport) -> Vec<String> {
     let mut lines = Vec::new();
     let mut add = |line: String| {
         if !lines.contains(&line) {
@@ -144,18 +144,23 @@ fn footer(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The cells of a table, names of columns first.
+/// The cells of a table.
 struct Table {
+    /// The names of the columns.
     names: Vec<&'static str>,
+    /// The rows, each with a cell for each column.
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
+    /// The columns of all tables.
     const NAMES: [&'static str; 11] =
         ["model", "device", "phase", "tokens", "depth", "batch", "threads", "mean", "median", "stddev", "best"];
+    /// The columns that follow if there is an earlier report.
     const COMPARISON: [&'static str; 4] = ["earlier", "ratio", "noise", "moved"];
 
-    fn new(report: &Report) -> Self {
+    /// The table of a report, with columns for a comparison if there is one.
+    fn new(report: &BenchReport) -> Self {
         let compared = report.results.iter().any(|r| r.comparison.is_some());
         let mut names = Self::NAMES.to_vec();
         if compared {
@@ -164,7 +169,7 @@ impl Table {
         let row = |r: &BenchResult| {
             let rates = &r.tokens_per_second;
             let mut row = vec![r.model.clone(), r.device.clone(), r.phase.name().to_owned()];
-            // One of the two is 0.
+            // One of n_prompt and n_gen is 0.
             row.extend([r.n_prompt + r.n_gen, r.depth, r.batch, r.threads].map(|n| n.to_string()));
             row.extend([rates.mean, rates.median, rates.stddev, rates.best].map(rate));
             if compared {
@@ -175,13 +180,14 @@ impl Table {
         Self { names, rows: report.results.iter().map(row).collect() }
     }
 
-    /// Whether column `i` has words, which begin at its left.
+    /// Whether column `i` has text, which is aligned to the left; other columns have numbers.
     fn is_text(i: usize) -> bool {
         i < 3
     }
 }
 
-fn comparison_cells(c: &Comparison) -> [String; 4] {
+/// The cells of [`Table::COMPARISON`]'s columns.
+fn comparison_cells(c: &ResultComparison) -> [String; 4] {
     let moved = match c.moved {
         true if c.ratio > 1.0 => "faster",
         true => "slower",
@@ -191,7 +197,7 @@ fn comparison_cells(c: &Comparison) -> [String; 4] {
     [rate(c.earlier_median), format!("{:.3}", c.ratio), noise, moved.into()]
 }
 
-/// Tokens per second with about four digits.
+/// Formats tokens per second with about four digits.
 fn rate(x: f64) -> String {
     match x {
         x if x < 10.0 => format!("{x:.3}"),

@@ -1,20 +1,22 @@
-//! The timing itself.
+//! Runs a test: prepares the context and times prefill or decode steps.
 
 use std::time::Instant;
 
 use metal_attention::{BatchToken, ForwardError, ForwardPass, Profile};
 
-use super::plan::Test;
+use super::plan::BenchTest;
 
-/// A test on a model that is set up for it.
-pub struct Measurement<'a> {
+/// One test and the forward pass that it runs on.
+pub struct BenchMeasurement<'a> {
+    /// The forward pass; its context and number of sequences are large enough for the test.
     pub pass: &'a mut dyn ForwardPass,
-    pub test: &'a Test,
+    /// The test.
+    pub test: &'a BenchTest,
 }
 
-impl Measurement<'_> {
-    /// Tokens per second of each of `iterations` runs, after `warmup` runs that do not count. Fewer after Ctrl-C.
-    /// `done` hears how many runs are over, the first ones included.
+impl BenchMeasurement<'_> {
+    /// The speed of each of `iterations` runs in tokens per second, after `warmup` runs that do not count. Fewer after Ctrl-C.
+    /// `done` is called after each run with the number of runs so far, including the warm-up.
     pub fn samples(
         &mut self,
         warmup: usize,
@@ -37,7 +39,7 @@ impl Measurement<'_> {
         Ok(samples)
     }
 
-    /// One run with every kernel timed. `None` after Ctrl-C.
+    /// Runs the test once with every kernel timed. `None` after Ctrl-C.
     pub fn profile(&mut self) -> Result<Option<Profile>, metal_attention::Error> {
         let Some(ids) = unless_cancelled(self.prepare())? else { return Ok(None) };
         self.pass.start_profile()?;
@@ -46,20 +48,20 @@ impl Measurement<'_> {
         Ok(outcome?.and(profile))
     }
 
-    /// Brings the context to where a run begins. Returns what the run is fed with: the prompt, or the first token of
-    /// each sequence.
+    /// Brings the context to the state in which a run begins. Returns the input of the run: the tokens of the prompt, or the
+    /// next token of each sequence.
     fn prepare(&mut self) -> Result<Vec<u32>, ForwardError> {
         let n_vocab = self.pass.spec().n_vocab;
         match *self.test {
-            Test::Prefill { n_prompt } => {
+            BenchTest::Prefill { n_prompt } => {
                 self.pass.reset();
                 Ok((0..n_prompt).map(|pos| random_id(pos, 0, n_vocab)).collect())
             }
-            Test::Decode { depth, batch, .. } => {
+            BenchTest::Decode { depth, batch, .. } => {
                 self.fill(depth, batch)?;
                 let first: Vec<_> = (0..batch).map(|seq| random_id(depth, seq, n_vocab)).collect();
-                // A GPU may still fill the context, or be busy with steps that ran ahead of the last run's end: a step
-                // whose result comes back waits for these.
+                // A GPU may still be busy with filling the context, or with steps that were launched ahead in the last run. A step
+                // whose result is read waits for them, so that they are not timed.
                 self.pass.forward_greedy(&[BatchToken { id: first[0], seq: 0, pos: depth, logits: true }])?;
                 self.pass.truncate(depth);
                 Ok(first)
@@ -67,18 +69,18 @@ impl Measurement<'_> {
         }
     }
 
-    /// Evaluates the prompt `ids` to the id that follows it, or to the states that embeddings are made of, or takes the sequences that go on with `ids` as many greedy
-    /// steps further as the test says.
+    /// The timed part. Prefill evaluates the prompt `ids` up to the next token, or up to the hidden states if the model has no
+    /// output head. Decode takes the test's number of greedy steps from the tokens `ids`, one of each sequence.
     fn run(&mut self, ids: &[u32]) -> Result<(), ForwardError> {
         match *self.test {
-            Test::Prefill { .. } if self.pass.spec().output.head.is_none() => {
+            BenchTest::Prefill { .. } if self.pass.spec().output.head.is_none() => {
                 let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, logits: true };
                 self.pass.forward_hidden(&ids.iter().enumerate().map(token).collect::<Vec<_>>())?;
             }
-            Test::Prefill { .. } => {
+            BenchTest::Prefill { .. } => {
                 self.pass.forward_prompt(ids)?;
             }
-            Test::Decode { n_gen, depth, .. } => {
+            BenchTest::Decode { n_gen, depth, .. } => {
                 let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: depth, logits: true };
                 let mut step: Vec<_> = ids.iter().enumerate().map(token).collect();
                 for _ in 0..n_gen {
@@ -92,7 +94,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Leaves `depth` tokens in each of the first `n_seq` sequences, keeping what they have of these.
+    /// Brings the first `n_seq` sequences to `depth` tokens each. Tokens that they hold already are kept.
     fn fill(&mut self, depth: usize, n_seq: usize) -> Result<(), ForwardError> {
         let n_vocab = self.pass.spec().n_vocab;
         for seq in 0..n_seq {
@@ -109,7 +111,7 @@ impl Measurement<'_> {
     }
 }
 
-/// `None` after Ctrl-C.
+/// `None` if Ctrl-C cancelled the computation.
 fn unless_cancelled<T>(outcome: Result<T, ForwardError>) -> Result<Option<T>, ForwardError> {
     match outcome {
         Err(ForwardError::Cancelled) => Ok(None),
@@ -117,7 +119,7 @@ fn unless_cancelled<T>(outcome: Result<T, ForwardError>) -> Result<Option<T>, Fo
     }
 }
 
-/// An id for a place in a sequence, the same in every run.
+/// The token at a position of a sequence: pseudo-random, but the same in every run.
 fn random_id(pos: usize, seq: usize, n_vocab: usize) -> u32 {
     // Fibonacci hashing: the upper bits of a product with 2^64 / golden ratio.
     let hash = ((seq as u64) << 32 | pos as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -142,13 +144,13 @@ mod tests {
     fn every_iteration_is_a_sample() {
         let mut pass = pass(7);
         for (test, n_past) in [
-            (Test::Prefill { n_prompt: 20 }, [20, 0, 0]),
-            (Test::Decode { n_gen: 4, depth: 16, batch: 1 }, [20, 0, 0]),
-            (Test::Decode { n_gen: 2, depth: 0, batch: 3 }, [2, 2, 2]),
-            (Test::Decode { n_gen: 1, depth: 9, batch: 3 }, [10, 10, 10]),
+            (BenchTest::Prefill { n_prompt: 20 }, [20, 0, 0]),
+            (BenchTest::Decode { n_gen: 4, depth: 16, batch: 1 }, [20, 0, 0]),
+            (BenchTest::Decode { n_gen: 2, depth: 0, batch: 3 }, [2, 2, 2]),
+            (BenchTest::Decode { n_gen: 1, depth: 9, batch: 3 }, [10, 10, 10]),
         ] {
             let runs = Cell::new(0);
-            let mut measurement = Measurement { pass: &mut *pass, test: &test };
+            let mut measurement = BenchMeasurement { pass: &mut *pass, test: &test };
             let rates = measurement.samples(2, 3, |n| runs.set(n)).unwrap();
             assert_eq!((rates.len(), runs.get()), (3, 5), "{test}");
             assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{rates:?}");
@@ -160,11 +162,11 @@ mod tests {
     fn a_profile_has_the_steps_of_the_test_and_no_others() {
         let mut pass = pass(20);
         for (test, steps) in [
-            (Test::Prefill { n_prompt: 20 }, vec![(Phase::Prefill, 20)]),
-            (Test::Decode { n_gen: 4, depth: 16, batch: 1 }, vec![(Phase::Decode, 1); 4]),
-            (Test::Decode { n_gen: 2, depth: 5, batch: 3 }, vec![(Phase::Decode, 3); 2]),
+            (BenchTest::Prefill { n_prompt: 20 }, vec![(Phase::Prefill, 20)]),
+            (BenchTest::Decode { n_gen: 4, depth: 16, batch: 1 }, vec![(Phase::Decode, 1); 4]),
+            (BenchTest::Decode { n_gen: 2, depth: 5, batch: 3 }, vec![(Phase::Decode, 3); 2]),
         ] {
-            let profile = Measurement { pass: &mut *pass, test: &test }.profile().unwrap().unwrap();
+            let profile = BenchMeasurement { pass: &mut *pass, test: &test }.profile().unwrap().unwrap();
             let found: Vec<_> = profile.steps.iter().map(|step| (step.phase, step.n_tokens)).collect();
             assert_eq!(found, steps, "{test}");
         }

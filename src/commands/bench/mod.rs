@@ -1,4 +1,7 @@
-//! `bench`: how fast models are on devices, prefill and decode apart; `bench roofline`: how fast they could be.
+//! `bench`: measures the speed of models on devices, prefill and decode apart. `bench roofline` measures the device's limits.
+//!
+//! `plan.rs` lists the tests and groups them by the number of sequences; `measure.rs` times one test; `report.rs` holds the
+//! results, which `format.rs` writes and `compare.rs` compares with an earlier report.
 
 mod compare;
 mod format;
@@ -18,24 +21,24 @@ use crate::engine_args::{CTX_SIZE_ELSEWHERE, ComputeArgs, at_least_one};
 use crate::interrupt;
 use crate::model_args::{ModelArgs, ModelsArgs};
 use crate::profile_args::ProfileArgs;
-use crate::progress::Progress;
-use compare::Earlier;
-use measure::Measurement;
-use plan::{Plan, Setup, Test};
-use report::{BenchResult, Report, TokensPerSecond};
+use crate::progress::ProgressLine;
+use compare::EarlierReport;
+use measure::BenchMeasurement;
+use plan::{BenchPlan, BenchTest, TestGroup};
+use report::{BenchReport, BenchResult, TokensPerSecond};
 
-/// The name of the subcommand, which is no model.
+/// The name of the subcommand; clap takes it for a model if flags come first.
 const ROOFLINE: &str = "roofline";
 
 const AFTER_HELP: &str = "\
-Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, to the choice of the next \
-token. Decode makes --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated \
-outside of the timing; with --batch each step takes that many sequences one token further, and tokens per second count \
-all of them. Of a model that makes embeddings prefill ends with the states, and there is no decode. Setting a model up is \
-not timed. What does not fit in the model's context is skipped; -c goes past it.
+Prefill evaluates a prompt of --seq-lengths tokens from an empty context, all in one call, up to the choice of the next \
+token. Decode generates --gen-length tokens greedily, one step after the other, after --depth tokens that are evaluated \
+outside of the timing; with --batch each step generates a token of that many sequences, and tokens per second count \
+all of them. For an embedding model prefill ends with the hidden states, and there is no decode. Loading a model is \
+not timed. Tests that do not fit in the model's context are skipped; -c allows a longer one.
 
-stdout gets a table, or with --json, --csv or --markdown the same for programs, all samples included (--markdown leaves \
-them out). docs/benchmark.md describes every field. Ctrl-C ends the measurement; what is done by then is printed.
+stdout gets a table, or with --json, --csv or --markdown the same for programs, including all samples (except for \
+--markdown). docs/benchmark.md describes every field. After Ctrl-C the results so far are printed.
 
 --compare takes what --json wrote and adds for each result of the same model (by hash), test, threads and device the \
 ratio to the earlier median. A ratio further from 1 than the noise is marked: noise is twice the standard deviation of \
@@ -55,7 +58,7 @@ Examples:
 /// Measure the speed of models, prefill and decode apart
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -99,15 +102,15 @@ pub struct Args {
     #[arg(long, group = "format")]
     markdown: bool,
 
-    /// Hold the results against those of an earlier --json
+    /// Compare the results with those of an earlier --json
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 
     #[command(flatten)]
     profile: ProfileArgs,
 
-    /// The devices of the models, one after the other: auto (a GPU with room for the model, through CUDA where that can
-    /// be, else the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
+    /// The devices of the models, one after the other: auto (a GPU in which the model fits, preferably through CUDA, else
+    /// the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "auto", help_heading = "Engine")]
     device: Vec<Device>,
 
@@ -115,7 +118,7 @@ pub struct Args {
     #[arg(long, visible_alias = "gpu", conflicts_with = "device", help_heading = "Engine")]
     wgpu: bool,
 
-    /// NVIDIA GPUs that share each model out among themselves: that of --device cuda (cuda:2) and those that follow it
+    /// NVIDIA GPUs that share each model by tensor parallelism: that of --device cuda (cuda:2) and those that follow it
     #[arg(long, alias = "tensor-parallel-size", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     #[arg(help_heading = "Engine")]
     tensor_parallel: usize,
@@ -133,6 +136,7 @@ pub struct Args {
     compute: ComputeArgs,
 }
 
+// The subcommands of `bench`.
 #[derive(clap::Subcommand)]
 enum Command {
     Roofline(Box<roofline::RooflineArgs>),
@@ -146,17 +150,21 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
-/// What there is to tell so far.
-struct Measured {
-    report: Report,
+/// The results so far.
+struct BenchRun {
+    /// The report, filled while tests are measured.
+    report: BenchReport,
+    /// The profiles of `--profile`, one for each test.
     profiles: Vec<Profile>,
-    /// From when the first model is loaded: what was measured is kept when Ctrl-C is pressed.
-    asked: Option<interrupt::Until>,
+    /// Set when the first model is loaded. From then on Ctrl-C ends the measurement instead of the process, so that results
+    /// are printed.
+    ctrl_c: Option<interrupt::CtrlCGuard>,
 }
 
 impl Args {
+    /// Measures all tests and prints the report.
     fn bench(&self) -> Result<(), CliError> {
-        let earlier = self.compare.as_deref().map(Earlier::read).transpose()?;
+        let earlier = self.compare.as_deref().map(EarlierReport::read).transpose()?;
         let plan = self.plan()?;
         let models = self.models.each();
         if self.models.has(ROOFLINE) {
@@ -165,9 +173,9 @@ impl Args {
             )));
         }
         let opened = models.iter().map(|model| Ok((model, model.open()?))).collect::<Result<Vec<_>, CliError>>()?;
-        let mut measured = Measured { report: Report::new(self.settings()), profiles: Vec::new(), asked: None };
-        let outcome = self.measure(&plan, &opened, &mut measured);
-        let Measured { mut report, profiles, asked: _asked } = measured;
+        let mut run = BenchRun { report: BenchReport::new(self.settings()), profiles: Vec::new(), ctrl_c: None };
+        let outcome = self.measure(&plan, &opened, &mut run);
+        let BenchRun { mut report, profiles, ctrl_c: _ctrl_c } = run;
         if let (Err(error), true) = (&outcome, report.results.is_empty())
             && !matches!(error, CliError::Interrupted)
         {
@@ -177,7 +185,7 @@ impl Args {
         if let Some(earlier) = &earlier {
             let notes = earlier.compare(&mut report);
             for note in notes {
-                // Where stderr is closed the note is lost, and nothing else.
+                // Errors are ignored, because stderr may be closed.
                 let _ = writeln!(std::io::stderr(), "note: {note}");
             }
         }
@@ -188,18 +196,20 @@ impl Args {
         outcome
     }
 
-    fn plan(&self) -> Result<Plan, CliError> {
-        let plan = Plan::new(&self.seq_lengths, self.gen_length, &self.depth, &self.batch);
-        if plan.setups.is_empty() {
+    /// The tests that the flags choose. An error if there are none.
+    fn plan(&self) -> Result<BenchPlan, CliError> {
+        let plan = BenchPlan::new(&self.seq_lengths, self.gen_length, &self.depth, &self.batch);
+        if plan.groups.is_empty() {
             let message = "there is nothing to measure: give --seq-lengths or --gen-length more than 0";
             return Err(CliError::Usage(message.into()));
         }
         Ok(plan)
     }
 
-    fn settings(&self) -> report::Settings {
+    /// The flags that are recorded in the report.
+    fn settings(&self) -> report::BenchSettings {
         let options = self.compute.options();
-        report::Settings {
+        report::BenchSettings {
             iterations: self.iterations,
             warmup: self.warmup,
             cache_type: options.cache_type.to_string(),
@@ -208,7 +218,8 @@ impl Args {
         }
     }
 
-    fn format(&self, report: &Report) -> Result<String, CliError> {
+    /// The report in the format that the flags choose.
+    fn format(&self, report: &BenchReport) -> Result<String, CliError> {
         match (self.json, self.csv, self.markdown) {
             (true, ..) => format::json(report),
             (_, true, _) => format::csv(report),
@@ -217,8 +228,8 @@ impl Args {
         }
     }
 
-    /// Every model on every device with every number of threads.
-    fn measure(&self, plan: &Plan, models: &[(&ModelArgs, Model)], measured: &mut Measured) -> Result<(), CliError> {
+    /// Measures every model on every device with every number of threads.
+    fn measure(&self, plan: &BenchPlan, models: &[(&ModelArgs, Model)], run: &mut BenchRun) -> Result<(), CliError> {
         let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
         let threads = match &self.threads[..] {
             [] => vec![None],
@@ -226,15 +237,15 @@ impl Args {
         };
         for (args, model) in models {
             let limit = if self.ctx_size == 0 { model.spec().n_ctx_train } else { self.ctx_size };
-            let (setups, skipped) = plan.split(|test| why_not(test, model.spec(), limit));
-            measured.report.skip(&args.name(), skipped);
+            let (groups, skipped) = plan.split(|test| why_not(test, model.spec(), limit));
+            run.report.skip(&args.name(), skipped);
             let hash = model_hash::sha256(model.gguf())?;
             for device in &devices {
                 for &n_threads in &threads {
-                    let (device, n_cards) = (device.clone(), self.tensor_parallel);
-                    let options = EngineOptions { device, n_cards, n_threads, ..self.compute.options() };
-                    let kind = self.measure_setups(&setups, &args.name(), model, &hash, &options, measured)?;
-                    // A GPU is as fast whatever the CPU's threads are.
+                    let (device, n_ranks) = (device.clone(), self.tensor_parallel);
+                    let options = EngineOptions { device, n_ranks, n_threads, ..self.compute.options() };
+                    let kind = self.measure_groups(&groups, &args.name(), model, &hash, &options, run)?;
+                    // The number of CPU threads does not change the speed of a GPU: it is measured once.
                     if kind.is_some_and(|kind| kind != "cpu") {
                         break;
                     }
@@ -244,69 +255,70 @@ impl Args {
         Ok(())
     }
 
-    /// Every test of one model on one device. Returns the kind of the device; `None` where there was no test.
-    fn measure_setups(
+    /// Measures every test of one model on one device. Returns the kind of the device; `None` if there was no test.
+    fn measure_groups(
         &self,
-        setups: &[Setup],
+        groups: &[TestGroup],
         name: &str,
         model: &Model,
         hash: &str,
         options: &EngineOptions,
-        measured: &mut Measured,
+        run: &mut BenchRun,
     ) -> Result<Option<&'static str>, CliError> {
         let mut kind = None;
-        for setup in setups {
+        for group in groups {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
             }
-            let options = EngineOptions { n_ctx: Some(setup.n_ctx()), n_seq: setup.n_seq, ..options.clone() };
+            let options = EngineOptions { n_ctx: Some(group.n_ctx()), n_seq: group.n_seq, ..options.clone() };
             let mut pass = self.load(model, &options)?;
-            measured.asked.get_or_insert_with(interrupt::ask);
+            run.ctrl_c.get_or_insert_with(interrupt::cancel_on_ctrl_c);
             let device = pass.device();
             kind = Some(device.kind);
-            let progress = Progress::steps("measuring", setup.tests.len().saturating_mul(self.runs()) as u64);
-            for (i, test) in setup.tests.iter().enumerate() {
+            let progress = ProgressLine::steps("measuring", group.tests.len().saturating_mul(self.runs()) as u64);
+            for (i, test) in group.tests.iter().enumerate() {
                 progress.describe(format!("{name}, {}, {test}", options.device));
                 let done = |runs: usize| progress.set(i.saturating_mul(self.runs()).saturating_add(runs) as u64);
-                let mut measurement = Measurement { pass: &mut *pass, test };
+                let mut measurement = BenchMeasurement { pass: &mut *pass, test };
                 let samples = measurement.samples(self.warmup, self.iterations, done)?;
                 if let Some(rates) = TokensPerSecond::new(samples) {
-                    let report = &mut measured.report;
+                    let report = &mut run.report;
                     let cpu = report.machine.cpu.as_deref();
                     report.results.push(BenchResult::new(name, hash, test, &options.device, &device, cpu, rates));
                 }
-                if self.profile.wanted()
+                if self.profile.is_set()
                     && let Some(profile) = measurement.profile()?
                 {
                     let device = format!("{name}, {}, {test}", profile.device);
-                    measured.profiles.push(Profile { device, ..profile });
+                    run.profiles.push(Profile { device, ..profile });
                 }
             }
         }
         if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(kind) }
     }
 
+    /// Builds the forward pass.
     fn load(&self, model: &Model, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, CliError> {
-        let loading = Progress::spinner("loading the model");
+        let loading = ProgressLine::spinner("loading the model");
         loading.weigh(model.gguf().tensor_bytes());
         let mut pass = model.forward_pass(options)?;
-        if self.profile.wanted() {
-            // A device without a clock is refused before anything is measured.
+        if self.profile.is_set() {
+            // An error of a device that cannot time kernels is reported before anything is measured.
             pass.start_profile().map_err(metal_attention::Error::from)?;
             pass.take_profile();
         }
         Ok(pass)
     }
 
-    /// Timed runs and warm-up of a test.
+    /// The number of runs of a test, with the warm-up.
     fn runs(&self) -> usize {
         self.warmup.saturating_add(self.iterations)
     }
 }
 
-/// Why a model cannot run `test` in a context of `limit` tokens, where it cannot.
-fn why_not(test: &Test, spec: &ModelSpec, limit: usize) -> Option<String> {
-    if let (Test::Decode { .. }, None) = (test, &spec.output.head) {
+/// The reason why a model cannot run `test` in a context of `limit` tokens. `None`: it can.
+fn why_not(test: &BenchTest, spec: &ModelSpec, limit: usize) -> Option<String> {
+    if let (BenchTest::Decode { .. }, None) = (test, &spec.output.head) {
         return Some(format!("{test} needs a model that writes text; this one makes embeddings"));
     }
     let n_ctx = test.n_ctx();

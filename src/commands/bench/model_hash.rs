@@ -1,4 +1,4 @@
-//! What tells one model file from another.
+//! The hash that identifies a model in reports.
 
 use std::fs::File;
 use std::io;
@@ -8,18 +8,18 @@ use sha2::{Digest, Sha256};
 
 use crate::cli_error::CliError;
 use crate::interrupt;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 
-/// Bytes that are read at a time.
+/// The number of bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// SHA-256 of the model's files one after the other, in hexadecimal digits: for one file what `sha256sum` prints.
+/// The SHA-256 of the model's files, concatenated, in hexadecimal digits. For a single file it is that of `sha256sum`.
 pub fn sha256(gguf: &GgufFile) -> Result<String, CliError> {
     let mut hash = Sha256::new();
     if gguf.paths().is_empty() {
         hash.update(metal_attention::BUILT_IN_MODEL);
     }
-    let progress = Progress::steps("hashing the model", gguf.file_size());
+    let progress = ProgressLine::steps("hashing the model", gguf.file_size());
     let mut done = 0;
     let mut chunk = vec![0; CHUNK];
     for path in gguf.paths() {

@@ -1,4 +1,4 @@
-//! The results, as `--json` writes them. docs/benchmark.md and docs/bench.schema.json describe the fields.
+//! The report of a bench run: the JSON object of `--json`. docs/benchmark.md and docs/bench.schema.json describe the fields.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,141 +6,175 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use metal_attention::{Device, DeviceInfo, Phase, cpu_simd_name, physical_cores};
 use serde::{Deserialize, Serialize};
 
-use super::plan::Test;
+use super::plan::BenchTest;
 
-/// Raised with every change that a reader of older reports would stumble over.
+/// Raised by every change that breaks readers of older reports.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Everything that was measured, and where.
+/// The report of a bench run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct BenchReport {
+    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    pub engine: Engine,
-    pub machine: Machine,
-    /// When the measurement began, in seconds since 1970 (UTC).
+    /// The program.
+    pub engine: EngineInfo,
+    /// The machine.
+    pub machine: MachineInfo,
+    /// The time at which the measurement began, in seconds since 1970 (UTC).
     pub unix_time: u64,
-    pub settings: Settings,
+    /// The flags of the run.
+    pub settings: BenchSettings,
+    /// The results in the order they were measured.
     pub results: Vec<BenchResult>,
-    pub skipped: Vec<Skipped>,
-    /// Ctrl-C ended the measurement before all was done.
+    /// The tests that were not run.
+    pub skipped: Vec<SkippedTest>,
+    /// Whether Ctrl-C ended the measurement early.
     pub interrupted: bool,
 }
 
+/// The program that measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Engine {
+pub struct EngineInfo {
+    /// `metal-attention`.
     pub name: String,
+    /// The version of the program.
     pub version: String,
-    /// `None`: it was not built from a git checkout.
+    /// The git commit it was built from. `None`: not built from a git checkout.
     pub commit: Option<String>,
 }
 
+/// The machine that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineInfo {
+    /// The operating system, in Rust's words.
     pub os: String,
+    /// The architecture, in Rust's words.
     pub arch: String,
-    /// The CPU's name, where the system tells.
+    /// The CPU's name. `None`: not known.
     pub cpu: Option<String>,
-    /// The instruction set of the CPU's kernels.
+    /// The instruction set that the CPU's kernels use.
     pub simd: String,
+    /// The number of physical cores.
     pub physical_cores: usize,
 }
 
+/// The flags of a bench run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct BenchSettings {
+    /// Timed runs of each test.
     pub iterations: usize,
+    /// Runs before the timed ones.
     pub warmup: usize,
+    /// The number format of the KV cache.
     pub cache_type: String,
+    /// Whether `--exact` was given.
     pub exact: bool,
-    /// `null`: as many as suit the device.
+    /// The largest micro-batch. `null`: the device's default.
     pub n_ubatch: Option<usize>,
 }
 
-/// How a [`Phase`] is written.
+/// The names of [`Phase`] in JSON and CSV.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Phase", rename_all = "lowercase")]
 pub enum PhaseName {
+    /// `prefill`.
     Prefill,
+    /// `decode`.
     Decode,
 }
 
-/// One test of one model on one device.
+/// The result of one test of one model on one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchResult {
     /// The file's name without its folder.
     pub model: String,
-    /// Of the file; of a split model's files one after the other.
+    /// The SHA-256 of the file; of a split model, of its files concatenated.
     pub model_sha256: String,
+    /// The phase that was measured.
     #[serde(with = "PhaseName")]
     pub phase: Phase,
-    /// 0 for a decode.
+    /// Tokens of the prompt; 0 for decode.
     pub n_prompt: usize,
-    /// Of each sequence; 0 for a prefill.
+    /// Generated tokens of each sequence; 0 for prefill.
     pub n_gen: usize,
-    /// Tokens in the context before the timing.
+    /// Tokens of each sequence before the timed part.
     pub depth: usize,
-    /// Sequences that are decoded together.
+    /// Sequences that were decoded together.
     pub batch: usize,
-    /// Threads that compute: 1 for a GPU.
+    /// Threads that compute; 1 for a GPU.
     pub threads: usize,
-    /// As named by `--device`; for `auto` what it took, `cpu`, `cuda` or `gpu`.
+    /// The device in the form of `--device`; for `auto` the chosen one: `cpu`, `cuda` or `gpu`.
     pub device: String,
+    /// The name of the CPU or GPU.
     pub device_name: String,
-    /// The GPU's.
+    /// The GPU's driver. `None` for a CPU.
     pub driver: Option<String>,
+    /// The speed.
     pub tokens_per_second: TokensPerSecond,
-    /// Only with `--compare`, where the earlier report has the same test.
+    /// The comparison with an earlier report, only with `--compare` and if that report has the same test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub comparison: Option<Comparison>,
+    pub comparison: Option<ResultComparison>,
 }
 
+/// The speed of a test in tokens per second, over its timed runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokensPerSecond {
+    /// The mean of the samples.
     pub mean: f64,
+    /// The median of the samples.
     pub median: f64,
-    /// Of the sample (divided by n - 1); 0 where there is one sample only.
+    /// The standard deviation of the samples (divided by n - 1); 0 for a single sample.
     pub stddev: f64,
+    /// The largest sample.
     pub best: f64,
-    /// In the order in which they were measured.
+    /// One number for each run, in order.
     pub samples: Vec<f64>,
 }
 
-/// A result against that of an earlier report.
+/// The comparison of a result with that of an earlier report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
-    /// Tokens per second of the earlier report.
+pub struct ResultComparison {
+    /// The median of the earlier result, in tokens per second.
     pub earlier_median: f64,
-    /// This median divided by the earlier one.
+    /// The median divided by the earlier median.
     pub ratio: f64,
-    /// How far from 1 the ratio may be by chance; `None` where one of the two has fewer than two samples.
+    /// The distance of the ratio from 1 that chance explains. `None`: one of the results has a single sample.
     pub noise: Option<f64>,
-    /// The ratio is further from 1 than the noise.
+    /// Whether the distance of the ratio from 1 is larger than the noise.
     pub moved: bool,
 }
 
-/// A test that was not run.
+/// A test that was not run. The fields are those of [`BenchResult`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Skipped {
+pub struct SkippedTest {
+    /// The file's name without its folder.
     pub model: String,
+    /// The phase of the test.
     #[serde(with = "PhaseName")]
     pub phase: Phase,
+    /// Tokens of the prompt; 0 for decode.
     pub n_prompt: usize,
+    /// Generated tokens of each sequence; 0 for prefill.
     pub n_gen: usize,
+    /// Tokens of each sequence before the timed part.
     pub depth: usize,
+    /// Sequences that are decoded together.
     pub batch: usize,
+    /// The reason, for people.
     pub reason: String,
 }
 
-impl Report {
-    /// A report without results yet.
-    pub fn new(settings: Settings) -> Self {
+impl BenchReport {
+    /// A report without results, of this program and machine.
+    pub fn new(settings: BenchSettings) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
-            engine: Engine {
+            engine: EngineInfo {
                 name: "metal-attention".into(),
                 version: env!("CARGO_PKG_VERSION").into(),
                 commit: option_env!("METAL_ATTENTION_COMMIT").map(str::to_owned),
             },
-            machine: Machine::this(),
+            machine: MachineInfo::this(),
             unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
             settings,
             results: Vec::new(),
@@ -149,9 +183,9 @@ impl Report {
         }
     }
 
-    /// Notes tests that a model cannot run, and why.
-    pub fn skip(&mut self, model: &str, tests: Vec<(Test, String)>) {
-        self.skipped.extend(tests.into_iter().map(|(test, reason)| Skipped {
+    /// Adds tests that the model cannot run, each with its reason.
+    pub fn skip(&mut self, model: &str, tests: Vec<(BenchTest, String)>) {
+        self.skipped.extend(tests.into_iter().map(|(test, reason)| SkippedTest {
             model: file_name(model),
             phase: test.phase(),
             n_prompt: test.n_prompt(),
@@ -164,11 +198,12 @@ impl Report {
 }
 
 impl BenchResult {
-    /// The result of `test` of the file `model` on `info`, which was asked for as `device`; `cpu` is the CPU's name.
+    /// The result of `test` with the model file `model`, whose SHA-256 is `hash`. `device` is the requested device, `info`
+    /// describes the device that ran it, and `cpu` is the CPU's name.
     pub fn new(
         model: &str,
         hash: &str,
-        test: &Test,
+        test: &BenchTest,
         device: &Device,
         info: &DeviceInfo,
         cpu: Option<&str>,
@@ -194,7 +229,7 @@ impl BenchResult {
 }
 
 impl TokensPerSecond {
-    /// What `samples` say; `None` where there are none.
+    /// The statistics of `samples`. `None` if there are none.
     pub fn new(samples: Vec<f64>) -> Option<Self> {
         let n = samples.len();
         let mut sorted = samples.clone();
@@ -212,7 +247,8 @@ impl TokensPerSecond {
     }
 }
 
-impl Machine {
+impl MachineInfo {
+    /// This machine.
     fn this() -> Self {
         Self {
             os: std::env::consts::OS.into(),
@@ -224,14 +260,14 @@ impl Machine {
     }
 }
 
-/// The CPU's name, where Linux tells.
+/// The CPU's name from `/proc/cpuinfo`. `None` if the system has no such file.
 fn cpu_name() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The last part of a path, or the whole name of a model that is no file.
+/// The last part of a path, or the whole name of a model that is no file, such as the built-in one.
 fn file_name(model: &str) -> String {
     Path::new(model).file_name().map_or(model.into(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,7 @@
-//! `bench roofline`: what a device can do at best, what a model would take then, and what it takes.
+//! `bench roofline`: measures the limits of a device (ceilings), derives from them the shortest time that prefill and decode
+//! of a model could take (floors), and compares it with the time they take.
+//!
+//! `ceilings.rs` measures the device, `floors.rs` the model, `text.rs` prints the report.
 
 mod ceilings;
 mod floors;
@@ -16,13 +19,13 @@ use self::floors::{Floor, ModelSize};
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 
 const AFTER_HELP: &str = "\
 The ceilings of a device, each measured alone: how fast it reads and copies memory, multiplies, and launches work. The \
 floor of a phase is the longest of three times: its bytes at the rate of reading, its multiplications at the rate of \
-multiplying, its launches at what an empty one costs. Then the same phase is run, and told in percent of its floor's \
-speed; more than 100 % are possible where the weights of a small model stay in the caches.
+multiplying, its launches at the cost of an empty one. Then the same phase is run, and its speed is printed in percent of the \
+floor's; more than 100 % are possible if the weights of a small model stay in the caches.
 
 With --json stdout gets one object with the keys version, device, ceilings, batch_scaling, model and floors; see \
 docs/roofline.md.
@@ -32,7 +35,7 @@ Examples:
   metal-attention bench roofline -m model.gguf --device gpu
   metal-attention bench roofline -m model.gguf --device cpu --threads 1 --json";
 
-/// Measure what this device can do at best, and how near a model comes to it
+/// Measure the limits of this device, and how close a model comes to them
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct RooflineArgs {
@@ -43,7 +46,7 @@ pub struct RooflineArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     n_prompt: Option<u32>,
 
-    /// Measure for less than a second, which says little: to try the command out
+    /// Measure for less than a second: a try of the command with inexact results
     #[arg(long)]
     quick: bool,
 
@@ -55,25 +58,28 @@ pub struct RooflineArgs {
     engine: EngineArgs,
 }
 
-/// How long and how much is measured.
+/// How long each measurement takes, and its sizes.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "wgpu"), allow(dead_code))]
-struct Effort {
-    /// Time for each ceiling.
+struct MeasurementEffort {
+    /// The time for each ceiling.
     time: Duration,
-    /// Bytes of a buffer that is read or copied.
+    /// The size in bytes of a buffer that is read or copied on a CPU.
     cpu_bytes: usize,
-    /// The same on a GPU, and on one that is software.
+    /// The same on a GPU.
     gpu_bytes: u64,
+    /// The same on a GPU that is emulated in software.
     software_bytes: u64,
+    /// Tokens of the prompt that is prefilled.
     n_prompt: usize,
-    /// Tokens of a decode.
+    /// Tokens that are decoded.
     n_gen: usize,
-    /// Runs of a phase.
+    /// Timed runs of each phase.
     runs: usize,
 }
 
-impl Effort {
+impl MeasurementEffort {
+    /// The effort that the flags choose.
     fn of(args: &RooflineArgs) -> Self {
         let effort = if args.quick {
             Self {
@@ -100,31 +106,37 @@ impl Effort {
     }
 }
 
-/// All that the command tells.
+/// The report: the JSON object of `--json`.
 #[derive(Serialize)]
-struct Report {
+struct RooflineReport {
+    /// The version of the program.
     version: &'static str,
+    /// The device that was measured.
     device: DeviceName,
+    /// The limits of the device.
     ceilings: Ceilings,
+    /// The cost of products by the number of tokens.
     batch_scaling: BatchScaling,
+    /// The size of the model.
     model: ModelSize,
+    /// Prefill and decode.
     floors: Vec<Floor>,
 }
 
-/// Parts of the measurement, for its progress.
+/// The number of parts of the measurement, for the progress line.
 const PARTS: u64 = 8;
 
 /// Runs the command.
 pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     args.model.fetch()?;
-    let progress = Progress::steps("measuring", PARTS);
+    let progress = ProgressLine::steps("measuring", PARTS);
     let mut done = 0;
     let mut step = || {
         done += 1;
         progress.set(done);
     };
     let model = args.model.open()?;
-    let mut effort = Effort::of(args);
+    let mut effort = MeasurementEffort::of(args);
     let n_ctx_train = model.spec().n_ctx_train;
     effort.n_prompt = effort.n_prompt.min(n_ctx_train);
     effort.n_gen = effort.n_gen.min(n_ctx_train - 1).max(1);
@@ -136,7 +148,7 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     let (ceilings, batch_scaling) = ceilings::measure(&mut backend, &model, &options, effort, &mut step)?;
     let floors = floors::measure(&mut backend, &model, &options, effort, &ceilings, &mut step)?;
     drop(progress);
-    let report = Report {
+    let report = RooflineReport {
         version: env!("CARGO_PKG_VERSION"),
         device: DeviceName::of(&backend),
         ceilings,
@@ -154,8 +166,8 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)
 }
 
-/// The matrices that every token is multiplied with, those of the layers, then the output head, and which share of it: of
-/// experts as many as a token goes to.
+/// The matrices of the layers and then the output head, each with the share of it that one token is multiplied with: 1, or
+/// for experts `n_used / n_expert`.
 fn matrices(model: &Model) -> Vec<(&metal_attention::gguf::Tensor, f64)> {
     let mut all = Vec::new();
     for (layer, w) in model.spec().layers.iter().zip(&model.weights().layers) {

@@ -1,27 +1,27 @@
-//! The commands of a conversation.
+//! The commands of a conversation: lines that begin with `/`.
 
 use std::path::PathBuf;
 
 use metal_attention_chat::Thinking;
 
-/// What `/help` says.
+/// The text of `/help`.
 pub const HELP: &str = "\
 /system [TEXT]     shows the system message, or sets it; /system none removes it
 /reset, /clear     forgets all messages but the system message
 /undo              takes back the last message and its answer
 /regenerate        answers the last message anew
 /save FILE         writes the messages as JSON
-/load FILE         goes on with the messages in a file
+/load FILE         replaces the messages by those in a file
 /set [NAME VALUE]  shows the sampling options, or changes one: /set temp 0.7
-/set think [HOW]   has the model think: true, false, low, medium or high; /set nothink: not at all
+/set think [HOW]   makes the model think: true, false, low, medium or high; /set nothink: not at all
 /show              shows the model, its device and its context
 /stats             shows speed, memory and how full the context is
 /help, /?          shows this
 /exit, /bye        leaves, as Ctrl-D does
-A message that begins with / is written with //. A line that ends with \\ goes on in the next one;
+A message that begins with / is written with //. A line that ends with \\ continues in the next one;
 \"\"\" begins and ends a message of several lines. Ctrl-C stops an answer.";
 
-/// The names, for completion.
+/// The names, sorted, for completion.
 pub const NAMES: [&str; 13] = [
     "/bye",
     "/clear",
@@ -38,35 +38,47 @@ pub const NAMES: [&str; 13] = [
     "/undo",
 ];
 
-/// What the user wants.
+/// One line of the user: a command or a message.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command {
+pub enum ChatCommand {
     /// An empty line.
     Nothing,
     /// A message for the model.
     Say(String),
+    /// `/system`: show the system message (`None`) or set it.
     System(Option<String>),
+    /// `/reset`: forget all messages but the system message.
     Reset,
+    /// `/undo`: remove the last message and its answer.
     Undo,
+    /// `/regenerate`: answer the last message again.
     Regenerate,
+    /// `/save`: write the messages to a file.
     Save(PathBuf),
+    /// `/load`: read the messages from a file.
     Load(PathBuf),
+    /// `/set`: show all sampling options (`None`) or set one to a value.
     Set(Option<(String, String)>),
+    /// `/set think`: choose whether the model thinks.
     Think(Thinking),
+    /// `/show`: show the model and its settings.
     Show,
+    /// `/stats`: show speed and memory.
     Stats,
+    /// `/help`: list the commands.
     Help,
+    /// `/exit`: leave.
     Exit,
 }
 
-/// Understands what the user typed, or says what is wrong with it.
-pub fn parse(text: &str) -> Result<Command, String> {
+/// Parses a line of the user. The error is a message for the user.
+pub fn parse(text: &str) -> Result<ChatCommand, String> {
     let trimmed = text.trim();
     let Some(command) = trimmed.strip_prefix('/') else {
-        return Ok(if trimmed.is_empty() { Command::Nothing } else { Command::Say(text.to_owned()) });
+        return Ok(if trimmed.is_empty() { ChatCommand::Nothing } else { ChatCommand::Say(text.to_owned()) });
     };
     if command.starts_with('/') {
-        return Ok(Command::Say(command.to_owned()));
+        return Ok(ChatCommand::Say(command.to_owned()));
     }
     let (name, rest) =
         command.split_once(char::is_whitespace).map_or((command, ""), |(name, rest)| (name, rest.trim()));
@@ -74,28 +86,28 @@ pub fn parse(text: &str) -> Result<Command, String> {
         if rest.is_empty() { Err(format!("/{name} needs the name of a file")) } else { Ok(PathBuf::from(rest)) }
     };
     let command = match name {
-        "system" => Command::System(Some(rest.to_owned()).filter(|text| !text.is_empty())),
-        "save" => Command::Save(file()?),
-        "load" => Command::Load(file()?),
+        "system" => ChatCommand::System(Some(rest.to_owned()).filter(|text| !text.is_empty())),
+        "save" => ChatCommand::Save(file()?),
+        "load" => ChatCommand::Load(file()?),
         "set" => match rest.split_once(char::is_whitespace) {
             Some(("think", how)) => {
                 let how = how.trim();
-                Command::Think(how.parse().map_err(|error| format!("/set think {how}: {error}"))?)
+                ChatCommand::Think(how.parse().map_err(|error| format!("/set think {how}: {error}"))?)
             }
-            None if rest == "think" => Command::Think(Thinking::On),
-            None if rest == "nothink" => Command::Think(Thinking::OFF),
-            Some((option, value)) => Command::Set(Some((option.to_owned(), value.trim().to_owned()))),
-            None if rest.is_empty() => Command::Set(None),
+            None if rest == "think" => ChatCommand::Think(Thinking::On),
+            None if rest == "nothink" => ChatCommand::Think(Thinking::OFF),
+            Some((option, value)) => ChatCommand::Set(Some((option.to_owned(), value.trim().to_owned()))),
+            None if rest.is_empty() => ChatCommand::Set(None),
             None => return Err(format!("/set {rest} needs a value, as in /set temp 0.7")),
         },
-        "reset" | "clear" => Command::Reset,
-        "undo" => Command::Undo,
-        "regenerate" => Command::Regenerate,
-        // What ollama lists under it, such as /show info, is shown together.
-        "show" => Command::Show,
-        "stats" => Command::Stats,
-        "help" | "?" => Command::Help,
-        "exit" | "quit" | "bye" => Command::Exit,
+        "reset" | "clear" => ChatCommand::Reset,
+        "undo" => ChatCommand::Undo,
+        "regenerate" => ChatCommand::Regenerate,
+        // Ollama's `/show info` and the like all show the same here.
+        "show" => ChatCommand::Show,
+        "stats" => ChatCommand::Stats,
+        "help" | "?" => ChatCommand::Help,
+        "exit" | "quit" | "bye" => ChatCommand::Exit,
         _ => return Err(format!("there is no command /{name}; /help lists them, and // begins a message with /")),
     };
     Ok(command)
@@ -103,31 +115,31 @@ pub fn parse(text: &str) -> Result<Command, String> {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_chat::Effort;
+    use metal_attention_chat::ReasoningEffort;
 
     use super::*;
 
     #[test]
     fn lines_are_messages_or_commands() {
         for (text, command) in [
-            ("", Command::Nothing),
-            ("  \t", Command::Nothing),
-            (" Hello /reset ", Command::Say(" Hello /reset ".into())),
-            ("//reset is a command", Command::Say("/reset is a command".into())),
-            ("/system", Command::System(None)),
-            ("/system  Be brief.\nVery. ", Command::System(Some("Be brief.\nVery.".into()))),
-            (" /save a b.json", Command::Save("a b.json".into())),
-            ("/load x", Command::Load("x".into())),
-            ("/set", Command::Set(None)),
-            ("/set temp  0.5", Command::Set(Some(("temp".into(), "0.5".into())))),
-            ("/set think", Command::Think(Thinking::On)),
-            ("/set think  high", Command::Think(Thinking::Effort(Effort::High))),
-            ("/set nothink", Command::Think(Thinking::OFF)),
-            ("/exit", Command::Exit),
-            ("/bye", Command::Exit),
-            ("/?", Command::Help),
-            ("/clear", Command::Reset),
-            ("/show info", Command::Show),
+            ("", ChatCommand::Nothing),
+            ("  \t", ChatCommand::Nothing),
+            (" Hello /reset ", ChatCommand::Say(" Hello /reset ".into())),
+            ("//reset is a command", ChatCommand::Say("/reset is a command".into())),
+            ("/system", ChatCommand::System(None)),
+            ("/system  Be brief.\nVery. ", ChatCommand::System(Some("Be brief.\nVery.".into()))),
+            (" /save a b.json", ChatCommand::Save("a b.json".into())),
+            ("/load x", ChatCommand::Load("x".into())),
+            ("/set", ChatCommand::Set(None)),
+            ("/set temp  0.5", ChatCommand::Set(Some(("temp".into(), "0.5".into())))),
+            ("/set think", ChatCommand::Think(Thinking::On)),
+            ("/set think  high", ChatCommand::Think(Thinking::Effort(ReasoningEffort::High))),
+            ("/set nothink", ChatCommand::Think(Thinking::OFF)),
+            ("/exit", ChatCommand::Exit),
+            ("/bye", ChatCommand::Exit),
+            ("/?", ChatCommand::Help),
+            ("/clear", ChatCommand::Reset),
+            ("/show info", ChatCommand::Show),
         ] {
             assert_eq!(parse(text), Ok(command), "{text:?}");
         }
@@ -146,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_a_command_with_help() {
+    fn every_command_name_has_help() {
         for name in NAMES {
             assert!(!parse(&format!("{name} x y")).is_err_and(|e| e.contains("no command")), "{name}");
             assert!(HELP.contains(&format!("{name} ")) || HELP.contains(&format!("{name}, ")), "{name}");

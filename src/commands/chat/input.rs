@@ -1,4 +1,4 @@
-//! Where messages and commands come from: a terminal, with editing, history and completion, or lines of stdin.
+//! The source of messages and commands: a terminal with editing, history and completion, or lines of stdin.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,20 +16,21 @@ use super::commands::NAMES;
 use crate::cli_error::CliError;
 use crate::sampling_options;
 
-/// The user's side of the conversation.
-pub enum Input {
+/// The source of the user's lines.
+pub enum UserInput {
     /// A person at a terminal.
     Terminal {
-        editor: Box<Editor<Assistance, DefaultHistory>>,
-        /// The file that keeps what was typed.
+        /// The line editor.
+        editor: Box<Editor<EditorHelper, DefaultHistory>>,
+        /// The file that keeps the lines of all conversations. `None`: they are not kept.
         history: Option<PathBuf>,
     },
-    /// Lines, a message each.
+    /// Lines of stdin, one message or command each.
     Lines(std::io::Lines<std::io::StdinLock<'static>>),
 }
 
-impl Input {
-    /// From the terminal where `interactive`, else from stdin.
+impl UserInput {
+    /// The terminal if `interactive`, else stdin.
     pub fn new(interactive: bool) -> Result<Self, CliError> {
         if !interactive {
             return Ok(Self::Lines(std::io::stdin().lines()));
@@ -37,23 +38,23 @@ impl Input {
         let config = Config::builder().completion_type(CompletionType::List).history_ignore_space(true).build();
         let mut editor = Editor::with_config(config)
             .map_err(|e| CliError::General(format!("cannot read from the terminal: {e}")))?;
-        editor.set_helper(Some(Assistance { keys: None }));
+        editor.set_helper(Some(EditorHelper { keys: None }));
         let history = history_file(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
         if let Some(path) = &history {
-            // The history is a convenience: without it the conversation is the same.
+            // An error is ignored: without the history the conversation is the same.
             let _ = editor.load_history(path);
         }
         Ok(Self::Terminal { editor: Box::new(editor), history })
     }
 
-    /// Has `keys` hear of every key that is typed. False where there is no terminal.
-    pub fn tell_keys(&mut self, keys: &Sender<()>) -> bool {
+    /// Sends a message to `keys` for every key that is typed from now on. Returns false if there is no terminal.
+    pub fn report_keys(&mut self, keys: &Sender<()>) -> bool {
         let Self::Terminal { editor, .. } = self else { return false };
-        editor.set_helper(Some(Assistance { keys: Some(keys.clone()) }));
+        editor.set_helper(Some(EditorHelper { keys: Some(keys.clone()) }));
         true
     }
 
-    /// The next message or command; `None` where there are no more.
+    /// Reads the next message or command. `None`: the end of the input.
     pub fn read(&mut self) -> Result<Option<String>, CliError> {
         match self {
             Self::Lines(lines) => {
@@ -62,7 +63,7 @@ impl Input {
             }
             Self::Terminal { editor, history } => loop {
                 match read_line(editor, "> ")? {
-                    Line::Text(text) => {
+                    TypedLine::Text(text) => {
                         if editor.add_history_entry(text.as_str()).unwrap_or(false)
                             && let Some(path) = history
                         {
@@ -71,30 +72,30 @@ impl Input {
                         }
                         return Ok(Some(assembled(&text)));
                     }
-                    Line::Cleared => {}
-                    Line::End => return Ok(None),
+                    TypedLine::Cleared => {}
+                    TypedLine::End => return Ok(None),
                 }
             },
         }
     }
 
-    /// Whether a person is at a terminal.
+    /// Whether the input is a terminal.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal { .. })
     }
 
-    /// Asks a question of the person at the terminal; `None`: there is no answer.
+    /// Asks a question at the terminal. `None`: there is no terminal, or the user pressed Ctrl-C or Ctrl-D.
     pub fn ask(&mut self, question: &str) -> Result<Option<String>, CliError> {
         let Self::Terminal { editor, .. } = self else { return Ok(None) };
         Ok(match read_line(editor, question)? {
-            Line::Text(text) => Some(text),
-            Line::Cleared | Line::End => None,
+            TypedLine::Text(text) => Some(text),
+            TypedLine::Cleared | TypedLine::End => None,
         })
     }
 }
 
-/// The file that keeps what was typed: `METAL_ATTENTION_HISTORY`, unless that is `off`, else a file in the user's folder for
-/// state (XDG Base Directory Specification; on Windows the one for local application data). None where there is no such folder.
+/// The file that keeps typed lines: `METAL_ATTENTION_HISTORY`, unless that is `off`, else a file in the user's state folder
+/// (XDG Base Directory Specification; on Windows that of local application data). `None`: off, or there is no such folder.
 fn history_file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(path) = variable("METAL_ATTENTION_HISTORY") {
         return (path != "off").then(|| path.into());
@@ -106,28 +107,30 @@ fn history_file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> 
     Some(folder.join("metal-attention/history"))
 }
 
-/// What was typed at a prompt.
-enum Line {
+/// The result of reading a line at the terminal.
+enum TypedLine {
+    /// The line.
     Text(String),
-    /// Ctrl-C.
+    /// Ctrl-C: the line is discarded.
     Cleared,
-    /// Ctrl-D.
+    /// Ctrl-D: the input ends.
     End,
 }
 
-fn read_line(editor: &mut Editor<Assistance, DefaultHistory>, prompt: &str) -> Result<Line, CliError> {
+/// Reads a line, or several if the message is unfinished.
+fn read_line(editor: &mut Editor<EditorHelper, DefaultHistory>, prompt: &str) -> Result<TypedLine, CliError> {
     match editor.readline(prompt) {
-        Ok(text) => Ok(Line::Text(text)),
-        Err(ReadlineError::Interrupted) => Ok(Line::Cleared),
-        Err(ReadlineError::Eof) => Ok(Line::End),
+        Ok(text) => Ok(TypedLine::Text(text)),
+        Err(ReadlineError::Interrupted) => Ok(TypedLine::Cleared),
+        Err(ReadlineError::Eof) => Ok(TypedLine::End),
         Err(error) => Err(CliError::General(format!("cannot read from the terminal: {error}"))),
     }
 }
 
-/// What begins and ends a message of several lines.
+/// The mark at both ends of a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Whether more lines follow.
+/// Whether the message continues in the next line.
 fn is_open(text: &str) -> bool {
     match text.trim_start().strip_prefix(QUOTES) {
         Some(rest) => !rest.trim_end().ends_with(QUOTES),
@@ -135,7 +138,7 @@ fn is_open(text: &str) -> bool {
     }
 }
 
-/// The message that was typed: without the quotes around it, and without the backslashes at the ends of lines.
+/// The message of the lines in `text`: without quotes around it and without the backslashes at the ends of lines.
 fn assembled(text: &str) -> String {
     match text.trim().strip_prefix(QUOTES).and_then(|rest| rest.strip_suffix(QUOTES)) {
         Some(message) => message.strip_prefix('\n').unwrap_or(message).trim_end_matches('\n').to_owned(),
@@ -143,12 +146,13 @@ fn assembled(text: &str) -> String {
     }
 }
 
-/// Completes commands, knows when a message goes on in the next line, and tells of keys.
-pub struct Assistance {
+/// The editor's helper: completes commands, detects unfinished messages, and reports keys.
+pub struct EditorHelper {
+    /// Receives a message for every key. `None`: keys are not reported.
     keys: Option<Sender<()>>,
 }
 
-impl Completer for Assistance {
+impl Completer for EditorHelper {
     type Candidate = String;
 
     fn complete(&self, line: &str, pos: usize, _ctx: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
@@ -156,7 +160,7 @@ impl Completer for Assistance {
     }
 }
 
-/// Where the word at the end of `line` begins, and what it may become.
+/// The index in `line` at which its last word begins, and the completions of that word.
 fn completions(line: &str) -> (usize, Vec<String>) {
     let (start, candidates) = match line.strip_prefix("/set ") {
         Some(option) if !option.contains(' ') => ("/set ".len(), &sampling_options::NAMES[..]),
@@ -167,42 +171,43 @@ fn completions(line: &str) -> (usize, Vec<String>) {
     (start, fitting.map(|&name| name.to_owned() + " ").collect())
 }
 
-impl Validator for Assistance {
+impl Validator for EditorHelper {
     fn validate(&self, ctx: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         Ok(if is_open(ctx.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
 
-impl Hinter for Assistance {
+impl Hinter for EditorHelper {
     type Hint = String;
 
-    /// There are no hints; but this is called with every key.
+    /// Returns no hint; rustyline calls this at every key, which is reported here. An empty line, as at the prompt's start or
+    /// after a deletion, is not reported.
     fn hint(&self, line: &str, _pos: usize, _ctx: &Context<'_>) -> Option<String> {
         if let Some(keys) = self.keys.as_ref().filter(|_| !line.is_empty()) {
-            // Nobody may be listening any more.
+            // The receiver may be gone already.
             let _ = keys.send(());
         }
         None
     }
 }
 
-impl Highlighter for Assistance {}
+impl Highlighter for EditorHelper {}
 
-impl Helper for Assistance {}
+impl Helper for EditorHelper {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_where_they_are_the_beginning_of_something() {
-        let (keys, told) = std::sync::mpsc::channel();
-        let (assistance, history) = (Assistance { keys: Some(keys) }, DefaultHistory::new());
+    fn keys_are_reported_unless_the_line_is_empty() {
+        let (keys, reported) = std::sync::mpsc::channel();
+        let (helper, history) = (EditorHelper { keys: Some(keys) }, DefaultHistory::new());
         let context = Context::new(&history);
         for line in ["", "H", "Hi", ""] {
-            assert_eq!(assistance.hint(line, line.len(), &context), None);
+            assert_eq!(helper.hint(line, line.len(), &context), None);
         }
-        assert_eq!(told.try_iter().count(), 2);
+        assert_eq!(reported.try_iter().count(), 2);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! `chat`: a conversation with a model.
 //!
-//! [`Setup`] is what a conversation needs; `run` without a text begins one, too. `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
-//! `session.rs` has the model answer, `tools.rs` calls the tools that it asks for, and `kept.rs` keeps it in a file; `waker.rs` readies the device while somebody types.
+//! [`talk`] runs it; `run` without a text calls it, too. `input.rs` reads lines of the user, `commands.rs` parses them,
+//! `history.rs` holds the messages, `session.rs` generates answers, `tools.rs` calls tools of MCP servers, `session_file.rs`
+//! stores the conversation, and `waker.rs` wakes an idle device while the user types.
 
 mod commands;
-pub mod conversation;
+pub mod history;
 mod input;
-mod kept;
 pub mod session;
+mod session_file;
 pub mod tools;
 mod waker;
 
@@ -28,28 +29,28 @@ use crate::interrupt;
 use crate::metadata_text::{safe, safe_lines};
 use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::sampling_args::SamplingArgs;
 use crate::sampling_options;
 use crate::template_file;
 use crate::text_input::WordsArgs;
-use commands::{Command, HELP};
-use conversation::Conversation;
-use input::Input;
-use kept::KeptSession;
-use session::Session;
-use tools::{Tools, ToolsArgs, Wanted};
+use commands::{ChatCommand, HELP};
+use history::ChatHistory;
+use input::UserInput;
+use session::ChatSession;
+use session_file::ChatSessionFile;
+use tools::{McpTools, ToolServers, ToolsArgs};
 
-/// How often in a row an answer may be calls of tools.
+/// The largest number of answers in a row that call tools.
 const MAX_ROUNDS: usize = 20;
 
 const AFTER_HELP: &str = "\
 In a conversation:
   Lines that begin with / are commands; /help lists them. A message that begins with / is written with //.
-  A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message of several lines.
+  A line that ends with \\ continues in the next one; \"\"\" begins and ends a message of several lines.
   Ctrl-C stops the answer and keeps the conversation; Ctrl-D leaves.
 
-Where stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and \
+If stdin or stdout is no terminal, each line of stdin is a message or a command, and stdout has the answers and \
 nothing else.
 
 TEXT is the first message. Without -m the first word is the model, if it names one; all words that follow are the text.
@@ -70,11 +71,11 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The first message, as TEXT
+    /// The first message, the same as TEXT
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
 
-    /// Instructions for the whole conversation
+    /// System message, for the whole conversation
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
 
@@ -82,7 +83,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 
-    /// Keep the conversation in this file, with what the KV cache has of it, and go on with what is there
+    /// Continue the conversation in this file, if it exists, and keep it there, together with its KV cache
     #[arg(long, value_name = "FILE", conflicts_with = "load")]
     session: Option<PathBuf>,
 
@@ -116,32 +117,32 @@ pub struct Args {
     tools: ToolsArgs,
 }
 
-/// What a conversation begins with.
-pub struct Setup<'a> {
+/// The settings that a conversation begins with.
+pub struct ChatSetup<'a> {
     /// The model.
     pub model: &'a ModelArgs,
-    /// Instructions for the whole conversation.
+    /// The system message. `None`: that of the loaded messages, if there is one.
     pub system: Option<&'a str>,
-    /// The file with the messages so far.
+    /// The file with earlier messages (`--load`).
     pub load: Option<&'a Path>,
-    /// The file that keeps the conversation.
+    /// The file that keeps the conversation (`--session`).
     pub session: Option<&'a Path>,
-    /// The file with the chat template, in the place of the model's.
+    /// The file with a chat template that replaces the model's.
     pub chat_template: Option<&'a Path>,
-    /// Whether the model thinks; `None`: as its template has it.
+    /// Whether the model thinks. `None`: the default of its template.
     pub thinking: Option<Thinking>,
-    /// Most tokens of an answer; below 0: no limit.
+    /// The largest number of tokens of an answer; below 0: no limit.
     pub n_predict: i64,
     /// Strings that end an answer.
     pub stop: &'a [String],
-    /// Where the model runs.
+    /// The device and its options.
     pub engine: &'a EngineArgs,
-    /// How tokens are chosen.
+    /// The sampling flags.
     pub sampling: &'a SamplingArgs,
-    /// What each answer must look like.
+    /// The form of each answer.
     pub form: &'a FormArgs,
     /// The MCP servers whose tools the model may call.
-    pub tools: Option<Wanted<'a>>,
+    pub tools: Option<ToolServers<'a>>,
 }
 
 /// Runs the command.
@@ -150,7 +151,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if text.is_some() && args.prompt.is_some() {
         return Err(CliError::Usage("the first message is given twice: by -p, and without a flag".into()));
     }
-    let setup = Setup {
+    let setup = ChatSetup {
         model: &model,
         system: args.system.as_deref(),
         load: args.load.as_deref(),
@@ -162,17 +163,17 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         engine: &args.engine,
         sampling: &args.sampling,
         form: &args.form,
-        tools: args.tools.wanted(),
+        tools: args.tools.servers(),
     };
     talk(&setup, text.or_else(|| args.prompt.clone()))
 }
 
-/// Answers `first`, then what is typed or comes from stdin, to its end.
-pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
+/// Holds a conversation: answers `first`, if it is given, then each message of the user until the end of the input.
+pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
     let form = args.form.form()?;
     let start = Instant::now();
     args.model.fetch()?;
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let model = args.model.open()?;
     let tokenizer = args.model.tokenizer(&model)?;
     let sampling = args.sampling.options(&model)?;
@@ -181,46 +182,46 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         Some(path) => template_file::read(path, &tokenizer)?,
     };
     let (tools, loading) = match args.tools {
-        Some(wanted) => {
-            // Progress has one line.
+        Some(servers) => {
+            // Only one line of progress is shown at a time.
             drop(loading);
-            (Some(Tools::start(wanted, &template)?), Progress::spinner("loading the model"))
+            (Some(McpTools::start(servers, &template)?), ProgressLine::spinner("loading the model"))
         }
         None => (None, loading),
     };
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
     drop(loading);
-    generator.keep_turns(SchedulerOptions::default_cache_ram());
+    generator.keep_prompt_ends(SchedulerOptions::default_cache_ram());
 
     let mut conversation = match args.load {
         Some(path) => load(path)?,
-        None => Conversation::default(),
+        None => ChatHistory::default(),
     };
-    let mut kept = None;
+    let mut session_file = None;
     if let Some(path) = args.session {
-        let (session, messages) = KeptSession::open(path, &mut generator)?;
-        (kept, conversation) = (Some(session), messages);
+        let (session, messages) = ChatSessionFile::open(path, &mut generator)?;
+        (session_file, conversation) = (Some(session), messages);
     }
     if let Some(system) = args.system {
         conversation.system = Some(system.to_owned());
     }
     let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let options = session::Options {
+    let options = session::SessionOptions {
         n_predict: usize::try_from(args.n_predict).ok(),
         stop: args.stop.to_vec(),
         thinking: args.thinking,
         form,
-        tools: tools.as_ref().map(Tools::functions).unwrap_or_default(),
+        tools: tools.as_ref().map(McpTools::functions).unwrap_or_default(),
         interactive,
         load: start.elapsed(),
     };
-    let session = Session::new(generator, tokenizer, template, conversation, sampling, options);
-    let mut chat = Chat {
+    let session = ChatSession::new(generator, tokenizer, template, conversation, sampling, options);
+    let mut chat = ChatLoop {
         session,
-        kept,
+        session_file,
         tools,
-        input: Input::new(interactive)?,
+        input: UserInput::new(interactive)?,
         name: args.model.name(),
         n_vocab: model.spec().n_vocab,
         interactive,
@@ -229,120 +230,129 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
     }
     let outcome = chat.converse(first);
-    outcome.and(chat.keep_all())
+    outcome.and(chat.save_all())
 }
 
-/// A conversation and where its lines come from.
-struct Chat {
-    session: Session,
-    /// The file that keeps it.
-    kept: Option<KeptSession>,
-    tools: Option<Tools>,
-    input: Input,
-    /// The model's name.
+/// The state of a conversation: reads commands and carries them out.
+/// Notes for the user go to stderr, answers to stdout.
+struct ChatLoop {
+    /// The model and the messages.
+    session: ChatSession,
+    /// The file of `--session`.
+    session_file: Option<ChatSessionFile>,
+    /// The tools of MCP servers. `None`: the model may call none.
+    tools: Option<McpTools>,
+    /// The source of the user's lines.
+    input: UserInput,
+    /// The model's name for `/show`.
     name: String,
+    /// The number of tokens in the vocabulary.
     n_vocab: usize,
+    /// Whether stdin and stdout are a terminal.
     interactive: bool,
 }
 
-impl Chat {
-    /// Answers `first`, and then what is read.
+impl ChatLoop {
+    /// Answers `first`, then the lines of the input.
     fn converse(&mut self, first: Option<String>) -> Result<(), CliError> {
         if let Some(text) = first {
             if self.interactive {
                 note(&format!("> {}", safe_lines(&text)));
             }
-            self.carry_out_or_tell(Command::Say(text))?;
+            self.carry_out_and_report(ChatCommand::Say(text))?;
         }
         while self.turn()? {}
         Ok(())
     }
 
-    /// Writes the session's file as a whole.
-    fn keep_all(&mut self) -> Result<(), CliError> {
-        self.kept.as_mut().map_or(Ok(()), |kept| kept.keep_all(&mut self.session))
+    /// Writes the session file with the KV cache, if there is one.
+    fn save_all(&mut self) -> Result<(), CliError> {
+        self.session_file.as_mut().map_or(Ok(()), |session_file| session_file.save_all(&mut self.session))
     }
 
-    /// Reads a message or a command and does it. False: the user leaves.
+    /// Reads a message or a command and carries it out. Returns false if the conversation ends.
     fn turn(&mut self) -> Result<bool, CliError> {
         let Some(text) = waker::read_awake(&mut self.input, &mut self.session)? else { return Ok(false) };
         match commands::parse(&text) {
-            Ok(Command::Exit) => return Ok(false),
-            Ok(command) => self.carry_out_or_tell(command)?,
+            Ok(ChatCommand::Exit) => return Ok(false),
+            Ok(command) => self.carry_out_and_report(command)?,
             Err(problem) if self.interactive => note(&problem),
             Err(problem) => return Err(CliError::Usage(problem)),
         }
         Ok(true)
     }
 
-    /// Carries out a command. On a terminal the user reads what goes wrong, and the conversation goes on.
-    fn carry_out_or_tell(&mut self, command: Command) -> Result<(), CliError> {
-        let _asked = interrupt::ask();
+    /// Carries out a command and writes the session file's messages. At a terminal an error is printed and the conversation
+    /// continues, unless stdout is closed; otherwise it is returned.
+    fn carry_out_and_report(&mut self, command: ChatCommand) -> Result<(), CliError> {
+        let _ctrl_c = interrupt::cancel_on_ctrl_c();
         let outcome = self.carry_out(command);
-        let kept = self.kept.as_mut().map_or(Ok(()), |kept| kept.keep_messages(&self.session));
-        if let Err(error) = outcome.and(kept) {
+        let session_file =
+            self.session_file.as_mut().map_or(Ok(()), |session_file| session_file.save_messages(&self.session));
+        if let Err(error) = outcome.and(session_file) {
             match error {
                 CliError::Interrupted => note("note: not answered"),
-                // In a script, what cannot be said or done ends it.
+                // A script ends at the first error.
                 error if !self.interactive || matches!(error, CliError::Write { .. }) => return Err(error),
                 error => note(&format!("error: {error}")),
             }
         }
         if interrupt::requested() && !self.interactive {
-            self.keep_all()?;
-            interrupt::end();
+            self.save_all()?;
+            interrupt::exit();
         }
         Ok(())
     }
 
-    fn carry_out(&mut self, command: Command) -> Result<(), CliError> {
+    /// Carries out a command.
+    fn carry_out(&mut self, command: ChatCommand) -> Result<(), CliError> {
         let conversation = &mut self.session.conversation;
         match command {
-            Command::Nothing | Command::Exit => {}
-            Command::Say(text) => return self.say(text),
-            Command::Regenerate => return self.regenerate(),
-            Command::System(None) => {
+            ChatCommand::Nothing | ChatCommand::Exit => {}
+            ChatCommand::Say(text) => return self.send_message(text),
+            ChatCommand::Regenerate => return self.regenerate(),
+            ChatCommand::System(None) => {
                 note(conversation.system.as_deref().unwrap_or("there is no system message; /system TEXT sets one"));
             }
-            Command::System(Some(text)) => conversation.system = Some(text).filter(|text| text != "none"),
-            Command::Reset => {
+            ChatCommand::System(Some(text)) => conversation.system = Some(text).filter(|text| text != "none"),
+            ChatCommand::Reset => {
                 conversation.messages.clear();
                 note("a new conversation");
             }
-            Command::Undo => match conversation.undo() {
+            ChatCommand::Undo => match conversation.undo() {
                 Some(text) => note(&format!("took back: {text}")),
                 None => note("there is nothing to take back"),
             },
-            Command::Save(path) => {
+            ChatCommand::Save(path) => {
                 let json = serde_json::to_string_pretty(&conversation.with_system())
                     .map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
-                // On an error the file that was saved before stays as it was, and the conversation goes on.
+                // After an error an earlier file is unchanged, and the conversation continues.
                 save(&path, &(json + "\n")).map_err(|error| CliError::General(error.to_string()))?;
                 note(&format!("wrote {}", path.display()));
             }
-            Command::Load(path) => {
+            ChatCommand::Load(path) => {
                 *conversation = load(&path)?;
                 note(&format!("read {} messages from {}", conversation.with_system().len(), path.display()));
             }
-            Command::Set(None) => note(&sampling_options::text(self.session.sampling())),
-            Command::Set(Some((name, value))) => {
+            ChatCommand::Set(None) => note(&sampling_options::text(self.session.sampling())),
+            ChatCommand::Set(Some((name, value))) => {
                 let mut sampling = self.session.sampling().clone();
                 sampling_options::set(&mut sampling, &name, &value, self.n_vocab).map_err(CliError::Usage)?;
                 self.session.set_sampling(sampling)?;
             }
-            Command::Think(thinking) => {
+            ChatCommand::Think(thinking) => {
                 if !self.session.set_thinking(thinking) {
                     note("note: the model's chat template knows no such setting");
                 }
             }
-            Command::Show => note(&self.show()),
-            Command::Stats => self.session.print_statistics(),
-            Command::Help => note(HELP),
+            ChatCommand::Show => note(&self.show()),
+            ChatCommand::Stats => self.session.print_statistics(),
+            ChatCommand::Help => note(HELP),
         }
         Ok(())
     }
 
-    /// The model, its device, its context and how its answers are chosen.
+    /// The text of `/show`: the model, its device, its context and the sampling options.
     fn show(&self) -> String {
         let (model, pass) = (self.session.model(), self.session.forward_pass());
         let (spec, device) = (model.spec(), pass.device());
@@ -355,7 +365,7 @@ impl Chat {
             ("device", format!("{}, {}", device.kind, device.name)),
             ("context", format!("{} tokens; the model was trained with {}", pass.n_ctx(), spec.n_ctx_train)),
             ("system", system.to_owned()),
-            ("tools", self.tools.as_ref().map_or_else(|| "none".into(), Tools::names)),
+            ("tools", self.tools.as_ref().map_or_else(|| "none".into(), McpTools::names)),
             (
                 "thoughts",
                 self.session.thinking().map_or_else(|| "as its chat template has it".into(), |t| t.to_string()),
@@ -365,7 +375,8 @@ impl Chat {
         lines.join("\n") + "\n" + &sampling_options::text(self.session.sampling())
     }
 
-    fn say(&mut self, text: String) -> Result<(), CliError> {
+    /// Adds a message of the user and answers it. After an error without an answer the message is removed again.
+    fn send_message(&mut self, text: String) -> Result<(), CliError> {
         self.session.conversation.messages.push(Message::user(text));
         self.answer().inspect_err(|_| {
             if !self.has_answer() {
@@ -374,6 +385,7 @@ impl Chat {
         })
     }
 
+    /// Answers the last message of the user again, with another seed. After an error the earlier answer is restored.
     fn regenerate(&mut self) -> Result<(), CliError> {
         let Some(answer) = self.session.conversation.take_answer() else {
             note("there is nothing to answer");
@@ -387,12 +399,13 @@ impl Chat {
         })
     }
 
-    /// Whether there is something after the last message of the user, be it a call of a tool.
+    /// Whether an answer, or at least a tool call, follows the last message of the user.
     fn has_answer(&self) -> bool {
         self.session.conversation.messages.last().is_some_and(|message| message.role != Role::User)
     }
 
-    /// Has the model answer the last message, and calls the tools that it asks for before it does.
+    /// Generates the answer to the last message. Tool calls are executed, and the model continues with their results, at most
+    /// [`MAX_ROUNDS`] times. Returns early after Ctrl-C.
     fn answer(&mut self) -> Result<(), CliError> {
         for _ in 0..MAX_ROUNDS {
             let calls = self.session.answer()?;
@@ -412,7 +425,7 @@ impl Chat {
     }
 }
 
-/// Puts `json` into a file.
+/// Writes `json` to a file, which an error leaves unchanged.
 fn save(path: &Path, json: &str) -> Result<(), CliError> {
     let mut out = OutputFile::create(path)?;
     let failed = |source| CliError::Write { to: path.display().to_string(), source };
@@ -420,19 +433,20 @@ fn save(path: &Path, json: &str) -> Result<(), CliError> {
     out.commit()
 }
 
-/// The conversation in a file.
-fn load(path: &Path) -> Result<Conversation, CliError> {
+/// Reads the messages in a file of `/save`.
+fn load(path: &Path) -> Result<ChatHistory, CliError> {
     let messages: Vec<Message> = serde_json::from_str(&read(path)?)
         .map_err(|e| CliError::Usage(format!("{} has no list of messages in JSON: {e}", path.display())))?;
-    Ok(Conversation::from_messages(messages))
+    Ok(ChatHistory::from_messages(messages))
 }
 
+/// Reads a file of text.
 fn read(path: &Path) -> Result<String, CliError> {
     let cannot = |e: std::io::Error| CliError::Usage(format!("cannot read {}: {e}", path.display()));
     std::io::read_to_string(File::open(path).map_err(cannot)?).map_err(cannot)
 }
 
-/// Tells the user something; where stderr is closed nobody hears it.
+/// Prints a line on stderr. Errors are ignored, because stderr may be closed.
 fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

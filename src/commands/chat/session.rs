@@ -1,4 +1,4 @@
-//! A model that answers.
+//! The model of a conversation: renders the messages as a prompt, generates the answer, and prints it.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -10,62 +10,69 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall, fit_context,
+    AnswerEvent, ChatTemplate, ContextBudget, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall,
+    fit_context,
 };
-use metal_attention_grammar::{Form, Grammars};
+use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 
-use super::conversation::Conversation;
+use super::history::ChatHistory;
 use super::note;
 use crate::cli_error::CliError;
 use crate::form_args::constrain;
 use crate::interrupt;
-use crate::progress::Progress;
-use crate::statistics::Statistics;
+use crate::progress::ProgressLine;
+use crate::statistics::RunStatistics;
 use crate::terminal::{self, Screen};
 use crate::units;
 
-/// How a session answers.
-pub struct Options {
-    /// Most tokens of an answer.
+/// The settings of a session.
+pub struct SessionOptions {
+    /// The largest number of tokens of an answer. `None`: no limit.
     pub n_predict: Option<usize>,
     /// Strings that end an answer.
     pub stop: Vec<String>,
-    /// Whether the model thinks; `None`: as its template has it.
+    /// Whether the model thinks. `None`: the default of its template.
     pub thinking: Option<Thinking>,
-    /// What each answer must look like.
-    pub form: Option<Form>,
+    /// The form of each answer.
+    pub form: Option<AnswerForm>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
-    /// A person watches: thoughts are shown, too.
+    /// Whether stdout is a terminal; then thoughts are shown, too.
     pub interactive: bool,
-    /// How long the model took to load.
+    /// The time that loading the model took.
     pub load: Duration,
 }
 
-/// A model in the middle of a conversation.
-pub struct Session {
-    /// What was said.
-    pub conversation: Conversation,
+/// A model and the messages of a conversation with it.
+pub struct ChatSession {
+    /// The messages.
+    pub conversation: ChatHistory,
+    /// The model on its device, with the KV cache of the conversation.
     generator: Generator,
+    /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// The chat template that renders messages.
     template: ChatTemplate,
+    /// The options of the sampler.
     sampling: SamplerOptions,
-    options: Options,
-    grammars: Grammars,
+    /// The other settings.
+    options: SessionOptions,
+    /// Compiles forms for the vocabulary.
+    grammars: GrammarCompiler,
 }
 
-impl Session {
-    /// A session that goes on with `conversation`.
+impl ChatSession {
+    /// A session that continues `conversation`. The template's stop strings are added to those of `options`.
     pub fn new(
         generator: Generator,
         tokenizer: Arc<Tokenizer>,
         template: ChatTemplate,
-        conversation: Conversation,
+        conversation: ChatHistory,
         sampling: SamplerOptions,
-        mut options: Options,
+        mut options: SessionOptions,
     ) -> Self {
         options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         Self { conversation, generator, tokenizer, template, sampling, options, grammars }
     }
 
@@ -74,57 +81,58 @@ impl Session {
         self.generator.model()
     }
 
-    /// The model on its device.
+    /// The forward pass that runs the model.
     pub fn forward_pass(&self) -> &dyn ForwardPass {
         self.generator.forward_pass()
     }
 
-    /// Writes a session file with `note` and what the KV cache has of the conversation.
+    /// Writes a session file with `note` and the KV cache of the conversation.
     pub fn save(&mut self, path: &Path, note: &[u8]) -> Result<(), SessionError> {
         self.generator.save(path, note)
     }
 
-    /// How tokens are chosen.
+    /// The options of the sampler.
     pub fn sampling(&self) -> &SamplerOptions {
         &self.sampling
     }
 
-    /// Chooses tokens in another way from the next answer on.
+    /// Sets the options of the sampler from the next answer on.
     pub fn set_sampling(&mut self, sampling: SamplerOptions) -> Result<(), CliError> {
         self.generator.set_sampling(sampling.clone())?;
         self.sampling = sampling;
         Ok(())
     }
 
-    /// Whether the model thinks; `None`: as its template has it.
+    /// Whether the model thinks. `None`: the default of its template.
     pub fn thinking(&self) -> Option<Thinking> {
         self.options.thinking
     }
 
-    /// Has the model think so from the next answer on. False: it is not known how this model is told.
+    /// Sets whether the model thinks from the next answer on. Returns false if its template has no such setting.
     pub fn set_thinking(&mut self, thinking: Thinking) -> bool {
         self.options.thinking = Some(thinking);
         let is_off = thinking == Thinking::OFF;
         self.template.set_thinking(thinking, &mut serde_json::Map::new()) || (is_off && self.template.thinks())
     }
 
-    /// Takes the next seed, or any other one: the same seed would give the same answer again.
+    /// Changes the seed, because the same seed would give the same answer again: a given seed by 1, a random one anew.
     pub fn next_seed(&mut self) -> Result<(), CliError> {
         let seed = self.sampling.seed.map(|seed| seed.wrapping_add(1));
         self.set_sampling(SamplerOptions { seed, ..self.sampling.clone() })
     }
 
-    /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation. The oldest turns are
-    /// dropped where the context has no room for them and the answer. Returns the tools that the answer calls.
+    /// Answers the last message: writes the answer to stdout while it is generated, and adds it to the conversation. Drops the
+    /// oldest turns if they do not fit into the context with the answer. Returns the tool calls of the answer. After an error the
+    /// conversation is unchanged.
     pub fn answer(&mut self) -> Result<Vec<ToolCall>, CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
-        let (begun, ids, shortened) = self.fitted(n_ctx)?;
+        let (continuation, ids, shortened) = self.fit_prompt(n_ctx)?;
         if let Some(form) = &self.options.form {
-            let rendered = (&self.template, begun.prompt.text.as_str());
+            let rendered = (&self.template, continuation.prompt.text.as_str());
             constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
         }
-        let progress = self.read(&ids)?;
-        let (mut message, stop_reason) = self.write_answer(&begun, progress)?;
+        let progress = self.prefill(&ids)?;
+        let (mut message, stop_reason) = self.write_answer(&continuation, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
         }
@@ -141,7 +149,7 @@ impl Session {
             return Err(CliError::Interrupted);
         }
         let calls = message.tool_calls.clone();
-        // Not before there is an answer: without one nothing is dropped.
+        // Turns are dropped only once there is an answer.
         if let Some(shortened) = shortened {
             self.conversation = shortened;
         }
@@ -149,19 +157,19 @@ impl Session {
         Ok(calls)
     }
 
-    /// The prompt, and its tokens, of the conversation without the oldest turns that the context has no room for; and what is left
-    /// of the conversation, where there are any.
-    fn fitted(&self, n_ctx: usize) -> Result<(Continuation, Vec<u32>, Option<Conversation>), CliError> {
+    /// Renders the conversation, without the oldest turns if they do not fit into `n_ctx`. Returns the prompt, its tokens, and
+    /// the shortened conversation (`None`: nothing was dropped).
+    fn fit_prompt(&self, n_ctx: usize) -> Result<(Continuation, Vec<u32>, Option<ChatHistory>), CliError> {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
             let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
-            let begun = self.template.render_thinking(&request, self.options.thinking);
-            let begun = begun.map_err(|e| CliError::Usage(e.to_string()))?;
-            let ids = begun.prompt.encode(&self.tokenizer);
+            let continuation = self.template.render_thinking(&request, self.options.thinking);
+            let continuation = continuation.map_err(|e| CliError::Usage(e.to_string()))?;
+            let ids = continuation.prompt.encode(&self.tokenizer);
             let n_tokens = ids.len();
-            Ok::<_, CliError>(((begun, ids), n_tokens))
+            Ok::<_, CliError>(((continuation, ids), n_tokens))
         };
-        let room = ContextRoom::new(n_ctx, self.options.n_predict);
+        let room = ContextBudget::new(n_ctx, self.options.n_predict);
         let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
         if fitted.n_tokens >= n_ctx {
             return Err(CliError::Usage(format!(
@@ -173,20 +181,20 @@ impl Session {
         let shortened = fitted.dropped.map(|dropped| {
             let (turns, tokens) = (units::count(dropped.n_turns, "turn"), units::count(dropped.n_tokens, "token"));
             note(&format!("the context of {n_ctx} tokens is full: dropped the oldest {turns}, {tokens}"));
-            Conversation::from_messages(fitted.messages.into_owned())
+            ChatHistory::from_messages(fitted.messages.into_owned())
         });
-        let (begun, ids) = fitted.prompt;
-        Ok((begun, ids, shortened))
+        let (continuation, ids) = fitted.prompt;
+        Ok((continuation, ids, shortened))
     }
 
-    /// Evaluates what is new of the conversation, but for the part that the first token of the answer takes along; the
-    /// progress is that of both.
-    fn read(&mut self, ids: &[u32]) -> Result<Progress, CliError> {
+    /// Prefills the part of `ids` that the KV cache does not hold, except for the last tokens, which are evaluated with the first
+    /// token of the answer. Returns the line of progress, which shows both.
+    fn prefill(&mut self, ids: &[u32]) -> Result<ProgressLine, CliError> {
         let n_layer = self.generator.model().spec().n_layer();
-        let progress = Progress::steps("reading the conversation", ids.len() as u64).watched(n_layer);
+        let progress = ProgressLine::steps("reading the conversation", ids.len() as u64).watched(n_layer);
         let mut begun = false;
         self.generator.prompt(ids, |done, _total| {
-            // What earlier turns have left in the KV cache comes first, and takes no time.
+            // The first call reports the tokens that the KV cache holds from earlier turns; they took no time.
             if std::mem::replace(&mut begun, true) {
                 progress.set(done as u64);
             } else {
@@ -197,13 +205,13 @@ impl Session {
         Ok(progress)
     }
 
-    /// Generates the answer. Returns it, and why it ended; `None`: Ctrl-C.
+    /// Generates the answer and prints it. Returns it and why it ended; `None`: Ctrl-C.
     fn write_answer(
         &mut self,
-        begun: &Continuation,
-        progress: Progress,
+        continuation: &Continuation,
+        progress: ProgressLine,
     ) -> Result<(Message, Option<StopReason>), CliError> {
-        let mut parser = self.template.continued_parser(begun, &self.options.tools);
+        let mut parser = self.template.continued_parser(continuation, &self.options.tools);
         let mut output = AnswerOutput::new(self.options.interactive);
         let mut generation = self.generator.generate(GenerateOptions {
             n_predict: self.options.n_predict,
@@ -214,7 +222,7 @@ impl Session {
         while !interrupt::requested()
             && let Some(token) = generation.next()
         {
-            // The line on stderr goes away before text appears.
+            // The progress line is removed before text appears.
             progress = None;
             let token = match token {
                 Err(error) if error.is_cancelled() => break,
@@ -229,12 +237,12 @@ impl Session {
         Ok((output.end()?, stop_reason))
     }
 
-    /// Brings the device up to its speed, until `enough`.
+    /// Keeps the device busy, so that its clocks rise, until `enough` returns true.
     pub fn wake(&mut self, enough: impl FnMut() -> bool) {
         self.generator.wake(enough);
     }
 
-    /// Tokens of the last answer and their rate, in faint letters.
+    /// Prints the number of tokens of the last answer and their rate, in faint letters.
     fn print_speed(&self) {
         let timings = self.generator.timings();
         if let Some(rate) = timings.decode_tokens_per_second() {
@@ -242,37 +250,40 @@ impl Session {
         }
     }
 
-    /// What the last answer cost, and how full the context is.
+    /// Prints how full the context is, and the statistics of the last answer.
     pub fn print_statistics(&self) {
         let (used, n_ctx) = (self.generator.ids().len(), self.generator.forward_pass().n_ctx());
         note(&format!("{:<19}  {used} of {n_ctx} tokens", "context"));
-        Statistics { load: self.options.load, timings: self.generator.timings() }.print();
+        RunStatistics { load: self.options.load, timings: self.generator.timings() }.print();
     }
 }
 
-/// Writes an answer as it comes, and keeps it.
+/// Prints an answer while it is generated, and collects it as a message.
 pub struct AnswerOutput {
-    /// Thoughts are written, too.
+    /// Whether thoughts are printed, too.
     show_thoughts: bool,
-    /// Where stdout is a terminal.
+    /// Formats the text. `None`: stdout is no terminal.
     screen: Option<Screen>,
+    /// Whether the last text printed was a thought.
     thinking: bool,
+    /// The parts of the answer so far.
     events: Vec<AnswerEvent>,
+    /// Whether text of the answer was printed; thoughts do not count.
     begun: bool,
 }
 
 impl AnswerOutput {
-    /// An answer that begins a line.
+    /// An empty answer. The cursor is at the beginning of a line.
     pub fn new(show_thoughts: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::stdout);
         Self { show_thoughts, screen, thinking: false, events: Vec::new(), begun: false }
     }
 
-    /// More of the answer.
+    /// Prints more of the answer.
     pub fn write(&mut self, events: Vec<AnswerEvent>) -> Result<(), CliError> {
         for event in events {
             let event = match event {
-                // White space before an answer is the template's business.
+                // Templates differ in the white space before an answer.
                 AnswerEvent::Content(text) if !self.begun => AnswerEvent::Content(text.trim_start().to_owned()),
                 event => event,
             };
@@ -299,22 +310,24 @@ impl AnswerOutput {
         Ok(())
     }
 
+    /// Prints an empty line after thoughts.
     fn end_thoughts(&mut self) -> Result<(), CliError> {
         if std::mem::take(&mut self.thinking) {
             self.end_style()?;
             write("\n\n")?;
-            // The answer begins a line.
+            // The answer begins at column 0.
             self.screen = self.screen.as_ref().map(|_| Screen::stdout());
         }
         Ok(())
     }
 
+    /// Resets the terminal's style.
     fn end_style(&mut self) -> Result<(), CliError> {
         let end = self.screen.as_mut().map(Screen::end).unwrap_or_default();
         write(&end)
     }
 
-    /// Ends the line, unless there are calls of tools and no text. Returns the answer.
+    /// Ends the line, unless the answer is only tool calls. Returns the answer.
     pub fn end(mut self) -> Result<Message, CliError> {
         self.end_thoughts()?;
         self.end_style()?;
@@ -326,7 +339,7 @@ impl AnswerOutput {
     }
 }
 
-/// Writes and flushes, for every token to be seen at once.
+/// Writes to stdout and flushes, so that each token is seen at once.
 fn write(text: &str) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)

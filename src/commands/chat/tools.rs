@@ -1,4 +1,4 @@
-//! The tools of MCP servers in a conversation.
+//! The tools of MCP servers in a conversation: starting servers, offering tools to the model, consent, and calls.
 
 use std::path::Path;
 
@@ -6,22 +6,22 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use metal_attention_mcp::{Consent, McpError, OfferedTool, ServerReport, Toolbox};
 use serde_json::{Map, Value};
 
-use super::input::Input;
+use super::input::UserInput;
 use super::note;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
 use crate::mcp_consent::{NO_TERMINAL, read_consent, shown};
 use crate::metadata_text::{safe, safe_lines};
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 #[cfg(unix)]
 use crate::termination;
 use crate::{terminal, units};
 
-/// Lines of a result that are shown.
+/// The number of lines of a result that are shown.
 const SHOWN_LINES: usize = 8;
 
-/// Which servers' tools are offered to the model.
+/// The flags that choose servers whose tools the model may call.
 #[derive(clap::Args)]
 pub struct ToolsArgs {
     /// Offer the model the tools of the configuration's MCP servers, or of those named; each call waits for consent
@@ -34,40 +34,43 @@ pub struct ToolsArgs {
 }
 
 impl ToolsArgs {
-    /// The names of the servers, and the configuration's file; `None`: no tools.
-    pub fn wanted(&self) -> Option<Wanted<'_>> {
-        Some(Wanted { servers: self.tools.as_ref()?, config: self.config.as_deref() })
+    /// The servers that the flags name. `None`: the model gets no tools.
+    pub fn servers(&self) -> Option<ToolServers<'_>> {
+        Some(ToolServers { servers: self.tools.as_ref()?, config: self.config.as_deref() })
     }
 }
 
-/// The servers whose tools are offered.
+/// The servers whose tools the model may call.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Their names; none: all.
+pub struct ToolServers<'a> {
+    /// The names of the servers. Empty: all servers of the configuration.
     servers: &'a [String],
-    /// The configuration's file.
+    /// The path of the configuration file. `None`: the user's.
     config: Option<&'a Path>,
 }
 
-/// The tools that a model may call.
-pub struct Tools {
+/// The tools that the model may call.
+pub struct McpTools {
+    /// The connections to the servers.
     toolbox: Toolbox,
+    /// The tools, with the names that the model calls them by.
     offered: Vec<OfferedTool>,
 }
 
-impl Tools {
-    /// Starts the servers. Those that fail are reported, and the others are used.
-    pub fn start(wanted: Wanted<'_>, template: &ChatTemplate) -> Result<Self, CliError> {
+impl McpTools {
+    /// Starts the servers and lists their tools. Servers that fail are reported in a note. An error if the chat template has no
+    /// tools, or no tool is left.
+    pub fn start(servers: ToolServers<'_>, template: &ChatTemplate) -> Result<Self, CliError> {
         if !template.knows_tools() {
             let message = "--tools: the model's chat template knows no tools, so it was not trained to call any; choose another \
                            model, or --chat-template with one that does";
             return Err(CliError::Usage(message.into()));
         }
-        let toolbox = Config::read(wanted.config)?.toolbox(wanted.servers)?;
-        let _asked = interrupt::ask();
+        let toolbox = Config::read(servers.config)?.toolbox(servers.servers)?;
+        let _ctrl_c = interrupt::cancel_on_ctrl_c();
         #[cfg(unix)]
         termination::end_servers()?;
-        let starting = Progress::spinner("starting MCP servers");
+        let starting = ProgressLine::spinner("starting MCP servers");
         let reports = toolbox.connect(&interrupt::requested);
         drop(starting);
         if interrupt::requested() {
@@ -94,20 +97,20 @@ impl Tools {
         Ok(tools)
     }
 
-    /// The tools as chat templates take them.
+    /// The tools in the form of chat templates.
     pub fn functions(&self) -> Vec<Tool> {
-        // A schema is an object, and a name is not empty.
+        // Conversion fails for a schema that is no object and for an empty name, which the MCP client has refused already.
         self.offered.iter().filter_map(|tool| Tool::try_from(tool.function()).ok()).collect()
     }
 
-    /// The tools, as calls of them are shown.
+    /// The tools as `SERVER.TOOL`, separated by commas.
     pub fn names(&self) -> String {
         let names = self.offered.iter().map(|tool| format!("{}.{}", tool.server, tool.tool.name));
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Calls a tool where the user consents. Returns the text of the message to the model.
-    pub fn call(&self, name: &str, arguments: &str, input: &mut Input) -> Result<String, CliError> {
+    /// Calls a tool if it is allowed or the user consents. Returns the text for the model: the result, or why there is none.
+    pub fn call(&self, name: &str, arguments: &str, input: &mut UserInput) -> Result<String, CliError> {
         let Some(tool) = self.offered.iter().find(|tool| tool.name == name) else {
             note(&safe(&format!("note: the model calls {name}, which is none of its tools")));
             return Ok(format!("There is no tool {name}."));
@@ -124,7 +127,7 @@ impl Tools {
             note("not called");
             return Ok("The user does not want this call. Do not repeat it.".into());
         }
-        let calling = Progress::spinner("calling the tool");
+        let calling = ProgressLine::spinner("calling the tool");
         let result = self.toolbox.call(&tool.server, &tool.tool.name, &arguments, consent, &interrupt::requested);
         drop(calling);
         Ok(match result {
@@ -144,22 +147,22 @@ impl Tools {
     }
 }
 
-/// Asks for consent to a call; `None`: the user refuses, or stdin and stdout are no terminal.
-fn ask_consent(input: &mut Input) -> Result<Option<Consent>, CliError> {
+/// Asks the user for consent to a call. `None`: the user refuses, or there is no terminal.
+fn ask_consent(input: &mut UserInput) -> Result<Option<Consent>, CliError> {
     if !input.is_terminal() {
         note(NO_TERMINAL);
         return Ok(None);
     }
-    // Ctrl-C and Ctrl-D are no consent.
+    // Ctrl-C and Ctrl-D count as a refusal.
     read_consent(|question| Ok(input.ask(question)?.unwrap_or_default()))
 }
 
-/// The arguments of a call; a model may write nothing where there are none.
+/// Parses the arguments of a call. A model may write nothing if a tool has no arguments.
 fn object(arguments: &str) -> Option<Map<String, Value>> {
     if arguments.trim().is_empty() { Some(Map::new()) } else { serde_json::from_str(arguments).ok() }
 }
 
-/// Shows the beginning of a result; in a script only that it failed.
+/// Prints the first lines of a result; without a terminal only that the call failed.
 fn show(text: &str, is_error: bool, interactive: bool) {
     if is_error {
         note("the tool failed");

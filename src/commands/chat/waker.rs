@@ -1,4 +1,4 @@
-//! Has a device that was idle come up to its speed while somebody types.
+//! Wakes a device that was idle while the user types, so that its clocks are up when the message is sent.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -7,42 +7,44 @@ use std::time::Instant;
 
 use metal_attention::ASLEEP_AFTER;
 
-use super::input::Input;
-use super::session::Session;
+use super::input::UserInput;
+use super::session::ChatSession;
 use crate::cli_error::CliError;
 
-/// The next message or command; `None` where there are no more. At the first key the device wakes, and again where the message
-/// takes longer than it stays awake.
-pub fn read_awake(input: &mut Input, session: &mut Session) -> Result<Option<String>, CliError> {
+/// Reads the next message or command; `None` at the end of the input. The first key wakes the device; if typing takes longer
+/// than the device stays awake, a later key wakes it again.
+pub fn read_awake(input: &mut UserInput, session: &mut ChatSession) -> Result<Option<String>, CliError> {
     let (sender, keys) = channel();
-    if !input.tell_keys(&sender) {
+    if !input.report_keys(&sender) {
         return input.read();
     }
     let read = &AtomicBool::new(false);
     thread::scope(|scope| {
-        // Without a thread the device wakes with the message.
+        // If the thread cannot start, the device wakes with the message.
         let _ = thread::Builder::new().spawn_scoped(scope, move || wake_at_keys(session, &keys, read));
-        // Drops before the thread is waited for, also where reading panics.
-        let _end = End { read, keys: sender };
+        // Dropped before the scope waits for the thread, also when reading panics.
+        let _end = WakeGuard { read, keys: sender };
         input.read()
     })
 }
 
-/// Ends [`wake_at_keys`].
-struct End<'a> {
+/// Ends [`wake_at_keys`] when it is dropped.
+struct WakeGuard<'a> {
+    /// Set to true: the message is read.
     read: &'a AtomicBool,
+    /// Wakes the thread once more, so that it sees `read`.
     keys: Sender<()>,
 }
 
-impl Drop for End<'_> {
+impl Drop for WakeGuard<'_> {
     fn drop(&mut self) {
         self.read.store(true, Ordering::Relaxed);
         let _ = self.keys.send(());
     }
 }
 
-/// Wakes the device at keys, until the message is `read`.
-fn wake_at_keys(session: &mut Session, keys: &Receiver<()>, read: &AtomicBool) {
+/// Wakes the device at each key, at most once in [`ASLEEP_AFTER`], until `read` is true.
+fn wake_at_keys(session: &mut ChatSession, keys: &Receiver<()>, read: &AtomicBool) {
     let is_read = || read.load(Ordering::Relaxed);
     let mut awake = Instant::now();
     while keys.recv().is_ok() && !is_read() {

@@ -1,6 +1,7 @@
-//! `launch`: starts a coding tool that uses a model of this machine.
+//! `launch`: starts a coding tool (Claude Code, Codex, ...) that uses a model of this machine.
 //!
-//! `tools.rs` has the tools, as data; `server.rs` finds the server, or starts one that ends with the tool.
+//! `server.rs` finds a server of this program or starts one, which ends with the tool. `tools.rs` lists the tools with the
+//! variables and arguments that they get. This file starts the tool and waits for it.
 
 mod server;
 mod tools;
@@ -11,15 +12,15 @@ use std::process::{Child, Command, ExitStatus};
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::NamedModelArgs;
-use server::{Found, Wanted};
-use tools::{TOOLS, Tool, ToolCommand};
+use server::{FoundServer, ServerRequirements};
+use tools::{CodingTool, TOOLS, ToolCommand};
 
-/// The shortest context that a coding tool gets by with: its instructions alone take half of it.
+/// The smallest context for a coding tool, in tokens: its instructions alone take half of it.
 const MIN_N_CTX: usize = 32768;
 
 const AFTER_HELP: &str = "\
-Tools: claude (Claude Code), codex, opencode, qwen (Qwen Code), goose, aider. They have to be installed. A tool is told by \
-variables and arguments where the server is and which model it has; its own files stay as they are.
+Tools: claude (Claude Code), codex, opencode, qwen (Qwen Code), goose, aider. They have to be installed. A tool gets the \
+server's address and the model by variables and arguments; its own files are not changed.
 
 The server is that of --server, else the one at http://127.0.0.1:8080 if it has the model, else one that is started here and \
 ends with the tool. It needs a context of 32768 tokens at least.
@@ -31,9 +32,9 @@ Examples:
   metal-attention launch claude --print";
 
 const MODEL_HELP: &str = "\
-The model: a name that the server or the configuration has for one, a GGUF file (any part, where it is split), a well-known name \
-as llama3.2, or a name on the Hugging Face hub, OWNER/REPO[:TYPE|:FILE]; without it that in METAL_ATTENTION_MODEL, else the only one \
-that the server, or the configuration, has";
+The model: a name that the server or the configuration has for one, a GGUF file (any part of a split one), a well-known name \
+such as llama3.2, or a name on the Hugging Face hub, OWNER/REPO[:TYPE|:FILE]. Default: the model that METAL_ATTENTION_MODEL \
+names, else the only one of the server or the configuration";
 
 /// Start a coding tool that uses a model of this machine
 #[derive(clap::Args)]
@@ -41,7 +42,7 @@ that the server, or the configuration, has";
 pub struct Args {
     /// The tool: claude, codex, opencode, qwen, goose or aider
     #[arg(value_name = "TOOL", value_parser = named_tool)]
-    tool: &'static Tool,
+    tool: &'static CodingTool,
 
     #[command(flatten)]
     model: NamedModelArgs,
@@ -54,11 +55,11 @@ pub struct Args {
     #[arg(long, value_name = "KEY", env = "METAL_ATTENTION_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 
-    /// Tokens of the context of a server that is started here
+    /// Length of the context of a server that is started here, in tokens
     #[arg(short = 'c', long, value_name = "N", default_value_t = MIN_N_CTX, value_parser = long_enough)]
     ctx_size: usize,
 
-    /// Show the command with its variables, and start nothing
+    /// Print the command with its variables, and start nothing
     #[arg(long)]
     print: bool,
 
@@ -67,16 +68,16 @@ pub struct Args {
     arguments: Vec<String>,
 }
 
-/// Runs the command. It ends the process with the tool's exit code.
+/// Runs the command. Ends the process with the tool's exit code.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let wanted = Wanted {
+    let requirements = ServerRequirements {
         server: args.server.as_deref(),
         model: &args.model,
         key: args.api_key.as_deref().filter(|key| !key.is_empty()),
         n_ctx: args.ctx_size,
     };
     if args.print {
-        return print(args, &wanted);
+        return print(args, &requirements);
     }
     let program = which::which(args.tool.program).map_err(|_| {
         CliError::General(format!(
@@ -84,16 +85,16 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             args.tool.title, args.tool.program, args.tool.install
         ))
     })?;
-    let (target, server) = match server::find(&wanted)? {
-        Found::Runs(target) => (target, None),
-        Found::Nowhere => {
-            let (target, server) = server::start(&wanted)?;
+    let (target, server) = match server::find(&requirements)? {
+        FoundServer::Running(target) => (target, None),
+        FoundServer::None => {
+            let (target, server) = server::start(&requirements)?;
             (target, Some(server))
         }
     };
     let ToolCommand { variables, arguments, .. } = args.tool.command(&target, &args.arguments);
-    // From here on Ctrl-C is for the tool.
-    interrupt::leave();
+    // From here on Ctrl-C is for the tool, which gets the signal, too.
+    interrupt::ignore_ctrl_c();
     let tool = Command::new(&program).args(arguments).envs(variables).spawn();
     let status = tool.and_then(wait_for);
     drop(server);
@@ -103,17 +104,17 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
-/// Shows the tool's command. Where no server runs there is first the one that starts it.
-fn print(args: &Args, wanted: &Wanted<'_>) -> Result<(), CliError> {
+/// Prints the tool's command. If no server runs, the command that starts one comes first.
+fn print(args: &Args, requirements: &ServerRequirements<'_>) -> Result<(), CliError> {
     let mut out = std::io::stdout();
-    let target = match server::find(wanted)? {
-        Found::Runs(target) => target,
-        Found::Nowhere => {
+    let target = match server::find(requirements)? {
+        FoundServer::Running(target) => target,
+        FoundServer::None => {
             let port = server::free_port()?;
-            let start = wanted.start(port)?;
+            let start = requirements.start(port)?;
             let words: Vec<_> = start.arguments.iter().map(|word| quoted(&word.to_string_lossy())).collect();
             writeln!(out, "metal-attention {} &", words.join(" ")).map_err(CliError::stdout)?;
-            wanted.target(format!("http://127.0.0.1:{port}"), start.model, wanted.n_ctx)
+            requirements.target(format!("http://127.0.0.1:{port}"), start.model, requirements.n_ctx)
         }
     };
     let ToolCommand { variables, program, arguments } = args.tool.command(&target, &args.arguments);
@@ -123,7 +124,7 @@ fn print(args: &Args, wanted: &Wanted<'_>) -> Result<(), CliError> {
     writeln!(out, "{}", words.join(" ")).map_err(CliError::stdout)
 }
 
-/// A word as a shell reads it.
+/// A word, quoted for a shell if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -133,7 +134,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Waits for the tool's end. SIGTERM goes on to it.
+/// Waits for the tool's end. SIGTERM is passed on to it.
 #[cfg(unix)]
 fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
     use nix::sys::signal::{Signal, kill};
@@ -147,7 +148,7 @@ fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
         loop {
             tokio::select! {
                 ended = &mut end => return ended?,
-                // It may have ended just now.
+                // The error is ignored: the tool may have ended just now.
                 _ = terminate.recv() => drop(kill(id, Signal::SIGTERM)),
             }
         }
@@ -160,7 +161,7 @@ fn wait_for(mut tool: Child) -> std::io::Result<ExitStatus> {
     tool.wait()
 }
 
-/// The exit code of a tool; that of shells where a signal ended it.
+/// The exit code of a tool; 128 + signal if a signal ended it, as shells report it.
 fn exit_code(status: ExitStatus) -> i32 {
     #[cfg(unix)]
     if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
@@ -169,13 +170,15 @@ fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or(1)
 }
 
-fn named_tool(name: &str) -> Result<&'static Tool, String> {
+/// Parses the name of a tool.
+fn named_tool(name: &str) -> Result<&'static CodingTool, String> {
     tools::tool(name).ok_or_else(|| {
         let names: Vec<_> = TOOLS.iter().map(|tool| tool.name).collect();
         format!("the tools are {}", names.join(", "))
     })
 }
 
+/// Parses the length of a context.
 fn long_enough(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n >= MIN_N_CTX => Ok(n),

@@ -1,4 +1,4 @@
-//! The server that a tool uses: one that runs, or one that is started and ends with the tool.
+//! The server that a coding tool uses: a running one is found and checked, or one is started.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -12,68 +12,68 @@ use tempfile::NamedTempFile;
 use ureq::Agent;
 
 use super::MIN_N_CTX;
-use super::tools::Target;
+use super::tools::ToolTarget;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
-use crate::served::say;
+use crate::progress::ProgressLine;
+use crate::served::print_line;
 
-/// Where a server listens that was started without flags.
-const USUAL: &str = "http://127.0.0.1:8080";
+/// The address of a server that was started without flags.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// The longest that a server may take to say that it is there.
-const SHORT: Duration = Duration::from_secs(5);
+/// The time limit for a server's response if it need not load a model.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest that a model may take to load.
-const LOADING: Duration = Duration::from_secs(900);
+/// The time limit for loading a model.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The longest that a server may take to end.
-const ENDING: Duration = Duration::from_secs(20);
+/// The time limit for a server's shutdown, after which it is killed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often is looked whether a server is ready or has ended.
-const TICK: Duration = Duration::from_millis(50);
+/// The time between two checks whether a server is ready or has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the user wants.
-pub struct Wanted<'a> {
-    /// The server.
+/// The requirements of the user.
+pub struct ServerRequirements<'a> {
+    /// The address of the server. `None`: the usual one, or one that is started.
     pub server: Option<&'a str>,
     /// The model.
     pub model: &'a ModelArgs,
     /// The server's key.
     pub key: Option<&'a str>,
-    /// Tokens of the context of a server that is started.
+    /// The context of a server that is started, in tokens.
     pub n_ctx: usize,
 }
 
-/// How a server is started.
-pub struct Start {
-    /// The arguments of the program.
+/// The command that starts a server.
+pub struct ServerCommand {
+    /// The arguments of this program.
     pub arguments: Vec<OsString>,
     /// The model's name in requests.
     pub model: String,
-    /// The model is one of the command line or the environment, not one of the configuration file.
-    is_own: bool,
+    /// Whether the model is named on the command line or in the environment, and is not one of the configuration file.
+    is_named: bool,
 }
 
-impl Wanted<'_> {
-    /// What a tool gets that uses `model` of the server at `url`.
-    pub fn target(&self, url: String, model: String, n_ctx: usize) -> Target {
-        Target { url, model, n_ctx, key: self.key.map(str::to_owned) }
+impl ServerRequirements<'_> {
+    /// The settings of a tool that uses `model` of the server at `url`.
+    pub fn target(&self, url: String, model: String, n_ctx: usize) -> ToolTarget {
+        ToolTarget { url, model, n_ctx, key: self.key.map(str::to_owned) }
     }
 
-    /// How a server with the model is started.
-    pub fn start(&self, port: u16) -> Result<Start, CliError> {
+    /// The command that starts a server with the model at `port`. An error if no model or several models fit.
+    pub fn start(&self, port: u16) -> Result<ServerCommand, CliError> {
         let config = Config::read(None)?;
         let configured = config.names();
         let named = self.model.named().map(Path::to_string_lossy);
-        let (model, is_own) = match (&named, &configured[..]) {
+        let (model, is_named) = match (&named, &configured[..]) {
             (Some(name), _) if configured.contains(&&**name) => (name.to_string(), false),
             (Some(_), _) => (self.model.stem(), true),
             (None, [only]) => ((*only).to_owned(), false),
             (None, []) => {
-                let why = format!("no server runs at {USUAL}, and no model is named for one to start");
+                let why = format!("no server runs at {DEFAULT_URL}, and no model is named for one to start");
                 return Err(CliError::Usage(format!("{why}: metal-attention launch TOOL MODEL")));
             }
             (None, several) => {
@@ -83,30 +83,30 @@ impl Wanted<'_> {
         };
         let (port, n_ctx) = (port.to_string(), self.n_ctx.to_string());
         let mut arguments: Vec<OsString> = ["serve", "--port", &port, "-c", &n_ctx].map(OsString::from).into();
-        if is_own {
+        if is_named {
             arguments.extend(self.model.flags());
         }
-        Ok(Start { arguments, model, is_own })
+        Ok(ServerCommand { arguments, model, is_named })
     }
 }
 
-/// Where there is a server.
-pub enum Found {
-    /// It runs, and has this.
-    Runs(Target),
-    /// There is none: it has to be started.
-    Nowhere,
+/// The result of [`find`].
+pub enum FoundServer {
+    /// A running server with the model.
+    Running(ToolTarget),
+    /// No server: one has to be started.
+    None,
 }
 
-/// Why a server cannot be used.
+/// The reason why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum Unfit {
+enum UnfitServer {
     #[error("this is no address, as http://127.0.0.1:8080 is")]
     Address,
     #[error("nothing answers there")]
-    Nobody,
+    NotRunning,
     #[error("what answers there is no server of metal-attention")]
-    Foreign,
+    OtherProgram,
     #[error("it wants another key: --api-key or METAL_ATTENTION_API_KEY")]
     Key,
     #[error("it has no model {wanted:?}, but {have}")]
@@ -122,96 +122,103 @@ enum Unfit {
     Refused { path: String, message: String },
 }
 
-/// Finds the server that runs. One that the user names must be fit; the usual one is passed over with a note.
-pub fn find(wanted: &Wanted<'_>) -> Result<Found, CliError> {
-    let url = wanted.server.unwrap_or(USUAL).trim_end_matches('/');
-    match (examine(url, wanted), wanted.server) {
-        (Ok(target), _) => Ok(Found::Runs(target)),
-        (Err(Unfit::Nobody), None) => Ok(Found::Nowhere),
-        (Err(error @ Unfit::Several(_)), None) | (Err(error), Some(_)) => {
+/// Finds a running server. An unfit server is an error if the user has named it; otherwise it is skipped with a note, except
+/// if it has several models.
+pub fn find(requirements: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
+    let url = requirements.server.unwrap_or(DEFAULT_URL).trim_end_matches('/');
+    match (examine(url, requirements), requirements.server) {
+        (Ok(target), _) => Ok(FoundServer::Running(target)),
+        (Err(UnfitServer::NotRunning), None) => Ok(FoundServer::None),
+        (Err(error @ UnfitServer::Several(_)), None) | (Err(error), Some(_)) => {
             Err(CliError::General(format!("the server {}: {error}", safe(url))))
         }
         (Err(error), None) => {
-            say(&format!("note: the server {url} is not used: {error}"));
-            Ok(Found::Nowhere)
+            print_line(&format!("note: the server {url} is not used: {error}"));
+            Ok(FoundServer::None)
         }
     }
 }
 
-/// What a server that runs has for a tool.
-fn examine(url: &str, wanted: &Wanted<'_>) -> Result<Target, Unfit> {
-    let client = Client { url, key: wanted.key };
-    let list: ModelList = client.get("/v1/models", None, SHORT)?;
+/// Checks a running server, and chooses its model.
+fn examine(url: &str, requirements: &ServerRequirements<'_>) -> Result<ToolTarget, UnfitServer> {
+    let client = ServerClient { url, key: requirements.key };
+    let list: ServedModels = client.get("/v1/models", None, RESPONSE_TIMEOUT)?;
     if list.data.is_empty() || list.data.iter().any(|model| model.owned_by != "metal-attention") {
-        return Err(Unfit::Foreign);
+        return Err(UnfitServer::OtherProgram);
     }
     let names: Vec<_> = list.data.into_iter().map(|model| model.id).collect();
-    let model = pick(&names, wanted.model)?;
-    examine_model(&client, model, wanted)
+    let model = choose_model(&names, requirements.model)?;
+    examine_model(&client, model, requirements)
 }
 
-/// What a server that runs has for a tool, which uses this model of it.
-fn examine_model(client: &Client<'_>, model: String, wanted: &Wanted<'_>) -> Result<Target, Unfit> {
-    // It may have to be loaded first.
-    let props: Props = client.get("/props", Some(("model", &model)), LOADING)?;
+/// Checks the context of a model of a running server. Loads the model if necessary.
+fn examine_model(
+    client: &ServerClient<'_>,
+    model: String,
+    requirements: &ServerRequirements<'_>,
+) -> Result<ToolTarget, UnfitServer> {
+    // The request waits until the model is loaded.
+    let props: ServerProps = client.get("/props", Some(("model", &model)), LOAD_TIMEOUT)?;
     if props.engine != "metal-attention" {
-        return Err(Unfit::Foreign);
+        return Err(UnfitServer::OtherProgram);
     }
     let n_ctx = props.default_generation_settings.n_ctx;
     if n_ctx < MIN_N_CTX {
-        return Err(Unfit::Short { model: safe(&model), n_ctx });
+        return Err(UnfitServer::Short { model: safe(&model), n_ctx });
     }
-    Ok(wanted.target(client.url.to_owned(), model, n_ctx))
+    Ok(requirements.target(client.url.to_owned(), model, n_ctx))
 }
 
-/// The name of the model among those that the server has.
-fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, Unfit> {
+/// The name of the model among those of the server.
+fn choose_model(names: &[String], model: &ModelArgs) -> Result<String, UnfitServer> {
     let have = || names.iter().map(|name| format!("{:?}", safe(name))).collect::<Vec<_>>().join(", ");
-    if let Some(named) = wanted.named() {
-        let (given, stem) = (named.to_string_lossy(), wanted.stem());
+    if let Some(named) = model.named() {
+        let (given, stem) = (named.to_string_lossy(), model.stem());
         let found = names.iter().find(|name| **name == given).or(names.iter().find(|name| **name == stem));
         if let Some(name) = found {
             return Ok(name.clone());
         }
-        if wanted.is_given() {
-            return Err(Unfit::NoModel { wanted: safe(&given), have: have() });
+        if model.is_given() {
+            return Err(UnfitServer::NoModel { wanted: safe(&given), have: have() });
         }
     }
     match names {
         [only] => Ok(only.clone()),
-        _ => Err(Unfit::Several(have())),
+        _ => Err(UnfitServer::Several(have())),
     }
 }
 
-/// Starts a server, and waits until its model is loaded.
-pub fn start(wanted: &Wanted<'_>) -> Result<(Target, Started), CliError> {
-    let start = wanted.start(0)?;
-    // What is not here yet is downloaded first, where its progress is seen.
-    if start.is_own {
-        wanted.model.fetch()?;
+/// Starts a server and waits until its model is loaded.
+pub fn start(requirements: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServer), CliError> {
+    let start = requirements.start(0)?;
+    // A model that is not in the cache is downloaded here, where the progress is visible.
+    if start.is_named {
+        requirements.model.fetch()?;
     }
-    let mut server = Started::new(&start, wanted.key)?;
-    let progress = Progress::spinner("starting the server");
+    let mut server = StartedServer::new(&start, requirements.key)?;
+    let progress = ProgressLine::spinner("starting the server");
     let url = server.wait_for_address()?;
     progress.describe("loading the model".into());
     server.wait_until_ready(&url)?;
-    let client = Client { url: &url, key: wanted.key };
-    let target = examine_model(&client, start.model, wanted)
+    let client = ServerClient { url: &url, key: requirements.key };
+    let target = examine_model(&client, start.model, requirements)
         .map_err(|error| server.failed(&format!("the server that was started cannot be used: {error}")))?;
     drop(progress);
     Ok((target, server))
 }
 
-/// A server that was started here. It ends when this is dropped, and when this process ends in whatever way: its stdin is then
-/// closed.
-pub struct Started {
+/// A server that this process started. It ends when this value is dropped, and also when this process ends in any other way,
+/// because its stdin is closed then.
+pub struct StartedServer {
+    /// The process.
     child: Child,
-    /// What it says.
+    /// Its stderr.
     log: NamedTempFile,
 }
 
-impl Started {
-    fn new(start: &Start, key: Option<&str>) -> Result<Self, CliError> {
+impl StartedServer {
+    /// Starts the process.
+    fn new(start: &ServerCommand, key: Option<&str>) -> Result<Self, CliError> {
         let wrong = |error: std::io::Error| CliError::General(format!("cannot start a server: {error}"));
         let log = tempfile::Builder::new().prefix("metal-attention-serve-").suffix(".log").tempfile().map_err(wrong)?;
         let mut command = Command::new(std::env::current_exe().map_err(wrong)?);
@@ -231,21 +238,24 @@ impl Started {
         Ok(Self { child: command.spawn().map_err(wrong)?, log })
     }
 
-    /// Where the server listens.
+    /// Waits for the address in the log.
     fn wait_for_address(&mut self) -> Result<String, CliError> {
-        self.wait_for(SHORT * 12, "say where it listens", |server| {
-            let said = std::fs::read_to_string(server.log.path()).unwrap_or_default();
-            let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
-            // The line may be incomplete.
-            address.filter(|_| said.ends_with('\n')).map(str::to_owned)
+        self.wait_for(RESPONSE_TIMEOUT * 12, "say where it listens", |server| {
+            let log = std::fs::read_to_string(server.log.path()).unwrap_or_default();
+            let address = log.lines().find_map(|line| line.strip_prefix("listening on "));
+            // The last line may be incomplete.
+            address.filter(|_| log.ends_with('\n')).map(str::to_owned)
         })
     }
 
+    /// Waits until the models are loaded that the server starts with.
     fn wait_until_ready(&mut self, url: &str) -> Result<(), CliError> {
-        let client = Client { url, key: None };
-        self.wait_for(LOADING, "load its model", |_| client.is_ready().then_some(()))
+        let client = ServerClient { url, key: None };
+        self.wait_for(LOAD_TIMEOUT, "load its model", |_| client.is_ready().then_some(()))
     }
 
+    /// Calls `look` until it returns a value. An error, which says what the server did not do (`what`), if it ends or if the time
+    /// limit is over.
     fn wait_for<T>(
         &mut self,
         limit: Duration,
@@ -263,98 +273,117 @@ impl Started {
             if begun.elapsed() > limit {
                 return Err(self.failed(&format!("the server did not {what} in {} s", limit.as_secs())));
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// The error of a server, with the end of its log, which is kept.
+    /// The error of a server, with the last lines of its log. The log file is kept.
     fn failed(&mut self, why: &str) -> CliError {
         const LINES: usize = 5;
-        let said = std::fs::read_to_string(self.log.path()).unwrap_or_default();
-        let lines: Vec<_> = said.lines().collect();
+        let log = std::fs::read_to_string(self.log.path()).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
         let end = safe_end(&lines[lines.len().saturating_sub(LINES)..]);
         self.log.disable_cleanup(true);
         CliError::General(format!("{why}; its log, {}, ends with\n{end}", self.log.path().display()))
     }
 }
 
+/// Lines of a log, escaped and indented.
 fn safe_end(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("  {}", safe(line))).collect::<Vec<_>>().join("\n")
 }
 
-impl Drop for Started {
+impl Drop for StartedServer {
     fn drop(&mut self) {
-        // It ends when nothing can come any more.
+        // Closing its stdin makes the server shut down.
         drop(self.child.stdin.take());
         let begun = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if begun.elapsed() > ENDING {
+            if begun.elapsed() > EXIT_TIMEOUT {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// A port that nothing listens on at the moment.
+/// A port that is free at the moment.
 pub fn free_port() -> Result<u16, CliError> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(|error| CliError::General(format!("there is no free port: {error}")))
 }
 
-/// What is read of `/v1/models`.
+/// The response of `/v1/models`; other fields are ignored.
 #[derive(Deserialize)]
-struct ModelList {
+struct ServedModels {
+    /// The models.
     data: Vec<ListedModel>,
 }
 
+/// A model of `/v1/models`.
 #[derive(Deserialize)]
 struct ListedModel {
+    /// The name in requests.
     id: String,
+    /// `metal-attention` for a server of this program.
     #[serde(default)]
     owned_by: String,
 }
 
-/// What is read of `/props`.
+/// The response of `/props`; other fields are ignored.
 #[derive(Deserialize)]
-struct Props {
+struct ServerProps {
+    /// `metal-attention` for a server of this program.
     #[serde(default)]
     engine: String,
-    default_generation_settings: Settings,
+    /// The settings of a slot.
+    default_generation_settings: GenerationSettings,
 }
 
+/// The settings of a slot.
 #[derive(Deserialize)]
-struct Settings {
+struct GenerationSettings {
+    /// The length of the context in tokens.
     n_ctx: usize,
 }
 
-/// An error's message, in the form of OpenAI's interface and llama.cpp's.
+/// An error response, in the form of OpenAI's and llama.cpp's interfaces.
 #[derive(Deserialize)]
-struct Refusal {
-    error: RefusalError,
+struct ErrorBody {
+    /// The error.
+    error: ErrorDetail,
 }
 
+/// The error of a response.
 #[derive(Deserialize)]
-struct RefusalError {
+struct ErrorDetail {
+    /// The message.
     message: String,
 }
 
-/// A client of a server.
-struct Client<'a> {
+/// An HTTP client for one server.
+struct ServerClient<'a> {
+    /// The address, without a slash at the end.
     url: &'a str,
+    /// The key for the header `Authorization`.
     key: Option<&'a str>,
 }
 
-impl Client<'_> {
-    /// The answer of `path`, within `limit`.
-    fn get<T: DeserializeOwned>(&self, path: &str, query: Option<(&str, &str)>, limit: Duration) -> Result<T, Unfit> {
+impl ServerClient<'_> {
+    /// Requests `path` and parses the JSON response. `limit` is the time limit for all of it.
+    fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: Option<(&str, &str)>,
+        limit: Duration,
+    ) -> Result<T, UnfitServer> {
         let address = format!("{}{path}", self.url);
         let uri = address.parse::<ureq::http::Uri>();
         if !uri.is_ok_and(|uri| uri.host().is_some() && matches!(uri.scheme_str(), Some("http" | "https"))) {
-            return Err(Unfit::Address);
+            return Err(UnfitServer::Address);
         }
         let mut request = agent(limit).get(address);
         if let Some((name, value)) = query {
@@ -364,33 +393,37 @@ impl Client<'_> {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let mut answer = request.call().map_err(|error| match error {
-            ureq::Error::BadUri(_) => Unfit::Address,
-            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Timeout(_) => Unfit::Nobody,
-            ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => Unfit::Nobody,
-            _ => Unfit::Foreign,
+            ureq::Error::BadUri(_) => UnfitServer::Address,
+            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Timeout(_) => {
+                UnfitServer::NotRunning
+            }
+            ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => UnfitServer::NotRunning,
+            _ => UnfitServer::OtherProgram,
         })?;
         let status = answer.status().as_u16();
-        let body = answer.body_mut().read_to_string().map_err(|_| Unfit::Foreign)?;
+        let body = answer.body_mut().read_to_string().map_err(|_| UnfitServer::OtherProgram)?;
         match status {
-            200 => serde_json::from_str(&body).map_err(|_| Unfit::Foreign),
-            401 | 403 => Err(Unfit::Key),
-            _ => match serde_json::from_str::<Refusal>(&body) {
+            200 => serde_json::from_str(&body).map_err(|_| UnfitServer::OtherProgram),
+            401 | 403 => Err(UnfitServer::Key),
+            _ => match serde_json::from_str::<ErrorBody>(&body) {
                 Ok(refusal) if status != 404 => {
-                    Err(Unfit::Refused { path: safe(path), message: safe(&refusal.error.message) })
+                    Err(UnfitServer::Refused { path: safe(path), message: safe(&refusal.error.message) })
                 }
-                _ => Err(Unfit::Foreign),
+                _ => Err(UnfitServer::OtherProgram),
             },
         }
     }
 
     /// Whether the models are loaded that the server starts with.
     fn is_ready(&self) -> bool {
-        agent(SHORT).get(format!("{}/ready", self.url)).call().is_ok_and(|answer| answer.status() == 200)
+        agent(RESPONSE_TIMEOUT).get(format!("{}/ready", self.url)).call().is_ok_and(|answer| answer.status() == 200)
     }
 }
 
+/// The settings of a request.
 fn agent(limit: Duration) -> Agent {
-    // A proxy does not reach this machine.
-    let config = Agent::config_builder().proxy(None).http_status_as_error(false).timeout_connect(Some(SHORT));
+    // A proxy of the environment is not used: it cannot reach this machine.
+    let config =
+        Agent::config_builder().proxy(None).http_status_as_error(false).timeout_connect(Some(RESPONSE_TIMEOUT));
     config.timeout_global(Some(limit)).build().into()
 }

@@ -1,64 +1,66 @@
-//! The tools that `launch` starts, and how each of them learns the server's address, the model and the key.
+//! The coding tools that `launch` starts: the variables and arguments that give each the server's address, the model and the
+//! key.
 
-use Template::{Inner, Text};
+use ArgumentTemplate::{Inner, Text};
 
-/// A tool.
-pub struct Tool {
-    /// Its name on the command line.
+/// A coding tool.
+pub struct CodingTool {
+    /// The name on `launch`'s command line.
     pub name: &'static str,
-    /// What its makers call it.
+    /// The name that its makers use.
     pub title: &'static str,
     /// The program.
     pub program: &'static str,
-    /// How it is installed.
+    /// Advice on installing it.
     pub install: &'static str,
-    variables: &'static [(&'static str, Template)],
-    /// Its first arguments.
-    arguments: &'static [Template],
-    /// What follows them where the user gives no arguments.
+    /// Environment variables.
+    variables: &'static [(&'static str, ArgumentTemplate)],
+    /// The first arguments.
+    arguments: &'static [ArgumentTemplate],
+    /// Further arguments if the user gives none.
     without_arguments: &'static [&'static str],
 }
 
-/// Text with `{url}`, `{model}`, `{key}` and `{n_ctx}` in it.
+/// A text with the placeholders `{url}`, `{model}`, `{key}` and `{n_ctx}`.
 #[derive(Clone, Copy)]
-enum Template {
-    /// The values stand as they are.
+enum ArgumentTemplate {
+    /// The values are inserted as they are.
     Text(&'static str),
-    /// The values stand within strings of JSON or TOML, and are escaped.
+    /// The values are inserted within strings of JSON or TOML, escaped.
     Inner(&'static str),
 }
 
-/// What a tool is to use.
-pub struct Target {
+/// The server and the model that a tool uses.
+pub struct ToolTarget {
     /// The server's address, without a slash at the end.
     pub url: String,
     /// The model's name in requests.
     pub model: String,
-    /// Tokens of its context.
+    /// The context of the model in tokens.
     pub n_ctx: usize,
-    /// The key that the server wants.
+    /// The server's key. `None`: it needs none.
     pub key: Option<String>,
 }
 
-/// A command of a tool.
+/// The command that starts a tool.
 pub struct ToolCommand {
-    /// Variables that are set for it.
+    /// Environment variables.
     pub variables: Vec<(&'static str, String)>,
     /// The program.
     pub program: &'static str,
-    /// Its arguments.
+    /// The arguments, the user's last.
     pub arguments: Vec<String>,
 }
 
-/// The key where the server wants none: tools do not go without.
+/// The key for a server that needs none, because tools require one.
 const NO_KEY: &str = "metal-attention";
 
-const MODEL: Template = Text("{model}");
-const ON: Template = Text("1");
+const MODEL: ArgumentTemplate = Text("{model}");
+const ON: ArgumentTemplate = Text("1");
 
 /// All tools.
-pub const TOOLS: &[Tool] = &[
-    Tool {
+pub const TOOLS: &[CodingTool] = &[
+    CodingTool {
         name: "claude",
         title: "Claude Code",
         program: "claude",
@@ -66,7 +68,7 @@ pub const TOOLS: &[Tool] = &[
         variables: &[
             ("ANTHROPIC_BASE_URL", Text("{url}")),
             ("ANTHROPIC_AUTH_TOKEN", Text("{key}")),
-            // A key in the environment would be sent beside the token.
+            // A key in the environment would be sent in addition to the token.
             ("ANTHROPIC_API_KEY", Text("")),
             ("ANTHROPIC_MODEL", MODEL),
             ("ANTHROPIC_DEFAULT_OPUS_MODEL", MODEL),
@@ -79,7 +81,7 @@ pub const TOOLS: &[Tool] = &[
             ("CLAUDE_CODE_BG_CLASSIFIER_MODEL", MODEL),
             ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", Text("{n_ctx}")),
             ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", Text("8192")),
-            // A line that is another one in each conversation would stand before all that the prefix cache could keep.
+            // This line differs in each conversation and comes first, so that the prefix cache could keep nothing.
             ("CLAUDE_CODE_ATTRIBUTION_HEADER", Text("0")),
             ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", ON),
             ("DISABLE_TELEMETRY", ON),
@@ -87,7 +89,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "codex",
         title: "Codex",
         program: "codex",
@@ -117,7 +119,7 @@ pub const TOOLS: &[Tool] = &[
         ],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "opencode",
         title: "opencode",
         program: "opencode",
@@ -134,7 +136,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "qwen",
         title: "Qwen Code",
         program: "qwen",
@@ -143,7 +145,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[Text("--auth-type"), Text("openai"), Text("--model"), MODEL],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "goose",
         title: "goose",
         program: "goose",
@@ -159,7 +161,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &["session"],
     },
-    Tool {
+    CodingTool {
         name: "aider",
         title: "aider",
         program: "aider",
@@ -177,14 +179,14 @@ pub const TOOLS: &[Tool] = &[
     },
 ];
 
-/// The tool that is called `name`.
-pub fn tool(name: &str) -> Option<&'static Tool> {
+/// The tool called `name`.
+pub fn tool(name: &str) -> Option<&'static CodingTool> {
     TOOLS.iter().find(|tool| tool.name == name)
 }
 
-impl Tool {
-    /// The command that has the tool use `target`, with the user's own arguments last.
-    pub fn command(&self, target: &Target, given: &[String]) -> ToolCommand {
+impl CodingTool {
+    /// The command that starts the tool with `target`. `given` are the user's arguments.
+    pub fn command(&self, target: &ToolTarget, given: &[String]) -> ToolCommand {
         let variables = self.variables.iter().map(|(name, value)| (*name, value.fill(target))).collect();
         let mut arguments: Vec<_> = self.arguments.iter().map(|template| template.fill(target)).collect();
         if given.is_empty() {
@@ -195,8 +197,9 @@ impl Tool {
     }
 }
 
-impl Template {
-    fn fill(self, target: &Target) -> String {
+impl ArgumentTemplate {
+    /// Replaces the placeholders. Text of values is not searched for further placeholders.
+    fn fill(self, target: &ToolTarget) -> String {
         let (Text(mut rest) | Inner(mut rest)) = self;
         let n_ctx = target.n_ctx.to_string();
         let values = [
@@ -224,7 +227,7 @@ impl Template {
     }
 }
 
-/// What stands for `text` within a string of JSON, and of TOML.
+/// `text` as the inside of a string of JSON or TOML.
 fn escaped(text: &str) -> String {
     let quoted = serde_json::Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
@@ -238,9 +241,9 @@ mod tests {
 
     use super::*;
 
-    fn target() -> Target {
+    fn target() -> ToolTarget {
         let (url, model) = ("http://127.0.0.1:8080".to_owned(), "a \"{url}\" b".to_owned());
-        Target { url, model, n_ctx: 32768, key: None }
+        ToolTarget { url, model, n_ctx: 32768, key: None }
     }
 
     #[test]
@@ -262,18 +265,18 @@ mod tests {
     }
 
     #[test]
-    fn every_tool_learns_address_model_and_key() {
+    fn every_tool_gets_address_model_and_key() {
         let names: BTreeSet<_> = TOOLS.iter().map(|tool| tool.name).collect();
         assert_eq!(names.len(), TOOLS.len());
         let target =
-            Target { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
+            ToolTarget { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
         for tool in TOOLS {
             let command = tool.command(&target, &[]);
             let values: Vec<_> = command.variables.iter().map(|(_, value)| value).chain(&command.arguments).collect();
             for expected in ["http://host:1", "name", "secret"] {
                 assert!(values.iter().any(|value| value.contains(expected)), "{}: {expected}", tool.name);
             }
-            // Arguments are seen by other users of the machine.
+            // Arguments are visible to other users of the machine.
             assert!(!command.arguments.iter().any(|argument| argument.contains("secret")), "{}", tool.name);
         }
     }

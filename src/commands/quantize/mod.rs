@@ -1,4 +1,7 @@
-//! `quantize`: the same model with its matrices in other types.
+//! `quantize`: writes a copy of a model with its matrices in other tensor types.
+//!
+//! A recipe chooses the type of each tensor (`tensor_types.rs`). Each tensor that changes is dequantised to F32 and quantised
+//! again, in chunks of rows on several threads; the others are copied. `report.rs` prints the losses.
 
 mod report;
 
@@ -11,30 +14,30 @@ use std::thread;
 use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, Tensor, TensorDecl, TensorType};
 use metal_attention::{Error, Recipe};
 
-use self::report::Report;
+use self::report::TensorReport;
 use crate::cli_error::CliError;
 use crate::find_model::find;
 use crate::interrupt;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
 use crate::units;
 
-/// The largest number that an NVFP4 block holds: its largest scale times its largest element.
+/// The largest absolute value that an NVFP4 block holds: its largest scale times its largest element.
 const NVFP4_LARGEST: f32 = 448.0 * 6.0;
-/// About how many elements are converted at a time by one thread.
+/// The number of elements that a thread converts at a time, about.
 const CHUNK: usize = 1 << 16;
 
 const AFTER_HELP: &str = "\
-Recipes choose a type for each matrix, as llama.cpp's of the same name do: Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, \
+Recipes choose a type for each matrix, following llama.cpp's of the same name: Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, \
 Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, Q2_K, Q2_K_S, IQ2_M, \
 IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0, Q2_0, Q1_0, MXFP4_MOE, F32, F16, BF16. Types for all matrices but the \
 head: Q5_K, Q4_K, Q3_K, MXFP4, NVFP4. See docs/gguf.md for what they cost and keep.
 
-Rows that are not whole blocks of a type get the nearest type that takes them. Norms, biases and routers stay as they \
-are. Quantise from F32, F16 or BF16 where you can: what an earlier quantisation lost stays lost. --imatrix makes \
-every recipe better that has less than 6 bits, and those below 3 bits need it. With --verbose stderr shows every \
+Matrices whose rows are not whole blocks of a type get the nearest type that fits. Norms, biases and routers are not \
+changed. Quantise from F32, F16 or BF16 if you can: what an earlier quantisation lost stays lost. --imatrix improves \
+every recipe below 6 bits, and recipes below 3 bits need it. With --verbose stderr shows every \
 tensor's type and error.
 
 Examples:
@@ -47,7 +50,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// GGUF file to read (any part, where it is split), or a model's name as -m of other commands takes it
+    /// GGUF file to read (any part of a split one), or a model's name in the form of -m of other commands
     input: PathBuf,
 
     /// GGUF file to write
@@ -64,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 
-    /// Show what every tensor has lost, and the perplexity of TEXT before and after
+    /// Show the error of every tensor, and the perplexity of TEXT before and after
     #[arg(long, value_name = "TEXT", num_args = 0..=1, default_missing_value = "")]
     report: Option<PathBuf>,
 
@@ -104,27 +107,27 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         describe_importance(imatrix, path, &mut metadata);
     }
 
-    // A half file does not stay.
-    let _asked = interrupt::ask();
-    let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
+    // After Ctrl-C no file is left behind.
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let progress = ProgressLine::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let n_threads = args.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get);
-    let mut report = args.report.as_deref().map(Report::new);
+    let mut report = args.report.as_deref().map(TensorReport::new);
     let mut done = 0;
     for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(importance) {
-        let conversion = Conversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
-        let difference = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
+        let conversion = TensorConversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
+        let error = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
         from.release_pages();
         done += from.n_elements() as u64;
         let (name, shape, ty) = (from.name(), from.shape(), from.ty());
         if ty == to.ty {
             tracing::info!("{name:<26} {shape:?} {ty}, unchanged");
         } else {
-            let rmse = difference.root_mean_square();
+            let rmse = error.root_mean_square();
             tracing::info!("{name:<26} {shape:?} {ty} -> {}, root-mean-square error {rmse:.3e}", to.ty);
         }
         if let Some(report) = &mut report {
-            report.add(from, to, &difference);
+            report.add(from, to, &error);
         }
     }
     writer.finish().map_err(Error::from)?.commit()?;
@@ -139,29 +142,31 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     if let Some(report) = report {
         return report.print(&args.input, &args.output, &sizes);
     }
-    // Where stderr is closed the note is lost, and nothing else.
+    // Errors are ignored, because stderr may be closed.
     let _ = writeln!(io::stderr(), "{} -> {}", sizes[0], sizes[1]);
     Ok(())
 }
 
-/// The importance of the columns of `tensor`, `[n_matrices, n_in]`, where it is known.
+/// The importance of the columns of `tensor`, `[n_matrices, n_in]`. `None`: the file has none for it. An error if it has
+/// another number of columns.
 fn importance(tensor: &TensorDecl, imatrix: Option<&Imatrix>) -> Result<Option<Vec<f32>>, CliError> {
     let Some(columns) = imatrix.and_then(|imatrix| imatrix.mean_squares(&tensor.name)) else { return Ok(None) };
-    let wanted = tensor.shape[0] * tensor.shape.get(2).copied().unwrap_or(1);
-    if columns.len() == wanted {
+    let expected = tensor.shape[0] * tensor.shape.get(2).copied().unwrap_or(1);
+    if columns.len() == expected {
         return Ok(Some(columns));
     }
-    // Of the table of embeddings rows are looked up: what a head of other rows was multiplied by says nothing.
+    // Rows of the embedding table are looked up, not multiplied: it is stored without importance.
     if tensor.name == "token_embd.weight" {
         return Ok(None);
     }
     Err(CliError::Usage(format!(
-        "the importance file is of another model: {} has {} columns there and {wanted} here",
+        "the importance file is of another model: {} has {} columns there and {expected} here",
         tensor.name,
         columns.len(),
     )))
 }
 
+/// The error for a tensor whose type needs importance that is missing.
 fn needs_importance(args: &Args, given: bool, tensor: &TensorDecl) -> CliError {
     let (input, recipe, name, ty) = (args.input.display(), args.recipe.name(), &tensor.name, tensor.ty);
     let advice = if given {
@@ -174,7 +179,7 @@ fn needs_importance(args: &Args, given: bool, tensor: &TensorDecl) -> CliError {
     ))
 }
 
-/// Writes down where the importance came from, under the keys that llama.cpp uses.
+/// Records the origin of the importance in the metadata, under llama.cpp's keys.
 fn describe_importance(imatrix: &Imatrix, path: &Path, metadata: &mut Metadata) {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     metadata.set("quantize.imatrix.file", path.display().to_string());
@@ -187,6 +192,7 @@ fn describe_importance(imatrix: &Imatrix, path: &Path, metadata: &mut Metadata) 
     }
 }
 
+/// An error if the output file is the input file, or might be one of its parts.
 fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
     let real = |path: &Path| fs::canonicalize(path).ok();
     let same = real(&args.input).is_some_and(|input| real(&args.output) == Some(input));
@@ -198,7 +204,7 @@ fn refuse_overwriting(args: &Args, file: &GgufFile) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Warns where quantised matrices go to types of as many bits or more: they take more room and lose more.
+/// Warns if quantised matrices get types of as many bits or more: the file grows and the errors add up.
 fn warn_of_larger_types(from: &[Tensor], to: &[TensorDecl]) {
     let is_float = |ty: TensorType| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
     let mut larger: Vec<(TensorType, TensorType, usize)> = Vec::new();
@@ -220,41 +226,50 @@ fn warn_of_larger_types(from: &[Tensor], to: &[TensorDecl]) {
     }
 }
 
-/// How far a tensor's numbers are from what they were.
+/// The error of a tensor's conversion, as sums over its elements.
 #[derive(Default)]
-struct Difference {
+struct QuantizationError {
+    /// The number of elements.
     n: usize,
-    /// Sum of the squares of the differences.
+    /// The sum of the squares of the differences.
     squares: f64,
-    /// Sum of the squares of the numbers.
-    of: f64,
+    /// The sum of the squares of the original elements.
+    squares_of_original: f64,
 }
 
-impl Difference {
+impl QuantizationError {
+    /// The root-mean-square error.
     fn root_mean_square(&self) -> f64 {
         (self.squares / self.n as f64).sqrt()
     }
 
-    /// In relation to the numbers.
+    /// The error relative to the original elements: 0 is exact.
     fn relative(&self) -> f64 {
-        if self.of == 0.0 { 0.0 } else { (self.squares / self.of).sqrt() }
+        if self.squares_of_original == 0.0 { 0.0 } else { (self.squares / self.squares_of_original).sqrt() }
     }
 }
 
-/// A tensor on its way to another type.
-struct Conversion<'a> {
+/// The conversion of one tensor.
+struct TensorConversion<'a> {
+    /// The original tensor.
     from: &'a Tensor,
+    /// The type it gets.
     to: TensorType,
-    /// Importance of columns, `[n_matrices, row_len]`.
+    /// The importance of the columns, `[n_matrices, row_len]`.
     importance: Option<&'a [f32]>,
+    /// The number of threads.
     n_threads: usize,
 }
 
-impl Conversion<'_> {
-    /// Writes the tensor and returns what it has lost. `progress` gets the elements done so far.
-    fn run(&self, writer: &mut GgufWriter<OutputFile>, progress: impl Fn(usize)) -> Result<Difference, CliError> {
+impl TensorConversion<'_> {
+    /// Converts and writes the tensor. Returns its error. `progress` gets the number of elements done so far.
+    fn run(
+        &self,
+        writer: &mut GgufWriter<OutputFile>,
+        progress: impl Fn(usize),
+    ) -> Result<QuantizationError, CliError> {
         let tensor = self.from;
-        // Whole rows of one matrix, so that all of a chunk has the same importance.
+        // A chunk has whole rows of one matrix, so that one row of importance is for all of it.
         let n_rows = (CHUNK / tensor.row_len()).clamp(1, tensor.shape().get(1).copied().unwrap_or(1));
         let row_bytes = tensor.ty().row_bytes(tensor.row_len());
         let rows_of_matrix = tensor.shape().get(1).copied().unwrap_or(1);
@@ -262,7 +277,7 @@ impl Conversion<'_> {
         for matrix in 0..tensor.n_rows() / rows_of_matrix {
             chunks.extend((0..rows_of_matrix).step_by(n_rows).map(|row| (matrix, row)));
         }
-        let mut total = Difference::default();
+        let mut total = QuantizationError::default();
         for part in chunks.chunks(self.n_threads) {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
@@ -273,10 +288,10 @@ impl Conversion<'_> {
             };
             let results = map_on_threads(part, |chunk| self.convert(source(chunk), chunk.0));
             for (result, chunk) in results.into_iter().zip(part) {
-                let (blocks, difference) = result?;
+                let (blocks, error) = result?;
                 writer.write(&blocks).map_err(Error::from)?;
-                total.squares += difference.squares;
-                total.of += difference.of;
+                total.squares += error.squares;
+                total.squares_of_original += error.squares_of_original;
                 total.n += source(chunk).len() / row_bytes * tensor.row_len();
             }
             progress(total.n);
@@ -284,11 +299,11 @@ impl Conversion<'_> {
         Ok(total)
     }
 
-    /// The blocks of some rows, and what they have lost.
-    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, Difference), CliError> {
+    /// Converts some rows of the matrix number `matrix`. Returns their blocks and the error.
+    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, QuantizationError), CliError> {
         if self.to == self.from.ty() {
-            // Copied: whether the file is still there is found out here, not by the system while it writes.
-            return Ok((source.to_vec(), Difference::default()));
+            // Copied here, so that a file that was cut short is reported now and not as a signal during the write.
+            return Ok((source.to_vec(), QuantizationError::default()));
         }
         let row_len = self.from.row_len();
         let n = source.len() / self.from.ty().row_bytes(row_len) * row_len;
@@ -302,14 +317,14 @@ impl Conversion<'_> {
         self.to.dequantize(&blocks, &mut back);
         self.check_range(&values, &back)?;
         let squares = values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-        let of = values.iter().map(|&x| f64::from(x).powi(2)).sum();
-        Ok((blocks, Difference { n, squares, of }))
+        let squares_of_original = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+        Ok((blocks, QuantizationError { n, squares, squares_of_original }))
     }
 
-    /// Refuses numbers beyond the range of the type: `back` is what it holds of `values`.
+    /// Refuses elements beyond the range of the type. `back` are `values` after quantisation and dequantisation.
     fn check_range(&self, values: &[f32], back: &[f32]) -> Result<(), CliError> {
         let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-        // The scales of this type end at 448 and the numbers of a block at 6; larger ones would be cut.
+        // Its largest scale is 448 and its largest element 6; larger values would be clipped without becoming infinite.
         let is_cut = self.to == TensorType::NVFP4 && largest > NVFP4_LARGEST;
         if !is_cut && back.iter().all(|value| value.is_finite()) {
             return Ok(());

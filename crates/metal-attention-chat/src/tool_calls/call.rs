@@ -1,4 +1,5 @@
-//! A call that is being read, however it is written.
+//! [`CallReader`]: reads one tool call character by character, in any of the notations. `parser.rs` finds the call in
+//! the answer and feeds it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -9,44 +10,44 @@ use super::call_json::CallJson;
 use super::call_python::CallPython;
 use super::call_tags::CallTags;
 
-/// What was found in a call.
+/// A part of a call that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CallPart {
-    /// The function.
+    /// The name of the function. It is the first part.
     Name(String),
-    /// More text of the arguments; it comes after the name only.
+    /// More text of the arguments.
     Arguments(String),
 }
 
-/// How far a call is.
+/// The state of a call after a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// More has to come.
-    Open,
+pub(super) enum CallProgress {
+    /// The call continues.
+    Incomplete,
     /// The call is complete.
     Done,
-    /// This is no call.
+    /// The text is not a call.
     NoCall,
 }
 
-/// Reads a call as it comes.
+/// The reader of a call, by notation.
 #[derive(Debug)]
-pub(super) enum Call {
-    /// A JSON object.
+pub(super) enum CallReader {
+    /// A JSON object with the name and the arguments.
     Json(CallJson),
     /// Arguments in tags.
     Tags(CallTags),
-    /// As Gemma writes it.
+    /// Gemma's notation.
     Gemma(CallGemma),
-    /// As Python writes it.
+    /// Python's notation.
     Python(CallPython),
-    /// In a derived format.
+    /// A notation that was derived from a chat template.
     Derived(Box<CallDerived>),
 }
 
-impl Call {
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+impl CallReader {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         match self {
             Self::Json(call) => call.push(c),
             Self::Tags(call) => call.push(c),
@@ -56,7 +57,7 @@ impl Call {
         }
     }
 
-    /// What was found since [`take_parts`](Self::take_parts).
+    /// The parts that were read since the last [`take_parts`](Self::take_parts).
     pub fn parts(&self) -> &[CallPart] {
         match self {
             Self::Json(call) => call.parts(),
@@ -67,7 +68,7 @@ impl Call {
         }
     }
 
-    /// What was found since the last call of this.
+    /// Removes and returns the parts that were read since the last call.
     pub fn take_parts(&mut self) -> Vec<CallPart> {
         match self {
             Self::Json(call) => call.take_parts(),
@@ -78,7 +79,7 @@ impl Call {
         }
     }
 
-    /// What was read after the end of a call that has no mark of its own.
+    /// The text that was read although it follows the call; only for a call without an end mark.
     pub fn unread(&self) -> &str {
         match self {
             Self::Tags(call) => call.unread(),
@@ -88,7 +89,7 @@ impl Call {
         }
     }
 
-    /// The function, where it was read before it is certain that this is a call.
+    /// The name of the function, if it was read before it is certain that the text is a call.
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Json(call) => call.name(),
@@ -96,7 +97,8 @@ impl Call {
         }
     }
 
-    /// The call ends in the middle: hands out what there is of an argument, and closes the arguments.
+    /// The answer ends within the call: adds the incomplete argument, as far as it is usable, and closes the
+    /// arguments.
     pub fn cut_short(&mut self) {
         match self {
             Self::Json(call) => call.cut_short(),
@@ -108,7 +110,7 @@ impl Call {
     }
 }
 
-/// Adds text to the arguments in `parts`.
+/// Appends text to the arguments in `parts`.
 pub(super) fn add_arguments(parts: &mut Vec<CallPart>, text: &str) {
     if let Some(CallPart::Arguments(last)) = parts.last_mut() {
         *last += text;
@@ -117,16 +119,16 @@ pub(super) fn add_arguments(parts: &mut Vec<CallPart>, text: &str) {
     }
 }
 
-/// A text as JSON, without the quotes around it.
+/// A text as the inside of a JSON string, without the quotes.
 pub(super) fn json_text(text: &str) -> String {
     let json = serde_json::Value::from(text).to_string();
     json[1..json.len() - 1].to_owned()
 }
 
-/// Nine letters and digits, which is what Mistral's templates want to see.
+/// A random call id: nine letters and digits, as Mistral's templates require.
 pub(super) fn call_id() -> String {
     const CHARACTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    // Hashers are seeded at random, and no two the same.
+    // Each RandomState has a random seed of its own.
     let mut random = RandomState::new().build_hasher().finish();
     let digit = |_| {
         let digit = CHARACTERS[(random % 62) as usize];

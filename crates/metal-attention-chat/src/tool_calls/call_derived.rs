@@ -1,37 +1,38 @@
-//! A call in a format that was derived from a chat template, read as it comes.
+//! [`CallDerived`]: reads a call in a notation that was derived from a chat template (`derived.rs`, `probe.rs`).
 
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, json_text};
+use super::call::{CallPart, CallProgress, add_arguments, json_text};
 use super::call_json::CallJson;
 use super::derived::{CallId, DerivedArguments, DerivedMarks, DerivedTags, NUMBER};
 use super::held_back::held_back;
 use super::parser::MAX_HEADER;
-use super::signatures::{Kinds, Signatures};
+use super::signatures::{Signatures, ValueKinds};
 
-/// Around a text that is taken as it is.
+/// The marks around a text that is taken literally.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
-/// Reads a call whose marks are data. Texts in tags and JSON arguments are handed out as they come.
+/// Reads a call whose marks are data. Strings in tags, and JSON arguments, are passed on character by character; other
+/// values when they are complete. The arguments are converted to a JSON object.
 #[derive(Debug)]
 pub(super) struct CallDerived {
     marks: &'static DerivedMarks,
-    state: State,
-    /// What was read of the part that the state tells.
+    state: DerivedState,
+    /// The text read in the current state.
     text: String,
     name: String,
     key: String,
-    /// What the flag of the value says: it is a text, or not.
+    /// Whether the flag before the value says that it is a string; `None` if the notation has no flags.
     is_text: Option<bool>,
-    /// The value is at its beginning.
+    /// Whether the value is at its first character.
     first: bool,
-    /// The value stands in [`CDATA`].
+    /// Whether the value is inside [`CDATA`].
     in_cdata: bool,
-    /// Bytes of the value so far.
+    /// The length in bytes of the value so far.
     n_written: usize,
-    /// A value that is no text, so far.
+    /// The text so far of a value that is not a string.
     value: String,
     n_values: usize,
     json: CallJson,
@@ -41,38 +42,38 @@ pub(super) struct CallDerived {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Before what begins a call.
+enum DerivedState {
+    /// Before the mark that begins the call.
     Start,
-    /// In the name, with an id where there is one.
+    /// In the name, with the call's id if the notation has one.
     Header,
-    /// In a JSON object.
+    /// In the JSON object of the arguments.
     Json,
-    /// Before a parameter or the end.
+    /// Before a parameter or the end of the call.
     Gap,
     Key,
     Flag,
     Value,
-    /// After a JSON object.
+    /// After the JSON object of the arguments.
     End,
     Done,
     NoCall,
 }
 
-/// How far a text is a mark.
+/// The result of comparing a text with a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     No,
-    Open,
+    Partial,
     Whole,
 }
 
 impl CallDerived {
-    /// A call; `begun`: what begins it was read.
+    /// A new call. `begun`: the mark that begins it has been read.
     pub fn new(marks: &'static DerivedMarks, begun: bool, signatures: Arc<Signatures>) -> Self {
         Self {
             marks,
-            state: if begun { State::Header } else { State::Start },
+            state: if begun { DerivedState::Header } else { DerivedState::Start },
             text: String::new(),
             name: String::new(),
             key: String::new(),
@@ -97,61 +98,62 @@ impl CallDerived {
         std::mem::take(&mut self.parts)
     }
 
-    /// What was read after the end of the call, where something other than its mark ended it.
+    /// The text that was read although it follows the call, if the call ended without its end mark.
     pub fn unread(&self) -> &str {
         match self.state {
-            State::Done => &self.text,
-            State::Start
-            | State::Header
-            | State::Json
-            | State::Gap
-            | State::Key
-            | State::Flag
-            | State::Value
-            | State::End
-            | State::NoCall => "",
+            DerivedState::Done => &self.text,
+            DerivedState::Start
+            | DerivedState::Header
+            | DerivedState::Json
+            | DerivedState::Gap
+            | DerivedState::Key
+            | DerivedState::Flag
+            | DerivedState::Value
+            | DerivedState::End
+            | DerivedState::NoCall => "",
         }
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.state = self.next(c);
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Start
-            | State::Header
-            | State::Json
-            | State::Gap
-            | State::Key
-            | State::Flag
-            | State::Value
-            | State::End => Progress::Open,
+            DerivedState::Done => CallProgress::Done,
+            DerivedState::NoCall => CallProgress::NoCall,
+            DerivedState::Start
+            | DerivedState::Header
+            | DerivedState::Json
+            | DerivedState::Gap
+            | DerivedState::Key
+            | DerivedState::Flag
+            | DerivedState::Value
+            | DerivedState::End => CallProgress::Incomplete,
         }
     }
 
-    fn next(&mut self, c: char) -> State {
-        if self.state == State::Json {
+    fn next(&mut self, c: char) -> DerivedState {
+        if self.state == DerivedState::Json {
             return self.in_json(c);
         }
         self.text.push(c);
         match self.state {
-            State::Start => match matches(&self.marks.call.0, &self.text) {
-                Match::No => State::NoCall,
-                Match::Open => State::Start,
-                Match::Whole => self.enter(State::Header),
+            DerivedState::Start => match matches(&self.marks.call.0, &self.text) {
+                Match::No => DerivedState::NoCall,
+                Match::Partial => DerivedState::Start,
+                Match::Whole => self.enter(DerivedState::Header),
             },
-            State::Header => self.in_header(c),
-            State::Gap => self.in_gap(),
-            State::Key => self.in_key(),
-            State::Flag => self.in_flag(),
-            State::Value => self.in_value(),
-            State::End => self.at_end(),
-            state @ (State::Json | State::Done | State::NoCall) => state,
+            DerivedState::Header => self.in_header(c),
+            DerivedState::Gap => self.in_gap(),
+            DerivedState::Key => self.in_key(),
+            DerivedState::Flag => self.in_flag(),
+            DerivedState::Value => self.in_value(),
+            DerivedState::End => self.at_end(),
+            state @ (DerivedState::Json | DerivedState::Done | DerivedState::NoCall) => state,
         }
     }
 
-    fn enter(&mut self, state: State) -> State {
+    /// Enters a state with an empty text.
+    fn enter(&mut self, state: DerivedState) -> DerivedState {
         self.text.clear();
         state
     }
@@ -163,7 +165,7 @@ impl CallDerived {
         }
     }
 
-    fn in_header(&mut self, c: char) -> State {
+    fn in_header(&mut self, c: char) -> DerivedState {
         let between = self.marks.between.trim();
         let header = match between {
             "" => self.text.strip_suffix('{').filter(|_| self.tags().is_none()),
@@ -171,23 +173,23 @@ impl CallDerived {
         };
         let Some(header) = header else {
             let long = self.text.len() > MAX_HEADER || self.text.trim().contains("\n\n");
-            return if long { State::NoCall } else { State::Header };
+            return if long { DerivedState::NoCall } else { DerivedState::Header };
         };
         let name = self.name_in(header.trim()).to_owned();
         let is_name = !name.is_empty() && !name.contains(['<', '\n', '{', '"']);
         if !self.signatures.has(&name) && (!is_name || name.contains(char::is_whitespace)) {
-            return State::NoCall;
+            return DerivedState::NoCall;
         }
         self.name.clone_from(&name);
         self.text.clear();
         if self.tags().is_some() {
-            return State::Gap;
+            return DerivedState::Gap;
         }
         self.json = CallJson::arguments_of(name);
-        if between.is_empty() { self.in_json(c) } else { State::Json }
+        if between.is_empty() { self.in_json(c) } else { DerivedState::Json }
     }
 
-    /// The function in what stands in its place.
+    /// The function's name in a header, which may also have an id.
     fn name_in<'h>(&self, header: &'h str) -> &'h str {
         match &self.marks.id {
             CallId::None => header,
@@ -205,38 +207,38 @@ impl CallDerived {
         }
     }
 
-    fn in_json(&mut self, c: char) -> State {
+    fn in_json(&mut self, c: char) -> DerivedState {
         let progress = self.json.push(c);
         self.parts.append(&mut self.json.take_parts());
         self.begun |= !self.parts.is_empty();
         match progress {
-            Progress::Open => State::Json,
-            Progress::NoCall => State::NoCall,
-            Progress::Done => {
+            CallProgress::Incomplete => DerivedState::Json,
+            CallProgress::NoCall => DerivedState::NoCall,
+            CallProgress::Done => {
                 self.text.clear();
                 let unread = self.json.unread().to_owned();
                 if self.marks.call.1.trim().is_empty() {
                     self.text = unread;
-                    return State::Done;
+                    return DerivedState::Done;
                 }
-                unread.chars().fold(State::End, |state, c| {
+                unread.chars().fold(DerivedState::End, |state, c| {
                     self.text.push(c);
-                    if state == State::End { self.at_end() } else { state }
+                    if state == DerivedState::End { self.at_end() } else { state }
                 })
             }
         }
     }
 
-    fn at_end(&mut self) -> State {
+    fn at_end(&mut self) -> DerivedState {
         match matches(&self.marks.call.1, &self.text) {
-            Match::No => State::Done,
-            Match::Open => State::End,
-            Match::Whole => self.enter(State::Done),
+            Match::No => DerivedState::Done,
+            Match::Partial => DerivedState::End,
+            Match::Whole => self.enter(DerivedState::Done),
         }
     }
 
-    fn in_gap(&mut self) -> State {
-        let Some(tags) = self.tags() else { return State::NoCall };
+    fn in_gap(&mut self) -> DerivedState {
+        let Some(tags) = self.tags() else { return DerivedState::NoCall };
         let key = matches(&tags.before_key, &self.text);
         let end = match self.marks.call.1.trim() {
             "" => Match::No,
@@ -244,42 +246,42 @@ impl CallDerived {
         };
         if key == Match::Whole {
             self.begin();
-            self.enter(State::Key)
+            self.enter(DerivedState::Key)
         } else if end == Match::Whole {
             self.text.clear();
             self.end()
-        } else if key == Match::Open || end == Match::Open {
-            State::Gap
+        } else if key == Match::Partial || end == Match::Partial {
+            DerivedState::Gap
         } else if self.begun {
-            // Its own end is missing.
+            // The call's end mark is missing.
             self.end()
         } else {
-            State::NoCall
+            DerivedState::NoCall
         }
     }
 
-    fn in_key(&mut self) -> State {
-        let Some(tags) = self.tags() else { return State::NoCall };
+    fn in_key(&mut self) -> DerivedState {
+        let Some(tags) = self.tags() else { return DerivedState::NoCall };
         let Some(key) = without_mark(&self.text, &tags.after_key) else {
-            return if self.text.len() > MAX_HEADER { self.end() } else { State::Key };
+            return if self.text.len() > MAX_HEADER { self.end() } else { DerivedState::Key };
         };
         self.key = key.trim().to_owned();
         self.text.clear();
         self.is_text = None;
-        if tags.flag.is_some() { State::Flag } else { self.begin_value() }
+        if tags.flag.is_some() { DerivedState::Flag } else { self.begin_value() }
     }
 
-    fn in_flag(&mut self) -> State {
-        let Some(flag) = self.tags().and_then(|tags| tags.flag.as_ref()) else { return State::NoCall };
+    fn in_flag(&mut self) -> DerivedState {
+        let Some(flag) = self.tags().and_then(|tags| tags.flag.as_ref()) else { return DerivedState::NoCall };
         let Some(word) = without_mark(&self.text, &flag.after) else {
-            return if self.text.len() > MAX_HEADER { self.end() } else { State::Flag };
+            return if self.text.len() > MAX_HEADER { self.end() } else { DerivedState::Flag };
         };
         self.is_text = Some(word.trim() == flag.text);
         self.text.clear();
         self.begin_value()
     }
 
-    fn kinds(&self) -> Kinds {
+    fn kinds(&self) -> ValueKinds {
         self.signatures.kinds(&self.name, &self.key)
     }
 
@@ -287,7 +289,7 @@ impl CallDerived {
         self.is_text.unwrap_or_else(|| self.kinds().are_text())
     }
 
-    fn begin_value(&mut self) -> State {
+    fn begin_value(&mut self) -> DerivedState {
         self.first = true;
         (self.in_cdata, self.n_written) = (false, 0);
         self.value.clear();
@@ -295,29 +297,29 @@ impl CallDerived {
             self.write_key();
             self.write("\"");
         }
-        State::Value
+        DerivedState::Value
     }
 
-    /// Whether a line break at either end of a value is a part of the tags.
+    /// Whether a line break at either end of a value belongs to the tags.
     fn on_lines(&self) -> bool {
         self.tags().is_some_and(|tags| tags.after_value.starts_with('\n'))
     }
 
-    fn in_value(&mut self) -> State {
-        let Some(tags) = self.tags() else { return State::NoCall };
+    fn in_value(&mut self) -> DerivedState {
+        let Some(tags) = self.tags() else { return DerivedState::NoCall };
         let on_lines = self.on_lines();
         if std::mem::take(&mut self.first) && on_lines && self.text.starts_with('\n') {
             self.text.clear();
-            return State::Value;
+            return DerivedState::Value;
         }
         if tags.cdata && self.n_written == 0 && !self.in_cdata {
             if self.text == CDATA.0 {
                 self.in_cdata = true;
                 self.text.clear();
-                return State::Value;
+                return DerivedState::Value;
             }
             if CDATA.0.starts_with(&*self.text) {
-                return State::Value;
+                return DerivedState::Value;
             }
         }
         let end = tags.after_value.trim();
@@ -328,14 +330,14 @@ impl CallDerived {
             self.text.clear();
             self.write_value(&value);
             self.end_value();
-            return State::Gap;
+            return DerivedState::Gap;
         }
         let line = format!("\n{end}");
         let ends = [end, &line];
         let held = held_back(&self.text, if on_lines { &ends } else { &ends[..1] });
         let value: String = self.text.drain(..self.text.len() - held).collect();
         self.write_value(&value);
-        State::Value
+        DerivedState::Value
     }
 
     fn write_value(&mut self, text: &str) {
@@ -351,7 +353,7 @@ impl CallDerived {
         if self.value_is_text() {
             self.write("\"");
         } else {
-            let kinds = if self.is_text.is_some() { Kinds::ANY } else { self.kinds() };
+            let kinds = if self.is_text.is_some() { ValueKinds::ANY } else { self.kinds() };
             let value = kinds.as_json(&std::mem::take(&mut self.value));
             self.write_key();
             self.write(&value);
@@ -369,27 +371,27 @@ impl CallDerived {
         add_arguments(&mut self.parts, json);
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
         }
     }
 
-    fn end(&mut self) -> State {
+    fn end(&mut self) -> DerivedState {
         self.begin();
         self.write(if self.n_values == 0 { "{}" } else { "}" });
-        State::Done
+        DerivedState::Done
     }
 
     /// The answer ends within the call: closes the value and the arguments.
     pub fn cut_short(&mut self) {
         match self.state {
-            State::Json => {
+            DerivedState::Json => {
                 self.json.cut_short();
                 self.parts.append(&mut self.json.take_parts());
             }
-            State::Value => {
+            DerivedState::Value => {
                 let text = std::mem::take(&mut self.text);
                 let end = self.tags().map_or("", |tags| tags.after_value.trim());
                 let is_mark = end.starts_with(text.trim_start())
@@ -401,21 +403,21 @@ impl CallDerived {
                 self.end_value();
                 self.end();
             }
-            State::Gap if self.begun || self.signatures.has(&self.name) => drop(self.end()),
-            State::Key | State::Flag if self.begun => drop(self.end()),
-            State::Start
-            | State::Header
-            | State::Gap
-            | State::Key
-            | State::Flag
-            | State::End
-            | State::Done
-            | State::NoCall => {}
+            DerivedState::Gap if self.begun || self.signatures.has(&self.name) => drop(self.end()),
+            DerivedState::Key | DerivedState::Flag if self.begun => drop(self.end()),
+            DerivedState::Start
+            | DerivedState::Header
+            | DerivedState::Gap
+            | DerivedState::Key
+            | DerivedState::Flag
+            | DerivedState::End
+            | DerivedState::Done
+            | DerivedState::NoCall => {}
         }
     }
 }
 
-/// Whether `text` is `mark`, or its beginning, where white space does not count.
+/// Compares `text` with `mark`, ignoring white space.
 fn matches(mark: &str, text: &str) -> Match {
     let mut mark = mark.chars().filter(|c| !c.is_whitespace());
     for c in text.chars().filter(|c| !c.is_whitespace()) {
@@ -423,10 +425,10 @@ fn matches(mark: &str, text: &str) -> Match {
             return Match::No;
         }
     }
-    if mark.next().is_none() { Match::Whole } else { Match::Open }
+    if mark.next().is_none() { Match::Whole } else { Match::Partial }
 }
 
-/// What stands before `mark` at the end of `text`, where white space does not count.
+/// The text before `mark`, if `text` ends with `mark`, ignoring white space.
 fn without_mark<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     if text.ends_with(char::is_whitespace) {
         return None;
@@ -445,7 +447,7 @@ fn without_mark<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     Some(rest)
 }
 
-/// Whether a mark is no more than what JSON has.
+/// Whether a mark consists only of characters that occur in any JSON, so that it does not identify a call.
 pub(super) fn is_blank_mark(mark: &str) -> bool {
     mark.chars().all(|c| c.is_whitespace() || c.is_ascii_alphanumeric() || "{}[]\":,_".contains(c))
 }

@@ -1,9 +1,9 @@
-//! A call as Gemma writes it, read as it comes: `call:name{key:<|"|>text<|"|>,other:[1,true,{a:null}]}`.
+//! [`CallGemma`]: reads a call in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:[1,true,{a:null}]}`.
 
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, json_text};
+use super::call::{CallPart, CallProgress, add_arguments, json_text};
 use super::held_back::held_back;
 use super::lenient_json::scalar;
 use super::parser::MAX_HEADER;
@@ -11,32 +11,32 @@ use super::syntax::GEMMA_QUOTE;
 
 const CALL: &str = "call:";
 
-/// Reads a call and writes its arguments as JSON.
+/// Reads a call and converts its arguments to JSON.
 #[derive(Debug)]
 pub(super) struct CallGemma {
-    state: State,
-    /// What was read of the part that the state tells.
+    state: GemmaState,
+    /// The text read in the current state.
     text: String,
-    /// What is open, the innermost last.
-    open: Vec<Open>,
-    /// A comma comes before what is next, unless that is the end.
+    /// The open containers, the innermost last.
+    open: Vec<Container>,
+    /// Whether a comma must be written before the next item.
     comma: bool,
     parts: Vec<CallPart>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
+enum Container {
     Object,
     List,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum GemmaState {
     Name,
     Key,
-    /// A key or a scalar, bare or in quotes.
+    /// Before or in a key or a scalar, bare or in quotes.
     Value,
-    /// In a text between Gemma's quotes, which is handed out as it comes.
+    /// In a string between Gemma's quotes, which is passed on character by character.
     Text,
     /// After a value.
     Next,
@@ -44,18 +44,18 @@ enum State {
     NoCall,
 }
 
-/// Whether what was read is in quotes.
+/// Whether the text read so far is a quoted string.
 enum Quoted {
     No,
-    /// The end is still to come.
-    Open,
+    /// The closing quote has not been read yet.
+    Unfinished,
     Text(String),
 }
 
 impl CallGemma {
-    /// A call that begins with `call:`.
+    /// A new call, which begins with `call:`.
     pub fn new() -> Self {
-        Self { state: State::Name, text: String::new(), open: Vec::new(), comma: false, parts: Vec::new() }
+        Self { state: GemmaState::Name, text: String::new(), open: Vec::new(), comma: false, parts: Vec::new() }
     }
 
     pub fn parts(&self) -> &[CallPart] {
@@ -66,64 +66,68 @@ impl CallGemma {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.state = match self.state {
-            State::Name => self.in_name(c),
-            State::Key => self.in_key(c),
-            State::Value => self.in_value(c),
-            State::Text => self.in_text(c),
-            State::Next => self.next(c),
-            state @ (State::Done | State::NoCall) => state,
+            GemmaState::Name => self.in_name(c),
+            GemmaState::Key => self.in_key(c),
+            GemmaState::Value => self.in_value(c),
+            GemmaState::Text => self.in_text(c),
+            GemmaState::Next => self.next(c),
+            state @ (GemmaState::Done | GemmaState::NoCall) => state,
         };
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Name | State::Key | State::Value | State::Text | State::Next => Progress::Open,
+            GemmaState::Done => CallProgress::Done,
+            GemmaState::NoCall => CallProgress::NoCall,
+            GemmaState::Name | GemmaState::Key | GemmaState::Value | GemmaState::Text | GemmaState::Next => {
+                CallProgress::Incomplete
+            }
         }
     }
 
-    fn in_name(&mut self, c: char) -> State {
+    fn in_name(&mut self, c: char) -> GemmaState {
         self.text.push(c);
         let text = self.text.trim_start();
         let begins = CALL.starts_with(text) || text.starts_with(CALL);
         if !begins || self.text.len() > MAX_HEADER {
-            return State::NoCall;
+            return GemmaState::NoCall;
         }
-        let Some(name) = text.strip_prefix(CALL).and_then(|text| text.strip_suffix('{')) else { return State::Name };
+        let Some(name) = text.strip_prefix(CALL).and_then(|text| text.strip_suffix('{')) else {
+            return GemmaState::Name;
+        };
         let name = name.trim().to_owned();
         if name.is_empty() {
-            return State::NoCall;
+            return GemmaState::NoCall;
         }
         self.parts.push(CallPart::Name(name));
-        self.enter(Open::Object)
+        self.enter(Container::Object)
     }
 
-    fn enter(&mut self, open: Open) -> State {
+    fn enter(&mut self, open: Container) -> GemmaState {
         self.text.clear();
         self.open.push(open);
         self.item(match open {
-            Open::Object => "{",
-            Open::List => "[",
+            Container::Object => "{",
+            Container::List => "[",
         });
         match open {
-            Open::Object => State::Key,
-            Open::List => State::Value,
+            Container::Object => GemmaState::Key,
+            Container::List => GemmaState::Value,
         }
     }
 
-    fn in_key(&mut self, c: char) -> State {
+    fn in_key(&mut self, c: char) -> GemmaState {
         if self.text.is_empty() && c.is_whitespace() {
-            return State::Key;
+            return GemmaState::Key;
         }
         self.text.push(c);
         match self.quoted() {
             Quoted::No => {}
-            Quoted::Open => return State::Key,
-            // The colon follows.
+            Quoted::Unfinished => return GemmaState::Key,
+            // The key is complete; a colon follows.
             Quoted::Text(key) => {
                 self.text = key;
-                return State::Key;
+                return GemmaState::Key;
             }
         }
         match c {
@@ -133,36 +137,36 @@ impl CallGemma {
                 self.item(&key);
                 self.write(": ");
                 self.text.clear();
-                State::Value
+                GemmaState::Value
             }
-            '}' if self.text.len() == 1 => self.leave(Open::Object),
-            _ => State::Key,
+            '}' if self.text.len() == 1 => self.leave(Container::Object),
+            _ => GemmaState::Key,
         }
     }
 
-    fn in_value(&mut self, c: char) -> State {
+    fn in_value(&mut self, c: char) -> GemmaState {
         self.text.push(c);
         if self.text == GEMMA_QUOTE {
             self.text.clear();
             self.item("\"");
-            return State::Text;
+            return GemmaState::Text;
         }
         match self.quoted() {
             Quoted::No => {}
-            Quoted::Open => return State::Value,
+            Quoted::Unfinished => return GemmaState::Value,
             Quoted::Text(text) => {
                 self.item(&json!(text).to_string());
                 self.text.clear();
-                return State::Next;
+                return GemmaState::Next;
             }
         }
         let first = self.text.trim_start().len() == c.len_utf8();
         match c {
-            '{' if first => self.enter(Open::Object),
-            '[' if first => self.enter(Open::List),
+            '{' if first => self.enter(Container::Object),
+            '[' if first => self.enter(Container::List),
             ',' | '}' | ']' => {
                 self.text.pop();
-                // Nothing stands in an empty list and after its last comma.
+                // An empty list, or a trailing comma.
                 if !(first && c == ']') {
                     let scalar = as_json(self.text.trim());
                     self.item(&scalar);
@@ -172,106 +176,106 @@ impl CallGemma {
             }
             c if c.is_whitespace() && self.text.trim_start().is_empty() => {
                 self.text.clear();
-                State::Value
+                GemmaState::Value
             }
-            _ => State::Value,
+            _ => GemmaState::Value,
         }
     }
 
-    fn in_text(&mut self, c: char) -> State {
+    fn in_text(&mut self, c: char) -> GemmaState {
         self.text.push(c);
         if self.text.ends_with(GEMMA_QUOTE) {
-            // The quote is all that is held back.
+            // Only the quote was held back.
             self.text.clear();
             self.write("\"");
-            return State::Next;
+            return GemmaState::Next;
         }
         let safe = self.text.len() - held_back(&self.text, &[GEMMA_QUOTE]);
         let text: String = self.text.drain(..safe).collect();
         self.write(&json_text(&text));
-        State::Text
+        GemmaState::Text
     }
 
-    /// The text in quotes, where what was read is one.
+    /// Whether the text read so far is a quoted string, and its content.
     fn quoted(&self) -> Quoted {
         let text = &*self.text;
         if let Some(rest) = text.strip_prefix(GEMMA_QUOTE) {
-            return rest.strip_suffix(GEMMA_QUOTE).map_or(Quoted::Open, |text| Quoted::Text(text.to_owned()));
+            return rest.strip_suffix(GEMMA_QUOTE).map_or(Quoted::Unfinished, |text| Quoted::Text(text.to_owned()));
         }
         if GEMMA_QUOTE.starts_with(text) {
-            return Quoted::Open;
+            return Quoted::Unfinished;
         }
-        // As in JSON, which it is not taught to write.
+        // JSON's quotes, which some answers use although the model was not trained on them.
         let Some(rest) = text.strip_prefix('"') else { return Quoted::No };
         match rest.strip_suffix('"').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0) {
             Some(inside) => Quoted::Text(serde_json::from_str(text).unwrap_or_else(|_| inside.to_owned())),
-            None => Quoted::Open,
+            None => Quoted::Unfinished,
         }
     }
 
-    fn next(&mut self, c: char) -> State {
+    fn next(&mut self, c: char) -> GemmaState {
         match (c, self.open.last()) {
             (',', Some(open)) => {
                 self.comma = true;
                 match open {
-                    Open::Object => State::Key,
-                    Open::List => State::Value,
+                    Container::Object => GemmaState::Key,
+                    Container::List => GemmaState::Value,
                 }
             }
-            ('}', _) => self.leave(Open::Object),
-            (']', _) => self.leave(Open::List),
-            (c, _) if c.is_whitespace() => State::Next,
-            _ => State::NoCall,
+            ('}', _) => self.leave(Container::Object),
+            (']', _) => self.leave(Container::List),
+            (c, _) if c.is_whitespace() => GemmaState::Next,
+            _ => GemmaState::NoCall,
         }
     }
 
-    fn leave(&mut self, open: Open) -> State {
+    fn leave(&mut self, open: Container) -> GemmaState {
         if self.open.last() != Some(&open) {
-            return State::NoCall;
+            return GemmaState::NoCall;
         }
         self.open.pop();
         self.text.clear();
         self.comma = false;
         self.write(match open {
-            Open::Object => "}",
-            Open::List => "]",
+            Container::Object => "}",
+            Container::List => "]",
         });
-        if self.open.is_empty() { State::Done } else { State::Next }
+        if self.open.is_empty() { GemmaState::Done } else { GemmaState::Next }
     }
 
-    /// The call ends in the middle: closes what is open. A key or a word that is not complete is left out.
+    /// The answer ends within the call: closes all containers. An incomplete key or word is left out.
     pub fn cut_short(&mut self) {
         match self.state {
-            State::Text => {
+            GemmaState::Text => {
                 let quote = GEMMA_QUOTE.starts_with(&*self.text);
                 let text = if quote { String::new() } else { json_text(&self.text) };
                 self.write(&text);
                 self.write("\"");
             }
-            State::Value => {
+            GemmaState::Value => {
                 let text = std::mem::take(&mut self.text);
                 let text = text.trim();
                 match text.strip_prefix('"') {
                     Some(quoted) => self.item(&json!(quoted).to_string()),
                     None => match scalar(text) {
                         Some(json) => self.item(&json),
-                        // The value of a key is missing.
-                        None if self.open.last() == Some(&Open::Object) => self.item("null"),
+                        // A key without a value.
+                        None if self.open.last() == Some(&Container::Object) => self.item("null"),
                         None => {}
                     },
                 }
             }
-            State::Name | State::Key | State::Next | State::Done | State::NoCall => {}
+            GemmaState::Name | GemmaState::Key | GemmaState::Next | GemmaState::Done | GemmaState::NoCall => {}
         }
         while let Some(open) = self.open.pop() {
             self.write(match open {
-                Open::Object => "}",
-                Open::List => "]",
+                Container::Object => "}",
+                Container::List => "]",
             });
         }
     }
 
-    /// A key, a scalar, or the beginning of an object or a list.
+    /// Writes a key, a scalar or an opening bracket, after a comma if one is due.
     fn item(&mut self, json: &str) {
         if std::mem::take(&mut self.comma) {
             self.write(", ");
@@ -284,7 +288,7 @@ impl CallGemma {
     }
 }
 
-/// A scalar as JSON: what is none is a text.
+/// A scalar as JSON. Any other word becomes a string.
 fn as_json(text: &str) -> String {
     match serde_json::from_str::<IgnoredAny>(text) {
         Ok(_) => text.to_owned(),

@@ -1,9 +1,9 @@
-//! Calls within thoughts that are never closed.
+//! [`CallInThoughts`]: calls that a model writes within its reasoning (thoughts) without ending the reasoning first.
 
 use super::{AnswerEvent, ToolCallParser};
 
-/// Reads what may be calls at the end of thoughts: they are calls where the answer ends with them, and thoughts where
-/// anything else follows.
+/// Text at the end of reasoning that may be calls. If the answer ends with the calls, they are calls; if anything else
+/// follows, the text is reasoning.
 #[derive(Debug)]
 pub(super) struct CallInThoughts {
     parser: Box<ToolCallParser>,
@@ -13,12 +13,12 @@ pub(super) struct CallInThoughts {
 }
 
 impl CallInThoughts {
-    /// `parser` reads the calls; `blank` stands before them.
+    /// A new text. `parser` parses the calls; `blank` is the white space before them.
     pub fn new(parser: ToolCallParser, blank: String) -> Self {
         Self { parser: Box::new(parser), raw: blank, events: Vec::new() }
     }
 
-    /// Takes the next piece. `Some`: there is no call, and this was not read.
+    /// Reads the next piece. Returns `Some(rest)` if the text is not a call; then `rest` has not been read.
     pub fn push(&mut self, text: &str) -> Option<String> {
         for (at, c) in text.char_indices() {
             self.raw.push(c);
@@ -33,14 +33,14 @@ impl CallInThoughts {
         None
     }
 
-    /// The answer ends: the calls, or the text that is thoughts.
+    /// The answer ends here: the events of the calls, or the text, which is reasoning.
     pub fn finish(mut self) -> Result<Vec<AnswerEvent>, String> {
         self.events.extend(self.parser.finish());
         let is_call = self.parser.n_calls() > 0 && !self.events.iter().any(|event| self.is_thought(event));
         if is_call { Ok(self.events) } else { Err(self.raw) }
     }
 
-    /// Whether `event` shows that there is no call of a known function.
+    /// Whether `event` shows that the text is not a call of a known function.
     fn is_thought(&self, event: &AnswerEvent) -> bool {
         match event {
             AnswerEvent::Content(_) | AnswerEvent::Reasoning(_) => true,

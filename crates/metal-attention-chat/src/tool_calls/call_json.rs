@@ -1,34 +1,34 @@
-//! A call as a JSON object, read as it comes.
+//! [`CallJson`]: reads a call that is a JSON object.
 
 use serde_json::Value;
 
-use super::call::{CallPart, Progress, add_arguments};
-use super::lenient_json::{LenientJson, Step};
+use super::call::{CallPart, CallProgress, add_arguments};
+use super::lenient_json::{JsonStep, LenientJson};
 
-/// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use. What
-/// is not quite JSON is mended ([`LenientJson`]).
+/// Reads `{"name": ..., "arguments": {...}}`. The keys may come in any order and have other names that models use.
+/// Invalid JSON is repaired ([`LenientJson`]). The arguments are passed on character by character.
 #[derive(Debug)]
 pub(super) struct CallJson {
-    state: State,
+    state: JsonCallState,
     key: String,
-    /// The key or value that is being read.
+    /// The reader of the current key or value.
     reader: LenientJson,
     name: Option<String>,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
     has_arguments: bool,
-    /// Arguments that came before the name.
+    /// Arguments that were read before the name.
     early: String,
     parts: Vec<CallPart>,
-    /// The object is the arguments of this function alone.
+    /// Whether the object is the arguments alone; the name is known then.
     is_arguments: bool,
     unread: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JsonCallState {
     Start,
-    /// Before a key; `first`: nothing was read in the object.
+    /// Before a key. `first`: no key was read yet.
     Key {
         first: bool,
     },
@@ -36,7 +36,7 @@ enum State {
     Colon,
     Value,
     InValue,
-    /// In the object of arguments, which is handed out as it comes.
+    /// In the object of the arguments.
     InArguments,
     Done,
     NoCall,
@@ -46,10 +46,10 @@ const NAMES: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
 impl CallJson {
-    /// A call that begins with the next `{`.
+    /// A new call, which begins with the next `{`.
     pub fn new() -> Self {
         Self {
-            state: State::Start,
+            state: JsonCallState::Start,
             key: String::new(),
             reader: LenientJson::new(),
             name: None,
@@ -64,126 +64,136 @@ impl CallJson {
 
     /// The arguments of the function `name`, which begin with the next `{`.
     pub fn arguments_of(name: String) -> Self {
-        Self { state: State::Value, key: ARGUMENTS[0].into(), name: Some(name), is_arguments: true, ..Self::new() }
+        Self {
+            state: JsonCallState::Value,
+            key: ARGUMENTS[0].into(),
+            name: Some(name),
+            is_arguments: true,
+            ..Self::new()
+        }
     }
 
-    /// The function, once it was read: the call may still turn out to be none.
+    /// The name of the function, once it was read. The text may still turn out not to be a call.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// What was found since [`take_parts`](Self::take_parts).
+    /// The parts that were read since the last [`take_parts`](Self::take_parts).
     pub fn parts(&self) -> &[CallPart] {
         &self.parts
     }
 
-    /// What was found since the last call of this.
+    /// Removes and returns the parts that were read since the last call.
     pub fn take_parts(&mut self) -> Vec<CallPart> {
         std::mem::take(&mut self.parts)
     }
 
-    /// What ended a call without its brace.
+    /// The text that was read although it follows the call, if the closing brace is missing.
     pub fn unread(&self) -> &str {
         &self.unread
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.state = self.next(c);
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Start
-            | State::Key { .. }
-            | State::InKey
-            | State::Colon
-            | State::Value
-            | State::InValue
-            | State::InArguments => Progress::Open,
+            JsonCallState::Done => CallProgress::Done,
+            JsonCallState::NoCall => CallProgress::NoCall,
+            JsonCallState::Start
+            | JsonCallState::Key { .. }
+            | JsonCallState::InKey
+            | JsonCallState::Colon
+            | JsonCallState::Value
+            | JsonCallState::InValue
+            | JsonCallState::InArguments => CallProgress::Incomplete,
         }
     }
 
-    fn next(&mut self, c: char) -> State {
+    fn next(&mut self, c: char) -> JsonCallState {
         let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
         match self.state {
-            State::Start if is_blank => State::Start,
-            State::Start if c == '{' => State::Key { first: true },
-            State::Key { first } if is_blank || (c == ',' && !first) => State::Key { first },
-            State::Key { .. } if matches!(c, '"' | '\'') => self.read(c, State::InKey),
-            State::Key { first: false } if c != '}' => self.missing_brace(c),
-            State::Key { .. } if c == '}' => self.end(),
-            State::InKey => match self.reader.push(c) {
-                Step::More => State::InKey,
-                step @ (Step::Done | Step::Before) => {
+            JsonCallState::Start if is_blank => JsonCallState::Start,
+            JsonCallState::Start if c == '{' => JsonCallState::Key { first: true },
+            JsonCallState::Key { first } if is_blank || (c == ',' && !first) => JsonCallState::Key { first },
+            JsonCallState::Key { .. } if matches!(c, '"' | '\'') => self.read(c, JsonCallState::InKey),
+            JsonCallState::Key { first: false } if c != '}' => self.missing_brace(c),
+            JsonCallState::Key { .. } if c == '}' => self.end(),
+            JsonCallState::InKey => match self.reader.push(c) {
+                JsonStep::More => JsonCallState::InKey,
+                step @ (JsonStep::Done | JsonStep::Before) => {
                     self.key = serde_json::from_str(&self.reader.take()).unwrap_or_default();
-                    self.state = State::Colon;
-                    if step == Step::Before { self.next(c) } else { State::Colon }
+                    self.state = JsonCallState::Colon;
+                    if step == JsonStep::Before { self.next(c) } else { JsonCallState::Colon }
                 }
             },
-            State::Colon if is_blank => State::Colon,
-            State::Colon if c == ':' => State::Value,
-            State::Value if is_blank => State::Value,
-            State::Value if self.is_arguments && c != '{' => State::NoCall,
-            State::Value if c == '{' && ARGUMENTS.contains(&&*self.key) && !self.has_arguments => {
+            JsonCallState::Colon if is_blank => JsonCallState::Colon,
+            JsonCallState::Colon if c == ':' => JsonCallState::Value,
+            JsonCallState::Value if is_blank => JsonCallState::Value,
+            JsonCallState::Value if self.is_arguments && c != '{' => JsonCallState::NoCall,
+            JsonCallState::Value if c == '{' && ARGUMENTS.contains(&&*self.key) && !self.has_arguments => {
                 self.has_arguments = true;
                 self.begin();
-                self.read(c, State::InArguments)
+                self.read(c, JsonCallState::InArguments)
             }
-            State::Value if matches!(c, ',' | '}' | ']' | ':') => State::NoCall,
-            State::Value => self.read(c, State::InValue),
-            State::InArguments => self.in_arguments(c),
-            State::InValue => match self.reader.push(c) {
-                Step::More => State::InValue,
-                Step::Done => self.end_of_value(),
-                Step::Before => {
+            JsonCallState::Value if matches!(c, ',' | '}' | ']' | ':') => JsonCallState::NoCall,
+            JsonCallState::Value => self.read(c, JsonCallState::InValue),
+            JsonCallState::InArguments => self.in_arguments(c),
+            JsonCallState::InValue => match self.reader.push(c) {
+                JsonStep::More => JsonCallState::InValue,
+                JsonStep::Done => self.end_of_value(),
+                JsonStep::Before => {
                     self.state = self.end_of_value();
-                    if self.state == State::NoCall { State::NoCall } else { self.next(c) }
+                    if self.state == JsonCallState::NoCall { JsonCallState::NoCall } else { self.next(c) }
                 }
             },
-            State::Start | State::Key { .. } | State::Colon | State::Done | State::NoCall => State::NoCall,
+            JsonCallState::Start
+            | JsonCallState::Key { .. }
+            | JsonCallState::Colon
+            | JsonCallState::Done
+            | JsonCallState::NoCall => JsonCallState::NoCall,
         }
     }
 
     /// Begins a key or a value with `c`.
-    fn read(&mut self, c: char, state: State) -> State {
+    fn read(&mut self, c: char, state: JsonCallState) -> JsonCallState {
         self.reader = LenientJson::new();
         self.state = state;
-        if state == State::InArguments {
+        if state == JsonCallState::InArguments {
             return self.in_arguments(c);
         }
         match self.reader.push(c) {
-            Step::More => state,
-            Step::Done | Step::Before => State::NoCall,
+            JsonStep::More => state,
+            JsonStep::Done | JsonStep::Before => JsonCallState::NoCall,
         }
     }
 
-    fn in_arguments(&mut self, c: char) -> State {
+    fn in_arguments(&mut self, c: char) -> JsonCallState {
         let step = self.reader.push(c);
         let json = self.reader.take();
         self.arguments(&json);
         match step {
-            Step::More => State::InArguments,
-            Step::Done if self.is_arguments => State::Done,
-            Step::Done => State::Key { first: false },
-            Step::Before => self.missing_brace(c),
+            JsonStep::More => JsonCallState::InArguments,
+            JsonStep::Done if self.is_arguments => JsonCallState::Done,
+            JsonStep::Done => JsonCallState::Key { first: false },
+            JsonStep::Before => self.missing_brace(c),
         }
     }
 
-    /// `c` follows an object without its brace: a call that has all it takes ends before that.
-    fn missing_brace(&mut self, c: char) -> State {
+    /// The closing brace is missing before `c`. The call ends here if it is otherwise complete.
+    fn missing_brace(&mut self, c: char) -> JsonCallState {
         let state = self.end();
-        if state == State::Done {
+        if state == JsonCallState::Done {
             self.unread.push(c);
         }
         state
     }
 
-    fn end_of_value(&mut self) -> State {
+    fn end_of_value(&mut self) -> JsonCallState {
         let text = self.reader.take();
         let is_arguments = ARGUMENTS.contains(&&*self.key) && !self.has_arguments;
         match serde_json::from_str::<Value>(&text) {
             Ok(Value::String(name)) if NAMES.contains(&&*self.key) => self.set_name(name),
-            // The arguments as a text that has the object.
+            // The arguments as a string that contains the JSON object.
             Ok(Value::String(arguments)) if is_arguments => return self.text_of_arguments(&arguments),
             Ok(Value::Null) if is_arguments => {}
             // {"type": "function", "function": {"name": ..., "arguments": ...}}
@@ -199,47 +209,47 @@ impl CallJson {
                         self.begin();
                         self.arguments(&arguments.to_string());
                     }
-                    Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return State::NoCall,
+                    Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return JsonCallState::NoCall,
                 }
             }
-            Ok(_) if is_arguments => return State::NoCall,
-            // A number that Rust cannot hold, or values too deep.
-            Err(_) if is_arguments || NAMES.contains(&&*self.key) => return State::NoCall,
-            // Other keys do not matter.
+            Ok(_) if is_arguments => return JsonCallState::NoCall,
+            // A number out of range, or values nested too deeply.
+            Err(_) if is_arguments || NAMES.contains(&&*self.key) => return JsonCallState::NoCall,
+            // Other keys are ignored.
             Ok(_) | Err(_) => {}
         }
-        State::Key { first: false }
+        JsonCallState::Key { first: false }
     }
 
-    /// Arguments that are a text: an object, or nothing.
-    fn text_of_arguments(&mut self, text: &str) -> State {
+    /// Arguments that are a string: it must contain an object, or be empty.
+    fn text_of_arguments(&mut self, text: &str) -> JsonCallState {
         let text = text.trim();
         if matches!(text, "" | "null") {
-            return State::Key { first: false };
+            return JsonCallState::Key { first: false };
         }
         let mut reader = LenientJson::new();
-        let n = text.chars().take_while(|&c| reader.push(c) == Step::More).count();
+        let n = text.chars().take_while(|&c| reader.push(c) == JsonStep::More).count();
         if !text.starts_with('{') || n + 1 < text.chars().count() {
-            return State::NoCall;
+            return JsonCallState::NoCall;
         }
         reader.finish();
         self.has_arguments = true;
         self.begin();
         self.arguments(&reader.take());
-        State::Key { first: false }
+        JsonCallState::Key { first: false }
     }
 
-    /// The end of the object.
-    fn end(&mut self) -> State {
+    /// The end of the object: the call is complete if it has a name.
+    fn end(&mut self) -> JsonCallState {
         if self.name.is_none() {
-            return State::NoCall;
+            return JsonCallState::NoCall;
         }
         self.begin();
         if !self.has_arguments {
             self.has_arguments = true;
             self.arguments("{}");
         }
-        State::Done
+        JsonCallState::Done
     }
 
     fn set_name(&mut self, name: String) {
@@ -251,7 +261,7 @@ impl CallJson {
         }
     }
 
-    /// Tells the name, where it is known.
+    /// Adds the name to the parts, once it is known.
     fn begin(&mut self) {
         let Some(name) = self.name.clone().filter(|_| !self.begun) else { return };
         self.begun = true;
@@ -273,24 +283,23 @@ impl CallJson {
         }
     }
 
-    /// The answer ends within the call: closes the arguments. A call whose name is known and whose object lacks no more
-    /// than its brace is complete.
+    /// The answer ends within the call: closes the arguments. A call that lacks only its closing brace is complete.
     pub fn cut_short(&mut self) {
         match self.state {
-            State::InArguments => {
+            JsonCallState::InArguments => {
                 self.reader.finish();
                 let json = self.reader.take();
                 self.arguments(&json);
             }
-            State::Key { first: false } => drop(self.end()),
-            State::Start
-            | State::Key { first: true }
-            | State::InKey
-            | State::Colon
-            | State::Value
-            | State::InValue
-            | State::Done
-            | State::NoCall => {}
+            JsonCallState::Key { first: false } => drop(self.end()),
+            JsonCallState::Start
+            | JsonCallState::Key { first: true }
+            | JsonCallState::InKey
+            | JsonCallState::Colon
+            | JsonCallState::Value
+            | JsonCallState::InValue
+            | JsonCallState::Done
+            | JsonCallState::NoCall => {}
         }
     }
 }
@@ -299,12 +308,12 @@ impl CallJson {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Option<String>, String, Progress) {
+    fn read(text: &str) -> (Option<String>, String, CallProgress) {
         let mut call = CallJson::new();
-        let mut progress = Progress::Open;
+        let mut progress = CallProgress::Incomplete;
         for c in text.chars() {
             progress = call.push(c);
-            if progress != Progress::Open {
+            if progress != CallProgress::Incomplete {
                 break;
             }
         }
@@ -336,12 +345,12 @@ mod tests {
             (r#"{"name": "f", "arguments": {"a": 1}</tool_call>"#, r#"{"a": 1}"#),
             (r#"{"name": "f", "arguments": {"a": 1e400}, "id": 1e400}"#, r#"{"a": 1e400}"#),
         ] {
-            assert_eq!(read(text), (Some("f".into()), arguments.into(), Progress::Done), "{text}");
+            assert_eq!(read(text), (Some("f".into()), arguments.into(), CallProgress::Done), "{text}");
         }
     }
 
     #[test]
-    fn other_objects_are_no_calls() {
+    fn other_objects_are_not_calls() {
         for text in [
             "{}",
             r#"{"arguments": {}}"#,
@@ -352,8 +361,8 @@ mod tests {
             r#"{"name": "f", "arguments": "x y"}"#,
             r#"{"name": "f", "arguments": 1}"#,
         ] {
-            assert_eq!((read(text).0, read(text).2), (None, Progress::NoCall), "{text}");
+            assert_eq!((read(text).0, read(text).2), (None, CallProgress::NoCall), "{text}");
         }
-        assert_eq!(read(r#"{"name": "f", "argum"#), (None, String::new(), Progress::Open));
+        assert_eq!(read(r#"{"name": "f", "argum"#), (None, String::new(), CallProgress::Incomplete));
     }
 }

@@ -1,34 +1,34 @@
-//! A call as Python writes it, read as it comes: `name(key="text", other=[1, True, {"a": None}])`.
+//! [`CallPython`]: reads a call in Python's notation: `name(key="text", other=[1, True, {"a": None}])`.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, json_text};
-use super::lenient_json::{LenientJson, Step};
+use super::call::{CallPart, CallProgress, add_arguments, json_text};
+use super::lenient_json::{JsonStep, LenientJson};
 use super::parser::MAX_HEADER;
-use super::python_text::{PythonText, TextStep};
+use super::python_string::{PythonString, StringStep};
 use super::python_value::{AFTER_TEXT, as_json, is_prefix};
 use super::signatures::Signatures;
 
-/// Reads a call and writes its arguments as JSON: texts as they come, other values when they are complete. What is no value
-/// of Python is a text.
+/// Reads a call and converts its arguments to JSON. Strings are passed on character by character, other values when
+/// they are complete. A value that is not valid Python becomes a string.
 #[derive(Debug)]
 pub(super) struct CallPython {
-    state: State,
-    /// What was read of the name or the argument.
+    state: PythonCallState,
+    /// The text of the name or argument that is being read.
     text: String,
     name: String,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
-    /// The argument's name, once it was read.
+    /// The keyword of the argument, once it was read.
     key: Option<String>,
-    within: Within,
-    /// The text that is being read.
-    string: PythonText,
-    /// Brackets that are open in the argument.
+    within: ArgumentState,
+    /// The reader of the current string.
+    string: PythonString,
+    /// The number of brackets that are open in the argument.
     depth: usize,
-    /// Where the word begins that is being read.
+    /// The offset in `text` where the current word begins.
     word: usize,
     n_arguments: usize,
     signatures: Arc<Signatures>,
@@ -36,36 +36,36 @@ pub(super) struct CallPython {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum PythonCallState {
     Name,
     Argument,
-    /// In an argument that is a text.
+    /// In an argument that is a string.
     Text,
-    /// After such an argument.
+    /// After an argument that is a string.
     AfterText,
     Done,
     NoCall,
 }
 
-/// Where in an argument.
+/// The position within an argument that is not a plain string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Within {
+enum ArgumentState {
     Code,
-    /// After one or two quotes, which may begin a text or three quotes.
+    /// After one or two quotes, which may begin a string or be the start of triple quotes.
     Opening {
         quote: char,
         n: usize,
     },
-    /// In a text.
+    /// In a string.
     Text {
         quote: char,
         escaped: bool,
     },
-    /// After a quote that ends a text, unless that goes on.
+    /// After a quote that may end a string.
     MaybeAfter {
         quote: char,
     },
-    /// In a text in three quotes, and after so many of them.
+    /// In a triple-quoted string, after `n` quotes that may end it.
     LongText {
         quote: char,
         escaped: bool,
@@ -73,26 +73,27 @@ enum Within {
     },
 }
 
-/// Whether a function of this name is called as in Python; others are called by a JSON object.
+/// Whether a function of this name is called in Python's notation. Others are called by a JSON object.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(belongs)
 }
 
+/// Whether a character may be in a name.
 fn belongs(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':')
 }
 
 impl CallPython {
-    /// A call that begins with the function's name.
+    /// A new call, which begins with the function's name.
     pub fn new(signatures: Arc<Signatures>) -> Self {
         Self {
-            state: State::Name,
+            state: PythonCallState::Name,
             text: String::new(),
             name: String::new(),
             begun: false,
             key: None,
-            within: Within::Code,
-            string: PythonText::new('"', false),
+            within: ArgumentState::Code,
+            string: PythonString::new('"', false),
             depth: 0,
             word: 0,
             n_arguments: 0,
@@ -109,80 +110,88 @@ impl CallPython {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.state = match self.state {
-            State::Name => self.in_name(c),
-            State::Argument => self.in_argument(c),
-            State::Text => self.in_text(c),
-            State::AfterText => self.after_text(c),
-            state @ (State::Done | State::NoCall) => state,
+            PythonCallState::Name => self.in_name(c),
+            PythonCallState::Argument => self.in_argument(c),
+            PythonCallState::Text => self.in_text(c),
+            PythonCallState::AfterText => self.after_text(c),
+            state @ (PythonCallState::Done | PythonCallState::NoCall) => state,
         };
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Name | State::Argument | State::Text | State::AfterText => Progress::Open,
+            PythonCallState::Done => CallProgress::Done,
+            PythonCallState::NoCall => CallProgress::NoCall,
+            PythonCallState::Name | PythonCallState::Argument | PythonCallState::Text | PythonCallState::AfterText => {
+                CallProgress::Incomplete
+            }
         }
     }
 
-    fn in_name(&mut self, c: char) -> State {
+    fn in_name(&mut self, c: char) -> PythonCallState {
         if c == '(' {
             std::mem::take(&mut self.text).trim().clone_into(&mut self.name);
-            return if self.name.is_empty() { State::NoCall } else { State::Argument };
+            return if self.name.is_empty() { PythonCallState::NoCall } else { PythonCallState::Argument };
         }
-        // White space may stand around the name, not in it.
+        // White space may surround the name, but not be in it.
         let in_name = !self.text.ends_with(char::is_whitespace) || self.text.trim().is_empty();
         let fits = c.is_whitespace() || belongs(c) && in_name;
         self.text.push(c);
-        if fits && self.text.len() <= MAX_HEADER { State::Name } else { State::NoCall }
+        if fits && self.text.len() <= MAX_HEADER { PythonCallState::Name } else { PythonCallState::NoCall }
     }
 
-    fn in_argument(&mut self, c: char) -> State {
+    fn in_argument(&mut self, c: char) -> PythonCallState {
         match self.within {
-            Within::Code => return self.in_code(c),
-            Within::Opening { quote, n: 1 } if c == quote => self.within = Within::Opening { quote, n: 2 },
-            Within::Opening { quote, n: 2 } if c == quote => {
-                self.within = Within::LongText { quote, escaped: false, n: 0 };
+            ArgumentState::Code => return self.in_code(c),
+            ArgumentState::Opening { quote, n: 1 } if c == quote => {
+                self.within = ArgumentState::Opening { quote, n: 2 }
             }
-            Within::Opening { quote, n: 2 } => {
-                self.within = Within::MaybeAfter { quote };
+            ArgumentState::Opening { quote, n: 2 } if c == quote => {
+                self.within = ArgumentState::LongText { quote, escaped: false, n: 0 };
+            }
+            ArgumentState::Opening { quote, n: 2 } => {
+                self.within = ArgumentState::MaybeAfter { quote };
                 return self.in_argument(c);
             }
-            Within::Opening { quote, .. } | Within::Text { quote, escaped: false } if c == quote => {
-                self.within = Within::MaybeAfter { quote };
+            ArgumentState::Opening { quote, .. } | ArgumentState::Text { quote, escaped: false } if c == quote => {
+                self.within = ArgumentState::MaybeAfter { quote };
             }
-            Within::Opening { quote, .. } | Within::Text { quote, escaped: false } => {
-                self.within = Within::Text { quote, escaped: c == '\\' };
+            ArgumentState::Opening { quote, .. } | ArgumentState::Text { quote, escaped: false } => {
+                self.within = ArgumentState::Text { quote, escaped: c == '\\' };
             }
-            Within::Text { quote, escaped: true } => self.within = Within::Text { quote, escaped: false },
-            Within::MaybeAfter { .. } if AFTER_TEXT.contains(&c) || c == '=' && self.may_end_key() => {
-                self.within = Within::Code;
+            ArgumentState::Text { quote, escaped: true } => self.within = ArgumentState::Text { quote, escaped: false },
+            ArgumentState::MaybeAfter { .. } if AFTER_TEXT.contains(&c) || c == '=' && self.may_end_key() => {
+                self.within = ArgumentState::Code;
                 return self.in_code(c);
             }
-            Within::MaybeAfter { .. } if c.is_whitespace() => {}
-            Within::MaybeAfter { quote } => {
-                self.within = Within::Text { quote, escaped: false };
+            ArgumentState::MaybeAfter { .. } if c.is_whitespace() => {}
+            ArgumentState::MaybeAfter { quote } => {
+                self.within = ArgumentState::Text { quote, escaped: false };
                 return self.in_argument(c);
             }
-            Within::LongText { quote, escaped: false, n } if c == quote => {
-                self.within = if n == 2 { Within::Code } else { Within::LongText { quote, escaped: false, n: n + 1 } };
+            ArgumentState::LongText { quote, escaped: false, n } if c == quote => {
+                self.within = if n == 2 {
+                    ArgumentState::Code
+                } else {
+                    ArgumentState::LongText { quote, escaped: false, n: n + 1 }
+                };
             }
-            Within::LongText { quote, escaped, .. } => {
-                self.within = Within::LongText { quote, escaped: c == '\\' && !escaped, n: 0 };
+            ArgumentState::LongText { quote, escaped, .. } => {
+                self.within = ArgumentState::LongText { quote, escaped: c == '\\' && !escaped, n: 0 };
             }
         }
         self.text.push(c);
-        State::Argument
+        PythonCallState::Argument
     }
 
-    /// In a text, which is handed out as it comes.
-    fn in_text(&mut self, c: char) -> State {
+    /// In a string, which is passed on character by character.
+    fn in_text(&mut self, c: char) -> PythonCallState {
         let step = self.string.push(c);
-        let text = json_text(&self.string.take(step == TextStep::Before));
+        let text = json_text(&self.string.take(step == StringStep::Before));
         add_arguments(&mut self.parts, &text);
         match step {
-            TextStep::More => State::Text,
-            TextStep::Before => {
+            StringStep::More => PythonCallState::Text,
+            StringStep::Before => {
                 add_arguments(&mut self.parts, "\"");
                 self.key = None;
                 self.next_text();
@@ -191,54 +200,54 @@ impl CallPython {
         }
     }
 
-    /// After a text: what stands there up to the next comma means nothing.
-    fn after_text(&mut self, c: char) -> State {
+    /// After a string. Text up to the next comma is ignored.
+    fn after_text(&mut self, c: char) -> PythonCallState {
         match c {
-            ',' => State::Argument,
+            ',' => PythonCallState::Argument,
             ')' => self.end(),
-            _ => State::AfterText,
+            _ => PythonCallState::AfterText,
         }
     }
 
-    fn end(&mut self) -> State {
+    fn end(&mut self) -> PythonCallState {
         add_arguments(&mut self.parts, if self.n_arguments == 0 { "{}" } else { "}" });
-        State::Done
+        PythonCallState::Done
     }
 
     fn may_end_key(&self) -> bool {
         self.key.is_none() && self.depth == 0
     }
 
-    fn in_code(&mut self, c: char) -> State {
+    fn in_code(&mut self, c: char) -> PythonCallState {
         match c {
             ',' if self.depth == 0 => return self.end_argument(),
             ')' if self.depth == 0 => {
                 if self.text.trim().is_empty() && self.key.is_none() {
                     self.begin();
-                } else if self.end_argument() == State::NoCall {
-                    return State::NoCall;
+                } else if self.end_argument() == PythonCallState::NoCall {
+                    return PythonCallState::NoCall;
                 }
                 return self.end();
             }
             '=' if self.may_end_key() => {
                 let key = self.text.trim().trim_matches(['"', '\'']);
                 if key.is_empty() || key.contains(|c: char| c.is_whitespace() || "\"'()[]{}".contains(c)) {
-                    return State::NoCall;
+                    return PythonCallState::NoCall;
                 }
                 self.key = Some(key.to_owned());
                 self.begin();
                 self.next_text();
-                return State::Argument;
+                return PythonCallState::Argument;
             }
             '\'' | '"' if self.key.is_some() && self.depth == 0 && is_prefix(self.text.trim_start()) => {
                 let raw = self.text.contains(['r', 'R']);
-                self.string = PythonText::new(c, raw);
+                self.string = PythonString::new(c, raw);
                 let key = self.key.take().unwrap_or_default();
                 self.write(&format!("{}: \"", json!(key)));
                 self.next_text();
-                return State::Text;
+                return PythonCallState::Text;
             }
-            '\'' | '"' if is_prefix(&self.text[self.word..]) => self.within = Within::Opening { quote: c, n: 1 },
+            '\'' | '"' if is_prefix(&self.text[self.word..]) => self.within = ArgumentState::Opening { quote: c, n: 1 },
             '(' | '[' | '{' => self.depth += 1,
             ')' | ']' | '}' => self.depth = self.depth.saturating_sub(1),
             _ => {}
@@ -247,10 +256,10 @@ impl CallPython {
         if c.is_whitespace() || ",:([{".contains(c) {
             self.word = self.text.len();
         }
-        State::Argument
+        PythonCallState::Argument
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
@@ -263,33 +272,34 @@ impl CallPython {
     }
 
     /// Writes the argument that was read.
-    fn end_argument(&mut self) -> State {
+    fn end_argument(&mut self) -> PythonCallState {
         let text = std::mem::take(&mut self.text);
         self.next_text();
         let text = text.trim();
         let named = self.key.take();
         if named.is_none() && text.is_empty() {
-            return State::Argument;
+            return PythonCallState::Argument;
         }
         let value = as_json(text);
-        // In its place among the function's arguments. Words alone may be no call at all.
+        // A positional argument gets the name of the function's parameter at its position. A first argument that is
+        // not a value may be prose, so it is not taken as one.
         let in_order = || self.signatures.name_of(&self.name, self.n_arguments).map(str::to_owned);
         let in_order = || in_order().filter(|_| value.is_some() || self.begun);
         let key = named.or_else(|| in_order().or_else(|| self.begun.then(|| self.n_arguments.to_string())));
         let argument = match (key, value) {
             (Some(key), Some(value)) => format!("{}: {value}", json!(key)),
             (Some(key), None) => format!("{}: {}", json!(key), json!(text)),
-            // A dictionary brings names of its own.
+            // A dictionary (`**{...}`) has names of its own.
             (None, _) => match as_json(text.trim_start_matches('*')).filter(|json| json.starts_with('{')) {
                 Some(json) => json[1..json.len() - 1].to_owned(),
-                None => return State::NoCall,
+                None => return PythonCallState::NoCall,
             },
         };
         self.begin();
         if !argument.is_empty() {
             self.write(&argument);
         }
-        State::Argument
+        PythonCallState::Argument
     }
 
     fn write(&mut self, argument: &str) {
@@ -298,12 +308,13 @@ impl CallPython {
         self.n_arguments += 1;
     }
 
-    /// The call ends in the middle: writes what there is of an argument, and closes the arguments.
+    /// The answer ends within the call: writes the incomplete argument, as far as it is usable, and closes the
+    /// arguments.
     pub fn cut_short(&mut self) {
         if !self.begun {
             return;
         }
-        if self.state == State::Text {
+        if self.state == PythonCallState::Text {
             let text = json_text(&self.string.take(true)) + "\"";
             add_arguments(&mut self.parts, &text);
         } else if let Some(key) = self.key.take() {
@@ -311,7 +322,7 @@ impl CallPython {
             let text = text.trim();
             let value = as_json(text).or_else(|| {
                 let mut reader = LenientJson::new();
-                text.chars().all(|c| reader.push(c) == Step::More);
+                text.chars().all(|c| reader.push(c) == JsonStep::More);
                 reader.finish();
                 Some(reader.take()).filter(|json| !json.is_empty())
             });
@@ -330,18 +341,18 @@ mod tests {
     use super::*;
     use crate::Tool;
 
-    fn read(text: &str) -> (Option<String>, String, Progress) {
+    fn read(text: &str) -> (Option<String>, String, CallProgress) {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"first": {}, "second": {}}}}});
         let mut call = CallPython::new(Arc::new(Signatures::of(&[Tool::try_from(tool).unwrap()])));
-        let mut progress = Progress::Open;
+        let mut progress = CallProgress::Incomplete;
         for c in text.chars() {
             progress = call.push(c);
-            if progress != Progress::Open {
+            if progress != CallProgress::Incomplete {
                 break;
             }
         }
-        if progress == Progress::Open {
+        if progress == CallProgress::Incomplete {
             call.cut_short();
         }
         let (mut name, mut arguments) = (None, String::new());
@@ -375,14 +386,14 @@ mod tests {
             ("f(**{'a': 1}, b=2)", r#"{"a": 1, "b": 2}"#),
             ("f(a=1, 'x', 'y')", r#"{"a": 1, "second": "x", "2": "y"}"#),
         ] {
-            assert_eq!(read(text), (Some("f".into()), arguments.into(), Progress::Done), "{text}");
+            assert_eq!(read(text), (Some("f".into()), arguments.into(), CallProgress::Done), "{text}");
             assert!(serde_json::from_str::<Value>(arguments).is_ok(), "{arguments}");
         }
         assert_eq!(read("g.h-i({'a': 1})").0.as_deref(), Some("g.h-i"));
     }
 
     #[test]
-    fn other_texts_are_no_calls() {
+    fn other_texts_are_not_calls() {
         for text in
             ["", "f g(a=1)", "f, g", "(a=1)", "g(see above)", "g('x')", "f(x)", "f(=1)", "f(a b=1)", "]", "\"f\"("]
         {
@@ -391,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_closed() {
+    fn incomplete_calls_are_closed() {
         for (text, arguments) in [
             ("f(a", ""),
             ("f(a=", "{}"),
@@ -401,7 +412,7 @@ mod tests {
             ("f(a='x', ke", "{\"a\": \"x\"}"),
             ("f(a=[1, 'x", "{\"a\": [1, \"x\"]}"),
         ] {
-            assert_eq!((read(text).1, read(text).2), (arguments.into(), Progress::Open), "{text}");
+            assert_eq!((read(text).1, read(text).2), (arguments.into(), CallProgress::Incomplete), "{text}");
         }
     }
 }

@@ -1,30 +1,30 @@
-//! A call whose arguments are in tags, read as it comes.
+//! [`CallTags`]: reads a call whose arguments are in tags.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::call::{CallPart, Progress, add_arguments, json_text};
+use super::call::{CallPart, CallProgress, add_arguments, json_text};
 use super::held_back::MAX_BLANK;
 use super::parser::MAX_HEADER;
-use super::signatures::{Kinds, Signatures};
+use super::signatures::{Signatures, ValueKinds};
 
-/// How the tags are written.
+/// The tags of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tags {
-    /// `name>`, then `<parameter=key>value</parameter>` and so on up to `</function>`; a line break at either end of a
-    /// value is no part of it.
+pub(super) enum TagStyle {
+    /// `name>`, then `<parameter=key>value</parameter>` for each argument, up to `</function>`. A line break at either
+    /// end of a value is not part of it.
     Function,
-    /// `name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` and so on up to `</tool_call>`.
+    /// `name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` for each argument, up to `</tool_call>`.
     Keys,
 }
 
-/// The tags around calls, which end a value whose own end is missing.
+/// Tags around calls. They also end a value whose own end tag is missing.
 const OPENINGS: [&str; 3] = ["<tool_call>", "<seed:tool_call>", "<function="];
 const CLOSINGS: [&str; 2] = ["</tool_call>", "</seed:tool_call>"];
 
-impl Tags {
-    /// Begins a parameter.
+impl TagStyle {
+    /// The tag that begins a parameter.
     fn parameter(self) -> &'static str {
         match self {
             Self::Function => "<parameter=",
@@ -32,7 +32,7 @@ impl Tags {
         }
     }
 
-    /// Ends a call.
+    /// The tag that ends a call.
     fn end_of_call(self) -> &'static str {
         match self {
             Self::Function => "</function>",
@@ -54,7 +54,7 @@ impl Tags {
         }
     }
 
-    /// Tags that mean nothing between parameters: the end of one, once more.
+    /// Superfluous end tags, which are ignored between parameters.
     fn stray(self) -> &'static [&'static str] {
         match self {
             Self::Function => &["</parameter>"],
@@ -63,34 +63,35 @@ impl Tags {
     }
 }
 
-/// Reads a call whose arguments are in tags. Texts are handed out as they come, other values once they are complete.
+/// Reads a call whose arguments are in tags. Strings are passed on character by character, other values when they are
+/// complete. The arguments are converted to a JSON object.
 #[derive(Debug)]
 pub(super) struct CallTags {
-    tags: Tags,
-    state: State,
-    /// What was read of the part that the state names; in a value, what may be the tag that ends it.
+    tags: TagStyle,
+    state: TagsState,
+    /// The text read in the current state; in a value, the part that may be the end tag.
     text: String,
-    /// A value that is no text, so far.
+    /// The text so far of a value that is not a string.
     value: String,
     name: String,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
     key: String,
-    /// The keys that are complete.
+    /// The keys of the complete arguments.
     keys: Vec<String>,
     signatures: Arc<Signatures>,
     parts: Vec<CallPart>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum TagsState {
     Name,
-    /// Before a parameter or the end.
+    /// Before a parameter or the end of the call.
     Gap,
     Key,
     /// Between a key and its value.
     BeforeValue,
-    /// In a value; `first`: at its beginning.
+    /// In a value. `first`: at its first character.
     Value {
         first: bool,
     },
@@ -98,26 +99,26 @@ enum State {
     NoCall,
 }
 
-/// What the end of a value's text may be.
+/// The meaning of the text that may be the end of a value.
 enum Tail {
-    /// A part of the value.
+    /// It is part of the value.
     No,
-    /// More has to come.
-    Open,
-    /// The value's own end.
+    /// More text is needed.
+    Incomplete,
+    /// It is the end tag of the value.
     EndOfValue,
-    /// The call ends, and what follows its tag (at this byte) is next.
+    /// The call ends. The text that follows begins at this offset.
     EndOfCall(usize),
-    /// The next parameter, whose key begins at this byte.
+    /// The next parameter begins. Its key starts at this offset.
     NextParameter(usize),
 }
 
 impl CallTags {
-    /// A call that goes on with the function's name.
-    pub fn new(tags: Tags, signatures: Arc<Signatures>) -> Self {
+    /// A new call, which begins with the function's name.
+    pub fn new(tags: TagStyle, signatures: Arc<Signatures>) -> Self {
         Self {
             tags,
-            state: State::Name,
+            state: TagsState::Name,
             text: String::new(),
             value: String::new(),
             name: String::new(),
@@ -137,52 +138,58 @@ impl CallTags {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.text.push(c);
         self.state = match self.state {
-            State::Name => self.in_name(),
-            State::Gap => self.in_gap(),
-            State::Key => self.in_key(),
-            State::BeforeValue => self.before_value(),
-            State::Value { first } => self.in_value(first),
-            state @ (State::Done | State::NoCall) => state,
+            TagsState::Name => self.in_name(),
+            TagsState::Gap => self.in_gap(),
+            TagsState::Key => self.in_key(),
+            TagsState::BeforeValue => self.before_value(),
+            TagsState::Value { first } => self.in_value(first),
+            state @ (TagsState::Done | TagsState::NoCall) => state,
         };
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value { .. } => Progress::Open,
+            TagsState::Done => CallProgress::Done,
+            TagsState::NoCall => CallProgress::NoCall,
+            TagsState::Name | TagsState::Gap | TagsState::Key | TagsState::BeforeValue | TagsState::Value { .. } => {
+                CallProgress::Incomplete
+            }
         }
     }
 
-    fn in_name(&mut self) -> State {
+    fn in_name(&mut self) -> TagsState {
         let text = self.text.trim_start();
         let end = match self.tags {
-            Tags::Function => text.strip_suffix('>').map(|name| (name, State::Gap)),
-            Tags::Keys => (text.strip_suffix("<arg_key>").map(|name| (name, State::Key)))
-                .or_else(|| text.strip_suffix("</tool_call>").map(|name| (name, State::Done))),
+            TagStyle::Function => text.strip_suffix('>').map(|name| (name, TagsState::Gap)),
+            TagStyle::Keys => (text.strip_suffix("<arg_key>").map(|name| (name, TagsState::Key)))
+                .or_else(|| text.strip_suffix("</tool_call>").map(|name| (name, TagsState::Done))),
         };
         if let Some((name, next)) = end {
             let name = name.trim();
             let is_name = !name.is_empty() && !name.contains(['<', '\n']);
             if !is_name || name.contains(char::is_whitespace) && !self.signatures.has(name) {
-                return State::NoCall;
+                return TagsState::NoCall;
             }
             name.clone_into(&mut self.name);
             self.text.clear();
             return match next {
-                State::Key => {
+                TagsState::Key => {
                     self.begin();
-                    State::Key
+                    TagsState::Key
                 }
-                State::Done => self.end(),
-                State::Name | State::Gap | State::BeforeValue | State::Value { .. } | State::NoCall => next,
+                TagsState::Done => self.end(),
+                TagsState::Name
+                | TagsState::Gap
+                | TagsState::BeforeValue
+                | TagsState::Value { .. }
+                | TagsState::NoCall => next,
             };
         }
         let fits = match self.tags {
-            Tags::Function => !text.contains(['<', '\n']),
-            // Nothing but a tag comes after the name.
-            Tags::Keys => {
+            TagStyle::Function => !text.contains(['<', '\n']),
+            // Only a tag may follow the name.
+            TagStyle::Keys => {
                 let known = self.signatures.longest_name_in(text);
                 let end = text.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(text.len()).max(known);
                 let rest = text[end..].trim_start();
@@ -190,82 +197,82 @@ impl CallTags {
                 "<arg_key>".starts_with(rest) || "</tool_call>".starts_with(rest) || begins_known
             }
         };
-        if fits && self.text.len() <= MAX_HEADER { State::Name } else { State::NoCall }
+        if fits && self.text.len() <= MAX_HEADER { TagsState::Name } else { TagsState::NoCall }
     }
 
-    fn in_gap(&mut self) -> State {
+    fn in_gap(&mut self) -> TagsState {
         let (parameter, end) = (self.tags.parameter(), self.tags.end_of_call());
         let tag = self.text.trim_start();
         if tag.is_empty() {
             self.text.clear();
-            State::Gap
+            TagsState::Gap
         } else if tag == parameter {
             self.text.clear();
             self.begin();
-            State::Key
+            TagsState::Key
         } else if tag == end {
             self.text.clear();
             self.end()
         } else if self.tags.stray().contains(&tag) {
             self.text.clear();
-            State::Gap
+            TagsState::Gap
         } else if CLOSINGS.contains(&tag) {
-            // The function's own end is missing.
+            // The end tag of the function is missing.
             self.end()
         } else if [parameter, end].iter().chain(self.tags.stray()).chain(&CLOSINGS).any(|mark| mark.starts_with(tag)) {
-            State::Gap
+            TagsState::Gap
         } else if self.begun || OPENINGS.contains(&tag) {
             self.end()
         } else if OPENINGS.iter().any(|opening| opening.starts_with(tag)) {
-            State::Gap
+            TagsState::Gap
         } else {
-            State::NoCall
+            TagsState::NoCall
         }
     }
 
-    fn in_key(&mut self) -> State {
+    fn in_key(&mut self) -> TagsState {
         let missing = ["<arg_value>", "\n"];
         let (key, next) = match (self.tags, self.text.strip_suffix(self.tags.end_of_key())) {
-            (Tags::Function, Some(key)) => (key, State::Value { first: true }),
-            (Tags::Keys, Some(key)) => (key, State::BeforeValue),
-            // The end of the key is missing.
-            (Tags::Keys, None) => match self.text.strip_suffix(missing[0]) {
-                Some(key) => (key, State::Value { first: true }),
-                None => return State::Key,
+            (TagStyle::Function, Some(key)) => (key, TagsState::Value { first: true }),
+            (TagStyle::Keys, Some(key)) => (key, TagsState::BeforeValue),
+            // The end tag of the key is missing.
+            (TagStyle::Keys, None) => match self.text.strip_suffix(missing[0]) {
+                Some(key) => (key, TagsState::Value { first: true }),
+                None => return TagsState::Key,
             },
-            (Tags::Function, None) => match self.text.strip_suffix(missing[1]) {
-                Some(key) => (key, State::Value { first: false }),
-                None => return State::Key,
+            (TagStyle::Function, None) => match self.text.strip_suffix(missing[1]) {
+                Some(key) => (key, TagsState::Value { first: false }),
+                None => return TagsState::Key,
             },
         };
         self.key = key.trim().to_owned();
         self.text.clear();
-        if matches!(next, State::Value { .. }) {
+        if matches!(next, TagsState::Value { .. }) {
             self.begin_value();
         }
         next
     }
 
-    fn before_value(&mut self) -> State {
+    fn before_value(&mut self) -> TagsState {
         let tag = self.text.trim_start();
         let open = "<arg_value>";
         if tag.is_empty() {
             self.text.clear();
-            return State::BeforeValue;
+            return TagsState::BeforeValue;
         }
         if tag == open {
             self.text.clear();
             self.begin_value();
-            return State::Value { first: false };
+            return TagsState::Value { first: false };
         }
         if open.starts_with(tag) {
-            return State::BeforeValue;
+            return TagsState::BeforeValue;
         }
-        // The tag that begins the value is missing.
+        // The start tag of the value is missing.
         self.text.drain(..self.text.len() - tag.len());
         self.begin_value();
         let rest = std::mem::take(&mut self.text);
-        let mut state = State::Value { first: false };
+        let mut state = TagsState::Value { first: false };
         for c in rest.chars() {
             self.text.push(c);
             state = self.in_value(false);
@@ -273,28 +280,28 @@ impl CallTags {
         state
     }
 
-    fn in_value(&mut self, first: bool) -> State {
+    fn in_value(&mut self, first: bool) -> TagsState {
         if first && self.text.starts_with('\n') {
             self.text.clear();
-            return State::Value { first: false };
+            return TagsState::Value { first: false };
         }
         while !self.text.is_empty() {
             match self.tail() {
-                Tail::Open => return State::Value { first: false },
+                Tail::Incomplete => return TagsState::Value { first: false },
                 Tail::No => {
-                    // Up to what may begin the next tag.
+                    // The value goes up to the next character that may begin a tag.
                     let skip = self.text.chars().next().map_or(0, char::len_utf8);
                     let end = self.text[skip..].find(['<', '\n']).map_or(self.text.len(), |at| skip + at);
                     let value: String = self.text.drain(..end).collect();
                     self.write_value(&value);
                 }
                 Tail::EndOfValue => {
-                    if self.tags == Tags::Keys && self.text.starts_with('\n') {
+                    if self.tags == TagStyle::Keys && self.text.starts_with('\n') {
                         self.write_value("\n");
                     }
                     self.text.clear();
                     self.end_value();
-                    return State::Gap;
+                    return TagsState::Gap;
                 }
                 Tail::EndOfCall(at) => {
                     self.text.drain(..at);
@@ -304,32 +311,32 @@ impl CallTags {
                 Tail::NextParameter(at) => {
                     self.text.drain(..at);
                     self.end_value();
-                    // Its key is complete.
+                    // The key is complete, so the text is read on from there.
                     let key = std::mem::take(&mut self.text);
-                    let mut state = State::Key;
+                    let mut state = TagsState::Key;
                     for c in key.chars() {
                         self.text.push(c);
                         state = match state {
-                            State::Key => self.in_key(),
-                            State::BeforeValue => self.before_value(),
-                            State::Value { first } => self.in_value(first),
-                            State::Name | State::Gap | State::Done | State::NoCall => state,
+                            TagsState::Key => self.in_key(),
+                            TagsState::BeforeValue => self.before_value(),
+                            TagsState::Value { first } => self.in_value(first),
+                            TagsState::Name | TagsState::Gap | TagsState::Done | TagsState::NoCall => state,
                         };
                     }
                     return state;
                 }
             }
         }
-        State::Value { first: false }
+        TagsState::Value { first: false }
     }
 
-    /// What the text is that may be the end of the value.
+    /// The meaning of `text`, which may be the end of the value.
     fn tail(&self) -> Tail {
         let text = &*self.text;
         let skip = usize::from(text.starts_with('\n'));
         let tag = &text[skip..];
         if tag.is_empty() {
-            return Tail::Open;
+            return Tail::Incomplete;
         }
         if !tag.starts_with('<') {
             return Tail::No;
@@ -347,22 +354,22 @@ impl CallTags {
             if after.len() - next.len() > MAX_BLANK {
                 return Tail::No;
             }
-            // A value may have such a tag itself: another one of them has to follow, or the end.
+            // A value may contain such a tag. It ends the call only if another of these tags follows.
             let follows = OPENINGS.iter().chain(CLOSINGS.iter().filter(|_| *end == "</function>"));
             if follows.clone().any(|mark| *mark == next) {
-                let at = if self.tags == Tags::Keys || *end == "</function>" { skip + end.len() } else { skip };
+                let at = if self.tags == TagStyle::Keys || *end == "</function>" { skip + end.len() } else { skip };
                 return Tail::EndOfCall(at);
             }
             if follows.clone().any(|mark| mark.starts_with(next)) {
-                return Tail::Open;
+                return Tail::Incomplete;
             }
             return Tail::No;
         }
         let marks = [value, call, parameter].into_iter().chain(CLOSINGS);
-        if marks.into_iter().any(|mark| mark.starts_with(tag)) { Tail::Open } else { Tail::No }
+        if marks.into_iter().any(|mark| mark.starts_with(tag)) { Tail::Incomplete } else { Tail::No }
     }
 
-    /// Whether `key`, and what may follow it, belongs to a parameter of the function that was not given yet.
+    /// Whether `key` begins the next parameter: it is a parameter of the function that was not given yet.
     fn next_parameter(&self, key: &str, at: usize) -> Tail {
         let end = self.tags.end_of_key();
         let is_next = |key: &str| {
@@ -373,15 +380,15 @@ impl CallTags {
             Some(key) if is_next(key.trim()) => Tail::NextParameter(at),
             Some(_) => Tail::No,
             None if key.len() > MAX_HEADER || key.contains('\n') => Tail::No,
-            None => Tail::Open,
+            None => Tail::Incomplete,
         }
     }
 
-    fn kinds(&self) -> Kinds {
+    fn kinds(&self) -> ValueKinds {
         self.signatures.kinds(&self.name, &self.key)
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
@@ -424,26 +431,31 @@ impl CallTags {
         add_arguments(&mut self.parts, json);
     }
 
-    /// What was read after the end of the call, where something other than its tag ended it.
+    /// The text that was read although it follows the call, if another tag than its end tag ended it.
     pub fn unread(&self) -> &str {
         match self.state {
-            State::Done => &self.text,
-            State::Name | State::Gap | State::Key | State::BeforeValue | State::Value { .. } | State::NoCall => "",
+            TagsState::Done => &self.text,
+            TagsState::Name
+            | TagsState::Gap
+            | TagsState::Key
+            | TagsState::BeforeValue
+            | TagsState::Value { .. }
+            | TagsState::NoCall => "",
         }
     }
 
     /// The answer ends within the call: closes the value and the arguments.
     pub fn cut_short(&mut self) {
         match self.state {
-            // The name is complete.
-            State::Name if self.tags == Tags::Keys && self.text.trim_start().ends_with('\n') => {
+            // A line break ends the name.
+            TagsState::Name if self.tags == TagStyle::Keys && self.text.trim_start().ends_with('\n') => {
                 self.text.trim().clone_into(&mut self.name);
                 if self.signatures.has(&self.name) {
                     self.end();
                 }
             }
-            State::Gap if self.signatures.has(&self.name) || self.begun => drop(self.end()),
-            State::Value { .. } => {
+            TagsState::Gap if self.signatures.has(&self.name) || self.begun => drop(self.end()),
+            TagsState::Value { .. } => {
                 let text = std::mem::take(&mut self.text);
                 let tag = text.trim();
                 let tags = [self.tags.end_of_value(), self.tags.end_of_call(), self.tags.parameter()];
@@ -460,14 +472,19 @@ impl CallTags {
                 self.end_value();
                 self.end();
             }
-            State::Key | State::BeforeValue if self.begun => drop(self.end()),
-            State::Name | State::Gap | State::Key | State::BeforeValue | State::Done | State::NoCall => {}
+            TagsState::Key | TagsState::BeforeValue if self.begun => drop(self.end()),
+            TagsState::Name
+            | TagsState::Gap
+            | TagsState::Key
+            | TagsState::BeforeValue
+            | TagsState::Done
+            | TagsState::NoCall => {}
         }
     }
 
-    fn end(&mut self) -> State {
+    fn end(&mut self) -> TagsState {
         self.begin();
         self.write(if self.keys.is_empty() { "{}" } else { "}" });
-        State::Done
+        TagsState::Done
     }
 }

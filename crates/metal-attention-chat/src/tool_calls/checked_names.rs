@@ -1,18 +1,18 @@
-//! Names that a format cannot carry.
+//! Checks that a format of tool calls can carry the names of tools and of their arguments.
 
 use super::ToolFormat;
 use super::derived::DerivedArguments;
 use crate::Tool;
 
-/// A tool whose name, or an argument's, the model's format of tool calls cannot carry.
+/// The error for a tool whose name, or an argument's name, the model's format of tool calls cannot carry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the {kind} {name:?} {problem}: give it another name")]
 pub struct ToolNameError {
-    /// The tool's place in the list, from 0.
+    /// The index of the tool in the list.
     pub tool: usize,
-    /// The name.
+    /// The name that cannot be carried.
     pub name: String,
-    /// It is the name of an argument.
+    /// Whether it is the name of an argument.
     pub is_argument: bool,
     kind: &'static str,
     problem: String,
@@ -23,8 +23,8 @@ impl ToolFormat {
     ///
     /// # Errors
     ///
-    /// Fails for a name with control characters, with a text that stands around calls of the format, or with white space
-    /// where the format ends a name there.
+    /// Returns an error for a name with control characters, with a mark of the format, or with characters that end a
+    /// name in the format.
     pub fn check_tools(self, tools: &[Tool]) -> Result<(), ToolNameError> {
         for (tool, described) in tools.iter().enumerate() {
             let error = |name: &str, is_argument, problem| ToolNameError {
@@ -48,7 +48,7 @@ impl ToolFormat {
         Ok(())
     }
 
-    /// Why a function cannot have this name.
+    /// The reason why a function cannot have this name; `None` if it can.
     fn problem_of_function(self, name: &str) -> Option<String> {
         if name.contains(char::is_control) {
             return Some("has a control character".into());
@@ -79,7 +79,8 @@ impl ToolFormat {
         found.map(|c| format!("has {c:?}, which ends a name in the model's tool calls"))
     }
 
-    /// Why an argument cannot have this name: JSON and Python's dictionaries carry any.
+    /// The reason why an argument cannot have this name; `None` if it can. JSON and Python dictionaries carry any
+    /// name.
     fn problem_of_argument(self, name: &str) -> Option<String> {
         let ends_names: &[&str] = match self {
             Self::FunctionTags | Self::Seed => &[">", "\n"],

@@ -1,92 +1,97 @@
-//! Formats of tool calls that were read off a chat template.
+//! Formats of tool calls that `probe.rs` derived from a chat template, as data.
 
 use std::sync::Mutex;
 
 use super::call_derived::is_blank_mark;
 use super::syntax::{PYTHON_TAG, Syntax};
 
-/// Formats that are kept. They are never dropped: a process sees as many as it loads models.
+/// The maximum number of derived formats per process. They are never freed; a process has about one per loaded model.
 const MAX_FORMATS: usize = 256;
 
-/// Stands for a number within a mark.
+/// A placeholder for a number within a mark.
 pub(super) const NUMBER: char = '\u{1}';
 
-/// How a model writes tool calls whose format was derived from its chat template.
+/// A format of tool calls that was derived from a chat template.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct DerivedFormat {
     pub(super) marks: DerivedMarks,
     pub(super) syntax: Syntax,
 }
 
-/// The texts of a format, as the template writes them. White space beside and within them may differ in what a model
-/// writes.
+/// The marks of a format, as the template writes them. A model may write different white space beside and within them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct DerivedMarks {
-    /// Around all calls.
+    /// The marks around all calls.
     pub section: (String, String),
-    /// The calls are a JSON list.
+    /// Whether the calls are items of a JSON list.
     pub list: bool,
-    /// Around a call.
+    /// The marks around each call.
     pub call: (String, String),
-    /// Between calls.
+    /// The text between calls.
     pub separator: String,
+    /// The position of the call's id.
     pub id: CallId,
-    /// Between the name, or what stands for it, and the arguments.
+    /// The mark between the name (and id) and the arguments.
     pub between: String,
+    /// The notation of the arguments.
     pub arguments: DerivedArguments,
-    /// The model may write code after `<|python_tag|>`.
+    /// Whether the model may write Python code after `<|python_tag|>`.
     pub python: bool,
 }
 
-/// Where the id of a call stands.
+/// The position of a call's id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum CallId {
-    /// Nowhere.
+    /// There is no id.
     None,
-    /// Before the name, with this between them.
+    /// Before the name, with this mark between them.
     Before(String),
-    /// After the name, with this between them.
+    /// After the name, with this mark between them.
     After(String),
-    /// It has the name: `functions.name:0`.
+    /// The id contains the name: `functions.name:0`.
     Named,
 }
 
-/// How arguments are written.
+/// The notation of arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum DerivedArguments {
     /// A JSON object.
     Json,
-    /// A JSON object that has the name as well: `{"name": ..., "arguments": ...}`. The key of the arguments.
+    /// The call is a JSON object with name and arguments: `{"name": ..., "arguments": ...}`. The string is the key of
+    /// the arguments.
     Object(String),
-    /// Each in tags.
+    /// Each argument is in tags.
     Tags(DerivedTags),
 }
 
-/// The tags of a parameter.
+/// The tags of an argument.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct DerivedTags {
+    /// The mark before the key.
     pub before_key: String,
-    /// Between a key and its value; with a flag, between a key and that.
+    /// The mark between the key and the value, or between the key and the flag.
     pub after_key: String,
-    pub flag: Option<Flag>,
+    /// The flag that states the type of the value, if there is one.
+    pub flag: Option<ValueKindFlag>,
+    /// The mark after the value.
     pub after_value: String,
-    /// A text may stand in `<![CDATA[` and `]]>`.
+    /// Whether a string may be in `<![CDATA[` and `]]>`.
     pub cdata: bool,
 }
 
-/// A word that tells the kind of a value.
+/// A word before a value that states whether it is a string.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Flag {
-    /// Of a text.
+pub(super) struct ValueKindFlag {
+    /// The word for a string.
     pub text: String,
-    /// Of other values.
+    /// The word for other values.
     pub other: String,
-    /// Between the word and the value.
+    /// The mark between the word and the value.
     pub after: String,
 }
 
 impl DerivedMarks {
-    /// The format with these marks; `None`: there are too many.
+    /// The format with these marks, stored for the rest of the process; `None` if there are too many.
     pub fn format(self) -> Option<&'static DerivedFormat> {
         static FORMATS: Mutex<Vec<&'static DerivedFormat>> = Mutex::new(Vec::new());
         let mut formats = FORMATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -102,7 +107,7 @@ impl DerivedMarks {
         Some(format)
     }
 
-    /// `<function=name>{...}</function>`: Functionary 3.1, whose template may tell so in plain words alone.
+    /// `<function=name>{...}</function>`: the format of Functionary 3.1, whose template may describe it only in prose.
     pub fn functionary() -> Self {
         Self {
             section: (String::new(), String::new()),
@@ -116,7 +121,7 @@ impl DerivedMarks {
         }
     }
 
-    /// What stands before the arguments of the function `name`, from its name on.
+    /// The text of a call of the function `name` from the name up to the arguments.
     pub fn header(&self, name: &str) -> String {
         let between = &self.between;
         let id = "call00000";
@@ -128,18 +133,18 @@ impl DerivedMarks {
         }
     }
 
-    /// Whether what begins a call is nothing that occurs in other text.
+    /// Whether the mark that begins a call identifies it: it does not occur in ordinary text or JSON.
     pub fn call_is_announced(&self) -> bool {
         let start = self.call.0.trim();
         !start.is_empty() && !is_blank_mark(start)
     }
 
-    /// Whether what begins calls occurs in no other text, so that a function that is not known is called there, too.
+    /// Whether the marks that begin calls are so specific that a call of an unknown function is recognised, too.
     pub fn is_announced(&self) -> bool {
         !self.section.0.trim().is_empty() || self.call.0.contains('|')
     }
 
-    /// Whether a call begins with a brace that its name follows: `{"name": {...}}`.
+    /// Whether a call is an object with the name as its key: `{"name": {...}}`.
     pub fn is_in_braces(&self) -> bool {
         self.call.0.trim_start().starts_with('{')
     }
@@ -165,7 +170,7 @@ impl DerivedMarks {
     }
 }
 
-/// The texts that are there, without white space around them.
+/// The non-empty texts, without white space at their ends.
 fn texts<'t>(texts: impl IntoIterator<Item = Option<&'t str>>) -> &'static [&'static str] {
     let texts = texts.into_iter().flatten().map(str::trim).filter(|text| !text.is_empty());
     let texts = texts.map(|text| &*Box::leak(Box::<str>::from(text)));

@@ -1,21 +1,21 @@
-//! The language of answers that must call a tool.
+//! Grammars for answers that must call a tool, or that have a required form, in each format of tool calls.
 
 use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::derived::{DerivedArguments, DerivedMarks};
-use super::grammar_values::{Arguments, MAX_EFFORT, Style};
+use super::grammar_values::{ArgumentStyle, ArgumentsGrammar, MAX_EFFORT};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
 use super::{DerivedFormat, ToolFormat, call_python};
 use crate::{ReasoningMarkers, Tool};
 
 impl ToolFormat {
-    /// A grammar of the answers that call one of `tools` (which must not be empty), or with `parallel` one or more of
-    /// them, in the Lark of llguidance. The arguments follow the tools' JSON schemas; where they are not written as JSON,
-    /// their types and enumerations.
+    /// A grammar, in llguidance's Lark, of the answers that call one of `tools` (which must not be empty); with
+    /// `parallel` one or more calls. Arguments in JSON follow the tools' JSON schemas; in other notations they follow
+    /// the types and enumerations in the schemas.
     ///
-    /// `thinking`: the answer begins with thoughts, and what ends them. `tokenizer` tells which of the texts around calls
-    /// are control tokens.
+    /// `thinking`: the markers of the reasoning within which the answer begins. With a `tokenizer`, marks that are
+    /// control tokens are required as tokens.
     pub fn grammar(
         self,
         tools: &[Tool],
@@ -23,7 +23,7 @@ impl ToolFormat {
         thinking: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> String {
-        let marks = Marks { tokenizer };
+        let marks = MarkEncoder { tokenizer };
         let mark = |text: &str| marks.mark(text);
         let list = |separator: &str| {
             let more = if parallel { format!(" ({separator}call)*") } else { String::new() };
@@ -35,7 +35,7 @@ impl ToolFormat {
                 let (open, close) = if *in_list { ("\"[\"", "\"]\"") } else { ("", "") };
                 let separator = marks.text(separator) + " ";
                 let (start, end) = (marks.text(section.0.trim_start()), marks.text(section.1.trim_end()));
-                // A call that nothing ends may be the only one.
+                // Without end marks, only one call is possible.
                 format!("{start} {open} {} {close} {end}", list(&separator))
             }
             Self::Hermes | Self::FunctionTags | Self::Seed | Self::Glm | Self::Json => list("\"\\n\" "),
@@ -53,7 +53,7 @@ impl ToolFormat {
             Self::DeepSeekR1 => {
                 format!("{} {} {}", mark("<｜tool▁calls▁begin｜>"), list("\"\\n\" "), mark("<｜tool▁calls▁end｜>"))
             }
-            // A call ends the answer.
+            // The answer ends after a call.
             Self::Harmony => "analysis? call".into(),
             Self::Glm4 => "call".into(),
         };
@@ -92,7 +92,7 @@ impl ToolFormat {
             let any = json!({"type": "object"});
             let schema = tool.parameters().unwrap_or(&any);
             let call = if let Some(notation) = self.notation(tool.name(), &marks) {
-                let mut arguments = Arguments::new(i, schema, notation.style, &marks, effort);
+                let mut arguments = ArgumentsGrammar::new(i, schema, notation.style, &marks, effort);
                 let expression = arguments.expression();
                 effort = arguments.effort;
                 rules.append(&mut arguments.rules);
@@ -106,15 +106,15 @@ impl ToolFormat {
         rules.join("\n") + "\n"
     }
 
-    /// A grammar of the answers whose text is what `text` describes, an expression in the Lark of llguidance as are `%json {...}` and
-    /// `%lark {...}`; `None` where nothing comes before that text. `text` begins on the first line of the grammar.
+    /// A grammar of the answers whose text matches `text`, a Lark expression such as `%json {...}` or `%lark {...}`;
+    /// `None` if nothing precedes that text. `text` is on the first line of the grammar.
     pub fn text_grammar(
         self,
         text: &str,
         thinking: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> Option<String> {
-        let marks = Marks { tokenizer };
+        let marks = MarkEncoder { tokenizer };
         let answer = match (self, thinking) {
             (Self::Harmony, _) => {
                 format!("analysis? {} \"final\" {} text", marks.mark("<|channel|>"), marks.mark("<|message|>"))
@@ -127,8 +127,8 @@ impl ToolFormat {
         Some(rules.join("\n") + "\n")
     }
 
-    /// The first rules: thoughts, where there are some, and `rest`.
-    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &Marks<'_>) -> Vec<String> {
+    /// The first rules: reasoning, if there is any, and then `rest`.
+    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &MarkEncoder<'_>) -> Vec<String> {
         let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
         let mut rules = vec![format!("start: {thoughts}{rest}")];
         if let Some(markers) = thinking {
@@ -144,36 +144,40 @@ impl ToolFormat {
         rules
     }
 
-    /// How a call of the function `name` is written whose arguments are no JSON object.
-    fn notation(self, name: &str, marks: &Marks<'_>) -> Option<Notation> {
-        let function = |end_of_key: &str, end| Notation {
+    /// The notation of a call of the function `name`, if its arguments are not a JSON object.
+    fn notation(self, name: &str, marks: &MarkEncoder<'_>) -> Option<CallNotation> {
+        let function = |end_of_key: &str, end| CallNotation {
             before: format!("<function={name}>\n"),
-            style: Style::Tags { key: (literal("<parameter="), literal(end_of_key)), value: String::new(), end },
+            style: ArgumentStyle::Tags {
+                key: (literal("<parameter="), literal(end_of_key)),
+                value: String::new(),
+                end,
+            },
             after: "</function>",
         };
         match self {
             Self::FunctionTags => Some(function(">\n", "\n</parameter>\n")),
             Self::Seed => Some(function(">", "</parameter>\n")),
-            Self::Glm => Some(Notation {
+            Self::Glm => Some(CallNotation {
                 before: format!("{name}\n"),
-                style: Style::Tags {
+                style: ArgumentStyle::Tags {
                     key: (marks.mark("<arg_key>"), marks.mark("</arg_key>")),
                     value: format!("\"\\n\" {}", marks.mark("<arg_value>")),
                     end: "</arg_value>",
                 },
                 after: "",
             }),
-            Self::Gemma => Some(Notation {
+            Self::Gemma => Some(CallNotation {
                 before: format!("call:{name}{{"),
-                style: Style::Gemma { quote: GEMMA_QUOTE },
+                style: ArgumentStyle::Gemma { quote: GEMMA_QUOTE },
                 after: "}",
             }),
             Self::Pythonic if call_python::is_name(name) => {
-                Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" })
+                Some(CallNotation { before: format!("{name}("), style: ArgumentStyle::Python, after: ")" })
             }
             Self::Derived(DerivedFormat { marks: derived, .. }) => match &derived.arguments {
                 DerivedArguments::Tags(tags) => {
-                    Some(Notation { before: derived.header(name), style: Style::Derived(tags), after: "" })
+                    Some(CallNotation { before: derived.header(name), style: ArgumentStyle::Derived(tags), after: "" })
                 }
                 DerivedArguments::Json | DerivedArguments::Object(_) => None,
             },
@@ -194,8 +198,9 @@ impl ToolFormat {
         }
     }
 
-    /// A call of the function `name` whose arguments are the JSON object of the rule `arguments`.
-    fn json_call(self, name: &str, arguments: &str, marks: &Marks<'_>) -> String {
+    /// A Lark expression for a call of the function `name` whose arguments are the JSON object of the rule
+    /// `arguments`.
+    fn json_call(self, name: &str, arguments: &str, marks: &MarkEncoder<'_>) -> String {
         let mark = |text: &str| marks.mark(text);
         let object = |open: &str, key: &str| {
             let open = literal(&format!("{open}: {}, \"{key}\": ", json!(name)));
@@ -242,30 +247,30 @@ impl ToolFormat {
     }
 }
 
-/// A call whose arguments are no JSON object.
-struct Notation {
+/// The notation of a call whose arguments are not a JSON object.
+struct CallNotation {
     before: String,
-    style: Style,
+    style: ArgumentStyle,
     after: &'static str,
 }
 
-/// A text of a grammar; nothing where it is empty.
+/// A literal in Lark; empty for an empty text.
 pub(super) fn literal(text: &str) -> String {
     if text.is_empty() { String::new() } else { Value::from(text).to_string() }
 }
 
-/// Tells which texts are tokens.
-pub(super) struct Marks<'t> {
+/// Writes marks in Lark, as control tokens where the vocabulary has them.
+pub(super) struct MarkEncoder<'t> {
     tokenizer: Option<&'t Tokenizer>,
 }
 
-impl Marks<'_> {
-    /// A token by its number where `text` is a control token, else the text.
+impl MarkEncoder<'_> {
+    /// A mark: a token by its id if `text` is a control token, else a literal.
     pub fn mark(&self, text: &str) -> String {
         self.token(text).unwrap_or_else(|| literal(text))
     }
 
-    /// A text with control tokens in it.
+    /// A text in which control tokens are written as tokens.
     pub fn text(&self, text: &str) -> String {
         let (mut parts, mut plain, mut at) = (Vec::new(), String::new(), 0);
         while let Some(c) = text[at..].chars().next() {
@@ -296,7 +301,7 @@ impl Marks<'_> {
         Some(format!("<[{id}]>"))
     }
 
-    /// The rule `name`: any text up to `end`, and that.
+    /// A rule `name` that matches any text up to and including `end`.
     pub fn text_up_to(&self, name: &str, end: &str) -> String {
         match self.token(end) {
             None => format!("{name}[suffix={}]: /(?s:.*)/", literal(end)),

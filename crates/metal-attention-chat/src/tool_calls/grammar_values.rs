@@ -1,75 +1,81 @@
-//! The language of arguments that are not written as a JSON object.
+//! Grammars for the arguments of calls in notations other than a JSON object.
 
 use serde_json::{Value, json};
 
 use super::derived::DerivedTags;
-use super::grammar::{Marks, literal};
+use super::grammar::{MarkEncoder, literal};
 
-/// How arguments are written.
+/// The notation of arguments.
 #[derive(Debug, Clone)]
-pub(super) enum Style {
-    /// Each key and each value in tags of its own; a text stands there as it is.
+pub(super) enum ArgumentStyle {
+    /// Keys and values are in tags. Strings are written literally.
     Tags {
-        /// Around a key.
+        /// The marks around a key.
         key: (String, String),
-        /// Begins a value.
+        /// The mark before a value.
         value: String,
-        /// Ends a value.
+        /// The mark after a value.
         end: &'static str,
     },
-    /// As in JSON, but with bare keys and other quotes.
+    /// Like JSON, with bare keys and special quotes.
     Gemma {
-        /// Around a text.
+        /// The mark around a string.
         quote: &'static str,
     },
-    /// As a template writes tags.
+    /// The tags of a derived format.
     Derived(&'static DerivedTags),
-    /// As Python's keyword arguments, with JSON for what is no scalar.
+    /// Python's keyword arguments, with JSON for containers.
     Python,
 }
 
-/// How deep values are followed in their schemas; deeper ones are any values.
+/// The maximum depth to which the schema of a value is followed. Deeper values may be anything.
 const MAX_DEPTH: usize = 8;
 
-/// Bytes of schemas in a grammar, and what as much work makes: schemas refer to others, and these to themselves. What is
-/// beyond is any JSON.
+/// The maximum size in bytes of the schemas in a grammar, with an allowance for other work. Schemas may refer to each
+/// other and to themselves. Beyond the limit, values may be any JSON.
 pub(super) const MAX_EFFORT: usize = 1 << 20;
 
-/// Makes the rules for the arguments of a function.
-pub(super) struct Arguments<'a> {
-    /// The function's number, for the names of rules.
+/// Builds the rules for the arguments of one function.
+pub(super) struct ArgumentsGrammar<'a> {
+    /// The index of the function, for the names of rules.
     function: usize,
     schema: &'a Value,
-    style: Style,
-    marks: &'a Marks<'a>,
-    /// What was made so far.
+    style: ArgumentStyle,
+    marks: &'a MarkEncoder<'a>,
+    /// The rules made so far.
     pub rules: Vec<String>,
     n_rules: usize,
     any: bool,
-    /// Bytes of the schema of all arguments.
+    /// The size in bytes of the schema of all arguments.
     size: usize,
-    /// What is left of [`MAX_EFFORT`].
+    /// The part of [`MAX_EFFORT`] that is left.
     pub effort: usize,
 }
 
-impl<'a> Arguments<'a> {
-    pub fn new(function: usize, schema: &'a Value, style: Style, marks: &'a Marks<'a>, effort: usize) -> Self {
+impl<'a> ArgumentsGrammar<'a> {
+    pub fn new(
+        function: usize,
+        schema: &'a Value,
+        style: ArgumentStyle,
+        marks: &'a MarkEncoder<'a>,
+        effort: usize,
+    ) -> Self {
         let size = schema.to_string().len();
         Self { function, schema, style, marks, rules: Vec::new(), n_rules: 0, any: false, size, effort }
     }
 
-    /// Whether there is effort left for something of so many bytes.
+    /// Takes `bytes` off the effort. Returns whether it was left.
     fn affords(&mut self, bytes: usize) -> bool {
         let left = self.effort.checked_sub(bytes);
         self.effort = left.unwrap_or(0);
         left.is_some()
     }
 
-    /// All arguments that the schema names: those that it requires, then others.
+    /// An expression for all arguments in the schema: the required ones, then the optional ones.
     pub fn expression(&mut self) -> String {
         let schema = self.schema;
         match self.style.clone() {
-            Style::Tags { key, value, end } => {
+            ArgumentStyle::Tags { key, value, end } => {
                 let mut all = Vec::new();
                 for (name, schema, required) in properties(schema) {
                     let line = if end.ends_with('\n') { "" } else { " \"\\n\"" };
@@ -79,12 +85,12 @@ impl<'a> Arguments<'a> {
                 }
                 all.join(" ")
             }
-            Style::Derived(tags) => {
+            ArgumentStyle::Derived(tags) => {
                 let marks = self.marks;
                 let before = marks.text(&tags.before_key);
                 let mut all = Vec::new();
                 for (name, schema, required) in properties(schema) {
-                    let is_text = !matches!(texts(self.referred(schema)), Texts::None);
+                    let is_text = !matches!(string_constraint(self.referred(schema)), StringConstraint::None);
                     let word = match &tags.flag {
                         Some(flag) => format!("{}{}", if is_text { &flag.text } else { &flag.other }, flag.after),
                         None => String::new(),
@@ -96,19 +102,19 @@ impl<'a> Arguments<'a> {
                 }
                 all.join(" ")
             }
-            Style::Gemma { quote } => self.gemma_members(schema, quote, 0),
-            Style::Python => self.members(schema, ", ", |arguments, name, schema| {
+            ArgumentStyle::Gemma { quote } => self.gemma_members(schema, quote, 0),
+            ArgumentStyle::Python => self.members(schema, ", ", |arguments, name, schema| {
                 let value = arguments.python(schema);
                 if is_identifier(name) {
                     return format!("{} {value}", literal(&format!("{name}=")));
                 }
-                // Python has no other names for keyword arguments than identifiers.
+                // Python allows only identifiers as keywords; other names are passed by `**{...}`.
                 format!("{} {value} \"}}\"", literal(&format!("**{{{}: ", json!(name))))
             }),
         }
     }
 
-    /// Adds the rule `make` gives for its name. Returns the name.
+    /// Adds the rule that `make` returns for a new name. Returns that name.
     fn rule(&mut self, make: impl FnOnce(&str) -> String) -> String {
         let name = format!("value_{}_{}", self.function, self.n_rules);
         self.n_rules += 1;
@@ -116,16 +122,16 @@ impl<'a> Arguments<'a> {
         name
     }
 
-    /// A value and the tag that ends it.
+    /// An expression for a value and the mark after it.
     fn tagged(&mut self, schema: &Value, end: &str) -> String {
         let marks = self.marks;
         let schema = self.referred(schema);
-        match texts(schema) {
-            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+        match string_constraint(schema) {
+            StringConstraint::OneOf(texts) if self.affords(length(&texts)) => {
                 format!("({}) {}", alternatives(&texts), marks.mark(end))
             }
-            Texts::Any | Texts::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
-            Texts::None => {
+            StringConstraint::Any | StringConstraint::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
+            StringConstraint::None => {
                 let schema = self.with_definitions(schema);
                 let json = self.rule(|name| format!("{name}: %json {schema}"));
                 format!("{json} {}", marks.mark(end))
@@ -133,7 +139,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// `schema` with what it may refer to in the schema of all arguments, as a text; any value where that is too much.
+    /// `schema` as text, with the definitions that it may refer to; `{}` (any value) if that exceeds the effort.
     fn with_definitions(&mut self, schema: &Value) -> String {
         let text = schema.to_string();
         let refers = text.contains("\"$ref\"");
@@ -150,7 +156,8 @@ impl<'a> Arguments<'a> {
         Value::from(schema).to_string()
     }
 
-    /// The members of an object, without its braces, each as `write` has it for its name and its schema.
+    /// An expression for the members of an object, without its braces. `write` makes the expression of a member from
+    /// its name and schema.
     fn members(
         &mut self,
         schema: &Value,
@@ -169,7 +176,8 @@ impl<'a> Arguments<'a> {
             let required = required.join(&format!(" {separator} "));
             return [required].into_iter().chain(others).collect::<Vec<_>>().join(" ");
         }
-        // Any of them, the first one without a comma: from the last one on.
+        // No member is required: any subset in order. The rules are built from the last member on, because the first
+        // member that occurs has no comma before it.
         let (mut from_here, mut rest) = (String::new(), String::new());
         for member in optional.iter().rev() {
             let others = if from_here.is_empty() { String::new() } else { format!(" | {from_here}") };
@@ -180,7 +188,7 @@ impl<'a> Arguments<'a> {
         if from_here.is_empty() { from_here } else { format!("({from_here})?") }
     }
 
-    /// What `schema` refers to, or itself.
+    /// The target of the schema's reference, or the schema itself.
     fn referred<'s>(&self, schema: &'s Value) -> &'s Value
     where
         'a: 's,
@@ -190,7 +198,7 @@ impl<'a> Arguments<'a> {
         referred.unwrap_or(schema)
     }
 
-    /// A value as Python has it: scalars have other names than in JSON.
+    /// An expression for a value in Python's notation, which differs from JSON for booleans and null.
     fn python(&mut self, schema: &Value) -> String {
         let schema = self.referred(schema);
         match schema.get("type").and_then(Value::as_str) {
@@ -220,15 +228,15 @@ impl<'a> Arguments<'a> {
             return self.any_value(quote);
         }
         let schema = self.referred(schema);
-        match texts(schema) {
-            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+        match string_constraint(schema) {
+            StringConstraint::OneOf(texts) if self.affords(length(&texts)) => {
                 return format!("{mark} ({}) {mark}", alternatives(&texts));
             }
-            Texts::Any | Texts::OneOf(_) => {
+            StringConstraint::Any | StringConstraint::OneOf(_) => {
                 let text = self.rule(|name| marks.text_up_to(name, quote));
                 return format!("{mark} {text}");
             }
-            Texts::None => {}
+            StringConstraint::None => {}
         }
         if let Some(alternatives) = self.gemma_union(schema, quote, depth) {
             return alternatives;
@@ -250,7 +258,8 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The alternatives of a schema that has some: values, types or schemas.
+    /// An expression for the alternatives of a schema: its listed values, its types or its sub-schemas; `None` if it
+    /// has none.
     fn gemma_union(&mut self, schema: &Value, quote: &str, depth: usize) -> Option<String> {
         if depth >= MAX_DEPTH {
             return None;
@@ -276,7 +285,7 @@ impl<'a> Arguments<'a> {
         Some(self.rule(|name| format!("{name}: {}", alternatives.join(" | "))))
     }
 
-    /// This very value, as Gemma writes it.
+    /// An expression for exactly this value in Gemma's notation.
     fn gemma_literal(&self, value: &Value, quote: &str) -> String {
         let mark = self.marks.mark(quote);
         let list = |items: Vec<String>| items.join(" \",\" ");
@@ -296,7 +305,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// Whatever value there is.
+    /// The name of a rule for any value in Gemma's notation.
     fn any_value(&mut self, quote: &str) -> String {
         let function = self.function;
         let any = format!("any_{function}");
@@ -315,13 +324,13 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Whether a key can stand without quotes.
+/// Whether a key can be written without quotes.
 fn is_identifier(name: &str) -> bool {
     let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The properties of an object's schema: name, schema, and whether there must be one; those first.
+/// The properties in a schema: name, schema and whether it is required. Required ones come first.
 fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
     let required = schema.get("required").and_then(Value::as_array);
     let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
@@ -331,17 +340,17 @@ fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
     properties
 }
 
-/// What a schema says of texts.
-enum Texts<'a> {
-    /// Any text.
+/// The strings that a schema allows.
+enum StringConstraint<'a> {
+    /// Any string.
     Any,
-    /// One of these.
+    /// One of these strings.
     OneOf(Vec<&'a str>),
-    /// It is not for texts alone.
+    /// The schema allows other values than strings.
     None,
 }
 
-fn texts(schema: &Value) -> Texts<'_> {
+fn string_constraint(schema: &Value) -> StringConstraint<'_> {
     let kind = schema.get("type").and_then(Value::as_str);
     let values = match (schema.get("enum"), schema.get("const")) {
         (Some(Value::Array(values)), _) => Some(values.as_slice()),
@@ -350,9 +359,9 @@ fn texts(schema: &Value) -> Texts<'_> {
     };
     let texts = values.and_then(|values| values.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
     match (kind, texts) {
-        (Some("string") | None, Some(texts)) if !texts.is_empty() => Texts::OneOf(texts),
-        (Some("string"), _) => Texts::Any,
-        (Some(_) | None, _) => Texts::None,
+        (Some("string") | None, Some(texts)) if !texts.is_empty() => StringConstraint::OneOf(texts),
+        (Some("string"), _) => StringConstraint::Any,
+        (Some(_) | None, _) => StringConstraint::None,
     }
 }
 

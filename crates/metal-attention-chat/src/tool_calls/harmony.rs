@@ -1,51 +1,54 @@
-//! The messages of gpt-oss: each has a header that says in which channel it is, and to whom it goes.
+//! The message format of gpt-oss (harmony). An answer consists of messages; each has a header that names its channel
+//! and its recipient.
 
-/// Ends a header.
+/// The mark that ends a header.
 const MESSAGE: &str = "<|message|>";
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 
-/// Texts that end a message, and those that begin the next one's header.
+/// Marks that end a message.
 pub(super) const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+/// Marks that begin the header of the next message.
 pub(super) const BEGINNINGS: [&str; 2] = [START, CHANNEL];
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Channel {
-    /// Thoughts.
+    /// Reasoning.
     Analysis,
     /// Text for the user.
     Final,
-    /// The arguments of this function.
+    /// The arguments of a call of this function.
     Call(String),
 }
 
-/// What a message's header says.
+/// The result of reading a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Header {
-    /// More has to come.
-    Open,
-    /// The message, which begins so many bytes later.
+pub(super) enum HeaderMatch {
+    /// More text is needed.
+    Incomplete,
+    /// The kind of the message, and the length of the header in bytes.
     Of(Channel, usize),
-    /// This is none.
+    /// The text is not a header.
     None,
 }
 
-/// The header that `text` begins with; at most `longest` bytes are one.
-pub(super) fn header(text: &str, longest: usize) -> Header {
+/// Reads the header at the start of `text`. A header has at most `longest` bytes.
+pub(super) fn header(text: &str, longest: usize) -> HeaderMatch {
     let begun = text.trim_start();
     let beginnings = [START, CHANNEL, "to="];
     if !beginnings.iter().any(|b| begun.starts_with(b) || b.starts_with(begun)) {
-        return Header::None;
+        return HeaderMatch::None;
     }
     match text.find(MESSAGE) {
-        Some(at) if at <= longest => Header::Of(channel(&text[..at]), at + MESSAGE.len()),
-        Some(_) => Header::None,
-        None if text.len() > longest + MESSAGE.len() => Header::None,
-        None => Header::Open,
+        Some(at) if at <= longest => HeaderMatch::Of(channel(&text[..at]), at + MESSAGE.len()),
+        Some(_) => HeaderMatch::None,
+        None if text.len() > longest + MESSAGE.len() => HeaderMatch::None,
+        None => HeaderMatch::Incomplete,
     }
 }
 
+/// The kind of the message with this header.
 fn channel(header: &str) -> Channel {
     let recipient = header.split_once("to=").map(|(_, rest)| rest);
     let name = recipient.and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '<').next());
@@ -63,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_tell_the_channel() {
+    fn headers_name_the_channel() {
         let call = || Channel::Call("add".into());
         for (text, channel) in [
             ("<|channel|>analysis<|message|>", Channel::Analysis),
@@ -75,10 +78,10 @@ mod tests {
             (" to=functions.add<|channel|>commentary json<|message|>", call()),
             ("<|channel|>commentary to=add<|message|>", call()),
         ] {
-            assert_eq!(header(text, 512), Header::Of(channel, text.len()), "{text}");
+            assert_eq!(header(text, 512), HeaderMatch::Of(channel, text.len()), "{text}");
         }
-        assert_eq!(header("<|chan", 512), Header::Open);
-        assert_eq!(header("Hello", 512), Header::None);
-        assert_eq!(header(&format!("<|channel|>{}", "a".repeat(600)), 512), Header::None);
+        assert_eq!(header("<|chan", 512), HeaderMatch::Incomplete);
+        assert_eq!(header("Hello", 512), HeaderMatch::None);
+        assert_eq!(header(&format!("<|channel|>{}", "a".repeat(600)), 512), HeaderMatch::None);
     }
 }

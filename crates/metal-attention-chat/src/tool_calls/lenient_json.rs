@@ -1,36 +1,36 @@
-//! JSON as models write it, made into valid JSON while it comes.
+//! [`LenientJson`]: reads one JSON value as models write it, and repairs it character by character.
 //!
-//! Mended are: raw control characters and invalid escapes in strings, single quotes, bare keys, `True`, `False`, `None`,
-//! `NaN` (as `null`), numbers such as `01` and `.5`, missing and superfluous commas, and missing closing brackets. Valid
-//! JSON passes through unchanged, numbers of any size included.
+//! Repaired are: raw control characters and invalid escapes in strings, single quotes, bare keys, `True`, `False`,
+//! `None`, `NaN` (to `null`), numbers such as `01` and `.5`, missing and superfluous commas, and missing closing
+//! brackets. Valid JSON passes unchanged, including numbers of any size.
 
 use super::python_value::number;
 
-/// Result of pushing a character.
+/// The result of reading a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// The value goes on.
+pub(super) enum JsonStep {
+    /// The value continues.
     More,
-    /// The value ends with the character.
+    /// The value ends with this character.
     Done,
-    /// The value ends before the character, which is not part of it.
+    /// The value ended before this character, which is not part of it.
     Before,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
+enum Container {
     Object,
     List,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JsonState {
     /// Before a key or the end of an object.
     Key,
     /// Between a key and its colon.
     Colon,
     Value,
-    /// After a value within a list or an object.
+    /// After a value in a list or an object.
     Next,
     /// In a string.
     Text {
@@ -41,34 +41,34 @@ enum State {
     MaybeAfter {
         is_key: bool,
     },
-    /// In a number or a name.
+    /// In a number or a bare word.
     Word {
         is_key: bool,
     },
     Done,
 }
 
-/// Reads one value.
+/// The reader of one value.
 #[derive(Debug)]
 pub(super) struct LenientJson {
     /// The JSON that [`take`](Self::take) has not returned yet.
     out: String,
-    state: State,
-    open: Vec<Open>,
-    /// A comma, a key, a colon and white space, written once a value follows.
+    state: JsonState,
+    open: Vec<Container>,
+    /// A comma, key, colon and white space, which are written when a value follows.
     gap: String,
-    /// The innermost list or object has an item.
+    /// Whether the innermost container has an item.
     has_item: bool,
-    /// The escape, word or end of a string that is being read.
+    /// The escape sequence, word or possible end of a string that is being read.
     held: String,
 }
 
 impl LenientJson {
-    /// Reads a value.
+    /// A new reader.
     pub fn new() -> Self {
         Self {
             out: String::new(),
-            state: State::Value,
+            state: JsonState::Value,
             open: Vec::new(),
             gap: String::new(),
             has_item: false,
@@ -76,42 +76,42 @@ impl LenientJson {
         }
     }
 
-    /// Removes and returns the JSON that was written so far.
+    /// Removes and returns the JSON written so far.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Step {
+    /// Reads the next character.
+    pub fn push(&mut self, c: char) -> JsonStep {
         match self.state {
-            State::Key => self.in_key(c),
-            State::Colon => self.in_colon(c),
-            State::Value => self.in_value(c),
-            State::Next => self.in_next(c),
-            State::Text { quote, is_key } => self.in_text(c, quote, is_key),
-            State::MaybeAfter { is_key } => self.maybe_after(c, is_key),
-            State::Word { is_key } => self.in_word(c, is_key),
-            State::Done => Step::Before,
+            JsonState::Key => self.in_key(c),
+            JsonState::Colon => self.in_colon(c),
+            JsonState::Value => self.in_value(c),
+            JsonState::Next => self.in_next(c),
+            JsonState::Text { quote, is_key } => self.in_text(c, quote, is_key),
+            JsonState::MaybeAfter { is_key } => self.maybe_after(c, is_key),
+            JsonState::Word { is_key } => self.in_word(c, is_key),
+            JsonState::Done => JsonStep::Before,
         }
     }
 
-    /// Closes what is open: the answer was cut here. An incomplete key or word is left out.
+    /// The text ends here: closes all containers. An incomplete key or word is left out.
     pub fn finish(&mut self) {
         match self.state {
-            State::Text { is_key: false, .. } | State::MaybeAfter { is_key: false } => self.out.push('"'),
-            State::Word { is_key: false } => {
+            JsonState::Text { is_key: false, .. } | JsonState::MaybeAfter { is_key: false } => self.out.push('"'),
+            JsonState::Word { is_key: false } => {
                 if let Some(scalar) = scalar(&self.held) {
                     self.item(&scalar);
                 }
             }
-            State::Text { is_key: true, .. }
-            | State::MaybeAfter { is_key: true }
-            | State::Word { is_key: true }
-            | State::Key
-            | State::Colon
-            | State::Value
-            | State::Next
-            | State::Done => {}
+            JsonState::Text { is_key: true, .. }
+            | JsonState::MaybeAfter { is_key: true }
+            | JsonState::Word { is_key: true }
+            | JsonState::Key
+            | JsonState::Colon
+            | JsonState::Value
+            | JsonState::Next
+            | JsonState::Done => {}
         }
         self.close_all();
     }
@@ -121,21 +121,21 @@ impl LenientJson {
         while let Some(open) = self.open.pop() {
             self.out.push(closer(open));
         }
-        self.state = State::Done;
+        self.state = JsonState::Done;
     }
 
-    /// Ends the value before a character that does not belong to it.
-    fn before(&mut self) -> Step {
+    /// Ends the value before a character that is not part of it.
+    fn before(&mut self) -> JsonStep {
         self.close_all();
-        Step::Before
+        JsonStep::Before
     }
 
-    fn in_key(&mut self, c: char) -> Step {
+    fn in_key(&mut self, c: char) -> JsonStep {
         match c {
             '"' | '\'' => {
                 self.begin_item();
                 self.gap.push('"');
-                self.state = State::Text { quote: c, is_key: true };
+                self.state = JsonState::Text { quote: c, is_key: true };
             }
             '}' | ']' => return self.leave(c),
             c if c.is_whitespace() => self.blank(c),
@@ -143,97 +143,98 @@ impl LenientJson {
             c if begins_word(c) => {
                 self.begin_item();
                 self.held.push(c);
-                self.state = State::Word { is_key: true };
+                self.state = JsonState::Word { is_key: true };
             }
             _ => return self.before(),
         }
-        Step::More
+        JsonStep::More
     }
 
-    fn in_colon(&mut self, c: char) -> Step {
+    fn in_colon(&mut self, c: char) -> JsonStep {
         match c {
             ':' => {
                 self.gap.push(':');
-                self.state = State::Value;
+                self.state = JsonState::Value;
             }
             ',' | '}' | ']' => {
                 self.gap.clear();
-                self.state = State::Next;
+                self.state = JsonState::Next;
                 return self.in_next(c);
             }
             c if c.is_whitespace() => self.blank(c),
             c => {
                 self.gap.push(':');
-                self.state = State::Value;
+                self.state = JsonState::Value;
                 return self.in_value(c);
             }
         }
-        Step::More
+        JsonStep::More
     }
 
-    fn in_value(&mut self, c: char) -> Step {
-        let in_list = self.open.last() == Some(&Open::List);
+    fn in_value(&mut self, c: char) -> JsonStep {
+        let in_list = self.open.last() == Some(&Container::List);
         match c {
             '{' | '[' => {
                 self.begin_value();
                 self.out.push(c);
-                let open = if c == '{' { Open::Object } else { Open::List };
+                let open = if c == '{' { Container::Object } else { Container::List };
                 self.open.push(open);
                 self.has_item = false;
-                self.state = if open == Open::Object { State::Key } else { State::Value };
+                self.state = if open == Container::Object { JsonState::Key } else { JsonState::Value };
             }
             '"' | '\'' => {
                 self.begin_value();
                 self.out.push('"');
-                self.state = State::Text { quote: c, is_key: false };
+                self.state = JsonState::Text { quote: c, is_key: false };
             }
             c if c.is_whitespace() => self.blank(c),
             ',' | '}' | ']' if !self.open.is_empty() => {
                 if !in_list {
-                    // A key without a value.
+                    // A key without a value is left out.
                     self.gap.clear();
                 }
-                self.state = State::Next;
+                self.state = JsonState::Next;
                 return self.in_next(c);
             }
             c if begins_word(c) => {
                 self.held.push(c);
-                self.state = State::Word { is_key: false };
+                self.state = JsonState::Word { is_key: false };
             }
             _ => return self.before(),
         }
-        Step::More
+        JsonStep::More
     }
 
-    fn in_next(&mut self, c: char) -> Step {
+    fn in_next(&mut self, c: char) -> JsonStep {
         match c {
             ',' => {
                 if self.has_item && !self.gap.contains(',') {
                     self.gap.push(',');
                 }
-                self.state = if self.open.last() == Some(&Open::Object) { State::Key } else { State::Value };
-                Step::More
+                self.state =
+                    if self.open.last() == Some(&Container::Object) { JsonState::Key } else { JsonState::Value };
+                JsonStep::More
             }
             '}' | ']' => self.leave(c),
             c if c.is_whitespace() => {
                 self.blank(c);
-                Step::More
+                JsonStep::More
             }
             // A comma is missing.
             '"' => match self.open.last() {
-                Some(Open::Object) => self.in_key(c),
-                Some(Open::List) => self.in_value(c),
+                Some(Container::Object) => self.in_key(c),
+                Some(Container::List) => self.in_value(c),
                 None => self.before(),
             },
             _ => self.before(),
         }
     }
 
-    fn in_text(&mut self, c: char, quote: char, is_key: bool) -> Step {
+    fn in_text(&mut self, c: char, quote: char, is_key: bool) -> JsonStep {
         if !self.held.is_empty() {
             self.held.push(c);
             match escape(&self.held) {
-                Escape::Open => {}
+                Escape::Incomplete => {}
                 Escape::Is(json) => {
                     self.held.clear();
                     self.text(&json, is_key);
@@ -241,20 +242,20 @@ impl LenientJson {
                 Escape::Not(json, rest) => {
                     self.held.clear();
                     self.text(json, is_key);
-                    let mut step = Step::More;
+                    let mut step = JsonStep::More;
                     for c in rest.chars() {
                         step = self.push(c);
                     }
                     return step;
                 }
             }
-            return Step::More;
+            return JsonStep::More;
         }
         match c {
             '\\' => self.held.push(c),
             '\'' if quote == c => {
                 self.held.push(c);
-                self.state = State::MaybeAfter { is_key };
+                self.state = JsonState::MaybeAfter { is_key };
             }
             '"' if quote == c => return self.end_text(is_key),
             '"' => self.text("\\\"", is_key),
@@ -264,42 +265,42 @@ impl LenientJson {
             }
             c => self.text(c.encode_utf8(&mut [0; 4]), is_key),
         }
-        Step::More
+        JsonStep::More
     }
 
-    fn maybe_after(&mut self, c: char, is_key: bool) -> Step {
+    fn maybe_after(&mut self, c: char, is_key: bool) -> JsonStep {
         if c.is_whitespace() && self.held.len() < 256 {
             self.held.push(c);
-            return Step::More;
+            return JsonStep::More;
         }
         let is_alone = self.open.is_empty();
         let ends = if is_key { c == ':' } else { matches!(c, ',' | '}' | ']') || (is_alone && c == ':') };
         let held = std::mem::take(&mut self.held);
         if ends {
             return match self.end_text(is_key) {
-                Step::More => self.push(c),
-                Step::Done | Step::Before => Step::Before,
+                JsonStep::More => self.push(c),
+                JsonStep::Done | JsonStep::Before => JsonStep::Before,
             };
         }
-        // The quote is an apostrophe.
+        // The quote was an apostrophe.
         self.text("'", is_key);
-        self.state = State::Text { quote: '\'', is_key };
+        self.state = JsonState::Text { quote: '\'', is_key };
         for c in held[1..].chars().chain([c]) {
             self.push(c);
         }
-        Step::More
+        JsonStep::More
     }
 
-    fn end_text(&mut self, is_key: bool) -> Step {
+    fn end_text(&mut self, is_key: bool) -> JsonStep {
         self.text("\"", is_key);
         self.after_item(is_key)
     }
 
-    fn in_word(&mut self, c: char, is_key: bool) -> Step {
+    fn in_word(&mut self, c: char, is_key: bool) -> JsonStep {
         let ends = c.is_whitespace() || matches!(c, ',' | '}' | ']' | '{' | '[' | '"' | '\'' | '<' | '`');
         if !(ends || is_key && c == ':') {
             self.held.push(c);
-            return Step::More;
+            return JsonStep::More;
         }
         let word = std::mem::take(&mut self.held);
         let text = || serde_json::Value::from(&*word).to_string();
@@ -310,27 +311,27 @@ impl LenientJson {
             self.item(&json);
         }
         match self.after_item(is_key) {
-            Step::More => self.push(c),
-            Step::Done | Step::Before => Step::Before,
+            JsonStep::More => self.push(c),
+            JsonStep::Done | JsonStep::Before => JsonStep::Before,
         }
     }
 
-    /// After a key or a value.
-    fn after_item(&mut self, is_key: bool) -> Step {
+    /// The state after a key or a value.
+    fn after_item(&mut self, is_key: bool) -> JsonStep {
         self.state = match (is_key, self.open.is_empty()) {
-            (true, _) => State::Colon,
-            (false, false) => State::Next,
-            (false, true) => State::Done,
+            (true, _) => JsonState::Colon,
+            (false, false) => JsonState::Next,
+            (false, true) => JsonState::Done,
         };
-        if self.state == State::Done { Step::Done } else { Step::More }
+        if self.state == JsonState::Done { JsonStep::Done } else { JsonStep::More }
     }
 
-    fn leave(&mut self, c: char) -> Step {
-        let wanted = if c == '}' { Open::Object } else { Open::List };
+    fn leave(&mut self, c: char) -> JsonStep {
+        let wanted = if c == '}' { Container::Object } else { Container::List };
         if !self.open.contains(&wanted) {
             return self.before();
         }
-        // White space before the bracket stays, a comma does not.
+        // White space before the bracket is kept, a comma is dropped.
         let gap = std::mem::take(&mut self.gap);
         self.out.extend(gap.chars().filter(|c| *c != ','));
         while let Some(open) = self.open.pop() {
@@ -343,7 +344,7 @@ impl LenientJson {
         self.after_item(false)
     }
 
-    /// A comma before the next item, where one is missing.
+    /// Adds a missing comma before the next item.
     fn begin_item(&mut self) {
         if self.has_item && !self.gap.contains(',') {
             self.gap.insert(0, ',');
@@ -351,7 +352,7 @@ impl LenientJson {
     }
 
     fn begin_value(&mut self) {
-        if self.open.last() == Some(&Open::List) {
+        if self.open.last() == Some(&Container::List) {
             self.begin_item();
         }
         self.out += &self.gap;
@@ -359,7 +360,7 @@ impl LenientJson {
         self.has_item = true;
     }
 
-    /// A scalar that is complete.
+    /// Writes a complete scalar.
     fn item(&mut self, json: &str) {
         self.begin_value();
         self.out += json;
@@ -370,17 +371,17 @@ impl LenientJson {
     }
 
     fn blank(&mut self, c: char) {
-        // JSON has no other white space; around the outermost value it means nothing.
+        // Other white space is invalid in JSON; white space around the outermost value is dropped.
         if matches!(c, ' ' | '\t' | '\n' | '\r') && !self.open.is_empty() {
             self.gap.push(c);
         }
     }
 }
 
-fn closer(open: Open) -> char {
+fn closer(open: Container) -> char {
     match open {
-        Open::Object => '}',
-        Open::List => ']',
+        Container::Object => '}',
+        Container::List => ']',
     }
 }
 
@@ -388,12 +389,12 @@ fn begins_word(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '-' | '+' | '.' | '_' | '$')
 }
 
-/// The JSON of a number or a name; `None` for other words.
+/// The JSON of a number or a literal such as `True`; `None` for other words.
 pub(super) fn scalar(word: &str) -> Option<String> {
     let json = match word {
         "true" | "True" | "TRUE" => "true",
         "false" | "False" | "FALSE" => "false",
-        // JSON cannot write the numbers that are none.
+        // JSON cannot represent NaN and infinities.
         "null" | "None" | "NULL" | "undefined" | "NaN" | "nan" | "Infinity" | "-Infinity" | "+Infinity" => "null",
         _ => {
             let (sign, digits) = word.strip_prefix('-').map_or(("", word), |digits| ("-", digits));
@@ -411,31 +412,31 @@ pub(super) fn scalar(word: &str) -> Option<String> {
 }
 
 enum Escape {
-    /// More has to come.
-    Open,
-    /// It is an escape, as JSON has it.
+    /// More characters are needed.
+    Incomplete,
+    /// A complete escape, in JSON's notation.
     Is(String),
-    /// It is none: the JSON of its beginning, and the text after that.
+    /// Not a valid escape: the JSON of its first part, and the text that remains to be read.
     Not(&'static str, String),
 }
 
-/// The escape sequence `text`, which begins with a backslash.
+/// Classifies the escape sequence `text`, which begins with a backslash.
 fn escape(text: &str) -> Escape {
     const REPLACEMENT: &str = "\\ufffd";
     let not = || Escape::Not("\\\\", text[1..].to_owned());
     match text[1..].chars().next() {
-        None => Escape::Open,
+        None => Escape::Incomplete,
         Some('"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => Escape::Is(text.to_owned()),
         Some('\'') => Escape::Is("'".into()),
         Some('u') => match unicode(text) {
-            Unicode::Open => Escape::Open,
+            Unicode::Incomplete => Escape::Incomplete,
             Unicode::None => not(),
-            // The second half of a pair follows.
-            Unicode::Is(0xd800..=0xdbff) if text.len() == 6 => Escape::Open,
+            // The second half of a surrogate pair must follow.
+            Unicode::Is(0xd800..=0xdbff) if text.len() == 6 => Escape::Incomplete,
             Unicode::Is(0xd800..=0xdbff) => {
                 let second = &text[6..];
                 match unicode(second) {
-                    Unicode::Open => Escape::Open,
+                    Unicode::Incomplete => Escape::Incomplete,
                     Unicode::Is(0xdc00..=0xdfff) => Escape::Is(text.to_owned()),
                     Unicode::Is(_) | Unicode::None => Escape::Not(REPLACEMENT, second.to_owned()),
                 }
@@ -448,12 +449,12 @@ fn escape(text: &str) -> Escape {
 }
 
 enum Unicode {
-    Open,
+    Incomplete,
     Is(u32),
     None,
 }
 
-/// The UTF-16 unit of the `\uXXXX` that `text` begins with.
+/// The UTF-16 code unit of the `\uXXXX` at the start of `text`.
 fn unicode(text: &str) -> Unicode {
     let digits = text.strip_prefix("\\u").unwrap_or_default();
     let n = digits.bytes().take(4).take_while(u8::is_ascii_hexdigit).count();
@@ -461,7 +462,7 @@ fn unicode(text: &str) -> Unicode {
         return u32::from_str_radix(&digits[..4], 16).map_or(Unicode::None, Unicode::Is);
     }
     if "\\u".starts_with(text) || (text.starts_with("\\u") && n == digits.len()) {
-        Unicode::Open
+        Unicode::Incomplete
     } else {
         Unicode::None
     }
@@ -471,14 +472,14 @@ fn unicode(text: &str) -> Unicode {
 mod tests {
     use super::*;
 
-    /// The JSON of `text`, and what follows it.
+    /// The JSON of `text`, and the text that follows the value.
     fn read(text: &str) -> (String, String) {
         let mut json = LenientJson::new();
         for (at, c) in text.char_indices() {
             match json.push(c) {
-                Step::More => {}
-                Step::Done => return (json.take(), text[at + c.len_utf8()..].to_owned()),
-                Step::Before => return (json.take(), text[at..].to_owned()),
+                JsonStep::More => {}
+                JsonStep::Done => return (json.take(), text[at + c.len_utf8()..].to_owned()),
+                JsonStep::Before => return (json.take(), text[at..].to_owned()),
             }
         }
         json.finish();

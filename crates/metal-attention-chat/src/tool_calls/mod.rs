@@ -1,8 +1,12 @@
-//! Tool calls in what a model writes.
+//! Tool calls in the answers of models.
 //!
-//! Each family of models writes them in a way of its own, which its chat template shows ([`ToolFormat::of_template`]). A
-//! [`ToolCallParser`] takes an answer apart as it comes, and [`ToolFormat::grammar`] is the language of answers that
-//! must call a tool.
+//! Each model family writes tool calls in its own format, which its chat template reveals
+//! ([`ToolFormat::of_template`]; unknown formats are derived from renderings of the template, `probe.rs`). A
+//! [`ToolCallParser`] parses an answer while it is generated. [`ToolFormat::grammar`] is a grammar of answers that
+//! must call a tool. `tools_as_text.rs` describes tools in the prompt if the template does not support them.
+//!
+//! Terms: a mark is a fixed string of a format, such as `<tool_call>`. An opening is a mark that announces a call. The
+//! header of a call is the text between the opening and the arguments.
 
 mod call;
 mod call_derived;
@@ -20,37 +24,37 @@ mod held_back;
 mod lenient_json;
 mod names;
 mod parser;
-mod plain;
 mod probe;
 mod python_call;
-mod python_text;
+mod python_string;
 mod python_value;
 mod signatures;
 mod syntax;
+mod tools_as_text;
 
 pub use checked_names::ToolNameError;
 pub use derived::DerivedFormat;
 pub use parser::ToolCallParser;
-pub(crate) use plain::{Telling, Tools, answer_in_plain_words, in_plain_words};
 pub(crate) use probe::derived;
+pub(crate) use tools_as_text::{TemplateToolSupport, ToolPlacement, tool_result_as_text, with_tools_as_text};
 
 use crate::{ChatTemplate, Message, ToolCall};
 use syntax::PYTHONIC_START;
 
-/// How a model writes tool calls.
+/// The format in which a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, Granite 4, `SmolLM3`.
     Hermes,
     /// `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`: GLM from 4.5 on.
     Glm,
-    /// The name, a line break and the arguments as JSON, and nothing else: GLM 4.
+    /// The name, a line break and the arguments as JSON, without marks: GLM 4.
     Glm4,
     /// `<tool_call><function=name><parameter=key>...</parameter></function></tool_call>`: Qwen3-Coder, Qwen 3.5, Nemotron 3.
     FunctionTags,
-    /// The same in `<seed:tool_call>`: Seed-OSS.
+    /// Like `FunctionTags`, in `<seed:tool_call>`: Seed-OSS.
     Seed,
-    /// `{"name": ..., "parameters": {...}}` and nothing else, perhaps after `<|python_tag|>`: Llama 3.
+    /// `{"name": ..., "parameters": {...}}` without marks, or after `<|python_tag|>`: Llama 3.
     Llama3,
     /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`: Mistral.
     MistralList,
@@ -58,34 +62,34 @@ pub enum ToolFormat {
     MistralArgs,
     /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`: `DeepSeek` V3.1.
     DeepSeek,
-    /// The same with `function<｜tool▁sep｜>name` and the arguments in a block of code: `DeepSeek` R1 and V3.
+    /// Like `DeepSeek`, with `function<｜tool▁sep｜>name` and the arguments in a code block: `DeepSeek` R1 and V3.
     DeepSeekR1,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini, which has `<|/tool_call|>` at the end.
     TaggedList,
     /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`: Nemotron Nano 2.
     Nemotron,
-    /// The same in `<tool_calls>`: Jamba.
+    /// Like `Nemotron`, in `<tool_calls>`: Jamba.
     Jamba,
-    /// `<|tool_call_start|>[name(key="text", other=1)]<|tool_call_end|>`, as Python writes calls, or a list of JSON objects
-    /// there: LFM2.
+    /// `<|tool_call_start|>[name(key="text", other=1)]<|tool_call_end|>` in Python's notation, or a list of JSON
+    /// objects between these marks: LFM2.
     Pythonic,
     /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>`: Command R7B, Command A.
     CommandR,
     /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
     Gemma,
-    /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}`, one of the messages that such an
-    /// answer is made of: gpt-oss.
+    /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}`, one of the messages of an answer:
+    /// gpt-oss.
     Harmony,
-    /// `{"name": ..., "arguments": {...}}` and nothing else: models that were told so in plain words.
+    /// `{"name": ..., "arguments": {...}}` without marks: models whose tools are described in the prompt.
     Json,
-    /// As the model's chat template writes calls, where that is none of the others: Kimi K2, `MiniMax` M2, `DeepSeek` V3.2
-    /// and V4, Hy 3, Solar Open, `GigaChat` 3.1, Apertus, Functionary 3.1, `MiniCPM` 5.
+    /// A format that was derived from the chat template: Kimi K2, `MiniMax` M2, `DeepSeek` V3.2 and V4, Hy 3, Solar
+    /// Open, `GigaChat` 3.1, Apertus, Functionary 3.1, `MiniCPM` 5.
     Derived(&'static DerivedFormat),
 }
 
 impl ToolFormat {
-    /// The format that a chat template writes. Where no parser is written for it, the template is rendered with calls, and
-    /// the format is read off that.
+    /// The format of a chat template. If it is not one of the known formats, it is derived from renderings of the
+    /// template.
     pub fn of_template(source: &str) -> Self {
         match Self::known(source) {
             Some(format) => format,
@@ -93,7 +97,7 @@ impl ToolFormat {
         }
     }
 
-    /// The format that a template's marks tell.
+    /// The known format whose marks occur in a template; `None` if there is none.
     pub(crate) fn known(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         Some(if has("[TOOL_CALLS]") {
@@ -109,7 +113,7 @@ impl ToolFormat {
         } else if has("<seed:tool_call>") {
             Self::Seed
         } else if has(PYTHONIC_START) || has("<|tool_list_start|>") || has("List of tools: [") {
-            // Some templates tell no more than that there are tools.
+            // Some templates of this format only list the tools.
             Self::Pythonic
         } else if has("<TOOLCALL>") {
             Self::Nemotron
@@ -119,7 +123,7 @@ impl ToolFormat {
             Self::TaggedList
         } else if has("<arg_key>") {
             Self::Glm
-        } else if plain::calls_are_metadata(source) {
+        } else if tools_as_text::calls_are_metadata(source) {
             Self::Glm4
         } else if has("<function=") && has("<parameter=") {
             Self::FunctionTags
@@ -135,38 +139,38 @@ impl ToolFormat {
     }
 }
 
-/// A part of an answer.
+/// A part of a parsed answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerEvent {
-    /// What the model thinks before it answers.
+    /// Text of the reasoning.
     Reasoning(String),
     /// Text for the user.
     Content(String),
-    /// A call begins.
+    /// The beginning of a call.
     CallStart {
-        /// Its number in the answer, from 0.
+        /// The index of the call in the answer.
         index: usize,
-        /// Its name, made here: nine letters and digits.
+        /// A generated id: nine letters and digits.
         id: String,
-        /// The function.
+        /// The name of the function.
         name: String,
     },
-    /// More of a call's arguments, which together are a JSON object.
+    /// More text of a call's arguments. All of it together is a JSON object.
     CallArguments {
-        /// The call's number.
+        /// The index of the call.
         index: usize,
-        /// The next piece of text.
+        /// The next piece of the arguments.
         delta: String,
     },
-    /// The call is complete.
+    /// The end of a call.
     CallEnd {
-        /// The call's number.
+        /// The index of the call.
         index: usize,
     },
 }
 
 impl Message {
-    /// The message that the parts of an answer make. A call without its end is left out.
+    /// The message that consists of these events. A call without its end is left out.
     pub fn from_events(events: impl IntoIterator<Item = AnswerEvent>) -> Self {
         let mut message = Self { content: None, ..Self::assistant("") };
         let mut in_call = false;

@@ -1,10 +1,10 @@
-//! Names of functions in front of their arguments.
+//! Finds the function's name in the text before a call's arguments.
 
 use super::held_back::MAX_BLANK;
 use super::syntax::{ARGS, CALL_ID, DEEPSEEK_SEPARATOR};
 
-/// The function in what stands between the announcement of a call and its arguments: `name`, `name[CALL_ID]id[ARGS]`,
-/// or `function`, a separator, the name and the beginning of a code block.
+/// The function's name in a call's header, which is `name`, `name[CALL_ID]id[ARGS]`, or `function`, a separator, the
+/// name and the start of a code block.
 pub(super) fn name_in(header: &str) -> &str {
     let (before, after) = header.split_once(DEEPSEEK_SEPARATOR).unwrap_or((header, ""));
     let after = after.trim().trim_end_matches("```json").trim_end();
@@ -13,14 +13,14 @@ pub(super) fn name_in(header: &str) -> &str {
     name.split(CALL_ID).next().unwrap_or_default().trim()
 }
 
-/// Whether `name`, found in `header`, is a function's: a known one, or a word that the format's own marks tell.
+/// Whether `name`, found in `header`, is a function's name: a known one, or a word that the format's marks identify.
 pub(super) fn is_name(name: &str, header: &str, names: &[String]) -> bool {
     let is_told = header.contains(ARGS) || header.contains(DEEPSEEK_SEPARATOR);
     let is_word = || !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c));
     names.iter().any(|known| known == name) || (is_told && is_word())
 }
 
-/// Whether `text` may be a function's name and marks after it, in front of an object that is still to come.
+/// Whether `text` may be a function's name, with marks after it, before an object that has not arrived yet.
 pub(super) fn may_be_named(text: &str, names: &[String]) -> bool {
     let known = names.iter().any(|name| name.starts_with(text) || text.starts_with(name.as_str()));
     let (_, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -28,33 +28,33 @@ pub(super) fn may_be_named(text: &str, names: &[String]) -> bool {
     known || rest.is_empty() || rest.starts_with(['[', '{'])
 }
 
-/// What a text begins with that may be a function's name, a line break and an object.
-pub(super) enum Named {
-    /// More has to come.
-    Open,
-    /// They are: the name, and where the object begins.
+/// The result of looking for a function's name, a line break and an object at the start of a text.
+pub(super) enum NamedCall {
+    /// More text is needed.
+    Incomplete,
+    /// The name, and the offset of the object.
     Call(String, usize),
-    /// Something else.
+    /// The text is something else.
     No,
 }
 
-/// Whether `text` begins with one of `names`, a line break and an object.
-pub(super) fn named_call(text: &str, names: &[String]) -> Named {
+/// Looks for one of `names`, a line break and an object at the start of `text`.
+pub(super) fn named_call(text: &str, names: &[String]) -> NamedCall {
     for name in names {
         if name.starts_with(text) {
-            return Named::Open;
+            return NamedCall::Incomplete;
         }
         let Some(after) = text.strip_prefix(name.as_str()) else { continue };
         let arguments = after.trim_start();
         let blank = &after[..after.len() - arguments.len()];
         if arguments.is_empty() && blank.len() <= MAX_BLANK {
-            return Named::Open;
+            return NamedCall::Incomplete;
         }
         if blank.contains('\n') && blank.len() <= MAX_BLANK && arguments.starts_with('{') {
-            return Named::Call(name.clone(), text.len() - arguments.len());
+            return NamedCall::Call(name.clone(), text.len() - arguments.len());
         }
     }
-    Named::No
+    NamedCall::No
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::name_in;
 
     #[test]
-    fn names_stand_in_headers() {
+    fn names_are_found_in_headers() {
         for header in [
             "add",
             " add[ARGS]",

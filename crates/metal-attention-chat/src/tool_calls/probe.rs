@@ -1,10 +1,10 @@
-//! Reads the format of tool calls off a chat template: it renders calls with strings that occur nowhere else, and what
-//! stands around these is the format.
+//! Derives the format of tool calls from a chat template: the template renders calls whose names, ids, keys and values
+//! are unique strings, and the text around these strings is the format.
 
 use serde_json::{Deserializer, Value, json};
 
 use super::call_derived::is_blank_mark;
-use super::derived::{CallId, DerivedArguments, DerivedFormat, DerivedMarks, DerivedTags, Flag, NUMBER};
+use super::derived::{CallId, DerivedArguments, DerivedFormat, DerivedMarks, DerivedTags, NUMBER, ValueKindFlag};
 use super::{ToolCallParser, ToolFormat};
 use crate::{ChatTemplate, Message, RenderRequest, Tool, ToolCall};
 
@@ -12,7 +12,7 @@ const USER: &str = "wquserwq";
 const CONTENT: &str = "wqcontentwq";
 const NAMES: [&str; 2] = ["wqalphawq", "wqbetawq"];
 const IDS: [&str; 2] = ["wqidonewq", "wqidtwowq"];
-/// Of a text, an integer, an object and a text.
+/// The keys of a string, an integer, an object and a string.
 const KEYS: [&str; 4] = ["wqtextwq", "wqintegerwq", "wqobjectwq", "wqlastwq"];
 const TEXTS: [&str; 2] = ["wqvalueonewq", "wqvaluetwowq"];
 const INTEGER: &str = "74159";
@@ -33,7 +33,7 @@ fn tools() -> Vec<Tool> {
     NAMES.iter().filter_map(|name| tool(name).ok()).collect()
 }
 
-/// The format of `template`; `None`: none is found, or what is found does not read the template's own calls.
+/// The format of `template`; `None` if none is found, or if it does not parse the template's own rendering of calls.
 pub(crate) fn derived(template: &ChatTemplate) -> Option<&'static DerivedFormat> {
     let source = template.source_for_tools();
     let functionary = || source.contains("<function=").then(DerivedMarks::functionary)?.format();
@@ -55,7 +55,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// The answer with `n` calls as the template writes it, after the text of the message.
+    /// The text of an answer with `n` calls, as the template writes it, after the content of the message.
     fn answer(&self, ids: [&str; 2], n: usize) -> Option<String> {
         let call = |i: usize| ToolCall::new(ids[i], NAMES[i], arguments().to_string());
         let message = Message { tool_calls: (0..n).map(call).collect(), ..Message::assistant(CONTENT) };
@@ -64,7 +64,7 @@ impl Probe<'_> {
         if let Some(at) = rest.find(CONTENT) {
             return Some(rest[at + CONTENT.len()..].to_owned());
         }
-        // The template leaves out a text beside calls.
+        // The template omits the content of a message with calls.
         let prompt = self.render(&[Message::user(USER)], true)?;
         let prompt = &prompt[prompt.rfind(USER)? + USER.len()..];
         let at = common_prefix(rest, prompt);
@@ -82,10 +82,10 @@ impl Probe<'_> {
         let calls = self.answer(ids, 2).filter(|text| NAMES.iter().all(|name| text.contains(name)));
         let calls = calls.or_else(|| self.answer(ids, 1))?;
         let end_of_turn = self.answer(ids, 0)?;
-        Marked::new(&calls, &end_of_turn).marks(ids)
+        RenderedCalls::new(&calls, &end_of_turn).marks(ids)
     }
 
-    /// Whether the format reads what the template writes.
+    /// Whether the format parses the calls that the template writes.
     fn is_read(&self, format: &'static DerivedFormat, ids: [&str; 2]) -> bool {
         let n_calls = |text: &str| {
             let mut parser = ToolCallParser::new(ToolFormat::Derived(format), &self.tools);
@@ -104,12 +104,12 @@ impl Probe<'_> {
     }
 }
 
-/// Bytes that both begin with.
+/// The length in bytes of the common prefix.
 fn common_prefix(a: &str, b: &str) -> usize {
     a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b).map_or(a.len().min(b.len()), |((at, _), _)| at)
 }
 
-/// What both end with, from the beginning of a mark on.
+/// The common suffix, from the first start of a mark in it.
 fn common_suffix<'t>(a: &'t str, b: &str) -> &'t str {
     let n: usize = a.chars().rev().zip(b.chars().rev()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
     let at = a.len() - n;
@@ -117,14 +117,14 @@ fn common_suffix<'t>(a: &'t str, b: &str) -> &'t str {
         return &a[at..];
     }
     match a[at..].find(['<', '[', '{', '>']).map(|found| (found, &a[at + found..])) {
-        // The end of another mark.
+        // The '>' is the end of another mark.
         Some((_, text)) if text.starts_with('>') => text[1..].find(['<', '[', '{']).map_or("", |at| &text[1 + at..]),
         Some((_, text)) => text,
         None => "",
     }
 }
 
-/// The two marks that `text` is made of.
+/// The two marks that `text` consists of; `None` if it does not.
 fn two_marks(text: &str) -> Option<(String, String)> {
     let (first, second) = text.trim().split_once('>')?;
     let second = second.trim_start();
@@ -132,15 +132,15 @@ fn two_marks(text: &str) -> Option<(String, String)> {
     (is_mark(first) && is_mark(second)).then(|| (format!("{first}>"), second.to_owned()))
 }
 
-/// A rendering with calls, after the text.
-struct Marked<'t> {
+/// The rendering of an answer with calls, after its content.
+struct RenderedCalls<'t> {
     text: &'t str,
-    /// What stands there without calls.
+    /// The text that the template writes there without calls.
     end_of_turn: &'t str,
 }
 
-impl<'t> Marked<'t> {
-    /// The calls may stand before, or within, what ends the turn.
+impl<'t> RenderedCalls<'t> {
+    /// The calls may be before or within the text that ends the turn.
     fn new(text: &'t str, end_of_turn: &'t str) -> Self {
         let n = common_prefix(text, end_of_turn);
         let end = &end_of_turn[n..];
@@ -173,7 +173,7 @@ impl<'t> Marked<'t> {
         if before.contains(NAMES[0]) {
             return None;
         }
-        // Where the arguments end, and how they are written.
+        // The end of the arguments, and their notation.
         let mut object = None;
         if let Some(brace) = text[..key].rfind('{').filter(|brace| *brace >= after_name) {
             let mut values = Deserializer::from_str(&text[brace..]).into_iter::<Value>();
@@ -216,17 +216,17 @@ impl<'t> Marked<'t> {
             && let Some((outer, inner)) = two_marks(&call_start)
             && let Some((inner_end, outer_end)) = two_marks(&call_end)
         {
-            // Each call has all around it; a model writes several in one.
+            // The template repeats all marks for each call; a model writes several calls within the outer marks.
             (section_start, section_end) = (outer, outer_end);
             (call_start, call_end) = (inner, inner_end);
         } else if section_start.trim().is_empty() {
-            // It ends the turn.
+            // The mark ends the turn, not the calls.
             section_end.clear();
         }
         if section_start.matches('<').count() == 1
             && let Some((mark, _)) = two_marks(&section_end)
         {
-            // The other one ends the turn.
+            // The second mark ends the turn.
             section_end = mark;
         }
         let list = section_start.trim_end().ends_with('[') && section_end.trim_start().starts_with(']');
@@ -251,8 +251,8 @@ impl<'t> Marked<'t> {
         (!is_blank_mark(opening)).then_some(marks)
     }
 
-    /// What begins and ends a call, and ends all of them. `rest` follows the arguments of the first call, `before` stands
-    /// before its name.
+    /// The start and the end mark of a call, the separator, and the end mark of all calls. `rest` is the text after
+    /// the arguments of the first call, `before` the text before its name.
     fn around(&self, rest: &str, before: &str, ids: [&str; 2]) -> (String, String, String, String) {
         let second = rest.find(ids[1]).into_iter().chain(rest.find(NAMES[1])).min();
         let without_turn = |text: &str| {
@@ -266,13 +266,13 @@ impl<'t> Marked<'t> {
         let middle = middle.strip_suffix("functions.").filter(|_| !before.ends_with("functions.")).unwrap_or(middle);
         let start = common_suffix(before, middle);
         let middle = &middle[..middle.len() - start.len()];
-        // The last value of the second call is a text or ends with the object's brace.
+        // The last value of the second call is a string, possibly followed by the object's brace.
         let last = rest.rfind(TEXTS[1]).map_or(rest.len(), |at| at + TEXTS[1].len());
         let first = self.text.find(TEXTS[1]).map_or(0, |at| at + TEXTS[1].len());
         let skipped = (self.text.len() - rest.len()).saturating_sub(first);
         let end = without_turn(rest.get(last + skipped..).unwrap_or_default());
         let n = common_prefix(middle, &end);
-        // Up to the end of a mark.
+        // The common prefix is cut to whole marks.
         let n = if n == middle.len() || n == end.len() {
             n
         } else {
@@ -281,7 +281,8 @@ impl<'t> Marked<'t> {
         (start.to_owned(), middle[..n].to_owned(), middle[n..].to_owned(), end[n..].to_owned())
     }
 
-    /// The tags of the parameters, and what stands between the name and the first one. `key`: where the first one begins.
+    /// The tags of the arguments, and the text between the name and the first tag. `key` is the offset of the first
+    /// key.
     fn tags<'b>(&self, key: usize, between: &'b str) -> Option<(DerivedTags, &'b str)> {
         let text = &self.text[key..];
         let part = |from: &str, to: &str| {
@@ -306,7 +307,7 @@ impl<'t> Marked<'t> {
             let word = |text: &str| Some(text[n..].split_once('"')?.0.to_owned());
             let (text, other) = (word(after_text)?, word(after_integer)?);
             let after = after_text[n + text.len()..].to_owned();
-            (after_text[..n].to_owned(), Some(Flag { text, other, after }))
+            (after_text[..n].to_owned(), Some(ValueKindFlag { text, other, after }))
         };
         let tags = DerivedTags {
             before_key: before_key.to_owned(),

@@ -1,8 +1,8 @@
-//! Calls that Llama 3 writes as Python.
+//! Calls that Llama 3 writes in Python's notation after `<|python_tag|>`.
 
 use serde_json::{Map, Value, json};
 
-/// The function and the arguments of `name.call(key="value", ...)`; any other text is code for the tool `python`.
+/// The name and the arguments of `name.call(key="value", ...)`. Any other text is code for the tool `python`.
 pub(super) fn python_call(text: &str) -> (String, String) {
     let text = text.trim();
     built_in(text).unwrap_or_else(|| ("python".into(), json!({ "code": text }).to_string()))

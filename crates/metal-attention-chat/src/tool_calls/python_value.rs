@@ -1,30 +1,30 @@
-//! Values as Python writes them, and as JSON.
+//! Converts values between Python's notation and JSON.
 
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-/// How deep lists and dictionaries may lie in each other.
+/// The maximum nesting of containers.
 const MAX_DEPTH: usize = 64;
 
-/// What may follow a text: a quote before anything else is part of it. Models are shown texts whose quotes are not
-/// escaped.
+/// The characters that may follow a string. A quote before any other character is part of the string, because models
+/// are shown strings with unescaped quotes.
 pub(super) const AFTER_TEXT: [char; 5] = [',', ')', ']', '}', ':'];
 
-/// The JSON of `text`: a text in quotes of any kind, a number, `True`, `False`, `None`, a list, tuple, set or dictionary of
-/// such, or the same in JSON. `None`: it is something else.
+/// The JSON of a value in Python's notation: a string in quotes of any kind, a number, `True`, `False`, `None`, or a
+/// list, tuple, set or dictionary of such; JSON is accepted, too. `None` for any other text.
 pub(super) fn as_json(text: &str) -> Option<String> {
-    let mut reader = Reader { rest: text, json: String::new() };
+    let mut reader = PythonValueReader { rest: text, json: String::new() };
     reader.value(MAX_DEPTH)?;
     reader.rest.trim().is_empty().then_some(reader.json)
 }
 
-struct Reader<'t> {
+struct PythonValueReader<'t> {
     rest: &'t str,
     json: String,
 }
 
-impl Reader<'_> {
-    /// Goes on behind `token` and the white space before it, where that is next.
+impl PythonValueReader<'_> {
+    /// Consumes `token` and the white space before it, if they come next.
     fn take(&mut self, token: &str) -> bool {
         let rest = self.rest.trim_start().strip_prefix(token);
         self.rest = rest.unwrap_or(self.rest);
@@ -48,7 +48,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A list or a tuple; a single value in parentheses is that value.
+    /// Reads a list or a tuple. A single value in parentheses is that value.
     fn list(&mut self, end: char, depth: usize) -> Option<()> {
         let begin = self.json.len();
         self.rest = &self.rest[1..];
@@ -76,7 +76,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A dictionary, or a set, which becomes a list.
+    /// Reads a dictionary, or a set, which becomes a list.
     fn braces(&mut self, depth: usize) -> Option<()> {
         let begin = self.json.len();
         self.rest = &self.rest[1..];
@@ -99,7 +99,7 @@ impl Reader<'_> {
                 return None;
             }
             if has_value {
-                // JSON has no other keys.
+                // JSON has only string keys.
                 if !self.json[key..].starts_with('"') {
                     let text = json!(self.json[key..]).to_string();
                     self.json.replace_range(key.., &text);
@@ -118,7 +118,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A text in quotes, with what may stand before these.
+    /// Reads a string with its prefix letters.
     fn text(&mut self) -> Option<String> {
         let start = self.rest.find(['"', '\''])?;
         let prefix = &self.rest[..start];
@@ -146,7 +146,7 @@ impl Reader<'_> {
         None
     }
 
-    /// A number or a name.
+    /// Reads a number, a boolean or None.
     fn word(&mut self) -> Option<()> {
         let end = self.rest.find(AFTER_TEXT).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
@@ -161,12 +161,12 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a text in quotes may follow: nothing, or letters that say of which kind it is.
+/// Whether a quote may follow `text`: it is empty or a string prefix such as `r`.
 pub(super) fn is_prefix(text: &str) -> bool {
     text.len() <= 2 && text.chars().all(|c| "rRbBuUfF".contains(c))
 }
 
-/// A number of Python as one of JSON.
+/// A Python number in JSON's notation; `None` if it is not a number.
 pub(super) fn number(word: &str) -> Option<String> {
     let (sign, digits) = match word.strip_prefix('-') {
         Some(digits) => ("-", digits),
@@ -182,18 +182,18 @@ pub(super) fn number(word: &str) -> Option<String> {
             return u64::from_str_radix(digits, radix).ok().filter(|_| is_digits).map(|n| format!("{sign}{n}"));
         }
     }
-    // "1.", ".5"
+    // "1." and ".5" are not valid in JSON.
     let exponent = digits.find(['e', 'E']).unwrap_or(digits.len());
     let (mantissa, exponent) = digits.split_at(exponent);
     let before = if mantissa.starts_with('.') { "0" } else { "" };
     let after = if mantissa.ends_with('.') { "0" } else { "" };
     let number = format!("{sign}{before}{mantissa}{after}{exponent}");
-    // Numbers of any size are numbers.
+    // JSON numbers have no maximum.
     let is_number = serde_json::from_str::<IgnoredAny>(&number).is_ok();
     is_number.then_some(number)
 }
 
-/// The text that the inside of quotes stands for. What is no escape stays.
+/// The content of a string literal with escapes resolved. Invalid escapes are kept.
 pub(super) fn unescaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -206,7 +206,7 @@ pub(super) fn unescaped(text: &str) -> String {
     out + rest
 }
 
-/// The character that the escape `escape` stands for, which follows a backslash, and the bytes of that.
+/// The character that `escape`, the text after a backslash, stands for, and the length of the escape in bytes.
 pub(super) fn escaped(escape: &str) -> (Option<char>, usize) {
     let code = |digits: usize, at: usize| {
         let digits = escape.get(at..at + digits).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()))?;
@@ -233,7 +233,7 @@ pub(super) fn escaped(escape: &str) -> (Option<char>, usize) {
                 _ => 8,
             };
             let first = code(digits, 1);
-            // Two halves of a pair, as JSON has them.
+            // A surrogate pair, as in JSON.
             let second = Some(()).filter(|()| kind == 'u' && escape.get(5..7) == Some("\\u")).and_then(|()| code(4, 7));
             match (first, second) {
                 (Some(high @ 0xd800..=0xdbff), Some(low @ 0xdc00..=0xdfff)) => {
@@ -247,7 +247,7 @@ pub(super) fn escaped(escape: &str) -> (Option<char>, usize) {
     }
 }
 
-/// A value as Python writes it, with texts in double quotes.
+/// A value in Python's notation, with strings in double quotes.
 pub(super) fn as_python(value: &Value) -> String {
     match value {
         Value::Null => "None".into(),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_none() {
+    fn other_texts_are_not_values() {
         for text in [
             "",
             "Bern",
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_values_are_read_back() {
         let value = json!({"a": [1, -2.5, true, null, "x\"'\\\n\u{1}é😀"], "b": {}, "c": false});
         let text = as_python(&value);
         assert_eq!(serde_json::from_str::<Value>(&as_json(&text).unwrap()).unwrap(), value, "{text}");

@@ -1,28 +1,29 @@
-//! What the schemas of functions say of arguments, to tell texts from other values where both are written alike.
+//! The parameters of functions and their types, from the tools' JSON schemas. Some notations write strings and other
+//! values alike; the types tell them apart.
 
 use std::collections::HashMap;
 
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::lenient_json::{LenientJson, Step, scalar};
+use super::lenient_json::{JsonStep, LenientJson, scalar};
 use super::python_value;
 use crate::Tool;
 
-/// Schemas within schemas that are looked into, of all functions together: they may refer to themselves.
+/// The maximum number of schemas that are read, for all functions together. Schemas may refer to themselves.
 const MAX_SCHEMAS: usize = 1 << 16;
-/// How deep.
+/// The maximum nesting of schemas that are read.
 const MAX_DEPTH: usize = 8;
 
-/// The arguments of functions, by the functions' names.
+/// The signatures of the functions, by name.
 #[derive(Debug, Default)]
 pub(super) struct Signatures(HashMap<String, Signature>);
 
 #[derive(Debug, Default)]
 struct Signature {
-    /// The names in order.
+    /// The parameters in the order of the schema.
     names: Vec<String>,
-    kinds: HashMap<String, Kinds>,
+    kinds: HashMap<String, ValueKinds>,
 }
 
 impl Signatures {
@@ -34,7 +35,7 @@ impl Signatures {
             for (root, (name, schema)) in properties.into_iter().flat_map(|(root, p)| p.iter().map(move |p| (root, p)))
             {
                 signature.names.push(name.clone());
-                signature.kinds.insert(name.clone(), Kinds::of(schema, root, MAX_DEPTH, &mut left));
+                signature.kinds.insert(name.clone(), ValueKinds::of(schema, root, MAX_DEPTH, &mut left));
             }
             signature
         };
@@ -46,37 +47,37 @@ impl Signatures {
         self.0.contains_key(function)
     }
 
-    /// Whether a function's name begins with `text`.
+    /// Whether the name of a function begins with `text`.
     pub fn begins_name(&self, text: &str) -> bool {
         self.0.keys().any(|name| name.starts_with(text))
     }
 
-    /// Bytes of the longest function's name that `text` begins with.
+    /// The length in bytes of the longest function name that `text` begins with.
     pub fn longest_name_in(&self, text: &str) -> usize {
         self.0.keys().filter(|name| text.starts_with(name.as_str())).map(String::len).max().unwrap_or(0)
     }
 
-    /// Whether the schema of `function` names the argument `key`.
+    /// Whether the schema of `function` has the parameter `key`.
     pub fn has_argument(&self, function: &str, key: &str) -> bool {
         self.0.get(function).is_some_and(|signature| signature.kinds.contains_key(key))
     }
 
-    /// What the argument `key` may be.
-    pub fn kinds(&self, function: &str, key: &str) -> Kinds {
-        self.0.get(function).and_then(|signature| signature.kinds.get(key)).copied().unwrap_or(Kinds::ANY)
+    /// The types that the parameter `key` allows; any type if it is unknown.
+    pub fn kinds(&self, function: &str, key: &str) -> ValueKinds {
+        self.0.get(function).and_then(|signature| signature.kinds.get(key)).copied().unwrap_or(ValueKinds::ANY)
     }
 
-    /// The name of the argument that stands in place `at`.
+    /// The name of the parameter at position `at`.
     pub fn name_of(&self, function: &str, at: usize) -> Option<&str> {
         self.0.get(function)?.names.get(at).map(String::as_str)
     }
 }
 
-/// The kinds of values that an argument may be, one bit each.
+/// The JSON types that a parameter allows, one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kinds(u8);
+pub(super) struct ValueKinds(u8);
 
-impl Kinds {
+impl ValueKinds {
     const TEXT: Self = Self(1);
     const NUMBER: Self = Self(2);
     const BOOLEAN: Self = Self(4);
@@ -85,7 +86,7 @@ impl Kinds {
     const OBJECT: Self = Self(32);
     pub const ANY: Self = Self(63);
 
-    /// Whether it is a text, whatever that looks like.
+    /// Whether only strings are allowed. Then a value is a string, whatever it looks like.
     pub fn are_text(self) -> bool {
         self == Self::TEXT
     }
@@ -117,7 +118,7 @@ impl Kinds {
         }
     }
 
-    /// The kind of the JSON value `text`, numbers of any size included; `None`: it is no JSON.
+    /// The type of the JSON value `text`, which may be a number of any size; `None` if it is not JSON.
     fn of_json(text: &str) -> Option<Self> {
         serde_json::from_str::<IgnoredAny>(text).ok()?;
         Some(match text.trim_start().bytes().next()? {
@@ -130,15 +131,15 @@ impl Kinds {
         })
     }
 
-    /// The JSON of `text` where that is meant to be a list or an object, a number or a name, and is not quite.
+    /// The repaired JSON of `text`, if it resembles a value of an allowed type.
     fn mended(self, text: &str) -> Option<String> {
         if self == Self::ANY {
             return None;
         }
         let json = if text.starts_with(['{', '[']) {
             let mut reader = LenientJson::new();
-            // What follows the value is no part of it.
-            text.chars().all(|c| reader.push(c) == Step::More);
+            // Text after the value is ignored.
+            text.chars().all(|c| reader.push(c) == JsonStep::More);
             reader.finish();
             Some(reader.take())
         } else {
@@ -147,7 +148,8 @@ impl Kinds {
         json.filter(|json: &String| Self::of_json(json).is_some_and(|kind| self.has(kind)))
     }
 
-    /// Those that `schema` allows, which stands in `root`; `left` is how many more schemas are looked into.
+    /// The types that `schema` allows. `root` is the schema that contains it; `left` is the number of schemas that may
+    /// still be read.
     fn of(schema: &Value, root: &Value, depth: usize, left: &mut usize) -> Self {
         let Some(schema) = schema.as_object().filter(|_| depth > 0 && *left > 0) else { return Self::ANY };
         *left -= 1;
@@ -176,11 +178,12 @@ impl Kinds {
                 (_, _) => {}
             }
         }
-        // What nothing can be is of no help.
+        // A schema that allows nothing is ignored.
         if kinds.0 == 0 { Self::ANY } else { kinds }
     }
 
-    /// `text`, which stands bare between tags, as a JSON value: what these kinds do not have is a text.
+    /// The JSON of `text`, a value without quotes from between tags. It is a string if it is not a value of another
+    /// allowed type.
     pub fn as_json(self, text: &str) -> String {
         let trimmed = text.trim();
         if self.are_text() {
@@ -191,7 +194,7 @@ impl Kinds {
         {
             return trimmed.to_owned();
         }
-        // As Python writes it; where anything may stand there it may as well be a text.
+        // Python's notation. It is not tried if any type is allowed, because the text may be a string.
         let python = Some(trimmed).filter(|_| self != Self::ANY).and_then(python_value::as_json);
         let python =
             python.filter(|json| !self.has(Self::TEXT) || Self::of_json(json).is_some_and(|kind| self.has(kind)));
@@ -203,35 +206,38 @@ impl Kinds {
 mod tests {
     use super::*;
 
-    fn kinds(schema: &Value) -> Kinds {
+    fn kinds(schema: &Value) -> ValueKinds {
         let root = json!({"$defs": {"city": {"enum": ["Bern"]}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}});
-        Kinds::of(schema, &root, MAX_DEPTH, &mut 1000)
+        ValueKinds::of(schema, &root, MAX_DEPTH, &mut 1000)
     }
 
     #[test]
-    fn schemas_tell_the_kinds() {
-        let either = |kinds: &[Kinds]| Kinds(kinds.iter().fold(0, |all, kinds| all | kinds.0));
+    fn schemas_give_the_kinds() {
+        let either = |kinds: &[ValueKinds]| ValueKinds(kinds.iter().fold(0, |all, kinds| all | kinds.0));
         for (schema, expected) in [
-            (json!({}), Kinds::ANY),
-            (json!(true), Kinds::ANY),
-            (json!({"type": "string"}), Kinds::TEXT),
-            (json!({"enum": ["a", "b"]}), Kinds::TEXT),
-            (json!({"type": "integer", "enum": [1, 2]}), Kinds::NUMBER),
-            (json!({"const": null}), Kinds::NULL),
-            (json!({"type": ["string", "null"]}), either(&[Kinds::TEXT, Kinds::NULL])),
-            (json!({"anyOf": [{"type": "array"}, {"type": "object"}]}), either(&[Kinds::LIST, Kinds::OBJECT])),
-            (json!({"allOf": [{"type": ["string", "boolean"]}, {"type": "boolean"}]}), Kinds::BOOLEAN),
-            (json!({"$ref": "#/$defs/city"}), Kinds::TEXT),
-            (json!({"$ref": "#/$defs/loop"}), Kinds::ANY),
-            (json!({"$ref": "elsewhere"}), Kinds::ANY),
-            (json!({"type": "string", "enum": [1]}), Kinds::ANY),
+            (json!({}), ValueKinds::ANY),
+            (json!(true), ValueKinds::ANY),
+            (json!({"type": "string"}), ValueKinds::TEXT),
+            (json!({"enum": ["a", "b"]}), ValueKinds::TEXT),
+            (json!({"type": "integer", "enum": [1, 2]}), ValueKinds::NUMBER),
+            (json!({"const": null}), ValueKinds::NULL),
+            (json!({"type": ["string", "null"]}), either(&[ValueKinds::TEXT, ValueKinds::NULL])),
+            (
+                json!({"anyOf": [{"type": "array"}, {"type": "object"}]}),
+                either(&[ValueKinds::LIST, ValueKinds::OBJECT]),
+            ),
+            (json!({"allOf": [{"type": ["string", "boolean"]}, {"type": "boolean"}]}), ValueKinds::BOOLEAN),
+            (json!({"$ref": "#/$defs/city"}), ValueKinds::TEXT),
+            (json!({"$ref": "#/$defs/loop"}), ValueKinds::ANY),
+            (json!({"$ref": "elsewhere"}), ValueKinds::ANY),
+            (json!({"type": "string", "enum": [1]}), ValueKinds::ANY),
         ] {
             assert_eq!(kinds(&schema), expected, "{schema}");
         }
     }
 
     #[test]
-    fn values_are_what_the_schema_says() {
+    fn values_follow_the_schema() {
         for (schema, text, expected) in [
             (json!({"type": "string"}), "12", "\"12\""),
             (json!({"type": "string"}), " \"a\"\n", "\" \\\"a\\\"\\n\""),
@@ -251,14 +257,14 @@ mod tests {
         }
     }
 
-    /// Schemas that refer to themselves many times over are not followed for ever.
+    /// Reading schemas that refer to themselves many times terminates.
     #[test]
     fn hostile_schemas_end() {
         let references = vec![json!({"$ref": "#/$defs/n"}); 100];
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "properties": {"a": {"anyOf": references}}, "$defs": {"n": {"anyOf": references}}}}});
         let signatures = Signatures::of(&[Tool::try_from(tool).unwrap()]);
-        assert_eq!(signatures.kinds("f", "a"), Kinds::ANY);
+        assert_eq!(signatures.kinds("f", "a"), ValueKinds::ANY);
         assert_eq!((signatures.name_of("f", 0), signatures.name_of("f", 1)), (Some("a"), None));
     }
 }

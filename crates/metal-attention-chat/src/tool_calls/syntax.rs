@@ -1,46 +1,45 @@
-//! The texts around calls, as data.
+//! The marks of each format of tool calls, as data.
 
 use super::ToolFormat;
 
-/// Begins code in answers of Llama 3, and sometimes a JSON call.
+/// The mark that begins code, and sometimes a JSON call, in answers of Llama 3.
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
-/// Begins and ends a block of code.
+/// The mark around a code block.
 pub(super) const FENCE: &str = "```";
-/// Begins a call of a function whose arguments are in tags.
+/// The mark that begins a call whose arguments are in tags.
 pub(super) const FUNCTION: &str = "<function=";
-/// Between the call's name and its arguments.
+/// The marks between a call's name, id and arguments.
 pub(super) const ARGS: &str = "[ARGS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) const DEEPSEEK_SEPARATOR: &str = "<｜tool▁sep｜>";
-/// Around calls that are written as Python.
+/// The marks around calls in Python's notation.
 pub(crate) const PYTHONIC_START: &str = "<|tool_call_start|>";
 pub(crate) const PYTHONIC_END: &str = "<|tool_call_end|>";
-/// Around Gemma's strings.
+/// The mark around a string in Gemma's notation.
 pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
 
-/// The texts around the calls of a format. Where they are control tokens they write nothing as text, and are put in by
-/// their spelling.
+/// The marks of a format. Marks that are control tokens decode to nothing; the parser gets their spelling instead.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Syntax {
-    /// Begin calls within other text, alone or one after another.
+    /// The openings: marks that announce a call within text, alone or one after another.
     pub openings: &'static [&'static str],
-    /// Come after a call and mean nothing.
+    /// Marks that may follow a call and are dropped.
     pub closings: &'static [&'static str],
-    /// Stand within a call.
+    /// Marks within a call.
     pub inner: &'static [&'static str],
-    /// A call may be all of the answer, without anything that announces it.
+    /// Whether a call may be the whole answer, without an opening.
     pub bare: bool,
 }
 
 impl Syntax {
-    /// All the texts.
+    /// All marks.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         [self.openings, self.closings, self.inner].into_iter().flatten().copied()
     }
 }
 
 impl ToolFormat {
-    /// The texts around calls.
+    /// The marks of this format.
     pub(super) fn syntax(self) -> &'static Syntax {
         const NONE: Syntax = Syntax { openings: &[], closings: &[], inner: &[], bare: false };
         const HERMES: Syntax = Syntax { openings: &["<tool_call>"], closings: &["</tool_call>"], ..NONE };
@@ -48,7 +47,8 @@ impl ToolFormat {
             openings: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
             closings: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
             inner: &[DEEPSEEK_SEPARATOR],
-            // Templates that do not tell the model of tools leave that to plain words.
+            // Some templates of this format do not describe tools. They are described as text then, and the model
+            // writes calls without marks.
             bare: true,
         };
         match self {
@@ -71,7 +71,7 @@ impl ToolFormat {
                         openings: &["<|tool_call|>", "<tool_call>"],
                         closings: &["<|/tool_call|>", "</tool_call>"],
                         inner: &[],
-                        // Earlier calls are told in plain words.
+                        // Earlier calls are put into texts, without marks.
                         bare: true,
                     }
                 }

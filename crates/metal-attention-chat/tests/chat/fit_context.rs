@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use metal_attention_chat::{ContextRoom, DroppedTurns, FittedPrompt, Message, Role, ToolCall, fit_context};
+use metal_attention_chat::{ContextBudget, DroppedTurns, FittedPrompt, Message, Role, ToolCall, fit_context};
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
@@ -30,7 +30,7 @@ fn fitted(messages: &[Message], n_ctx: usize, max_tokens: Option<usize>) -> (Fit
         n_renders += 1;
         Ok::<_, Infallible>(((), tokens(messages)))
     };
-    let Ok(fitted) = fit_context(messages, ContextRoom::new(n_ctx, max_tokens), &tokenizer(), render);
+    let Ok(fitted) = fit_context(messages, ContextBudget::new(n_ctx, max_tokens), &tokenizer(), render);
     (fitted, n_renders)
 }
 
@@ -115,6 +115,6 @@ fn more_turns_go_where_they_are_shorter_in_the_prompt() {
         lengths.push(messages.len());
         Ok::<_, Infallible>(((), messages.len() * 10))
     };
-    let Ok(fitted) = fit_context(&messages, ContextRoom::new(160, Some(0)), &tokenizer(), render);
+    let Ok(fitted) = fit_context(&messages, ContextBudget::new(160, Some(0)), &tokenizer(), render);
     assert_eq!((fitted.n_tokens, lengths), (160, vec![32, 30, 28, 24, 16]));
 }

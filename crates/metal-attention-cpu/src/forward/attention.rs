@@ -1,33 +1,45 @@
-//! Attention: queries, keys and values of all tokens, the KV cache, weighted values.
+//! Softmax attention: from `normed` to `mixer_out`, `[n_tokens, n_head * head_dim]`.
+//!
+//! First the projections of all tokens, the norms of queries and keys and RoPE; keys and values go to the KV cache
+//! (`project_and_cache`). Then split-KV attention over the cache: the positions of a sequence are divided into splits of
+//! [`SPLIT`], every split is a task, and the partial results are merged (`attend`). Latent attention uses `attend`, too.
 
 use metal_attention_model::{
     AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm, alibi_slopes,
 };
 
-use super::{Input, MIN_ELEMENTS, Run, add_bias, normalize_row, resize};
+use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{GateBySigmoid, RmsNorm, rope_apply};
-use crate::kernels::matmul::{MIN_WORK, Product, matmul};
-use crate::kv_cache::{Element, SharedCache, StoreKeyValue, padded};
+use crate::kernels::matmul::{MIN_WORK, MatmulOp, matmul};
+use crate::kv_cache::{CacheElement, SharedKvCache, StoreKeyValue, padded};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
 
-/// What the kernel needs to know of attention, latent or not.
-pub(super) struct Attended<'a> {
+/// The parameters of `softmax(q K^T) V`, of plain or latent attention.
+pub(super) struct AttentionParams<'a> {
+    /// Query heads.
     pub(super) n_head: usize,
+    /// KV heads; `n_head / n_head_kv` query heads share one.
     pub(super) n_head_kv: usize,
+    /// Elements of a query and of a key.
     pub(super) key_dim: usize,
+    /// Elements of a value and of a head's result.
     pub(super) value_dim: usize,
+    /// The positions that a token attends to.
     pub(super) mask: Mask,
+    /// Scores become `cap * tanh(score / cap)`.
     pub(super) soft_cap: Option<f32>,
-    /// How much each head's scores fall with the distance, `[n_head]`.
+    /// ALiBi: what is subtracted from a score for each position of distance, `[n_head]`; empty without ALiBi.
     pub(super) slopes: Vec<f32>,
+    /// Attention sinks: of each head a score without a value, `[n_head]`.
     pub(super) sinks: Option<&'a [f32]>,
 }
 
-impl<'a> Attended<'a> {
-    pub(super) fn of(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
+impl<'a> AttentionParams<'a> {
+    /// The parameters of attention with an ordinary KV cache.
+    pub(super) fn new(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
         let slopes = match a.positions {
             Positions::None | Positions::Rope(_) => Vec::new(),
             Positions::Alibi { max_bias } => alibi_slopes(a.n_head, max_bias),
@@ -45,41 +57,43 @@ impl<'a> Attended<'a> {
     }
 }
 
-impl Run<'_> {
-    /// Q, K and V of all tokens; K and V go to the cache where the layer has its own.
-    pub(super) fn project_and_cache<E: Element>(
+impl MicroBatchRun<'_> {
+    /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores,
+    /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer
+    /// owns it. A layer that shares another layer's cache computes Q only.
+    pub(super) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
         a: &AttentionSpec,
         w: &AttentionWeights<PreparedLinear>,
-        cache: &SharedCache<'_, E>,
+        cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
     ) {
         let n_tokens = tokens.len();
         let (dim, n_q) = (a.head_dim, a.n_head * a.head_dim);
         let n_kv = if a.owns_cache() { a.n_head_kv * dim } else { 0 };
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
-        self.show(&linears, Input::Normed);
-        let s = &mut *self.s;
+        self.observe(&linears, ProductInput::Normed);
+        let s = &mut *self.scratch;
         resize(&mut s.q, n_tokens * n_q);
         resize(&mut s.q_and_gate, if a.output_gate { n_tokens * 2 * n_q } else { 0 });
         resize(&mut s.k, n_tokens * n_kv);
         resize(&mut s.v, n_tokens * n_kv);
         let y = if a.output_gate { &mut s.q_and_gate } else { &mut s.q };
-        let mut products = vec![Product { matrix: &w.q.weight, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = vec![MatmulOp { matrix: &w.q.weight, rows: 0..n_tokens, y, accumulate: false }];
         for (linear, y) in [(&w.k, &mut s.k), (&w.v, &mut s.v)] {
             if let Some(linear) = linear {
-                products.push(Product { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
+                products.push(MatmulOp { matrix: &linear.weight, rows: 0..n_tokens, y, accumulate: false });
             }
         }
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         self.lap("matmul_qkv");
 
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let (isa, pages) = (self.isa, self.pages);
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let q_and_gate = SharedMut::new(&mut s.q_and_gate);
-        let turns = self.weights.rotation_of[layer].map(|i| &s.turns[i]);
+        let rope_table = self.weights.rotation_of[layer].map(|i| &s.rope_tables[i]);
         self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
@@ -109,9 +123,9 @@ impl Run<'_> {
                 if let Some((norm, weights)) = norm.filter(|(norm, _)| !norm.after_rope) {
                     normalize_heads(isa, norm, weights, dim, row);
                 }
-                if let (Positions::Rope(rope), Some(turns)) = (&a.positions, turns) {
+                if let (Positions::Rope(rope), Some(rope_table)) = (&a.positions, rope_table) {
                     let half = rope.n_rot / 2;
-                    let (cos, sin) = (&turns.cos[t * half..][..half], &turns.sin[t * half..][..half]);
+                    let (cos, sin) = (&rope_table.cos[t * half..][..half], &rope_table.sin[t * half..][..half]);
                     for head in row.chunks_exact_mut(dim) {
                         rope_apply(rope.layout, head, cos, sin);
                     }
@@ -136,7 +150,7 @@ impl Run<'_> {
                 let page = pages.page(cache.group, seq, pos);
                 for h in 0..a.n_head_kv {
                     let (key, value) = (&k[h * dim..][..dim], &v[h * dim..][..dim]);
-                    // SAFETY: each token owns its lane of the keys and its row of the values.
+                    // SAFETY: each token owns its lane of the cached keys and its row of the cached values.
                     isa.run(unsafe { StoreKeyValue::new(cache, page, h, pos, key, value) });
                 }
             }
@@ -144,76 +158,87 @@ impl Run<'_> {
         self.lap("rope_kv_append");
     }
 
-    /// Attention of all tokens' queries over the cache.
-    pub(super) fn attend<E: Element>(&mut self, a: &Attended<'_>, cache: &SharedCache<'_, E>, tokens: &[BatchToken]) {
-        /// Tokens of one task at most: enough to reuse keys and values from L1.
-        const TILE: usize = 8;
-        /// Floats of split results held at once.
-        const PARTIAL: usize = 1 << 20;
-        /// Some neighbouring tokens of one sequence, and the splits that these see.
+    /// Attention of the queries `q`, `[n_tokens, n_head * key_dim]`, over the cache, to `mixer_out`,
+    /// `[n_tokens, n_head * value_dim]`. `tokens` are those of the rows of `q`; their keys and values are in the cache.
+    pub(super) fn attend<E: CacheElement>(
+        &mut self,
+        a: &AttentionParams<'_>,
+        cache: &SharedKvCache<'_, E>,
+        tokens: &[BatchToken],
+    ) {
+        /// The most tokens of one task: enough to reuse keys and values from L1.
+        const TILE_TOKENS: usize = 8;
+        /// The most floats of partial results in memory at a time; longer work is done in several rounds.
+        const MAX_PARTIAL: usize = 1 << 20;
+        /// Consecutive tokens of one sequence, and the splits with positions that one of them attends to.
         #[derive(Clone, Copy)]
-        struct Tile {
+        struct QueryTile {
             first_token: usize,
             n_tokens: usize,
             first_split: usize,
             n_splits: usize,
         }
-        /// A tile, KV head and split. The tile's results for the head are at `base`, rows of `n_splits` parts.
-        struct Task {
-            tile: Tile,
+        /// The work of one task: the queries of a tile that share a KV head, against one split.
+        struct SplitTask {
+            tile: QueryTile,
+            /// The KV head.
             head: usize,
+            /// The split, counted from the tile's first one.
             split: usize,
+            /// The index of the first partial result of this tile and head; `[n_tokens * group, n_splits]` of them follow.
             base: usize,
         }
 
         let (key_dim, dim, group, pages) = (a.key_dim, a.value_dim, a.n_head / a.n_head_kv, self.pages);
         let len = padded(dim);
-        let s = &mut *self.s;
-        resize(&mut s.att, tokens.len() * a.n_head * dim);
+        let s = &mut *self.scratch;
+        resize(&mut s.mixer_out, tokens.len() * a.n_head * dim);
         let seen = |t: &BatchToken| a.mask.seen(t.pos, pages.n_past(t.seq));
         let mut tiles = Vec::new();
         let mut start = 0;
         for run in tokens.chunk_by(|t, u| t.seq == u.seq) {
-            for tile in run.chunks(TILE) {
+            for tile in run.chunks(TILE_TOKENS) {
                 let first = tile.iter().map(|t| seen(t).start).min().unwrap_or(0) / SPLIT;
                 let last = tile.iter().map(|t| seen(t).end.max(1) - 1).max().unwrap_or(0) / SPLIT;
                 let n_splits = last - first + 1;
-                tiles.push(Tile { first_token: start, n_tokens: tile.len(), first_split: first, n_splits });
+                tiles.push(QueryTile { first_token: start, n_tokens: tile.len(), first_split: first, n_splits });
                 start += tile.len();
             }
         }
         let work = tokens.iter().map(|t| seen(t).len()).sum::<usize>() * a.n_head * dim;
         let widest = tiles.iter().map(|t| t.n_tokens * t.n_splits).max().unwrap_or(0) * group * a.n_head_kv * len;
-        let tiles_at_once = (PARTIAL / widest.max(1)).max(1);
+        let tiles_at_once = (MAX_PARTIAL / widest.max(1)).max(1);
         for tiles in tiles.chunks(tiles_at_once) {
             let mut tasks = Vec::new();
             let mut base = 0;
             for &tile in tiles {
                 for head in 0..a.n_head_kv {
-                    tasks.extend((0..tile.n_splits).map(|split| Task { tile, head, split, base }));
+                    tasks.extend((0..tile.n_splits).map(|split| SplitTask { tile, head, split, base }));
                     base += tile.n_tokens * group * tile.n_splits;
                 }
             }
             resize(&mut s.partial, base * len);
             s.max_sum.resize(base, [0.0; 2]);
             let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
-            let att = SharedMut::new(&mut s.att);
-            let join = |&Task { tile: Tile { first_token, n_tokens, n_splits, .. }, head, base, .. }: &Task| {
-                for row in 0..n_tokens * group {
-                    let (t, h) = (first_token + row / group, head * group + row % group);
-                    let at = base + row * n_splits;
-                    let sink = a.sinks.map(|sinks| sinks[h]);
-                    // SAFETY: each (token, head) is joined once, after all of its splits.
-                    unsafe {
-                        let out = att.slice((t * a.n_head + h) * dim, dim);
-                        let partial = partial.slice(at * len, n_splits * len);
-                        attention::merge(partial, max_sum.slice(at, n_splits), sink, out);
+            let att = SharedMut::new(&mut s.mixer_out);
+            let merge =
+                |&SplitTask { tile: QueryTile { first_token, n_tokens, n_splits, .. }, head, base, .. }: &SplitTask| {
+                    for row in 0..n_tokens * group {
+                        let (t, h) = (first_token + row / group, head * group + row % group);
+                        let at = base + row * n_splits;
+                        let sink = a.sinks.map(|sinks| sinks[h]);
+                        // SAFETY: each (token, head) is merged once, after all of its splits.
+                        unsafe {
+                            let out = att.slice((t * a.n_head + h) * dim, dim);
+                            let partial = partial.slice(at * len, n_splits * len);
+                            attention::merge(partial, max_sum.slice(at, n_splits), sink, out);
+                        }
                     }
-                }
-            };
+                };
             let (q, isa) = (&s.q, self.isa);
             let attend = |i: usize| {
-                let Task { tile: Tile { first_token, n_tokens, first_split, n_splits }, head, split, base } = tasks[i];
+                let SplitTask { tile: QueryTile { first_token, n_tokens, first_split, n_splits }, head, split, base } =
+                    tasks[i];
                 let queries: Vec<Query> = (0..n_tokens * group)
                     .map(|row| {
                         let (t, h) = (first_token + row / group, head * group + row % group);
@@ -231,32 +256,33 @@ impl Run<'_> {
                     })
                     .collect();
                 let (seq, start) = (tokens[first_token].seq, (first_split + split) * SPLIT);
-                // SAFETY: the queries' results are this task's own; the cache holds every position that they see.
+                // SAFETY: no other task writes these queries' results; the cache contains every position that they see.
                 isa.run(unsafe {
                     Attention::new(cache, head, pages.pages(cache.group, seq), &queries, a.soft_cap, start)
                 });
+                // With one split there is nothing to wait for; otherwise the merges are a parallel region of their own.
                 if n_splits == 1 {
-                    join(&tasks[i]);
+                    merge(&tasks[i]);
                 }
             };
             self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
-            let heads: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
-            self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
+            let merges: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
+            self.pool.for_each_if(tokens.len() > 1, merges.len(), &|i| merge(merges[i]));
         }
         self.lap("attention");
     }
 }
 
-impl Run<'_> {
-    /// Each head's result times the sigmoid of its gate, where heads have one.
+impl MicroBatchRun<'_> {
+    /// Multiplies each head's result in `mixer_out` by the sigmoid of its gate; nothing where the layer has no output gates.
     pub(super) fn gate_heads(&mut self, a: &AttentionSpec) {
         if !a.output_gate {
             return;
         }
-        let (isa, dim, s) = (self.isa, a.head_dim, &mut *self.s);
+        let (isa, dim, s) = (self.isa, a.head_dim, &mut *self.scratch);
         let (len, gates) = (a.n_head * dim, &s.q_and_gate);
-        let (worth, n_tokens) = (s.att.len() >= MIN_ELEMENTS, s.att.len() / len);
-        let att = SharedMut::new(&mut s.att);
+        let (worth, n_tokens) = (s.mixer_out.len() >= MIN_ELEMENTS, s.mixer_out.len() / len);
+        let att = SharedMut::new(&mut s.mixer_out);
         self.pool.for_each_if(worth, n_tokens, &|t| {
             // SAFETY: each token owns its row.
             let row = unsafe { att.slice(t * len, len) };
@@ -269,26 +295,30 @@ impl Run<'_> {
     }
 }
 
-/// Normalises a row of queries or keys, heads of `dim`.
+/// Normalises one token's row of queries or keys, whose heads have `dim` elements, in place.
 fn normalize_heads(isa: Isa, norm: QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
     let QkNorm { kind, eps, over, after_rope: _ } = norm;
     match over {
+        // One norm over all heads together.
         NormOver::Row => {
             let x = row.to_vec();
             normalize_row(isa, kind, eps, weights, &x, row);
         }
+        // A norm of each head, with the same weights for all.
         NormOver::Head | NormOver::Unweighted => {
             for head in row.chunks_exact_mut(dim) {
                 let x = head.to_vec();
                 normalize_row(isa, kind, eps, weights, &x, head);
             }
         }
+        // A norm of each head, with weights of its own.
         NormOver::EachHead => {
             for (h, head) in row.chunks_exact_mut(dim).enumerate() {
-                let part = |all: &[f32]| all[h * dim..][..dim].to_vec();
-                let own = NormWeights { weight: part(&weights.weight), bias: weights.bias.as_deref().map(part) };
+                let of_head = |all: &[f32]| all[h * dim..][..dim].to_vec();
+                let weights =
+                    NormWeights { weight: of_head(&weights.weight), bias: weights.bias.as_deref().map(of_head) };
                 let x = head.to_vec();
-                normalize_row(isa, kind, eps, &own, &x, head);
+                normalize_row(isa, kind, eps, &weights, &x, head);
             }
         }
     }

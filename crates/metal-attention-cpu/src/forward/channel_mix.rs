@@ -1,64 +1,70 @@
-//! RWKV's channel mix.
+//! RWKV's channel mix: the feed-forward of an RWKV layer, `value(relu(key(x_k))^2)`, in RWKV-6 times
+//! `sigmoid(receptance(x_r))`.
+//!
+//! Its inputs `x_k` and `x_r` are interpolated between a token and the token before it (token shift), so it has a recurrent
+//! state: the input of the sequence's last token.
 
 use metal_attention_model::{Activation, BatchToken, ChannelMixSpec, ChannelMixWeights};
 
-use super::token_shift::ShiftOf;
-use super::{Input, MIN_ELEMENTS, Run, resize};
+use super::token_shift::TokenShift;
+use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::Activate;
-use crate::kernels::matmul::{Product, matmul};
-use crate::kernels::recurrent::time_mix::{Squash, Squashed};
+use crate::kernels::matmul::{MatmulOp, matmul};
+use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-/// Where a channel mix stands in its model.
-pub(super) struct Place {
+/// The layer of a feed-forward.
+pub(super) struct LayerContext {
+    /// The layer's index.
     pub(super) layer: usize,
-    /// Where its part of the layer's state begins, after the mixer's.
-    pub(super) state: usize,
-    /// Whether this is the last layer, which drops the rows that nobody asked for.
+    /// The first element of the feed-forward's state in the layer's state, which begins with that of the mixer.
+    pub(super) state_start: usize,
+    /// Whether this is the last layer, which drops the rows of tokens that are not requested.
     pub(super) last: bool,
 }
 
-/// Inputs that the token shift makes of one.
+// The indices of the token shift's results: inputs of the keys and of the receptances.
 const K: usize = 0;
 const R: usize = 1;
 
-impl Run<'_> {
-    /// The channel mix of the normalised state `h`, added to `x`, or instead of what `result` was; the states of the tokens'
-    /// sequences go on to the inputs of the last ones.
+impl MicroBatchRun<'_> {
+    /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the states of
+    /// the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the requested ones; where none is left,
+    /// it stops after the states.
     pub(super) fn channel_mix(
         &mut self,
-        place: &Place,
+        context: &LayerContext,
         spec: &ChannelMixSpec,
         w: &ChannelMixWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        to_stream: bool,
+        to_x: bool,
     ) {
         let &ChannelMixSpec { n_embd, width, gated: _ } = spec;
-        let &Place { layer, state, last } = place;
-        let state = state..state + n_embd;
-        self.shift(&ShiftOf { layer, state, lerps: &w.lerps, previous: false, wanted_only: last }, tokens);
+        let &LayerContext { layer, state_start, last } = context;
+        let state = state_start..state_start + n_embd;
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: last }, tokens);
         if last {
-            self.keep_wanted_rows(tokens);
+            self.drop_unrequested_rows(tokens);
         }
         let n_rows = tokens.len();
-        self.show_mixed([(&w.key, K)].into_iter().chain(w.receptance.iter().map(|linear| (linear, R))), n_rows);
-        let s = &mut *self.s;
-        resize(&mut s.result, n_rows * n_embd);
+        self.observe_mixed([(&w.key, K)].into_iter().chain(w.receptance.iter().map(|linear| (linear, R))), n_rows);
+        let s = &mut *self.scratch;
+        resize(&mut s.branch_out, n_rows * n_embd);
         if n_rows == 0 {
             return;
         }
         resize(&mut s.gate, n_rows * width);
         let rows = |mix: usize| mix * n_rows..(mix + 1) * n_rows;
-        let mut products = vec![Product { matrix: &w.key.weight, rows: rows(K), y: &mut s.gate, accumulate: false }];
+        let mut products = vec![MatmulOp { matrix: &w.key.weight, rows: rows(K), y: &mut s.gate, accumulate: false }];
         if let Some(receptance) = &w.receptance {
             resize(&mut s.up, n_rows * n_embd);
-            products.push(Product { matrix: &receptance.weight, rows: rows(R), y: &mut s.up, accumulate: false });
+            products.push(MatmulOp { matrix: &receptance.weight, rows: rows(R), y: &mut s.up, accumulate: false });
         }
         matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
         self.lap("matmul_gate_up");
 
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let (isa, keys) = (self.isa, SharedMut::new(&mut s.gate));
         self.pool.for_each_if(n_rows * width >= MIN_ELEMENTS, n_rows, &|row| {
             // SAFETY: each task owns its row.
@@ -66,26 +72,27 @@ impl Run<'_> {
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
         self.lap("ffn_activation");
-        self.product(&w.value, Input::Gate, to_stream && w.receptance.is_none());
+        self.project(&w.value, ProductInput::Gate, to_x && w.receptance.is_none());
         self.lap("matmul_down");
         if w.receptance.is_some() {
-            self.gate_channels(n_embd, to_stream);
+            self.gate_channels(n_embd, to_x);
         }
     }
 
-    /// `x += sigmoid(up) result`, or `result *= sigmoid(up)`.
-    fn gate_channels(&mut self, n_embd: usize, to_stream: bool) {
-        let s = &mut *self.s;
+    /// `x += sigmoid(up) * branch_out` where `to_x` is set, otherwise `branch_out *= sigmoid(up)`.
+    fn gate_channels(&mut self, n_embd: usize, to_x: bool) {
+        let s = &mut *self.scratch;
         let n_rows = s.x.len() / n_embd;
         let isa = self.isa;
-        let (gate, result, x) = (SharedMut::new(&mut s.up), SharedMut::new(&mut s.result), SharedMut::new(&mut s.x));
+        let (gate, result, x) =
+            (SharedMut::new(&mut s.up), SharedMut::new(&mut s.branch_out), SharedMut::new(&mut s.x));
         self.pool.for_each_if(n_rows * n_embd >= MIN_ELEMENTS, n_rows, &|row| {
             let at = row * n_embd;
             // SAFETY: each task owns its rows.
             let (gate, result, x) = unsafe { (gate.slice(at, n_embd), result.slice(at, n_embd), x.slice(at, n_embd)) };
-            isa.run(Squashed { x: &mut *gate, squash: Squash::Sigmoid });
+            isa.run(ApplyNonlinearity { x: &mut *gate, nonlinearity: Nonlinearity::Sigmoid });
             for ((x, result), gate) in x.iter_mut().zip(result).zip(gate) {
-                if to_stream {
+                if to_x {
                     *x += *gate * *result;
                 } else {
                     *result *= *gate;

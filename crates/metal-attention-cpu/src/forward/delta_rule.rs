@@ -1,44 +1,48 @@
-//! The gated delta rule: projections, convolution, gates, the recurrence, and the gated norm of its result.
+//! The gated delta rule (Gated `DeltaNet`, Kimi Delta Attention): from `normed` to `mixer_out`, `[n_tokens, n_values]`.
+//!
+//! The projections of all tokens come first. Then each key head is a task: it takes blocks of tokens through the convolution,
+//! the L2 norms, the recurrence of its value heads, and their gated norm, so that the values between these steps stay in the
+//! core's cache. The state of a key head and its value heads is read and written by that task alone.
 
 use metal_attention_model::{BatchToken, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
-use super::{Input, Run, resize};
-use crate::kernels::matmul::{Product, matmul};
+use super::{MicroBatchRun, ProductInput, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::gates::{Decays, L2Norm};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
-/// Tokens that a task takes through all steps at once: what lies between these stays in its cache.
+/// Tokens that a task takes through all steps at a time.
 const BLOCK: usize = 16;
 
-/// What lies between the projections and the recurrence.
+/// Buffers of the delta rule.
 #[derive(Default)]
 pub(super) struct DeltaScratch {
-    /// What beta comes of, `[n_tokens, n_head_v]`.
+    /// The projection that beta is the sigmoid of, `[n_tokens, n_head_v]`.
     beta: Vec<f32>,
-    /// What the decay comes of, `[n_tokens, n_decays]`.
+    /// The projection that the decay is computed from, `[n_tokens, n_decays]`.
     decay: Vec<f32>,
-    /// What decay and gate have before them, `[n_tokens, rank]` of each one after the other.
+    /// Where decay and output gate are low-rank: the results of their down projections, `[2, n_tokens, rank]`, decay first.
     before: Vec<f32>,
-    /// Of each task queries, keys and values after the convolution, `[BLOCK, key_dim]` twice and `[BLOCK, value_dim]`, betas,
-    /// `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
+    /// The work area of each task: queries and keys after the convolution, `[BLOCK, key_dim]` each, values,
+    /// `[BLOCK, value_dim]`, betas, `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
     blocks: Vec<f32>,
 }
 
 impl DeltaScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         [&self.beta, &self.decay, &self.before, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
-impl Run<'_> {
-    /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
-    /// after them.
+impl MicroBatchRun<'_> {
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, n_values]`. Updates the states of the tokens' sequences.
     pub(super) fn delta_rule(
         &mut self,
         layer: usize,
@@ -46,25 +50,27 @@ impl Run<'_> {
         w: &DeltaRuleWeights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        self.project(spec, w, tokens.len());
+        self.project_delta_rule(spec, w, tokens.len());
         let (n, n_values) = (tokens.len(), spec.n_values());
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let of_block = block_elements(spec);
-        resize(&mut s.att, n * n_values);
+        resize(&mut s.mixer_out, n * n_values);
         resize(&mut s.delta.blocks, spec.n_head_k * of_block);
-        let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.att));
-        let inputs = Inputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
+        let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.mixer_out));
+        let inputs =
+            ProjectedInputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
         let (states, segments) = (self.states, self.pages.segments(tokens));
         let of_head = state_of_head(spec);
         self.pool.for_each(spec.n_head_k, &|head| {
-            // SAFETY: the task's own block.
+            // SAFETY: each task has a work area of its own.
             let block = unsafe { blocks.slice(head * of_block, of_block) };
-            let mut task = Task { isa: self.isa, spec, w, inputs, head, block, out: &out };
+            let mut task = KeyHeadTask { isa: self.isa, spec, w, inputs, head, block, out: &out };
             let mut first = 0;
             for segment in segments {
-                // SAFETY: the task has the state of this key head and its value heads for itself, and goes through the
-                // segments in order.
-                let (before, after) = unsafe { states.parts(layer, segment, head * of_head..(head + 1) * of_head) };
+                // SAFETY: only this task accesses the state of this key head and its value heads, and the
+                // segments come in order.
+                let (before, after) =
+                    unsafe { states.source_and_target(layer, segment, head * of_head..(head + 1) * of_head) };
                 task.segment(first, segment.n, before, after);
                 first += segment.n;
             }
@@ -72,15 +78,16 @@ impl Run<'_> {
         self.lap("delta_rule");
     }
 
-    /// Queries, keys, values, and what the gates come of, of all `n` tokens.
-    fn project(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
+    /// The projections of all `n` tokens: queries to `q`, keys to `k`, values to `v`, the output gate to `gate`, and the inputs
+    /// of beta and the decay.
+    fn project_delta_rule(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
-        self.show(&[&w.q, &w.k, &w.v, &w.beta], Input::Normed);
+        self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
         match &w.before {
-            None => self.show(&[&w.decay, &w.gate], Input::Normed),
-            Some([decay, gate]) => self.show(&[decay, gate], Input::Normed),
+            None => self.observe(&[&w.decay, &w.gate], ProductInput::Normed),
+            Some([decay, gate]) => self.observe(&[decay, gate], ProductInput::Normed),
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let [q, k, v] = [(&mut s.q, n_keys), (&mut s.k, n_keys), (&mut s.v, n_values)].map(|(y, width)| {
             resize(y, n * width);
             y.as_mut_slice()
@@ -97,16 +104,16 @@ impl Run<'_> {
         };
         let products = [(&w.q, q), (&w.k, k), (&w.v, v), (&w.beta, &mut s.delta.beta), decay, gate];
         let mut products =
-            products.map(|(linear, y)| Product { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+            products.map(|(linear, y)| MatmulOp { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         if w.before.is_some() {
             if let Some(observer) = &mut self.observer {
                 for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.before.chunks_exact(n * rank)) {
-                    observer(MatrixInput { matrix: &linear.name, part: None, x, n_in: rank });
+                    observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: rank });
                 }
             }
             let (decay, gate) = (&mut s.delta.decay, &mut s.gate);
-            let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| Product {
+            let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| MatmulOp {
                 matrix: &linear.weight,
                 rows,
                 y,
@@ -118,25 +125,26 @@ impl Run<'_> {
     }
 }
 
-/// The state of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries and
-/// of keys and `[n_tap - 1, value_dim]` of each value head, then the matrix of each value head.
+/// State elements of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries,
+/// the same of keys, and `[n_tap - 1, value_dim]` of each value head; then the matrix of each value head,
+/// `[key_dim, value_dim]`.
 fn state_of_head(spec: &DeltaRuleSpec) -> usize {
     spec.state_elements() / spec.n_head_k
 }
 
-/// Floats that a task works in.
+/// Floats of a task's work area.
 fn block_elements(spec: &DeltaRuleSpec) -> usize {
     BLOCK * (2 * spec.key_dim + spec.value_dim + 1 + n_decay(spec))
 }
 
-/// Decays of a value head and token: one, or one of each channel of the key.
+/// Decays of one value head and token: 1, or `key_dim` where each channel of the key has its own.
 fn n_decay(spec: &DeltaRuleSpec) -> usize {
     spec.n_decays() / spec.n_head_v
 }
 
-/// What the projections gave, a row for each token.
+/// The results of the projections, a row for each token.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct ProjectedInputs<'a> {
     q: &'a [f32],
     k: &'a [f32],
     v: &'a [f32],
@@ -145,19 +153,23 @@ struct Inputs<'a> {
     decay: &'a [f32],
 }
 
-/// A key head with the value heads that read it, of all tokens.
-struct Task<'a, 'b> {
+/// The work of one task: a key head with the value heads that read it, for all tokens.
+struct KeyHeadTask<'a, 'b> {
     isa: crate::simd::Isa,
     spec: &'a DeltaRuleSpec,
     w: &'a DeltaRuleWeights<PreparedLinear>,
-    inputs: Inputs<'a>,
+    inputs: ProjectedInputs<'a>,
+    /// The key head.
     head: usize,
+    /// The work area, `[block_elements]`.
     block: &'a mut [f32],
+    /// `mixer_out`, `[n_tokens, n_values]`, of which the task writes the columns of its value heads.
     out: &'a SharedMut<'b, f32>,
 }
 
-impl Task<'_, '_> {
-    /// `n` tokens from `first` on, which go on from the state `before`, or from what `after` holds.
+impl KeyHeadTask<'_, '_> {
+    /// Computes tokens `first..first + n`, consecutive ones of one sequence. The state before them is `before` or, where that
+    /// is `None`, in `after`; the state after them is written to `after`.
     fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
         let spec = self.spec;
         let of_matrix = spec.key_dim * spec.value_dim;
@@ -168,7 +180,7 @@ impl Task<'_, '_> {
         }
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
-            // Where the matrices before the first token lie.
+            // The first block reads the matrices in `before` and writes those in `after`; the others update these.
             let before = before.filter(|_| start == 0).map(|before| &before[inputs.len()..]);
             self.convolve_keys(first + start, count, inputs);
             for i in 0..spec.n_shared() {
@@ -179,15 +191,16 @@ impl Task<'_, '_> {
         }
     }
 
-    /// The block's queries and keys: convolution, norm, and the queries' scale.
+    /// The queries and keys of a block: convolution, L2 norm, and the scale `1 / sqrt(key_dim)` of the queries.
+    /// `state`: the convolution's last inputs, updated.
     fn convolve_keys(&mut self, first: usize, count: usize, state: &mut [f32]) {
         let DeltaRuleSpec { key_dim, n_tap, eps, .. } = *self.spec;
         let (channel, n_keys) = (self.head * key_dim, self.spec.n_keys());
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let k = &mut rest[..BLOCK * key_dim];
         let (of_q, of_k) = state.split_at_mut((n_tap - 1) * key_dim);
-        let queries = Part { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
-        let keys = Part { x: self.inputs.k, tap: n_keys + channel, ..queries };
+        let queries = ConvChannels { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
+        let keys = ConvChannels { x: self.inputs.k, tap: n_keys + channel, ..queries };
         convolve(self.isa, self.spec, self.w, &queries, first, count, of_q, q);
         convolve(self.isa, self.spec, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
         let scale = 1.0 / (key_dim as f32).sqrt();
@@ -198,7 +211,9 @@ impl Task<'_, '_> {
         }
     }
 
-    /// The `i`-th value head of the block, up to its gated norm.
+    /// The key head's `i`-th value head for one block of tokens: convolution, recurrence and gated norm. `state`: the last
+    /// inputs of the convolution, updated. `before`: the matrix before the block, where it is not in `matrix`; `matrix`: the
+    /// matrix after it.
     fn value_head(
         &mut self,
         first: usize,
@@ -215,8 +230,13 @@ impl Task<'_, '_> {
         let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
         let (betas, decays) = gates.split_at_mut(BLOCK);
         let channel = head * value_dim;
-        let values =
-            Part { x: self.inputs.v, width: n_values, channel, tap: 2 * self.spec.n_keys() + channel, dim: value_dim };
+        let values = ConvChannels {
+            x: self.inputs.v,
+            width: n_values,
+            channel,
+            tap: 2 * self.spec.n_keys() + channel,
+            dim: value_dim,
+        };
         let of_values = (n_tap - 1) * value_dim;
         let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
         convolve(self.isa, self.spec, self.w, &values, first, count, of_v, v);
@@ -226,17 +246,18 @@ impl Task<'_, '_> {
         let out = first * n_values + channel;
         let (q, k) = (rows(q, count, key_dim), rows(k, count, key_dim));
         let (v, beta) = (rows(v, count, value_dim), rows(betas, count, 1));
-        let before = before.map(|before| Rows::new(before, key_dim, value_dim, value_dim));
-        let state = RowsMut::new(matrix, key_dim, value_dim, value_dim);
-        // SAFETY: nobody else writes this head's results of these tokens.
-        let result = unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) };
+        let before = before.map(|before| StridedRows::new(before, key_dim, value_dim, value_dim));
+        let state = StridedRowsMut::new(matrix, key_dim, value_dim, value_dim);
+        // SAFETY: only this task accesses this head's columns of the output.
+        let result = unsafe { StridedRowsMut::shared(self.out, out, count, value_dim, n_values) };
         for (t, x) in decays.chunks_exact_mut(n_decay).take(count).enumerate() {
             let at = ((first + t) * n_head_v + head) * n_decay;
             x.copy_from_slice(&self.inputs.decay[at..][..n_decay]);
             self.isa.run(Decays { x, bias: &self.w.dt_bias[head * n_decay..][..n_decay], a: self.w.a[head] });
         }
         let decay = rows(decays, count, n_decay);
-        // That of the next key head lies behind the inputs of its convolution, too; those are few.
+        // A hint for prefetching: the next value head's matrix follows at this distance. Where it belongs to the next key head,
+        // the inputs of a convolution lie between; they are few, so most of the prefetched lines are still the right ones.
         let more = self.head + 1 < n_head_k || i + 1 < self.spec.n_shared();
         let next = more.then_some(key_dim * value_dim);
         run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, next, state, out: result });
@@ -246,7 +267,7 @@ impl Task<'_, '_> {
         };
         for t in 0..count {
             let gate = &self.inputs.gate[out + t * n_values..][..value_dim];
-            // SAFETY: as above, and the recurrence is through with them.
+            // SAFETY: as above; the recurrence has returned.
             let out = unsafe { self.out.slice(out + t * n_values, value_dim) };
             let norm = HeadNorm { kind: NormKind::Rms, weight: &self.w.norm, bias: None, eps };
             self.isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((kind, gate)) });
@@ -254,40 +275,44 @@ impl Task<'_, '_> {
     }
 }
 
-/// The first `n` rows of a block, one after the other.
-fn rows(block: &[f32], n: usize, width: usize) -> Rows<'_> {
-    Rows::new(block, n, width, width)
+/// The first `n` rows of a part of the work area, contiguous.
+fn rows(block: &[f32], n: usize, width: usize) -> StridedRows<'_> {
+    StridedRows::new(block, n, width, width)
 }
 
-/// Some channels of what a projection gave.
-struct Part<'a> {
-    /// `[n_tokens, width]`
+/// The channels of one head in the input of the convolution.
+struct ConvChannels<'a> {
+    /// The projection, `[n_tokens, width]`.
     x: &'a [f32],
+    /// Columns of `x`.
     width: usize,
-    /// The first of `dim` channels, in a row of `x` and in one of the taps.
+    /// The head's first column in `x`.
     channel: usize,
+    /// The head's first column in the weights of the convolution, where queries, keys and values lie side by side.
     tap: usize,
+    /// Channels of the head.
     dim: usize,
 }
 
-/// The convolution of `count` tokens from `first` on, `[count, dim]`; `state` holds the inputs before them.
+/// The convolution with SiLU of tokens `first..first + count`, to `out`, `[count, dim]`. `state`: the last inputs before these
+/// tokens, `[n_tap - 1, dim]`, updated.
 #[expect(clippy::too_many_arguments)]
 fn convolve(
     isa: crate::simd::Isa,
     spec: &DeltaRuleSpec,
     w: &DeltaRuleWeights<PreparedLinear>,
-    &Part { x, width, channel, tap, dim }: &Part<'_>,
+    &ConvChannels { x, width, channel, tap, dim }: &ConvChannels<'_>,
     first: usize,
     count: usize,
     state: &mut [f32],
     out: &mut [f32],
 ) {
     isa.run(Convolution {
-        x: Rows::new(&x[first * width + channel..], count, dim, width),
-        weights: Rows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
+        x: StridedRows::new(&x[first * width + channel..], count, dim, width),
+        weights: StridedRows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
         bias: None,
         silu: true,
-        state: RowsMut::new(state, spec.n_tap - 1, dim, dim),
-        out: RowsMut::new(out, count, dim, dim),
+        state: StridedRowsMut::new(state, spec.n_tap - 1, dim, dim),
+        out: StridedRowsMut::new(out, count, dim, dim),
     });
 }

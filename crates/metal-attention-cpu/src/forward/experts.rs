@@ -1,60 +1,70 @@
-//! Mixtures of experts: each token goes to a few of many feed-forwards. Only the chosen ones are read; the tokens of a batch
-//! are sorted by expert, so that each is read once.
+//! Mixtures of experts: the router assigns each token to a few experts; the result is the weighted sum of these, plus a shared
+//! expert where the model has one.
+//!
+//! The assignments of a micro-batch are sorted by expert, so that the weights of each chosen expert are read once (a grouped
+//! GEMM) and those of the others not at all.
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm};
 
-use super::{Input, MIN_ELEMENTS, Run, add, add_bias, normalize, normalize_row, resize, scale_by};
+use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add, add_bias, normalize, normalize_row, resize, scale_by};
 use crate::kernels::elementwise::{Activate, RmsNorm};
-use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
-/// Activations of experts.
+/// Buffers of a mixture of experts. The experts' width is `n_embd`, or `latent` where the model projects their input to
+/// fewer elements.
 #[derive(Default)]
 pub(super) struct ExpertScratch {
     /// The router's products, `[n_tokens, n_expert]`.
     scores: Vec<f32>,
-    /// The input of router or experts, where it is not the normalised state, `[n_tokens, n_embd]`, or as wide as experts are.
+    /// The input of the router, then of the experts, where that is not `normed`, `[n_tokens, n_embd]` or `[n_tokens, width]`;
+    /// also the target of the norm or projection of `sum`.
     input: Vec<f32>,
-    /// Rows of the input sorted by expert, `[n_tokens * n_used, n_embd]`.
+    /// The input rows of all assignments, sorted by expert, `[n_tokens * n_used, width]`.
     sorted: Vec<f32>,
-    /// What the experts give, `[n_tokens * n_used, n_embd]`.
+    /// The down projection of all assignments, `[n_tokens * n_used, width]`.
     down: Vec<f32>,
-    /// Their weighted sums, `[n_tokens, n_embd]`.
+    /// The weighted sum of each token's experts, `[n_tokens, width]`, later `[n_tokens, n_embd]`.
     sum: Vec<f32>,
 }
 
 impl ExpertScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         let all = [&self.scores, &self.input, &self.sorted, &self.down, &self.sum];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
-/// A token at one of its experts.
+/// One token's use of one expert.
 #[derive(Clone, Copy)]
-struct Visit {
+struct Assignment {
+    /// The token's row in the micro-batch.
     token: usize,
+    /// The expert's index.
     expert: usize,
+    /// The router's weight of the expert's result.
     weight: f32,
 }
 
-impl Run<'_> {
-    /// The weighted experts of the normalised state `h`, and what all tokens go through besides.
-    pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_stream: bool) {
+impl MicroBatchRun<'_> {
+    /// The mixture of experts of `normed`, and the shared expert; written to `branch_out`, and added to `x` where `to_x` is
+    /// set.
+    pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_x: bool) {
         let n_embd = self.spec.n_embd;
-        let n_tokens = self.s.x.len() / n_embd;
-        let mut visits = self.route(e, w, n_tokens);
-        // By expert; a token's own stay in the order of its choice, for its sum.
-        visits.sort_by_key(|visit| visit.expert);
+        let n_tokens = self.scratch.x.len() / n_embd;
+        let mut assignments = self.route(e, w, n_tokens);
+        // The sort is stable, so each token's experts are summed up in a fixed order whatever the batch contains.
+        assignments.sort_by_key(|assignment| assignment.expert);
         self.expert_input(e, w);
-        self.visit(e, w, &visits, n_tokens);
-        self.sum_visits(e, w, &visits, n_tokens);
-        if let Some([_, result, _]) = &w.own_norms
-            && let Some(own) = &e.own_norms
+        self.evaluate_experts(e, w, &assignments, n_tokens);
+        self.sum_assignments(e, w, &assignments, n_tokens);
+        if let Some([_, result, _]) = &w.expert_norms
+            && let Some(own) = &e.expert_norms
         {
-            let s = &mut *self.s;
+            let s = &mut *self.scratch;
             s.experts.input.resize(s.experts.sum.len(), 0.0);
             normalize(self.pool, self.isa, (&own.result, result), &s.experts.sum, &mut s.experts.input);
             std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
@@ -64,25 +74,25 @@ impl Run<'_> {
         }
         if let (Some(shared), Some(weights)) = (&e.shared, &w.shared) {
             self.dense(&shared.dense, weights, false);
-            self.weigh_shared(e, w);
+            self.scale_shared(e, w);
         } else {
-            resize(&mut self.s.result, n_tokens * n_embd);
-            self.s.result.fill(0.0);
+            resize(&mut self.scratch.branch_out, n_tokens * n_embd);
+            self.scratch.branch_out.fill(0.0);
         }
-        let s = &mut *self.s;
-        add(&mut s.result, &s.experts.sum);
-        if to_stream {
-            add(&mut s.x, &s.result);
+        let s = &mut *self.scratch;
+        add(&mut s.branch_out, &s.experts.sum);
+        if to_x {
+            add(&mut s.x, &s.branch_out);
         }
         self.lap("experts_sum");
     }
 
-    /// Which experts each token goes to, in the order of tokens and choices.
-    fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Visit> {
+    /// Chooses the experts of each token; assignments in the order of tokens, and of a token in the order of its choices.
+    fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Assignment> {
         let n_embd = self.spec.n_embd;
-        let s = &mut *self.s;
-        if let (Some(own), Some(factors)) = (&e.own_norms, &w.router_scale) {
-            // rms(x) / sqrt(n_embd) * scale
+        let s = &mut *self.scratch;
+        if let (Some(own), Some(factors)) = (&e.expert_norms, &w.router_scale) {
+            // The router's input is rms(x) / sqrt(n_embd) * scale.
             let factor = 1.0 / (n_embd as f32).sqrt();
             let weight: Vec<f32> = factors.iter().map(|s| s * factor).collect();
             resize(&mut s.experts.input, s.x.len());
@@ -90,75 +100,82 @@ impl Run<'_> {
                 self.isa.run(RmsNorm { x, weight: &weight, eps: own.router_eps, out });
             }
         }
-        let input = if w.router_scale.is_some() { &s.experts.input } else { &s.h };
+        let input = if w.router_scale.is_some() { &s.experts.input } else { &s.normed };
         if let Some(observer) = &mut self.observer {
-            observer(MatrixInput { matrix: &w.router.name, part: None, x: input, n_in: n_embd });
+            observer(MatrixInput { matrix: &w.router.name, sub_matrix: None, x: input, n_in: n_embd });
         }
         resize(&mut s.experts.scores, n_tokens * e.n_expert);
         let mut products =
-            [Product { matrix: &w.router.weight, rows: 0..n_tokens, y: &mut s.experts.scores, accumulate: false }];
+            [MatmulOp { matrix: &w.router.weight, rows: 0..n_tokens, y: &mut s.experts.scores, accumulate: false }];
         matmul(self.pool, self.isa, input, &mut s.q8, &mut products);
-        let mut visits = Vec::with_capacity(n_tokens * e.n_used);
+        let mut assignments = Vec::with_capacity(n_tokens * e.n_used);
         for (token, scores) in s.experts.scores.chunks_exact_mut(e.n_expert).enumerate() {
             add_bias(scores, &w.router);
             let chosen = e.router.choose(scores, w.choice_bias.as_deref(), e.n_used);
-            visits.extend(chosen.into_iter().map(|(expert, weight)| Visit { token, expert, weight }));
+            assignments.extend(chosen.into_iter().map(|(expert, weight)| Assignment { token, expert, weight }));
         }
         self.lap("router");
-        visits
+        assignments
     }
 
-    /// The experts' input goes to `experts.input`, where it is not `h`.
+    /// Writes the experts' input to `experts.input` where it is not `normed`: `x` with a norm of its own, or the projection of
+    /// `normed` to the experts' width.
     fn expert_input(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
-        if let (Some(own), Some([input, _, _])) = (&e.own_norms, &w.own_norms) {
-            let s = &mut *self.s;
+        if let (Some(own), Some([input, _, _])) = (&e.expert_norms, &w.expert_norms) {
+            let s = &mut *self.scratch;
             normalize(self.pool, self.isa, (&own.input, input), &s.x, &mut s.experts.input);
         }
         if let Some([down, _]) = &w.latent {
-            self.show(&[down], Input::Normed);
-            let s = &mut *self.s;
-            let rows = 0..s.h.len() / self.spec.n_embd;
+            self.observe(&[down], ProductInput::Normed);
+            let s = &mut *self.scratch;
+            let rows = 0..s.normed.len() / self.spec.n_embd;
             resize(&mut s.experts.input, rows.len() * down.weight.n_out());
-            let mut products = [Product { matrix: &down.weight, rows, y: &mut s.experts.input, accumulate: false }];
-            matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+            let mut products = [MatmulOp { matrix: &down.weight, rows, y: &mut s.experts.input, accumulate: false }];
+            matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
             self.lap("matmul_experts_latent");
         }
     }
 
-    /// The experts' sum, as wide as the stream again.
+    /// Projects the experts' sum back to `n_embd` elements.
     fn widen_sum(&mut self, up: &PreparedLinear, n_tokens: usize) {
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
-            observer(MatrixInput { matrix: &up.name, part: None, x: &s.experts.sum, n_in: up.weight.n_in() });
+            observer(MatrixInput { matrix: &up.name, sub_matrix: None, x: &s.experts.sum, n_in: up.weight.n_in() });
         }
         resize(&mut s.experts.input, n_tokens * self.spec.n_embd);
         let y = &mut s.experts.input;
-        let mut products = [Product { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.experts.sum, &mut s.q8, &mut products);
         std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
         self.lap("matmul_experts_latent");
     }
 
-    /// `down(activation(gate(x)) * up(x))` of every visit, to `experts.down`.
-    fn visit(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, visits: &[Visit], n_tokens: usize) {
+    /// `down(activation(gate(x)) * up(x))` of every assignment, to `experts.down`. `assignments` are sorted by expert.
+    fn evaluate_experts(
+        &mut self,
+        e: &Experts,
+        w: &ExpertsWeights<PreparedLinear>,
+        assignments: &[Assignment],
+        n_tokens: usize,
+    ) {
         let (n_in, n_ff, isa) = (e.latent.unwrap_or(self.spec.n_embd), e.expert.n_ff, self.isa);
-        let runs: Vec<_> = visits.chunk_by(|a, b| a.expert == b.expert).collect();
-        let s = &mut *self.s;
-        let input = if e.own_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.h };
-        // A single token's row need not be sorted: all its experts read it.
+        let runs: Vec<_> = assignments.chunk_by(|a, b| a.expert == b.expert).collect();
+        let s = &mut *self.scratch;
+        let input = if e.expert_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.normed };
+        // All experts of a single token read the same row, so none has to be copied.
         let one = n_tokens == 1 && !e.router.weight_input;
         if !one {
-            resize(&mut s.experts.sorted, visits.len() * n_in);
-            for (visit, row) in visits.iter().zip(s.experts.sorted.chunks_exact_mut(n_in)) {
-                row.copy_from_slice(&input[visit.token * n_in..][..n_in]);
+            resize(&mut s.experts.sorted, assignments.len() * n_in);
+            for (assignment, row) in assignments.iter().zip(s.experts.sorted.chunks_exact_mut(n_in)) {
+                row.copy_from_slice(&input[assignment.token * n_in..][..n_in]);
                 if e.router.weight_input {
-                    scale_by(row, visit.weight);
+                    scale_by(row, assignment.weight);
                 }
             }
         }
         let x: &[f32] = if one { input } else { &s.experts.sorted };
-        resize(&mut s.gate, visits.len() * n_ff);
-        resize(&mut s.up, if e.expert.gated { visits.len() * n_ff } else { 0 });
+        resize(&mut s.gate, assignments.len() * n_ff);
+        resize(&mut s.up, if e.expert.gated { assignments.len() * n_ff } else { 0 });
         let mut products = Vec::with_capacity(2 * runs.len());
         let (mut gates, mut ups, mut first) = (&mut s.gate[..], &mut s.up[..], 0);
         for run in &runs {
@@ -170,23 +187,28 @@ impl Run<'_> {
             if let Some(observer) = &mut self.observer {
                 let x = &x[rows.start * n_in..rows.end * n_in];
                 for linear in linears.iter().flatten() {
-                    observer(MatrixInput { matrix: &linear.name, part: Some((run[0].expert, e.n_expert)), x, n_in });
+                    observer(MatrixInput {
+                        matrix: &linear.name,
+                        sub_matrix: Some((run[0].expert, e.n_expert)),
+                        x,
+                        n_in,
+                    });
                 }
             }
             for (linear, y) in linears.into_iter().zip([&mut gates, &mut ups]) {
                 let Some(linear) = linear else { continue };
-                let y = y.split_off_mut(..run.len() * n_ff).expect("a row for each visit");
-                products.push(Product { matrix: &linear.weight, rows: rows.clone(), y, accumulate: false });
+                let y = y.split_off_mut(..run.len() * n_ff).expect("a row for each assignment");
+                products.push(MatmulOp { matrix: &linear.weight, rows: rows.clone(), y, accumulate: false });
             }
         }
         matmul(self.pool, isa, x, &mut s.q8, &mut products);
         self.lap("matmul_experts_gate_up");
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let activation = e.expert.activation;
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
-        self.pool.for_each_if(visits.len() * n_ff >= MIN_ELEMENTS, visits.len(), &|v| {
-            let weights = &w.experts[visits[v].expert];
-            // SAFETY: each visit owns its rows.
+        self.pool.for_each_if(assignments.len() * n_ff >= MIN_ELEMENTS, assignments.len(), &|v| {
+            let weights = &w.experts[assignments[v].expert];
+            // SAFETY: each assignment owns its rows.
             let gate = unsafe { gate.slice(v * n_ff, n_ff) };
             add_bias(gate, weights.gate.as_ref().unwrap_or(&weights.up));
             let up = e.expert.gated.then(|| {
@@ -198,8 +220,8 @@ impl Run<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.lap("ffn_activation");
-        let s = &mut *self.s;
-        resize(&mut s.experts.down, visits.len() * n_in);
+        let s = &mut *self.scratch;
+        resize(&mut s.experts.down, assignments.len() * n_in);
         let mut products = Vec::with_capacity(runs.len());
         let (mut downs, mut first) = (&mut s.experts.down[..], 0);
         for run in &runs {
@@ -208,31 +230,42 @@ impl Run<'_> {
             first += run.len();
             if let Some(observer) = &mut self.observer {
                 let x = &s.gate[rows.start * n_ff..rows.end * n_ff];
-                observer(MatrixInput { matrix: &down.name, part: Some((run[0].expert, e.n_expert)), x, n_in: n_ff });
+                observer(MatrixInput {
+                    matrix: &down.name,
+                    sub_matrix: Some((run[0].expert, e.n_expert)),
+                    x,
+                    n_in: n_ff,
+                });
             }
-            let y = downs.split_off_mut(..run.len() * n_in).expect("a row for each visit");
-            products.push(Product { matrix: &down.weight, rows, y, accumulate: false });
+            let y = downs.split_off_mut(..run.len() * n_in).expect("a row for each assignment");
+            products.push(MatmulOp { matrix: &down.weight, rows, y, accumulate: false });
         }
         matmul(self.pool, isa, &s.gate, &mut s.q8, &mut products);
         self.lap("matmul_experts_down");
     }
 
-    /// `experts.sum`: of each token the weighted sum of its visits, in the order of the choice.
-    fn sum_visits(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, visits: &[Visit], n_tokens: usize) {
+    /// `experts.sum`: the weighted sum of each token's assignments.
+    fn sum_assignments(
+        &mut self,
+        e: &Experts,
+        w: &ExpertsWeights<PreparedLinear>,
+        assignments: &[Assignment],
+        n_tokens: usize,
+    ) {
         let n_in = e.latent.unwrap_or(self.spec.n_embd);
         let mut of_token: Vec<Vec<usize>> = vec![Vec::with_capacity(e.n_used); n_tokens];
-        for (v, visit) in visits.iter().enumerate() {
-            of_token[visit.token].push(v);
+        for (v, assignment) in assignments.iter().enumerate() {
+            of_token[assignment.token].push(v);
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         resize(&mut s.experts.sum, n_tokens * n_in);
         let (down, sum) = (&s.experts.down, SharedMut::new(&mut s.experts.sum));
-        self.pool.for_each_if(visits.len() * n_in >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(assignments.len() * n_in >= MIN_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its row.
             let sum = unsafe { sum.slice(t * n_in, n_in) };
             sum.fill(0.0);
             for &v in &of_token[t] {
-                let Visit { expert, weight, .. } = visits[v];
+                let Assignment { expert, weight, .. } = assignments[v];
                 let weight = if e.router.weight_input { 1.0 } else { weight };
                 let weight = weight * w.expert_scale.as_ref().map_or(1.0, |scale| scale[expert]);
                 let bias = w.experts[expert].down.bias.as_deref();
@@ -243,20 +276,20 @@ impl Run<'_> {
         });
     }
 
-    /// Gate and norm of what all tokens went through, in `result`.
-    fn weigh_shared(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
+    /// Applies the gate and the norm of the shared expert to its result in `branch_out`.
+    fn scale_shared(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
         let n_embd = self.spec.n_embd;
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         if let Some(gate) = &w.shared_gate {
-            for (h, row) in s.h.chunks_exact(n_embd).zip(s.result.chunks_exact_mut(n_embd)) {
+            for (h, row) in s.normed.chunks_exact(n_embd).zip(s.branch_out.chunks_exact_mut(n_embd)) {
                 let dot: f32 = h.iter().zip(gate).map(|(h, g)| h * g).sum();
                 let factor = 1.0 / (1.0 + (-dot).exp());
                 scale_by(row, factor);
             }
         }
-        if let (Some(own), Some([_, _, shared])) = (&e.own_norms, &w.own_norms) {
+        if let (Some(own), Some([_, _, shared])) = (&e.expert_norms, &w.expert_norms) {
             let Norm { kind, eps, .. } = own.shared_result;
-            for row in s.result.chunks_exact_mut(n_embd) {
+            for row in s.branch_out.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();
                 normalize_row(self.isa, kind, eps, shared, &x, row);
             }

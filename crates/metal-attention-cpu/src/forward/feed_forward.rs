@@ -1,30 +1,31 @@
-//! Feed-forwards that are the same for all tokens.
+//! The feed-forward of a layer: which kind it is, and the dense one, `down(activation(gate(x)) * up(x))`.
 
 use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
 
-use super::channel_mix::Place;
-use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
+use super::channel_mix::LayerContext;
+use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::elementwise::Activate;
-use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-impl Run<'_> {
-    /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was; whether there is one.
-    /// One with a state, in the last layer, leaves only the tokens that are wanted.
+impl MicroBatchRun<'_> {
+    /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to `branch_out`.
+    /// Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces `tokens` to the
+    /// requested ones.
     pub(super) fn feed_forward(
         &mut self,
-        place: &Place,
+        context: &LayerContext,
         spec: &FeedForward,
         w: &FeedForwardWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        to_stream: bool,
+        to_x: bool,
     ) -> bool {
         match (spec, w) {
-            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
-            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
+            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_x),
+            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_x),
             (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => {
-                self.channel_mix(place, mix, w, tokens, to_stream);
+                self.channel_mix(context, mix, w, tokens, to_x);
             }
             (FeedForward::None, FeedForwardWeights::None) => return false,
             (
@@ -40,28 +41,29 @@ impl Run<'_> {
         true
     }
 
-    /// `down(activation(gate(h)) * up(h))`.
-    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_stream: bool) {
+    /// `down(activation(gate(normed)) * up(normed))`, without a gate `down(activation(up(normed)))`; the result as of
+    /// [`feed_forward`](Self::feed_forward).
+    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_x: bool) {
         let n_ff = dense.n_ff;
-        // Without a gate the activation is that of up, which takes its place.
+        // Without a gate projection the buffer `gate` gets the up projection, which is activated in its place.
         let first = w.gate.as_ref().unwrap_or(&w.up);
         let second = w.gate.as_ref().map(|_| &w.up);
         match second {
-            Some(up) => self.show(&[first, up], Input::Normed),
-            None => self.show(&[first], Input::Normed),
+            Some(up) => self.observe(&[first, up], ProductInput::Normed),
+            None => self.observe(&[first], ProductInput::Normed),
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let n_tokens = s.x.len() / self.spec.n_embd;
         resize(&mut s.gate, n_tokens * n_ff);
         let mut products =
-            vec![Product { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
+            vec![MatmulOp { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
         if let Some(up) = second {
             resize(&mut s.up, n_tokens * n_ff);
-            products.push(Product { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
+            products.push(MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
         }
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         self.lap("matmul_gate_up");
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let (isa, activation) = (self.isa, dense.activation);
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
         self.pool.for_each_if(n_tokens * n_ff >= MIN_ELEMENTS, n_tokens, &|t| {
@@ -77,7 +79,7 @@ impl Run<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.lap("ffn_activation");
-        self.product(&w.down, Input::Gate, to_stream);
+        self.project(&w.down, ProductInput::Gate, to_x);
         self.lap("matmul_down");
     }
 }

@@ -1,43 +1,48 @@
-//! RWKV's token shift: inputs between a token's and that of the token before, the last of which is a recurrent state; and
-//! what the time mixes of its versions have in common.
+//! RWKV's token shift: inputs that are interpolated between a token's and that of the token before it in its sequence. The
+//! input of the sequence's last token is a recurrent state. Also the buffers and helpers that the time mixes of RWKV-6 and
+//! RWKV-7 share.
+//!
+//! A *mix* is one interpolated input: of keys, values, receptances, ...; each has its own interpolation factors (lerps).
 
 use std::ops::Range;
 
 use metal_attention_model::{BatchToken, LowRankWeights};
 
-use super::{MIN_ELEMENTS, Run, resize};
-use crate::kernels::matmul::{Product, matmul};
-use crate::kernels::recurrent::time_mix::{Shift, Squash, Squashed};
+use super::{MIN_ELEMENTS, MicroBatchRun, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
+use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity, TokenLerp};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
 
-/// Channels of one task: rows of a few cache lines.
+/// Channels of one task: a row of them is a few cache lines long.
 const CHANNELS: usize = 256;
 
-/// Elements of one task where a function is computed of each.
-const SQUASHED: usize = 1024;
+/// Elements of one task of [`apply_nonlinearity`].
+const NONLINEARITY_CHUNK: usize = 1024;
 
-/// Activations of RWKV's mixes.
+/// Buffers of RWKV's time mix and channel mix.
 #[derive(Default)]
 pub(super) struct RwkvScratch {
-    /// Inputs between each token's and that of the one before, of each mix those of all tokens, `[n_mix, n_rows, width]`.
+    /// The shifted inputs, `[n_mix, n_rows, width]`.
     pub(super) mixed: Vec<f32>,
-    /// The inputs of the tokens before, `[n_tokens, width]` (RWKV-6).
+    /// The input of the token before each token, `[n_tokens, width]` (RWKV-6 only).
     pub(super) previous: Vec<f32>,
-    /// What small matrices give, `[n_tokens, rank]` each.
+    /// The results of the low-rank down projections, `[n_tokens, rank]` each.
     pub(super) small: [Vec<f32>; 4],
-    /// What comes of that, `[n_tokens, width]` each.
+    /// The results of the low-rank up projections and RWKV-6's gate, `[n_tokens, width]` each; RWKV-6's factors of the token
+    /// shift, `[5, n_tokens, width]`.
     pub(super) large: [Vec<f32>; 4],
-    /// Keys that a head has for itself, `[n_tokens, width]`.
+    /// Keys with elements for each query head: of gated linear attention, or RWKV-7's removal keys, `[n_tokens, width]`.
     pub(super) keys: Vec<f32>,
-    /// The first layer's values, `[n_tokens, width]` (RWKV-7).
+    /// The first layer's values, which all layers read, `[n_tokens, width]` (RWKV-7 only).
     pub(super) first_value: Vec<f32>,
 }
 
 impl RwkvScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         let own = [&self.mixed, &self.previous, &self.keys, &self.first_value];
         let all = own.into_iter().chain(&self.small).chain(&self.large);
@@ -45,30 +50,32 @@ impl RwkvScratch {
     }
 }
 
-/// Where a token shift finds its state and what it leaves.
-pub(super) struct ShiftOf<'a> {
+/// The parameters of one token shift.
+pub(super) struct TokenShift<'a> {
+    /// The layer's index.
     pub(super) layer: usize,
-    /// The last token's input in the layer's state.
+    /// The elements of the layer's state that contain the last token's input.
     pub(super) state: Range<usize>,
-    /// How far each of its results goes towards the token before, `[n_mix, width]`.
+    /// The factors of the previous token's input, `[n_mix, width]`: 0 is the token's own input, 1 that of the token before.
     pub(super) lerps: &'a [f32],
-    /// Whether the inputs of the tokens before are kept, too.
+    /// Whether `rwkv.previous` gets the inputs of the tokens before.
     pub(super) previous: bool,
-    /// Whether only the tokens that are wanted get results.
-    pub(super) wanted_only: bool,
+    /// Whether `rwkv.mixed` has rows for the requested tokens only.
+    pub(super) requested_only: bool,
 }
 
-impl Run<'_> {
-    /// `mixed`, of the normalised state `h`; the states go on to the inputs of the last tokens.
-    pub(super) fn shift(&mut self, of: &ShiftOf<'_>, tokens: &[BatchToken]) {
+impl MicroBatchRun<'_> {
+    /// Computes the shifted inputs of `normed`, `[n_tokens, width]`, to `rwkv.mixed`, `[n_mix, n_rows, width]`, and stores the
+    /// input of each sequence's last token as its state.
+    pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
-        let has_row = |token: &BatchToken| token.logits || !of.wanted_only;
+        let has_row = |token: &BatchToken| token.logits || !of.requested_only;
         let n_rows = tokens.iter().filter(|token| has_row(token)).count();
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, n_mix * n_rows * width);
         resize(&mut s.rwkv.previous, if of.previous { tokens.len() * width } else { 0 });
-        let (h, mixed, kept) = (&s.h, SharedMut::new(&mut s.rwkv.mixed), SharedMut::new(&mut s.rwkv.previous));
+        let (h, mixed, kept) = (&s.normed, SharedMut::new(&mut s.rwkv.mixed), SharedMut::new(&mut s.rwkv.previous));
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         self.pool.for_each_if(n_mix * h.len() >= MIN_ELEMENTS, width.div_ceil(CHANNELS), &|task| {
             let first = task * CHANNELS;
@@ -77,13 +84,13 @@ impl Run<'_> {
             let (mut token, mut row) = (0, 0);
             for segment in segments {
                 let part = of.state.start + first..of.state.start + first + n;
-                // SAFETY: the task has these channels of all states for itself, and goes through the segments in order.
-                let state = unsafe { states.begin_part(of.layer, segment, part) };
+                // SAFETY: only this task accesses these channels of the states, and the segments come in order.
+                let state = unsafe { states.carry_over(of.layer, segment, part) };
                 let end = token + segment.n;
                 for (i, token) in (token..end).enumerate() {
                     let previous = if i == 0 { &*state } else { x(token - 1) };
                     if of.previous {
-                        // SAFETY: and these channels of all results.
+                        // SAFETY: the same holds for these channels of the results.
                         unsafe { kept.slice(token * width + first, n) }.copy_from_slice(previous);
                     }
                     if !has_row(&tokens[token]) {
@@ -92,7 +99,7 @@ impl Run<'_> {
                     for (m, lerp) in of.lerps.chunks_exact(width).enumerate() {
                         // SAFETY: as above.
                         let out = unsafe { mixed.slice((m * n_rows + row) * width + first, n) };
-                        isa.run(Shift { x: x(token), previous, lerp: &lerp[first..first + n], more: None, out });
+                        isa.run(TokenLerp { x: x(token), previous, lerp: &lerp[first..first + n], more: None, out });
                     }
                     row += 1;
                 }
@@ -105,25 +112,25 @@ impl Run<'_> {
         self.lap("token_shift");
     }
 
-    /// `large[i] = up small[i]` of every pair of matrices that there is.
+    /// The low-rank up projections, `large[i] = up small[i]`; entries of `of` that are `None` are skipped.
     pub(super) fn expand(&mut self, of: &[Option<&LowRankWeights<PreparedLinear>>], n_tokens: usize) {
         for (i, low_rank) in of.iter().enumerate() {
             let Some(LowRankWeights { up, .. }) = low_rank else { continue };
             if let Some(observer) = &mut self.observer {
-                let (x, n_in) = (&self.s.rwkv.small[i], up.weight.n_in());
-                observer(MatrixInput { matrix: &up.name, part: None, x, n_in });
+                let (x, n_in) = (&self.scratch.rwkv.small[i], up.weight.n_in());
+                observer(MatrixInput { matrix: &up.name, sub_matrix: None, x, n_in });
             }
-            let s = &mut *self.s;
+            let s = &mut *self.scratch;
             let y = &mut s.rwkv.large[i];
             resize(y, n_tokens * up.weight.n_out());
-            let mut products = [Product { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
+            let mut products = [MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
             matmul(self.pool, self.isa, &s.rwkv.small[i], &mut s.q8, &mut products);
         }
         self.lap("matmul_low_rank");
     }
 
-    /// Shows the observer that the matrices are multiplied by these rows of `mixed`.
-    pub(super) fn show_mixed<'a>(
+    /// Passes to the observer the inputs of `linears`, each with the index of its mix in `mixed`, `[n_mix, n_rows, n_in]`.
+    pub(super) fn observe_mixed<'a>(
         &mut self,
         linears: impl IntoIterator<Item = (&'a PreparedLinear, usize)>,
         n_rows: usize,
@@ -131,19 +138,19 @@ impl Run<'_> {
         let Some(observer) = &mut self.observer else { return };
         for (linear, mix) in linears {
             let n_in = linear.weight.n_in();
-            let x = &self.s.rwkv.mixed[mix * n_rows * n_in..][..n_rows * n_in];
-            observer(MatrixInput { matrix: &linear.name, part: None, x, n_in });
+            let x = &self.scratch.rwkv.mixed[mix * n_rows * n_in..][..n_rows * n_in];
+            observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in });
         }
     }
 }
 
-/// `x[i] = squash(x[i])`
-pub(super) fn squash(pool: &ThreadPool, isa: Isa, x: &mut [f32], squash: Squash) {
+/// `x[i] = nonlinearity(x[i])`
+pub(super) fn apply_nonlinearity(pool: &ThreadPool, isa: Isa, x: &mut [f32], nonlinearity: Nonlinearity) {
     let n = x.len();
     let x = SharedMut::new(x);
-    pool.for_each_if(n >= MIN_ELEMENTS, n.div_ceil(SQUASHED), &|i| {
-        // SAFETY: each task has its elements for itself.
-        let x = unsafe { x.slice(i * SQUASHED, SQUASHED.min(n - i * SQUASHED)) };
-        isa.run(Squashed { x, squash });
+    pool.for_each_if(n >= MIN_ELEMENTS, n.div_ceil(NONLINEARITY_CHUNK), &|i| {
+        // SAFETY: each task owns its elements.
+        let x = unsafe { x.slice(i * NONLINEARITY_CHUNK, NONLINEARITY_CHUNK.min(n - i * NONLINEARITY_CHUNK)) };
+        isa.run(ApplyNonlinearity { x, nonlinearity });
     });
 }

@@ -1,58 +1,62 @@
-//! Attention of query tokens over the KV cache, with a running softmax
-//! (Milakov and Gimelshein 2018, arXiv 1805.02867): no score matrix in memory.
+//! Split-KV attention over the KV cache with an online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867): the scores of
+//! one page at a time are in memory, never those of all positions.
 //!
-//! The context is cut into *splits* of [`SPLIT`] positions, each with a softmax
-//! of its own; [`merge`] joins them. Splits are tasks of their own when there
-//! are few queries, so that decoding at a long context uses every thread. The
-//! arithmetic of a token does not depend on which other tokens are computed
-//! beside it: prefill and decode give the same bits.
+//! The positions are divided into *splits* of [`SPLIT`]. The kernel [`Attention`] computes the partial result of some queries
+//! for one split: the sum of values weighted by `exp(score - max)`, the maximum, and the sum of the weights. [`merge`] combines
+//! the splits of a query. Every split is a task, so decoding at a long context uses all threads. The arithmetic of a token does
+//! not depend on which tokens are computed together: prefill and decode give the same bits.
 
 use metal_attention_model::PAGE;
 
-use crate::kv_cache::{Element, SharedCache, padded};
+use crate::kv_cache::{CacheElement, SharedKvCache, padded};
 use crate::simd::{Kernel, LANES, Simd, exp, prefetch};
 
-/// Positions per split.
+/// Positions of a split.
 pub(crate) const SPLIT: usize = 512;
-/// Positions whose scores are held at once: a page, so that pages are looked up once a chunk.
+/// Positions whose scores are computed at a time: a page, so that one lookup in the page table serves them all.
 const CHUNK: usize = PAGE;
 /// Query rows that share every load of keys and values.
-const ROWS: usize = 4;
-/// Queries of a task that reads the cache for one token: the heads that share keys.
-const FEW: usize = 8;
-/// Elements from the keys being read to those being fetched.
-const AHEAD: usize = 2048;
+const QUERY_ROWS: usize = 4;
+/// The most query rows for which keys and values are prefetched: those of one token, whose heads share the keys. With more
+/// rows the arithmetic takes longer than the loads.
+const MAX_PREFETCH_QUERIES: usize = 8;
+/// Elements from the keys that are read to those that are prefetched.
+const PREFETCH: usize = 2048;
 
-/// One query row: a head of one token.
+/// One query row: one head of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Query {
-    /// `[key_dim]`, rotated and scaled.
+    /// The query, `[key_dim]`, rotated and scaled.
     pub(crate) q: *const f32,
-    /// Cached positions it sees: `first..end`.
+    /// The first position that it attends to.
     pub(crate) first: usize,
+    /// The position after the last one that it attends to.
     pub(crate) end: usize,
-    /// Its own position, and how much scores fall with each that lies between; 0: not at all.
+    /// The position of the query's token.
     pub(crate) pos: usize,
+    /// ALiBi: what a score is reduced by for each position of distance; 0: nothing.
     pub(crate) slope: f32,
-    /// `[padded(value_dim)]`: sum of values weighted by `exp(score - max)`.
+    /// The partial result, `[padded(value_dim)]`: the sum of values weighted by `exp(score - max)`.
     pub(crate) out: *mut f32,
-    /// Largest score and sum of the weights: `[max, sum]`.
+    /// The maximum of the scores and the sum of the weights: `[max, sum]`; `[-inf, 0]` where the query attends to no position
+    /// of the split.
     pub(crate) max_sum: *mut [f32; 2],
 }
 
-/// Query rows against one split of one KV head's cache.
+/// The kernel for some query rows and one split of one KV head.
 pub(crate) struct Attention<'a, E> {
+    /// The query rows, which all read this KV head.
     queries: &'a [Query],
     /// The KV head's keys in page 0, `[PAGE / 16, key_dim, 16]`.
     keys: *const E,
     /// The KV head's values in page 0, `[PAGE, padded(value_dim)]`.
     values: *const E,
-    /// The sequence's pages; numbers that stand for nothing before what the queries see.
+    /// The sequence's page table. Entries of pages before the queries' first position are not valid.
     pages: &'a [u32],
     /// Elements from the keys of a page to those of the next.
-    page_keys: usize,
+    keys_per_page: usize,
     /// Elements from the values of a page to those of the next.
-    page_values: usize,
+    values_per_page: usize,
     key_dim: usize,
     value_dim: usize,
     /// Scores become `cap * tanh(score / cap)`.
@@ -61,55 +65,57 @@ pub(crate) struct Attention<'a, E> {
     start: usize,
 }
 
-impl<'a, E: Element> Attention<'a, E> {
-    /// `queries` against the split from `start` on of what `cache` holds of a sequence with these `pages`, for KV head
+impl<'a, E: CacheElement> Attention<'a, E> {
+    /// The kernel for `queries` and the split that begins at position `start` of a sequence with these `pages`, for KV head
     /// `head`.
     ///
     /// # Safety
     ///
-    /// `pages` are pages of the cache and hold every position that the queries see; nobody writes to these meanwhile.
-    /// The queries' pointers are valid, and nobody else uses their results.
+    /// `pages` are pages of the cache and contain every position that the queries attend to; no thread writes to these
+    /// positions at the same time. The queries' pointers are valid, and no other thread accesses their results.
     pub(crate) unsafe fn new(
-        cache: &SharedCache<'a, E>,
+        cache: &SharedKvCache<'a, E>,
         head: usize,
         pages: &'a [u32],
         queries: &'a [Query],
         soft_cap: Option<f32>,
         start: usize,
     ) -> Self {
-        let places = cache.places;
+        let layout = cache.layout;
         Self {
             queries,
-            keys: cache.keys.at(places.key_at(0, head, 0)),
-            values: cache.values.at(places.value_at(0, head, 0)),
+            keys: cache.keys.at(layout.key_index(0, head, 0)),
+            values: cache.values.at(layout.value_index(0, head, 0)),
             pages,
-            page_keys: places.page_keys(),
-            page_values: places.page_values(),
-            key_dim: places.key_dim(),
-            value_dim: places.value_dim(),
+            keys_per_page: layout.keys_per_page(),
+            values_per_page: layout.values_per_page(),
+            key_dim: layout.key_dim(),
+            value_dim: layout.value_dim(),
             soft_cap,
             start,
         }
     }
 }
 
-/// The KV head's part of a page.
+/// Pointers to a KV head's part of one page.
 #[derive(Clone, Copy)]
-struct Page<E> {
+struct PagePointers<E> {
+    /// `[PAGE / 16, key_dim, 16]`
     keys: *const E,
+    /// `[PAGE, padded(value_dim)]`
     values: *const E,
     /// The keys of the sequence's next page.
     next_keys: *const E,
 }
 
-impl<E: Element> Kernel for Attention<'_, E> {
+impl<E: CacheElement> Kernel for Attention<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (rows, rest) = self.queries.as_chunks::<ROWS>();
-        // SAFETY: the cache and the queries are as `new` asks.
+        let (rows, rest) = self.queries.as_chunks::<QUERY_ROWS>();
+        // SAFETY: the cache and the queries are as `new` requires.
         unsafe {
             for rows in rows {
-                self.rows::<S, ROWS>(rows);
+                self.rows::<S, QUERY_ROWS>(rows);
             }
             match *rest {
                 [] => {}
@@ -121,7 +127,8 @@ impl<E: Element> Kernel for Attention<'_, E> {
     }
 }
 
-impl<E: Element> Attention<'_, E> {
+impl<E: CacheElement> Attention<'_, E> {
+    /// Computes the partial results of `R` query rows, page by page.
     #[inline(always)]
     unsafe fn rows<S: Simd, const R: usize>(&self, queries: &[Query; R]) {
         let dim = padded(self.value_dim);
@@ -151,9 +158,9 @@ impl<E: Element> Attention<'_, E> {
                     let q = &queries[r];
                     let scores = &mut scores[r][..n];
                     if self.soft_cap.is_some() || q.slope != 0.0 {
-                        self.bend::<S>(q, scores, chunk);
+                        self.cap_and_bias::<S>(q, scores, chunk);
                     }
-                    // Positions outside first..end get no weight.
+                    // Positions that this row does not attend to get the weight 0.
                     let low = q.first.saturating_sub(chunk).min(n);
                     let high = q.end.saturating_sub(chunk).min(n).max(low);
                     scores[..low].fill(f32::NEG_INFINITY);
@@ -206,9 +213,9 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// Caps the scores of the positions from `start` on, and lets them fall with the distance.
+    /// Applies the soft cap and the ALiBi slope to the scores of the positions from `start` on.
     #[inline(always)]
-    unsafe fn bend<S: Simd>(&self, q: &Query, scores: &mut [f32], start: usize) {
+    unsafe fn cap_and_bias<S: Simd>(&self, q: &Query, scores: &mut [f32], start: usize) {
         // SAFETY: scores are whole vectors.
         unsafe {
             if let Some(cap) = self.soft_cap {
@@ -228,42 +235,42 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// The `i`-th page of the sequence.
+    /// Pointers to the `i`-th page of the sequence.
     #[inline(always)]
-    unsafe fn page(&self, i: usize) -> Page<E> {
+    unsafe fn page(&self, i: usize) -> PagePointers<E> {
         let page = self.pages[i] as usize;
-        // After the last page its own keys are fetched again, which costs nothing.
+        // There is no page after the last one; prefetching its own keys again costs nothing.
         let next = self.pages.get(i + 1).map_or(page, |&next| next as usize);
-        // SAFETY: the table names pages of the cache.
+        // SAFETY: the table contains pages of the cache.
         unsafe {
-            Page {
-                keys: self.keys.add(page * self.page_keys),
-                values: self.values.add(page * self.page_values),
-                next_keys: self.keys.add(next * self.page_keys),
+            PagePointers {
+                keys: self.keys.add(page * self.keys_per_page),
+                values: self.values.add(page * self.values_per_page),
+                next_keys: self.keys.add(next * self.keys_per_page),
             }
         }
     }
 
-    /// Scores of the `16 G` positions of a page from `at` (a multiple of 16) on.
+    /// The scores of positions `at..at + 16 G` of a page, where `at` is a multiple of 16.
     #[inline(always)]
     unsafe fn score<S: Simd, const R: usize, const G: usize>(
         &self,
         queries: &[Query; R],
         scores: &mut [[f32; CHUNK]; R],
-        page: Page<E>,
+        page: PagePointers<E>,
         at: usize,
     ) {
         // SAFETY: the groups of 16 lie in the page, which is whole groups.
         unsafe {
             let keys = page.keys.add(at * self.key_dim);
             let values = page.values.add(at * padded(self.value_dim));
-            let ahead = at * self.key_dim + AHEAD;
+            let ahead = at * self.key_dim + PREFETCH;
             let ahead = match ahead.checked_sub(PAGE * self.key_dim) {
                 Some(ahead) => page.next_keys.wrapping_add(ahead),
                 None => page.keys.wrapping_add(ahead),
             };
-            // Few queries wait for memory: fetch the next keys, and the values that these scores are for.
-            let fetch = self.queries.len() <= FEW;
+            // With few queries the loads limit the speed: prefetch the next keys, and the values that these scores weigh.
+            let fetch = self.queries.len() <= MAX_PREFETCH_QUERIES;
             let mut acc = [[S::f_splat(0.0); G]; R];
             for d in 0..self.key_dim {
                 if fetch {
@@ -288,7 +295,7 @@ impl<E: Element> Attention<'_, E> {
         }
     }
 
-    /// Adds the weighted values of the first `n` rows of `values`, elements `at..at + 16 V`.
+    /// Adds the first `n` rows of `values`, weighted, to elements `at..at + 16 V` of the partial results.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const R: usize, const V: usize>(
         &self,
@@ -329,9 +336,9 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
-/// Joins the splits of one query row: `partial[s]` is split `s`'s weighted sum, `[n_splits, padded value_dim]`, and
-/// `max_sum[s]` its largest score and sum; `sink` is a score that has no value. Writes the attention's result to `out`,
-/// `[value_dim]`.
+/// Merges the partial results of one query row. `partial`, `[n_splits, padded value_dim]`, contains the weighted sums,
+/// `max_sum`, `[n_splits]`, maximum and sum of each; `sink` is an additional score without a value. Writes the result of
+/// attention to `out`, `[value_dim]`.
 pub(crate) fn merge(partial: &[f32], max_sum: &[[f32; 2]], sink: Option<f32>, out: &mut [f32]) {
     if let ([[_, sum]], None) = (max_sum, sink) {
         let factor = 1.0 / sum;

@@ -1,4 +1,4 @@
-//! Kernels that work on one token's row at a time: norms, RoPE, activations.
+//! Kernels for one row of one token: norms, RoPE, and the activations of feed-forwards.
 
 use metal_attention_model::{Activation, RopeLayout};
 
@@ -116,7 +116,7 @@ impl Kernel for GateBySigmoid<'_> {
     }
 }
 
-/// `gate[i] = activation(gate[i]) * up[i]`, or without `up` where there is none.
+/// `gate[i] = activation(gate[i]) * up[i]`; without `up`, `gate[i] = activation(gate[i])`.
 pub(crate) struct Activate<'a> {
     pub(crate) activation: Activation,
     pub(crate) gate: &'a mut [f32],
@@ -145,7 +145,7 @@ impl Kernel for Activate<'_> {
     }
 }
 
-/// The mean of a row and `n_std` standard deviations, of a sample.
+/// The cutoff of sparse GELU: the mean of a row plus `n_std` sample standard deviations.
 fn cutoff(row: &[f32], n_std: f32) -> f32 {
     let n = row.len() as f64;
     let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
@@ -153,14 +153,17 @@ fn cutoff(row: &[f32], n_std: f32) -> f32 {
     (mean + f64::from(n_std) * (squares / (n - 1.0).max(1.0)).sqrt()) as f32
 }
 
-/// An activation of one vector of the gate, and one of up.
+/// An activation function.
 trait Elementwise: Copy {
+    /// The activation of a vector of the gate, times a vector of `up` where there is one.
+    ///
     /// # Safety
     ///
     /// The CPU has the instruction set.
     unsafe fn of<S: Simd>(self, gate: S::F, up: Option<S::F>) -> S::F;
 }
 
+/// Applies `activation` to a row.
 #[inline(always)]
 #[expect(clippy::manual_map, reason = "a closure that is not inlined runs without the instruction set")]
 unsafe fn elementwise<S: Simd, A: Elementwise>(gate: &mut [f32], up: Option<&[f32]>, activation: A) {
@@ -203,6 +206,7 @@ unsafe fn times<S: Simd>(a: S::F, up: Option<S::F>) -> S::F {
     }
 }
 
+/// `g * sigmoid(g) * up`
 #[derive(Clone, Copy)]
 struct Silu;
 
@@ -214,7 +218,7 @@ impl Elementwise for Silu {
     }
 }
 
-/// GELU of what is above the cutoff.
+/// GELU (tanh approximation) of `max(g - cutoff, 0)`, or of `g` where the cutoff is minus infinity; times `up`.
 #[derive(Clone, Copy)]
 struct Gelu {
     cutoff: f32,
@@ -239,6 +243,7 @@ impl Elementwise for Gelu {
     }
 }
 
+/// `max(g, 0)^2 * up`
 #[derive(Clone, Copy)]
 struct ReluSquared;
 
@@ -253,6 +258,8 @@ impl Elementwise for ReluSquared {
     }
 }
 
+/// The clamped `SwiGLU` of gpt-oss: `g sigmoid(1.702 g) * (up + 1)`, with `g` at most `limit` and `up` between `-limit` and
+/// `limit`.
 #[derive(Clone, Copy)]
 struct ClampedSwiglu {
     limit: f32,
@@ -276,8 +283,8 @@ impl Elementwise for ClampedSwiglu {
     }
 }
 
-/// Rotates one head in place: each pair by the angle whose cosine and sine are
-/// `cos[i]`, `sin[i]` (`[n_rot / 2]`).
+/// Applies RoPE to one head in place: rotates pair `i` by the angle with cosine `cos[i]` and sine `sin[i]`, `[n_rot / 2]` each.
+/// Elements from `n_rot` on stay as they are.
 pub(crate) fn rope_apply(layout: RopeLayout, head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     match layout {

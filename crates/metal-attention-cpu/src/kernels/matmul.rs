@@ -1,5 +1,9 @@
-//! Matrix products `Y = X W^T`: which kernel a matrix takes, and how the work is
-//! spread over threads.
+//! Matrix products `Y = X W^T` with weights `W`, `[n_out, n_in]`, and activations `X`, `[n_tokens, n_in]`; for one token a
+//! GEMV, for several a GEMM.
+//!
+//! [`matmul`] computes several products with the same input in one parallel region. It divides the rows of the matrices, in
+//! *panels* of [`PANEL`] rows, into chunks for the threads, and calls the kernel for the matrix's weight layout:
+//! `matmul_packed` for quantised weights and 8-bit activations, `matmul_plain` for float weights and F32 activations.
 
 use std::ops::Range;
 
@@ -14,20 +18,20 @@ use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, LANES, Simd};
 
-/// A weight matrix `[n_out, n_in]`, ready to be multiplied.
+/// A weight matrix, `[n_out, n_in]`, in one of the forms that there are kernels for.
 #[derive(Debug)]
-pub(crate) enum Matrix {
+pub(crate) enum WeightMatrix {
     /// Quantised and repacked; multiplied by 8-bit activations.
     Codes(PackedMatrix),
     /// F32, F16 or BF16, repacked; multiplied by F32 activations.
     Floats(PackedMatrix),
-    /// Quantised, as it lies in the file; dequantised on the fly and multiplied by F32 activations.
+    /// Quantised, in the mapped file (exact mode); dequantised in each product and multiplied by F32 activations.
     InPlace(Tensor),
 }
 
-impl Matrix {
-    /// Prepares `tensor`; `exact` keeps quantised types in place. `None` when
-    /// `memory` has no room for the repacked matrix.
+impl WeightMatrix {
+    /// Prepares `tensor`: repacks it to `memory`, or with `exact` leaves a quantised one in the file. `None` when there is not
+    /// enough memory. Incomplete where the work of `pool` is cancelled.
     pub(crate) fn new(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor, exact: bool) -> Option<Self> {
         match tensor.ty() {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
@@ -38,6 +42,7 @@ impl Matrix {
         }
     }
 
+    /// Columns: elements of an input row.
     pub(crate) fn n_in(&self) -> usize {
         match self {
             Self::Codes(m) | Self::Floats(m) => m.n_in,
@@ -45,6 +50,7 @@ impl Matrix {
         }
     }
 
+    /// Rows: elements of an output row.
     pub(crate) fn n_out(&self) -> usize {
         match self {
             Self::Codes(m) | Self::Floats(m) => m.n_out,
@@ -52,12 +58,12 @@ impl Matrix {
         }
     }
 
-    /// Whether it reads 8-bit activations.
+    /// Whether the product reads 8-bit activations.
     pub(crate) fn reads_q8(&self) -> bool {
         matches!(self, Self::Codes(_))
     }
 
-    /// Bytes that a product reads.
+    /// Bytes of weights that a product reads.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Codes(m) | Self::Floats(m) => m.bytes(),
@@ -65,7 +71,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes of memory it holds besides the mapped file.
+    /// Bytes of allocated memory; 0 for a matrix in the mapped file.
     pub(crate) fn packed_bytes(&self) -> usize {
         match self {
             Self::Codes(m) | Self::Floats(m) => m.bytes(),
@@ -74,24 +80,25 @@ impl Matrix {
     }
 }
 
-/// Some panels (groups of [`PANEL`] rows) of a product `[n_tokens, n_out]`. No other thread works on the same panels of
-/// the same product.
-pub(crate) struct Part<'a> {
+/// The part of a product that one task computes: a range of panels, for all tokens. No other thread computes these panels.
+pub(crate) struct PanelSlice<'a> {
     panels: Range<usize>,
-    /// The row of the input that is the product's first.
+    /// The first row of the input.
     first_row: usize,
     n_tokens: usize,
     n_out: usize,
+    /// The output of the whole product, `[n_tokens, n_out]`.
     y: &'a SharedMut<'a, f32>,
+    /// Whether results are added to `y` instead of replacing it.
     accumulate: bool,
 }
 
-impl<'a> Part<'a> {
-    /// `panels` of the product `y`, or of what is added to it.
+impl<'a> PanelSlice<'a> {
+    /// `panels` of the product of `rows` of the input, with the output `y`.
     ///
     /// # Safety
     ///
-    /// `y` is `[rows.len(), n_out]`, the panels lie in it, and no other part that is at work has any of them.
+    /// `y` is `[rows.len(), n_out]`, the panels lie in it, and no other slice in use contains any of them.
     unsafe fn new(
         panels: Range<usize>,
         rows: &Range<usize>,
@@ -102,34 +109,36 @@ impl<'a> Part<'a> {
         Self { panels, first_row: rows.start, n_tokens: rows.len(), n_out, y, accumulate }
     }
 
-    /// The row of the input that is the product's first.
+    /// The first row of the input.
     pub(crate) fn first_row(&self) -> usize {
         self.first_row
     }
 
+    /// The panels to compute.
     pub(crate) fn panels(&self) -> Range<usize> {
         self.panels.clone()
     }
 
+    /// Rows of the input and of the output.
     pub(crate) fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// Rows of the whole product.
+    /// Rows of the whole matrix: the length of an output row.
     pub(crate) fn n_out(&self) -> usize {
         self.n_out
     }
 
-    /// Writes a panel's 16 results for one token, or adds them.
+    /// Writes, or adds, the results of one panel for one token: 16, or fewer in the last panel.
     ///
     /// # Safety
     ///
-    /// The CPU has the instruction set; the panel is one of `panels`, the token one of `n_tokens`.
+    /// The CPU has the instruction set; `panel` is in `panels`, and `token` below `n_tokens`.
     #[inline(always)]
     pub(crate) unsafe fn store<S: Simd>(&self, panel: usize, token: usize, y: S::F) {
         let row = panel * PANEL;
         let out = self.y.at(token * self.n_out + row);
-        // SAFETY: the panel's rows of this token, which no other thread touches.
+        // SAFETY: these elements of `y` are accessed by this slice alone.
         unsafe {
             if self.n_out - row >= PANEL {
                 S::f_store(out, if self.accumulate { S::f_add(S::f_load(out), y) } else { y });
@@ -145,28 +154,33 @@ impl<'a> Part<'a> {
     }
 }
 
-/// One product of several in one parallel region.
-pub(crate) struct Product<'a> {
-    pub(crate) matrix: &'a Matrix,
+/// One product of a call of [`matmul`].
+pub(crate) struct MatmulOp<'a> {
+    /// The weights, `[n_out, n_in]`.
+    pub(crate) matrix: &'a WeightMatrix,
     /// The rows of the input that are multiplied.
     pub(crate) rows: Range<usize>,
-    /// `[rows.len(), n_out]`
+    /// The output, `[rows.len(), n_out]`.
     pub(crate) y: &'a mut [f32],
-    /// Whether the product is added to `y` or replaces it.
+    /// Whether the product is added to `y` (true) or replaces it.
     pub(crate) accumulate: bool,
 }
 
-/// Multiplications of a chunk at least: a few microseconds.
+/// The least number of multiplications in a chunk: a few microseconds.
 pub(crate) const MIN_WORK: usize = 1 << 16;
 
-/// Multiplications of a chunk at most, where a panel has no more: milliseconds, after which cancelled work ends.
+/// The most multiplications in a chunk, unless a single panel has more: milliseconds, the time until cancelled work stops.
 const MAX_WORK: usize = 1 << 28;
 
-/// Computes all `products` with their rows of `x`, `[n_rows, n_in]`, in one parallel region. Where a matrix is packed the rows
-/// are brought to 8 bits first, in `q8`.
-pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [Product<'_>]) {
+/// Computes all `products`, each with its rows of the common input `x`, `[n_rows, n_in]`, in one parallel region. Where one of
+/// the matrices reads 8-bit activations, all of `x` is quantised to `q8` first.
+///
+/// # Panics
+///
+/// When the shapes of matrices, rows and outputs do not match.
+pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [MatmulOp<'_>]) {
     struct Task<'a> {
-        matrix: &'a Matrix,
+        matrix: &'a WeightMatrix,
         rows: Range<usize>,
         y: SharedMut<'a, f32>,
         accumulate: bool,
@@ -177,7 +191,7 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
     }
     let q8 = &*q8;
     let n_panels: usize = products.iter().map(|p| p.matrix.n_out().div_ceil(PANEL)).sum();
-    let most_rows = products.iter().map(|p| p.rows.len()).max().unwrap_or(0);
+    let max_rows = products.iter().map(|p| p.rows.len()).max().unwrap_or(0);
     let n_in = products.first().map_or(0, |p| p.matrix.n_in());
     let mut first_panel = 0;
     let tasks: Vec<_> = products
@@ -193,14 +207,15 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             task
         })
         .collect();
-    // Several chunks a thread, so that a thread that was interrupted is not waited for long; none so small that
-    // handing it out takes longer than computing it.
+    // Several chunks per thread, so that the others do not wait long for a thread that was interrupted; none so small that
+    // taking it costs more than computing it.
     let n_chunks = if pool.n_threads() == 1 { 1 } else { 6 * pool.n_threads() };
-    let panel_work = (PANEL * n_in * most_rows).max(1);
+    let panel_work = (PANEL * n_in * max_rows).max(1);
     let chunk = n_panels.div_ceil(n_chunks).max(MIN_WORK / panel_work).min(MAX_WORK / panel_work).max(1);
     pool.for_each(n_panels.div_ceil(chunk), &|i| {
         let chunk = i * chunk..((i + 1) * chunk).min(n_panels);
-        // The tasks lie in order: the first whose panels reach into the chunk, and those after it.
+        // Chunks are ranges of the panels of all products, one after the other. Begin with the first product that has panels in
+        // this chunk.
         let first = tasks.partition_point(|task| task.first_panel <= chunk.start).saturating_sub(1);
         for task in &tasks[first..] {
             let end = task.first_panel + task.matrix.n_out().div_ceil(PANEL);
@@ -209,19 +224,19 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
                 break;
             }
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
-            // SAFETY: `y` has this shape, as was checked above; each chunk of panels is taken by one thread.
-            let part = unsafe { Part::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
+            // SAFETY: `y` has this shape, as was checked above; each chunk of panels is computed by one thread.
+            let slice = unsafe { PanelSlice::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
             let x = &x[task.rows.start * n_in..task.rows.end * n_in];
             match task.matrix {
-                Matrix::Codes(matrix) => run_packed(isa, matrix, q8, &part),
-                Matrix::Floats(matrix) => run_floats(isa, matrix, x, &part),
-                Matrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &part),
+                WeightMatrix::Codes(matrix) => run_packed(isa, matrix, q8, &slice),
+                WeightMatrix::Floats(matrix) => run_floats(isa, matrix, x, &slice),
+                WeightMatrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &slice),
             }
         }
     });
 }
 
-/// Reads row `id` of an embedding table into `out`.
+/// Dequantises row `id` of an embedding table to `out`, `[n_embd]`.
 pub(crate) fn embedding(table: &Tensor, id: usize, out: &mut [f32]) {
     table.ty().dequantize(table.row(id), out);
 }

@@ -1,30 +1,38 @@
-//! Products of a repacked quantised matrix and 8-bit activations.
+//! Products of repacked quantised weights and 8-bit activations.
+//!
+//! Weights lie in panels of 16 rows, a lane each (see [`packed`](crate::packed)). A product is a sum over quantisation blocks:
+//! an integer dot product of codes and activations, times the scales of both, plus the block's minimum times the sum of the
+//! activations. [`PackedProduct::tile`] computes some panels for some tokens at a time, in registers.
 
 use std::marker::PhantomData;
 
 use metal_attention_gguf::TensorType;
 
-use super::matmul::Part;
+use super::matmul::PanelSlice;
 use crate::activations::{Q8Activations, Q8Row};
-use crate::codebooks;
-use crate::fp4;
 use crate::packed::PackedMatrix;
-use crate::packed::formats::{self, Format};
+use crate::packed::codebooks;
+use crate::packed::formats::{self, PackedFormat};
+use crate::packed::fp4;
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
-/// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
+/// Bytes of activations (about two per column and token) that stay in a core's L2 cache beside a panel.
 const ACTIVATIONS: usize = 256 << 10;
-/// Columns beyond which a token's activations crowd the weights on their way out of the first-level cache.
+/// Columns beyond which one token's activations compete with the weights for the first-level cache.
 const LONG_ROW: usize = 2048;
-/// Bytes from the weights being read to those being fetched.
+/// Bytes from the weights that are read to those that are prefetched, for a single token.
 const PREFETCH: usize = 8192;
 
-/// Computes a part of the product of a quantised matrix and `x`.
-pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
-    fn with<F: Format>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
-        isa.run(Packed { matrix, x, part, format: PhantomData::<F> });
+/// Computes a slice of the product of a repacked quantised matrix and `x`.
+///
+/// # Panics
+///
+/// When the shapes do not match, or the matrix's type is multiplied by floats.
+pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
+    fn with<F: PackedFormat>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
+        isa.run(PackedProduct { matrix, x, slice, format: PhantomData::<F> });
     }
-    assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), part.n_out()), "the matrix of the product");
+    assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), slice.n_out()), "the matrix of the product");
     let with = match matrix.ty {
         TensorType::Q4_0 => with::<formats::Q4_0>,
         TensorType::Q4_1 => with::<formats::Q4_1>,
@@ -52,26 +60,27 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
         TensorType::Q2_0 => with::<formats::Q2_0>,
         TensorType::Q1_0 => with::<formats::Q1_0>,
     };
-    with(isa, matrix, x, part);
+    with(isa, matrix, x, slice);
 }
 
-/// A part of the product of `matrix`, which is in format `F`, and `x`, whose rows are as long as the matrix's.
-struct Packed<'a, F> {
+/// The kernel for a slice of the product of `matrix`, which has format `F`, and `x`.
+struct PackedProduct<'a, F> {
     matrix: &'a PackedMatrix,
     x: &'a Q8Activations,
-    part: &'a Part<'a>,
+    slice: &'a PanelSlice<'a>,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Packed<'_, F> {
+impl<F: PackedFormat> Kernel for PackedProduct<'_, F> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // So many tokens at once that their activations stay in the L2 cache for all panels.
+        // As many tokens at a time as keep their activations in the L2 cache while all panels are multiplied.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
         let streams = S::STREAMS && F::STREAMS;
-        let mut panels = self.part.panels();
-        if self.part.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
-            // Panels of the first half go with those of the second: both read on where they have read.
+        let mut panels = self.slice.panels();
+        if self.slice.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
+            // Two panels at a time share the loads of the activations. Each is from another half of the slice, so that both
+            // halves are read sequentially.
             let half = panels.len() / 2;
             for panel in panels.start..panels.start + half {
                 // SAFETY: panels are in range; the format is the matrix's.
@@ -79,8 +88,8 @@ impl<F: Format> Kernel for Packed<'_, F> {
             }
             panels.start += 2 * half;
         }
-        for first in (0..self.part.n_tokens()).step_by(n_tokens) {
-            let end = self.part.n_tokens().min(first + n_tokens);
+        for first in (0..self.slice.n_tokens()).step_by(n_tokens) {
+            let end = self.slice.n_tokens().min(first + n_tokens);
             for panel in panels.clone() {
                 let mut token = first;
                 // SAFETY: panels and tokens are in range; the format is the matrix's.
@@ -110,17 +119,18 @@ impl<F: Format> Kernel for Packed<'_, F> {
     }
 }
 
-impl<F: Format> Packed<'_, F> {
-    /// `P` panels times `T` tokens. `fetch`: whether weights are asked for ahead.
+impl<F: PackedFormat> PackedProduct<'_, F> {
+    /// Computes `P` panels for tokens `token..token + T`. `fetch`: whether the next weights are prefetched.
     #[inline(always)]
     unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panels: [usize; P], token: usize, fetch: bool) {
         let bytes = panels.map(|panel| self.matrix.panels(panel..panel + 1));
-        // Few tokens wait for memory, and the hardware's prefetching ends with each page, if not with a large one. One token is
-        // done with a panel as soon as that is read; several come back to it, so there is time to fetch the next one.
+        // With few tokens the loads of weights limit the speed, and the hardware's prefetching stops at each page that is not a
+        // large one. A single token reads a panel once, so a short distance is enough. Several tokens read it again in the next
+        // tiles, so there is time to prefetch the whole next panel.
         let ahead = fetch.then_some(if T == 1 { PREFETCH } else { bytes[0].len() });
         let n_blocks = self.matrix.n_in / F::BLOCK;
         debug_assert_eq!(bytes[0].len(), n_blocks * F::BYTES);
-        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));
+        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.slice.first_row() + token + t));
         // SAFETY: blocks lie inside the panels, activation blocks inside their rows of n_in elements.
         unsafe {
             let mut y = [[S::f_splat(0.0); T]; P];
@@ -131,20 +141,20 @@ impl<F: Format> Packed<'_, F> {
             }
             for p in 0..P {
                 for t in 0..T {
-                    self.part.store::<S>(panels[p], token + t, y[p][t]);
+                    self.slice.store::<S>(panels[p], token + t, y[p][t]);
                 }
             }
         }
     }
 }
 
-/// Adds the products of block `b` of a panel to those of the blocks before.
+/// Adds the products of block `b` of a panel and `T` rows of activations to `y`.
 ///
 /// # Safety
 ///
-/// `block` points to a whole block, and so many blocks lie inside the rows; the CPU has the instruction set.
+/// `block` points to a whole block, and block `b` lies inside the rows; the CPU has the instruction set.
 #[inline(always)]
-unsafe fn add_block<S: Simd, F: Format, const T: usize>(
+unsafe fn add_block<S: Simd, F: PackedFormat, const T: usize>(
     block: *const u8,
     rows: &[Q8Row; T],
     b: usize,
@@ -167,7 +177,7 @@ unsafe fn add_block<S: Simd, F: Format, const T: usize>(
             }
             return;
         }
-        // Of the sub-blocks, in units of the block's scale and min.
+        // The sums over the sub-blocks, in units of the block's scale and of its minimum.
         let (mut sum, mut min_sum) = ([S::f_splat(0.0); T], [S::f_splat(0.0); T]);
         let unpacked = F::unpack::<S>(block);
         for i in 0..F::BLOCK / 32 {
@@ -209,10 +219,10 @@ unsafe fn add_block<S: Simd, F: Format, const T: usize>(
     }
 }
 
-/// Has what lies `ahead` of the `i`-th part of a block fetched, as many bytes as columns `32 i..32 i + 32` have. Not the whole
-/// block at once: while as many lines are on their way as the core can wait for, it does nothing else.
+/// Prefetches the bytes `ahead` of columns `32 i..32 i + 32` of a block; nothing where `ahead` is `None`. It is called for each
+/// 32 columns and not once per block: a core that has as many cache lines in flight as it can track stalls.
 #[inline(always)]
-fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
+fn fetch<F: PackedFormat>(block: *const u8, i: usize, ahead: Option<usize>) {
     let n = F::BLOCK / 32;
     if let Some(ahead) = ahead {
         for at in (F::BYTES * i / n..F::BYTES * (i + 1) / n).step_by(64) {
@@ -221,10 +231,10 @@ fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
     }
 }
 
-/// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row, with block `at`
-/// of each token's activations.
+/// The integer sums of `(code - OFFSET) * a` over steps `FROM..TO` (4 columns each), per row of the panel and token, with block
+/// `at` of the activations.
 #[inline(always)]
-unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: usize>(
+unsafe fn dots<S: Simd, F: PackedFormat, const T: usize, const FROM: usize, const TO: usize>(
     codes: &[S::B; 8],
     rows: &[Q8Row; T],
     at: usize,
@@ -236,10 +246,10 @@ unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: 
         for t in 0..T {
             a[t] = rows[t].codes.add(32 * at);
             let info = &*rows[t].blocks.add(at);
-            // Minus the sum of the activations, times the offset.
+            // The accumulator begins with minus the offset times the sum of the activations.
             let sums = S::i_splat(if TO - FROM == 8 { info.neg_sum } else { info.neg_half_sums[FROM / 4] });
             acc[t] = match F::OFFSET_LOG2 {
-                // The codes are 128 less already.
+                // Without unsigned dot products the 128 is already subtracted from the codes.
                 Some(_) if F::BITS == 8 && !S::DOT8_UNSIGNED => acc[t],
                 Some(0) => sums,
                 Some(1) => S::i_shl::<1>(sums),

@@ -1,4 +1,5 @@
-//! The kernels of a forward pass, each written once over [`Simd`](crate::simd::Simd).
+//! The kernels of a forward pass: matrix products, attention, recurrences, norms and activations. Each is written once over
+//! [`Simd`](crate::simd::Simd) and compiled for every instruction set.
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;

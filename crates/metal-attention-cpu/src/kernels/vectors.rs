@@ -1,12 +1,13 @@
-//! Vectors at the end of a row.
+//! Loads and stores of whole vectors, and of partial ones at the end of a row. Where a constant `PART` is set, only the first
+//! `n` lanes are read or written; kernels use it for the last columns or channels.
 
 use crate::simd::{LANES, Simd};
 
-/// 16 floats or, where `PART`, the first `n` of them and zeros.
+/// Loads 16 floats or, where `PART` is set, `n` floats followed by zeros.
 ///
 /// # Safety
 ///
-/// So many floats are valid; the CPU has the instruction set.
+/// `p` points to 16 floats, or to `n` where `PART` is set; the CPU has the instruction set.
 #[inline(always)]
 pub(crate) unsafe fn load<S: Simd, const PART: bool>(p: *const f32, n: usize) -> S::F {
     // SAFETY: as the caller vouches.
@@ -21,11 +22,11 @@ pub(crate) unsafe fn load<S: Simd, const PART: bool>(p: *const f32, n: usize) ->
     }
 }
 
-/// Stores 16 floats or, where `PART`, the first `n` of them.
+/// Stores 16 floats or, where `PART` is set, the first `n` of them.
 ///
 /// # Safety
 ///
-/// So many floats are valid; the CPU has the instruction set.
+/// `p` points to 16 floats, or to `n` where `PART` is set; the CPU has the instruction set.
 #[inline(always)]
 pub(crate) unsafe fn store<S: Simd, const PART: bool>(p: *mut f32, x: S::F, n: usize) {
     // SAFETY: as the caller vouches.

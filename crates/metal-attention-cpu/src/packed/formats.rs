@@ -1,4 +1,9 @@
-//! Packed blocks as the kernels read them.
+//! Reading a panel's block of each type in a kernel: the trait [`PackedFormat`], the functions that unpack bit planes and
+//! scales, and the table of formats without a codebook (macro `format!`).
+//!
+//! `S` is the instruction set, `S::B` a vector of 64 bytes (16 rows x 4 columns), `S::F` 16 floats, one for each row. The
+//! numbers in the table are byte offsets in a panel's block: of `n` columns, `16 n * bits / 8` bytes of codes are followed by
+//! the tail.
 
 use std::mem::MaybeUninit;
 
@@ -7,70 +12,68 @@ use metal_attention_gguf::blocks::IQ4_VALUES;
 use super::PANEL;
 use crate::simd::Simd;
 
-/// A packed format as the kernels read it.
-pub(crate) trait Format {
+/// The format of a panel's block: `w = scale * (code - OFFSET) + min`.
+pub(crate) trait PackedFormat {
     /// Columns of a block.
     const BLOCK: usize;
-    /// Columns that share a scale: 32, or 16.
+    /// Columns of a sub-block, which share a scale: 32 or 16.
     const SUB: usize;
-    /// `OFFSET = 2^n`; `None` where it is 0.
+    /// `n` of `OFFSET = 2^n`; `None` where the offset is 0.
     const OFFSET_LOG2: Option<u32>;
-    /// Bits of a code as [`codes`](Self::codes) gives it: up to 8; with 7, codes are below 128.
+    /// Bits of the codes that [`codes`](Self::codes) returns, up to 8.
     const BITS: u32;
-    /// Whether `min` is not always 0.
+    /// Whether blocks have a minimum; otherwise `min` is 0.
     const HAS_MIN: bool;
     /// Bytes of a panel's block.
     const BYTES: usize;
-    /// Whether the hardware brings a single token's weights faster by itself than where they are asked for, with
-    /// [`Simd::STREAMS`]: by measurement.
+    /// Whether the weights of a single token are read faster without software prefetching on instruction sets with
+    /// [`Simd::STREAMS`]; measured.
     const STREAMS: bool = false;
 
-    /// Codes of columns `32 i..32 i + 32`, one vector a step.
+    /// The codes of columns `32 i..32 i + 32`, one vector per step.
     ///
     /// # Safety
     ///
     /// `block` points to a whole block; the CPU has the instruction set.
     unsafe fn codes<S: Simd>(block: *const u8, i: usize) -> [S::B; 8];
 
-    /// Scale and min of the whole block, per row, which those of the sub-blocks
-    /// are multiples of.
+    /// Scale and minimum of the block, per row. Those of the sub-blocks are multiples of them.
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes).
+    /// See [`codes`](Self::codes).
     unsafe fn block_scale_and_min<S: Simd>(block: *const u8) -> (S::F, S::F);
 
-    /// Brings the scales and mins of all sub-blocks into the form that
-    /// [`scale_and_min`](Self::scale_and_min) reads, where that pays.
+    /// Unpacks the scales and minimums of all sub-blocks for [`scale_and_min`](Self::scale_and_min); formats for which that
+    /// does not pay return zeros.
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes).
+    /// See [`codes`](Self::codes).
     #[inline(always)]
     unsafe fn unpack<S: Simd>(_block: *const u8) -> Unpacked {
         [[[0; PANEL]; 8]; 2]
     }
 
-    /// Scale and min of sub-block `j`, per row: multiples of the block's. Blocks
-    /// of 32 columns have none.
+    /// Scale and minimum of sub-block `j`, per row, in multiples of those of the block. Blocks of 32 columns have no
+    /// sub-blocks.
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
+    /// See [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
     #[inline(always)]
     unsafe fn scale_and_min<S: Simd>(_block: *const u8, _unpacked: &Unpacked, _j: usize) -> (S::F, S::F) {
         unreachable!("blocks of 32 columns are not divided")
     }
 }
 
-/// Scales and mins of 8 sub-blocks, a byte each: `[scales or mins][sub-block][row]`.
+/// Scales and minimums of 8 sub-blocks, or scales of 16, a byte each: `[2][sub-block][row]`.
 pub(crate) type Unpacked = [[[u8; PANEL]; 8]; 2];
 
-// The functions below name every vector instead of mapping over arrays: closures
-// are not sure to be inlined with the instruction set on. Masking the array in a
-// shared loop was measured 2 % slower in decode.
+// The functions below name every vector instead of mapping over arrays: a closure may not be inlined, and is then compiled
+// without the instruction set. Masking the array in a common loop was measured to be 2 % slower in decode.
 
-/// Codes of a 4-bit plane.
+/// The codes of a 4-bit plane.
 #[inline(always)]
 pub(crate) unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 4 vectors; the caller vouches for it.
@@ -90,7 +93,7 @@ pub(crate) unsafe fn nibbles<S: Simd>(p: *const u8) -> [S::B; 8] {
     }
 }
 
-/// Codes of a 2-bit plane, in bits 0 and 1 or, where `HIGH`, in bits 4 and 5.
+/// The codes of a 2-bit plane, in bits 0 and 1 or, where `HIGH` is set, in bits 4 and 5.
 #[inline(always)]
 unsafe fn pairs<S: Simd, const HIGH: bool>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 2 vectors; the caller vouches for it.
@@ -124,7 +127,7 @@ unsafe fn pairs<S: Simd, const HIGH: bool>(p: *const u8) -> [S::B; 8] {
     }
 }
 
-/// Codes of a 1-bit plane, each bit moved to bit 4 or, where not `FIFTH`, to bit 2.
+/// The codes of a 1-bit plane, in bit 4 where `FIFTH` is set, otherwise in bit 2.
 #[inline(always)]
 unsafe fn bits<S: Simd, const FIFTH: bool>(p: *const u8) -> [S::B; 8] {
     // SAFETY: a plane is 1 vector; the caller vouches for it.
@@ -158,7 +161,7 @@ unsafe fn bits<S: Simd, const FIFTH: bool>(p: *const u8) -> [S::B; 8] {
     }
 }
 
-/// Codes of an 8-bit matrix.
+/// Codes of 8 bits, one vector per step.
 #[inline(always)]
 unsafe fn whole_bytes<S: Simd>(p: *const u8) -> [S::B; 8] {
     // SAFETY: 8 vectors; the caller vouches for them.
@@ -171,13 +174,14 @@ unsafe fn whole_bytes<S: Simd>(p: *const u8) -> [S::B; 8] {
     }
 }
 
-/// Codes of 8 bits that stand for `IQ4_VALUES`.
+/// The entries of `IQ4_VALUES` for the codes of a 4-bit plane, as codes of 8 bits.
 #[inline(always)]
 unsafe fn iq4_codes<S: Simd>(p: *const u8) -> [S::B; 8] {
-    // SAFETY: passed on to the caller.
+    // SAFETY: as the caller vouches.
     unsafe { looked_up::<S>(if S::DOT8_UNSIGNED { &IQ4_CODES } else { &IQ4_SIGNED }, nibbles::<S>(p)) }
 }
 
+/// The bitwise or of two planes' codes.
 #[inline(always)]
 pub(crate) unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
@@ -187,7 +191,7 @@ pub(crate) unsafe fn or<S: Simd>(mut a: [S::B; 8], b: [S::B; 8]) -> [S::B; 8] {
     a
 }
 
-/// Codes below 16 to what `table` has for them.
+/// The entries of `table` for codes below 16.
 #[inline(always)]
 pub(crate) unsafe fn looked_up<S: Simd>(table: &[u8; 16], mut codes: [S::B; 8]) -> [S::B; 8] {
     for i in 0..8 {
@@ -197,22 +201,22 @@ pub(crate) unsafe fn looked_up<S: Simd>(table: &[u8; 16], mut codes: [S::B; 8]) 
     codes
 }
 
-/// `[f16; 16]` at byte `at`.
+/// The 16 half-precision numbers at byte `at` of a block, one for each row.
 #[inline(always)]
 pub(crate) unsafe fn halves<S: Simd>(block: *const u8, at: usize) -> S::F {
     // SAFETY: inside the block; the caller vouches for it.
     unsafe { S::f_load_f16(block.add(at).cast()) }
 }
 
-/// Byte `j` of every row of a tail field at `at`.
+/// Byte `j` of the tail field at byte `at`, of each row.
 #[inline(always)]
 pub(crate) unsafe fn bytes<S: Simd>(block: *const u8, at: usize, j: usize) -> S::I {
     // SAFETY: inside the block; the caller vouches for it.
     unsafe { S::i_load_u8(block.add(at + PANEL * j)) }
 }
 
-/// The 12 bytes at `at` that `Q4_K` and `Q5_K` pack eight 6-bit scales and mins
-/// into. A vector is 4 of these bytes, of all rows.
+/// Unpacks the 12 bytes at `at` with the eight 6-bit scales and minimums of `Q4_K` and `Q5_K`. A vector contains 4 of these
+/// bytes of all rows.
 #[inline(always)]
 unsafe fn six_bit_pairs<S: Simd>(block: *const u8, at: usize) -> Unpacked {
     let mut out = MaybeUninit::<Unpacked>::uninit();
@@ -231,8 +235,8 @@ unsafe fn six_bit_pairs<S: Simd>(block: *const u8, at: usize) -> Unpacked {
     unsafe { out.assume_init() }
 }
 
-/// The 12 bytes at `at` that `Q3_K` packs sixteen 6-bit scales into: low nibbles in bytes 0 to 7, upper pairs of bits in bytes 8
-/// to 11.
+/// Unpacks the 12 bytes at `at` with the sixteen 6-bit scales of `Q3_K`: the lower 4 bits are in bytes 0 to 7, the upper 2 bits
+/// in bytes 8 to 11.
 #[inline(always)]
 unsafe fn q3_k_scales<S: Simd>(block: *const u8, at: usize) -> Unpacked {
     let mut out = MaybeUninit::<Unpacked>::uninit();
@@ -250,7 +254,8 @@ unsafe fn q3_k_scales<S: Simd>(block: *const u8, at: usize) -> Unpacked {
     unsafe { out.assume_init() }
 }
 
-/// `2 s + 1` for the scales `s` of 4 bits in `VECTORS` times 4 bytes at `at`: even ones first, see [`odd_scale`].
+/// Unpacks 4-bit scales `s`, in `VECTORS` times 4 bytes at `at`, as `2 s + 1`: first those of even sub-blocks, then those of
+/// odd ones. [`odd_scale`] reads them.
 #[inline(always)]
 pub(crate) unsafe fn odd_scales<S: Simd, const VECTORS: usize>(block: *const u8, at: usize) -> Unpacked {
     let mut out = [[[0; PANEL]; 8]; 2];
@@ -268,14 +273,14 @@ pub(crate) unsafe fn odd_scales<S: Simd, const VECTORS: usize>(block: *const u8,
     out
 }
 
-/// Scale `j` of [`odd_scales`].
+/// The scale of sub-block `j` from [`odd_scales`].
 #[inline(always)]
 pub(crate) unsafe fn odd_scale<S: Simd>(unpacked: &Unpacked, j: usize) -> S::F {
     // SAFETY: 16 bytes; the caller vouches for the instruction set.
     unsafe { S::i_to_f(S::i_load_u8(unpacked[j % 2][j / 2].as_ptr())) }
 }
 
-/// Scale and min `j` of [`six_bit_pairs`].
+/// Scale and minimum of sub-block `j` from [`six_bit_pairs`].
 #[inline(always)]
 unsafe fn unpacked_pair<S: Simd>(unpacked: &Unpacked, j: usize) -> (S::F, S::F) {
     // SAFETY: 16 bytes each; the caller vouches for the instruction set.
@@ -285,20 +290,23 @@ unsafe fn unpacked_pair<S: Simd>(unpacked: &Unpacked, j: usize) -> (S::F, S::F) 
     }
 }
 
+/// `-x`: K-quants store minimums that are subtracted.
 #[inline(always)]
 unsafe fn negated<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the instruction set.
     unsafe { S::f_sub(S::f_splat(0.0), x) }
 }
 
+/// Declares a format: its constants, then a block of code for each function of [`PackedFormat`] with the function's parameters
+/// between bars. `bytes` are per row; the constants in the code are byte offsets in the panel's block, 16 rows.
 macro_rules! format {
     ($name:ident: block $block:literal, sub $sub:literal, bytes $bytes:literal, offset $offset:expr, bits $bits:literal, has_min $min:literal $(, streams $streams:literal)?;
      $s:ident; codes |$cb:ident, $ci:ident| $codes:expr; block_scale_and_min |$bb:ident| $block_scale:expr
      $(; unpack |$ub:ident| $unpack:expr)? $(; scale_and_min |$sb:ident, $su:ident, $sj:ident| $scale:expr)?) => {
         pub(crate) struct $name;
-        // SAFETY of the blocks below: `block` is a whole block of this format, as the trait asks.
+        // SAFETY of the blocks below: `block` is a whole block of this format, as the trait requires.
         #[allow(clippy::undocumented_unsafe_blocks)]
-        impl Format for $name {
+        impl PackedFormat for $name {
             const BLOCK: usize = $block;
             const SUB: usize = $sub;
             const OFFSET_LOG2: Option<u32> = $offset;
@@ -328,7 +336,7 @@ macro_rules! format {
 
 pub(crate) use format;
 
-/// Values of the 16 codes of `IQ4_NL` and `IQ4_XS`, plus 128.
+/// The values of the 16 codes of `IQ4_NL` and `IQ4_XS`, plus 128, for unsigned dot products.
 const IQ4_CODES: [u8; 16] = {
     let mut codes = [0; 16];
     let mut i = 0;
@@ -387,7 +395,7 @@ format!(Iq4Xs: block 256, sub 32, bytes 136, offset Some(7), bits 8, has_min fal
 codes |b, i| iq4_codes::<S>(b.add(256 * i));
 block_scale_and_min |b| (halves::<S>(b, 2144), S::f_splat(0.0));
 scale_and_min |b, _u, j| {
-    // Tail: 2 bytes with the upper 2 bits of each of 8 scales, 4 bytes with their low nibbles.
+    // The tail begins with 2 bytes with the upper 2 bits of 8 scales, and 4 bytes with their lower 4 bits.
     let low = bytes::<S>(b, 2048, 2 + j / 2);
     let low = S::i_and(if j.is_multiple_of(2) { low } else { S::i_shr::<4>(low) }, S::i_splat(15));
     let upper = bytes::<S>(b, 2048, j / 4);
@@ -401,7 +409,7 @@ scale_and_min |b, _u, j| {
     (S::i_to_f(S::i_add(code, S::i_splat(-32))), S::f_splat(0.0))
 });
 
-/// The same without the 128.
+/// The values of the 16 codes of `IQ4_NL` and `IQ4_XS`, for signed dot products.
 const IQ4_SIGNED: [u8; 16] = {
     let mut codes = IQ4_CODES;
     let mut i = 0;
@@ -412,7 +420,7 @@ const IQ4_SIGNED: [u8; 16] = {
     codes
 };
 
-/// Odd numbers from -15 to 15, plus 16.
+/// The values of the codes of repacked `IQ3_S`, odd numbers from -15 to 15, plus 16.
 const IQ3_S_CODES: [u8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31];
 
 format!(Iq3S: block 256, sub 32, bytes 134, offset Some(4), bits 5, has_min false; S;
@@ -428,7 +436,7 @@ format!(Q2_0: block 64, sub 32, bytes 18, offset Some(0), bits 2, has_min false;
 codes |b, i| pairs::<S, false>(b.add(128 * i));
 block_scale_and_min |b| (halves::<S>(b, 256), S::f_splat(0.0));
 scale_and_min |_b, _u, _j| (S::f_splat(1.0), S::f_splat(0.0)));
-// Codes are four times the bit: 4 q - 2 is twice the value.
+// The codes are 4 q for a bit q, so that code - OFFSET = 4 q - 2 is twice the value 2 q - 1.
 format!(Q1_0: block 128, sub 32, bytes 18, offset Some(1), bits 3, has_min false; S;
 codes |b, i| bits::<S, false>(b.add(64 * i));
 block_scale_and_min |b| (S::f_mul(halves::<S>(b, 256), S::f_splat(0.5)), S::f_splat(0.0));

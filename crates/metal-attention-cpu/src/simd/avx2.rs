@@ -1,9 +1,9 @@
-//! The vector operations on AVX2 with FMA and F16C: two registers each.
+//! The vector operations on AVX2 with FMA and F16C. A vector of 16 lanes is two registers.
 
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::{Book, Signs, Simd, UpperBit, book, place_of};
+use super::{CodebookTable, Signs, Simd, UpperBit, code_offset, codebook};
 
 /// AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -12,8 +12,8 @@ pub(crate) struct Avx2;
 type F = [__m256; 2];
 type I = [__m256i; 2];
 
-/// An expression for register 0 and for register 1. A macro and not a function over
-/// closures: closures are not sure to be inlined with the instruction set on.
+/// Evaluates an expression for register 0 and for register 1. A macro and not a function with a closure: a closure may not be
+/// inlined, and is then compiled without the instruction set.
 macro_rules! both {
     ($i:ident => $e:expr) => {
         [
@@ -29,12 +29,12 @@ macro_rules! both {
     };
 }
 
-/// Four codes of each row, which have upper bits: the lower bytes, 4 rows of all codes at a time, put in order and joined with
-/// those. Without upper bits it is faster to read a byte at a time.
+/// Reads four codes of each row that have upper bits: separates the lower bytes by code, and combines them with the upper bits.
+/// Without upper bits it is faster to read the codes byte by byte.
 ///
 /// # Safety
 ///
-/// As for [`Simd::points8`].
+/// See [`Simd::points8`].
 #[inline(always)]
 unsafe fn indices<const U: usize>(codes: *const u8, upper: [UpperBit; U]) -> [[u16; 16]; 4] {
     let mut indices = [[0_u16; 16]; 4];
@@ -65,9 +65,8 @@ unsafe fn indices<const U: usize>(codes: *const u8, upper: [UpperBit; U]) -> [[u
     indices
 }
 
-/// Nothing, but at this place in the program: without it the compiler goes through
-/// all steps of one token before it comes to the next, and spills the codes of all
-/// steps to the stack.
+/// An empty assembly statement that keeps the computation of `x` at this point. Without it the compiler computes all steps of
+/// one token before those of the next, and spills the codes of all steps to the stack.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_place(x: &mut I) {
@@ -78,7 +77,7 @@ fn in_place(x: &mut I) {
 }
 
 // SAFETY of every block below: the CPU has the instruction set and pointers are
-// valid for one vector, as the trait asks.
+// valid for one vector, as the trait requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type F = F;
@@ -285,7 +284,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<I>,
@@ -295,8 +294,8 @@ impl Simd for Avx2 {
             let indices = if U > 0 { indices(codes, upper) } else { Default::default() };
             for k in 0..4 {
                 let both_steps = both!(i => {
-                    // Rows in such an order that the halves of points come apart within 16 bytes.
-                    let code = |row| if U > 0 { indices[k][row] } else { u16::from(*codes.add(place_of(row, k))) };
+                    // The rows are in an order in which the halves of the points can be separated within 16-byte lanes.
+                    let code = |row| if U > 0 { indices[k][row] } else { u16::from(*codes.add(code_offset(row, k))) };
                     let point = |row: usize| book.point(code(8 * i + row)) as i64;
                     let a = _mm256_castsi256_ps(_mm256_set_epi64x(point(5), point(4), point(1), point(0)));
                     let b = _mm256_castsi256_ps(_mm256_set_epi64x(point(7), point(6), point(3), point(2)));
@@ -308,22 +307,23 @@ impl Simd for Avx2 {
                 steps[2 * k] = [both_steps[0][0], both_steps[1][0]];
                 steps[2 * k + 1] = [both_steps[0][1], both_steps[1][1]];
             }
-            book::valued8::<Self>(&book.values, steps, signs)
+            codebook::valued8::<Self>(&book.values, steps, signs)
         }
     }
 
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: I) -> [I; 8] {
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: I) -> [I; 8] {
         unsafe {
-            let mut places = [signs; 8];
+            let mut indices = [signs; 8];
             for k in 0..8 {
-                let point = |row: usize| book.point(u16::from(*codes.add(64 * (k / 4) + place_of(row, k % 4)))) as i32;
-                places[k] = both!(i => _mm256_setr_epi32(
+                let point =
+                    |row: usize| book.point(u16::from(*codes.add(64 * (k / 4) + code_offset(row, k % 4)))) as i32;
+                indices[k] = both!(i => _mm256_setr_epi32(
                     point(8 * i), point(8 * i + 1), point(8 * i + 2), point(8 * i + 3),
                     point(8 * i + 4), point(8 * i + 5), point(8 * i + 6), point(8 * i + 7),
                 ));
             }
-            book::valued4::<Self>(&book.values, places, signs)
+            codebook::valued4::<Self>(&book.values, indices, signs)
         }
     }
 
@@ -331,7 +331,7 @@ impl Simd for Avx2 {
     unsafe fn dot7(acc: I, codes: I, a: *const i8) -> I {
         unsafe {
             let a = _mm256_set1_epi32(a.cast::<i32>().read_unaligned());
-            // Pairs sum to at most 2 * 127 * 127 = 32 258: no saturation.
+            // The sum of a pair is at most 2 * 127 * 127 = 32 258: no saturation.
             let pairs = both!(i => _mm256_maddubs_epi16(codes[i], a));
             Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
         }
@@ -340,13 +340,13 @@ impl Simd for Avx2 {
     unsafe fn dot8(acc: I, codes: I, a: *const i8) -> I {
         unsafe {
             let a = _mm256_set1_epi32(a.cast::<i32>().read_unaligned());
-            // |w| times a with w's sign: at most 2 * 128 * 127 = 32 512.
+            // |w| times a with w's sign; the sum of a pair is at most 2 * 128 * 127 = 32 512.
             let pairs = both!(i => _mm256_maddubs_epi16(_mm256_abs_epi8(codes[i]), _mm256_sign_epi8(a, codes[i])));
             Self::i_add(acc, both!(i => _mm256_madd_epi16(pairs[i], _mm256_set1_epi16(1))))
         }
     }
 
-    /// Sums of pairs stay in 16 bits for a run of steps: one `madd` a run and not one a step.
+    /// Adds up pairs in 16 bits for a run of steps, so that there is one `madd` per run and not one per step.
     #[inline(always)]
     unsafe fn dots7<const T: usize, const FROM: usize, const TO: usize, const RUN: usize>(
         mut acc: [I; T],
@@ -356,7 +356,8 @@ impl Simd for Avx2 {
         unsafe {
             let mut pairs = [[_mm256_setzero_si256(); 2]; T];
             let mut n = 0;
-            // Steps whose codes come from the same vector of a 4-bit plane follow each other. A loop is not unrolled.
+            // Steps whose codes are in the same vector of a 4-bit plane follow each other. A macro, because the compiler does
+            // not unroll a loop here.
             macro_rules! steps {
                 ($($s:literal)*) => {$(
                     if FROM <= $s && $s < TO {

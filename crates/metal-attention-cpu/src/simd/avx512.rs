@@ -1,19 +1,20 @@
-//! The vector operations on AVX-512 with VNNI: one register each.
+//! The vector operations on AVX-512 with VNNI. A vector of 16 lanes is one register. Codebooks are looked up with AVX-512 VBMI
+//! where the CPU has it.
 
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::{Book, Signs, Simd, UpperBit, book};
+use super::{CodebookTable, Signs, Simd, UpperBit, codebook};
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-/// `table[index % 128]` for every byte of `index`, of the 128 bytes in `low` and `high`.
+/// `table[index % 128]` for every byte of `index`, where the table is the 128 bytes of `low` and `high`.
 ///
 /// # Safety
 ///
-/// The CPU must have AVX-512 VBMI, which [`Isa`](super::Isa) does not ask for.
+/// The CPU must have AVX-512 VBMI, which [`Isa`](super::Isa) does not guarantee.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn lookup128(low: __m512i, high: __m512i, index: __m512i) -> __m512i {
@@ -32,7 +33,7 @@ unsafe fn lookup128(low: __m512i, high: __m512i, index: __m512i) -> __m512i {
 ///
 /// # Safety
 ///
-/// As for [`lookup128`].
+/// See [`lookup128`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
@@ -47,21 +48,23 @@ unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
     found
 }
 
-/// What `book` has for each of four codes of 16 rows: the lower 4 bits of a row's bytes are its columns 0 (and 4) to 3 (and 7).
+/// Looks up four codes of 16 rows: for each code a vector with 4 bytes per row, whose lower 4 bits are the value indices of
+/// columns 0 to 3 and, of points of 8 columns, of columns 4 to 7 beside them.
 ///
 /// # Safety
 ///
-/// As for [`lookup128`] and [`Simd::points8`].
+/// See [`lookup128`] and [`Simd::points8`].
 #[inline(always)]
 unsafe fn look_up<const N: usize, const U: usize>(
-    book: &Book<N>,
+    book: &CodebookTable<N>,
     codes: *const u8,
     upper: [UpperBit; U],
 ) -> [__m512i; 4] {
-    // SAFETY: passed on to the caller; lookups end with the table.
+    // SAFETY: as the caller vouches; all loads of the table lie inside it.
     unsafe {
         let index = _mm512_loadu_si512(codes.cast());
-        // The bits of the codes from the eighth on, as masks.
+        // Bit 7 and the upper bits of the codes, as masks: each selects between tables of 128 entries, or between the results
+        // of such selections.
         let mut bits = [_mm512_movepi8_mask(index); 4];
         for b in 0..U {
             let rows = _mm512_castsi128_si512(_mm_loadu_si128(upper[b].rows.cast()));
@@ -101,7 +104,7 @@ unsafe fn look_up<const N: usize, const U: usize>(
     }
 }
 
-/// `a` where `MASK`, applied to every byte, has a bit, `b` elsewhere.
+/// The bits of `a` that are set in `MASK` (in every byte), and the others of `b`.
 #[inline(always)]
 unsafe fn select<const MASK: i8>(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the caller vouches for the instruction set.
@@ -109,7 +112,7 @@ unsafe fn select<const MASK: i8>(a: __m512i, b: __m512i) -> __m512i {
 }
 
 // SAFETY of every block below: the CPU has the instruction set and pointers are
-// valid for one vector, as the trait asks.
+// valid for one vector, as the trait requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type F = __m512;
@@ -285,19 +288,20 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<Self::B>,
     ) -> [Self::B; 8] {
         if !is_x86_feature_detected!("avx512vbmi") {
-            return unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) };
+            return unsafe { codebook::points8::<Self, N, U>(book, codes, upper, signs) };
         }
         unsafe {
             let points = look_up(book, codes, upper);
             let mut out = [points[0]; 8];
             for k in 0..4 {
-                // Places in bits 0 and 1, then those in bits 2 and 3, beside the signs of their steps.
+                // Value indices in bits 0 and 1, then those in bits 2 and 3, each with the signs of their step in the other
+                // bits.
                 let index = [select::<3>(points[k], signs[k / 2]), select::<12>(points[k], signs[k / 2])];
                 for half in 0..2 {
                     out[2 * k + half] = Self::b_lookup(&book.registers.joined[2 * (k % 2) + half], index[half]);
@@ -307,14 +311,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
         if !is_x86_feature_detected!("avx512vbmi") {
-            return unsafe { book::points4::<Self>(book, codes, signs) };
+            return unsafe { codebook::points4::<Self>(book, codes, signs) };
         }
         unsafe {
             let [a, b, c, d] = look_up(book, codes, []);
             let [e, f, g, h] = look_up(book, codes.add(64), []);
-            // Three signs at a time beside the places, in bits 3 to 5.
+            // The value index is in bits 0 to 2; bits 3 to 5 are the signs of three steps, of which the table reads one.
             let (first, last) = (_mm512_slli_epi32::<3>(signs), _mm512_srli_epi32::<3>(signs));
             let mut out = [a, b, c, d, e, f, g, h];
             for step in 0..8 {

@@ -8,7 +8,7 @@ use super::{Kernel, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// An instruction set with kernels of its own, which this CPU has: detection alone hands these out.
+/// An instruction set that there are kernels for and that this CPU has. Only detection creates values of this type:
 ///
 /// ```
 /// use metal_attention_cpu::Isa;
@@ -16,17 +16,17 @@ use super::{avx2, avx512};
 /// assert!(Isa::available().contains(&Isa::best()));
 /// ```
 ///
-/// Nobody makes one that the CPU may lack:
+/// There is no way to name one that the CPU may lack:
 ///
 /// ```compile_fail
 /// let isa = metal_attention_cpu::Isa::Avx512Vnni;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Isa(Set);
+pub struct Isa(IsaKind);
 
 /// The instruction sets that there are kernels for, the best last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Set {
+enum IsaKind {
     /// Plain Rust: the reference, and what runs on CPUs without the others.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
@@ -40,8 +40,8 @@ enum Set {
     Neon,
 }
 
-/// Features of a CPU: a function that detects them all and one that runs a kernel compiled for them, so that the two
-/// never differ.
+/// Declares a module for a list of CPU features, with a function that detects them and one that runs a kernel compiled for
+/// them, so that the two lists are the same.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! features {
     ($module:ident, $simd:ty, $detected:ident: $($feature:tt)*) => {
@@ -71,7 +71,8 @@ features!(with_avx512, avx512::Avx512, is_x86_feature_detected:
 #[cfg(target_arch = "aarch64")]
 features!(with_neon, neon::Neon, is_aarch64_feature_detected: "neon" "dotprod");
 
-impl Set {
+impl IsaKind {
+    /// All instruction sets, the best last.
     const ALL: &[Self] = &[
         Self::Scalar,
         #[cfg(target_arch = "x86_64")]
@@ -98,50 +99,50 @@ impl Set {
 
 impl Isa {
     /// Plain Rust, which every CPU runs: the reference.
-    pub const SCALAR: Self = Self(Set::Scalar);
+    pub const SCALAR: Self = Self(IsaKind::Scalar);
 
     /// Every instruction set that this CPU has, the best last.
     pub fn available() -> Vec<Self> {
-        Set::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
+        IsaKind::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
     }
 
-    /// The best instruction set that this CPU has or, to compare them, that which the environment variable
-    /// `METAL_ATTENTION_SIMD` names, where the CPU has it.
+    /// The best instruction set that this CPU has. For comparisons the environment variable `METAL_ATTENTION_SIMD` can name
+    /// another one that the CPU has; it is read once.
     pub fn best() -> Self {
         static BEST: LazyLock<Isa> = LazyLock::new(|| {
-            let asked = std::env::var("METAL_ATTENTION_SIMD").ok();
+            let requested = std::env::var("METAL_ATTENTION_SIMD").ok();
             let available = Isa::available();
-            let named = available.iter().find(|isa| Some(isa.name()) == asked.as_deref());
+            let named = available.iter().find(|isa| Some(isa.name()) == requested.as_deref());
             *named.or(available.last()).unwrap_or(&Isa::SCALAR)
         });
         *BEST
     }
 
-    /// Its name, as printed for people.
+    /// The name for output and for `METAL_ATTENTION_SIMD`, e.g. `"avx2"`.
     pub const fn name(self) -> &'static str {
         match self.0 {
-            Set::Scalar => "scalar",
+            IsaKind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => "avx2",
+            IsaKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Vnni => "avx512-vnni",
+            IsaKind::Avx512Vnni => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
-            Set::Neon => "neon-dotprod",
+            IsaKind::Neon => "neon-dotprod",
         }
     }
 
     /// Runs `kernel` compiled for this instruction set.
     pub(crate) fn run(self, kernel: impl Kernel) {
-        // SAFETY: the CPU has this instruction set: it was detected before there was an `Isa` of it.
+        // SAFETY: the CPU has this instruction set, which was detected before this `Isa` was created.
         unsafe {
             match self.0 {
-                Set::Scalar => kernel.run::<scalar::Scalar>(),
+                IsaKind::Scalar => kernel.run::<scalar::Scalar>(),
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx2 => with_avx2::run(kernel),
+                IsaKind::Avx2 => with_avx2::run(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx512Vnni => with_avx512::run(kernel),
+                IsaKind::Avx512Vnni => with_avx512::run(kernel),
                 #[cfg(target_arch = "aarch64")]
-                Set::Neon => with_neon::run(kernel),
+                IsaKind::Neon => with_neon::run(kernel),
             }
         }
     }

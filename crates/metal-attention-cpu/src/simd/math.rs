@@ -2,17 +2,16 @@
 
 use super::Simd;
 
-/// `e^x` within 2 ulp for -70 <= x <= 88; `2^-126` less below that, so 0 below
-/// -87.34 (also for `-inf`).
+/// `e^x`, within 2 units in the last place for -70 <= x <= 88. Below -70 the result is `2^-126` too small; below -87.34, also
+/// for `-inf`, it is 0. Above 88.376 it is that of 88.376.
 ///
-/// Range reduction `x = n ln 2 + r`, `|r| <= ln 2 / 2`, with `ln 2` in two parts
-/// (Cody and Waite), then the Taylor series of `e^r` to the seventh order.
+/// Range reduction `x = n ln 2 + r` with `|r| <= ln 2 / 2` and `ln 2` in two parts (Cody and Waite), then the Taylor series of
+/// `e^r` to the seventh order.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        // Clamped so that 2^n stays a normal number; what lies below comes out
-        // as 2^-126 and is flushed by the last subtraction.
+        // Clamped so that 2^n is a normal number. Smaller x give 2^-126, which the last subtraction turns into 0.
         let lowest = S::f_splat(-87.34);
         let x = S::f_max(S::f_min(x, S::f_splat(88.376_26)), lowest);
         let n = S::f_round(S::f_mul(x, S::f_splat(std::f32::consts::LOG2_E)));

@@ -1,12 +1,10 @@
-//! Vectors of 16 lanes on every instruction set, and the choice of one at run
-//! time.
+//! Vectors of 16 lanes on every instruction set, and the choice of an instruction set at run time.
 //!
-//! A kernel is written once, as a [`Kernel`] over any [`Simd`]; [`Isa::run`]
-//! compiles it for each instruction set and calls the one that was chosen.
-//! [`Scalar`](scalar::Scalar) is the same kernel on plain arrays: the reference
-//! that the others are tested against.
+//! A kernel is written once, as a [`Kernel`] that is generic over [`Simd`]. It is compiled for each instruction set, and
+//! [`Isa::run`] calls the version for the chosen one. [`Scalar`](scalar::Scalar) implements the operations on plain arrays: the
+//! reference that the others are tested against.
 
-mod book;
+mod codebook;
 mod isa;
 mod math;
 pub(crate) mod scalar;
@@ -20,7 +18,7 @@ pub(crate) mod neon;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use book::{Book, SIGN_BITS, Signs, UpperBit, place_of};
+pub(crate) use codebook::{CodebookTable, SIGN_BITS, Signs, UpperBit, code_offset};
 pub use isa::Isa;
 pub(crate) use math::{exp, sigmoid};
 
@@ -31,9 +29,8 @@ pub(crate) const LANES: usize = 16;
 ///
 /// # Safety
 ///
-/// All functions may use the instruction set's instructions, so the CPU must
-/// have them: [`Isa::run`] sees to that. Pointers must be valid for the whole
-/// vector; no alignment is needed.
+/// All functions may use the instruction set's instructions, so the CPU must have them; [`Isa::run`] guarantees that. Pointers
+/// must be valid for the whole vector; no alignment is needed.
 pub(crate) trait Simd: Copy + 'static {
     /// 16 floats.
     type F: Copy;
@@ -42,14 +39,12 @@ pub(crate) trait Simd: Copy + 'static {
     /// 16 groups of 4 bytes.
     type B: Copy;
 
-    /// Whether [`dot8`](Self::dot8) takes codes as they are (0 to 255);
-    /// where not, 128 less, as signed bytes.
+    /// Whether [`dot8`](Self::dot8) reads codes as unsigned bytes, 0 to 255; otherwise as signed bytes, 128 less.
     const DOT8_UNSIGNED: bool;
-    /// Tokens that a matrix product works on at once: as many as leave the
-    /// accumulators in registers.
+    /// The most tokens of a tile in a matrix product: as many as keep the accumulators in registers.
     const TILE: usize;
-    /// Whether the hardware brings a single token's weights, which lie in large pages, faster by itself than where they are asked
-    /// for: of floats, and of formats that say so.
+    /// Whether the weights of a single token, which lie in large pages, are read faster without software prefetching: those of
+    /// float matrices, and of formats with [`PackedFormat::STREAMS`](crate::packed::formats::PackedFormat::STREAMS).
     const STREAMS: bool;
 
     unsafe fn f_splat(x: f32) -> Self::F;
@@ -57,14 +52,14 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn f_load_f16(p: *const u16) -> Self::F;
     unsafe fn f_load_bf16(p: *const u16) -> Self::F;
     unsafe fn f_store(p: *mut f32, x: Self::F);
-    /// Stores to memory that nobody reads soon, past the caches, where the CPU can do that. `p` is at a multiple of 64 bytes.
-    /// [`fence`](Self::fence) comes before other threads are told of it.
+    /// Stores past the caches, where the CPU can do that, to memory that is not read soon. `p` is aligned to 64 bytes. Call
+    /// [`fence`](Self::fence) before other threads read it.
     #[inline(always)]
     unsafe fn f_stream(p: *mut f32, x: Self::F) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe { Self::f_store(p, x) }
     }
-    /// What was stored by [`f_stream`](Self::f_stream) comes before all that is stored from now on.
+    /// Orders all stores by [`f_stream`](Self::f_stream) before all later stores.
     #[inline(always)]
     unsafe fn fence() {}
     /// Rounds to nearest even.
@@ -80,19 +75,19 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn f_max(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn f_min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn f_abs(a: Self::F) -> Self::F;
-    /// Nearest integer.
+    /// The nearest integer, ties to even.
     unsafe fn f_round(a: Self::F) -> Self::F;
     /// `a * 2^n` for whole `n` in -126..=127.
     unsafe fn f_scale_by_power(a: Self::F, n: Self::F) -> Self::F;
-    /// Sum of the lanes, always in the same order.
+    /// The sum of the lanes, always in the same order.
     unsafe fn f_sum(a: Self::F) -> f32;
-    /// Largest lane.
+    /// The largest lane.
     unsafe fn f_largest(a: Self::F) -> f32;
 
     unsafe fn i_splat(x: i32) -> Self::I;
-    /// 16 unsigned bytes, widened.
+    /// Loads 16 unsigned bytes, widened to 32 bits.
     unsafe fn i_load_u8(p: *const u8) -> Self::I;
-    /// 16 signed bytes, widened.
+    /// Loads 16 signed bytes, widened to 32 bits.
     unsafe fn i_load_i8(p: *const i8) -> Self::I;
     unsafe fn i_add(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn i_and(a: Self::I, b: Self::I) -> Self::I;
@@ -101,7 +96,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn i_shr<const N: u32>(a: Self::I) -> Self::I;
     unsafe fn i_to_f(a: Self::I) -> Self::F;
 
-    /// 64 bytes.
+    /// Loads 64 bytes.
     unsafe fn b_load(p: *const u8) -> Self::B;
     unsafe fn b_splat(x: u8) -> Self::B;
     unsafe fn b_and(a: Self::B, b: Self::B) -> Self::B;
@@ -110,41 +105,42 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn b_shl<const N: u32>(a: Self::B) -> Self::B;
     /// Shifts 32-bit groups right; bits cross byte borders, so mask afterwards.
     unsafe fn b_shr<const N: u32>(a: Self::B) -> Self::B;
-    /// Codes from 0 to 255 as [`dot8`](Self::dot8) takes them, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    /// Converts codes from 0 to 255 to those that [`dot8`](Self::dot8) reads: see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
     unsafe fn b_for_dot8(codes: Self::B) -> Self::B;
     /// `table[index]` for every byte of `index`, each below 16.
     unsafe fn b_lookup(table: &[u8; 16], index: Self::B) -> Self::B;
-    /// The bytes of every lane.
+    /// The 64 bytes of the 16 lanes.
     unsafe fn b_from_i(a: Self::I) -> Self::B;
 
-    /// The values that `book` has for four codes of each row: step `2 k` is columns 0 to 3 of code `k`, step `2 k + 1` columns 4
-    /// to 7. The codes lie as [`place_of`] says, with their bits beyond eight in `upper`, the lowest first.
+    /// Looks up four codes of each row in a codebook with points of 8 columns. Step `2 k` of the result is columns 0 to 3 of
+    /// code `k`, step `2 k + 1` columns 4 to 7. The lower 8 bits of the codes lie as given by [`code_offset`]; `upper` are
+    /// their bits beyond eight, the lowest first.
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<Self::B>,
     ) -> [Self::B; 8] {
-        // SAFETY: passed on to the caller.
-        unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) }
+        // SAFETY: as the caller vouches.
+        unsafe { codebook::points8::<Self, N, U>(book, codes, upper, signs) }
     }
-    /// The same for points of 4 columns and eight codes of 8 bits, four after four: step `k` is code `k`, its signs bit `k`.
+    /// Looks up eight codes of each row in a codebook with points of 4 columns. Step `k` of the result is code `k`, whose signs
+    /// are bit `k` of `signs`. The codes lie as given by [`code_offset`], first codes 0 to 3, then 4 to 7.
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
-        // SAFETY: passed on to the caller.
-        unsafe { book::points4::<Self>(book, codes, signs) }
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+        // SAFETY: as the caller vouches.
+        unsafe { codebook::points4::<Self>(book, codes, signs) }
     }
 
     /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned
     /// codes below 128 and the 4 signed activations at `a`.
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
-    /// The same with codes of 8 bits, see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    /// [`dot7`](Self::dot7) with codes of 8 bits: see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
     unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
 
-    /// [`dot7`](Self::dot7) of steps `FROM..TO`, 4 activations each, for the
-    /// activations of `T` tokens. `codes[s] * a` of as many as `RUN` steps add
-    /// up in 16 bits: `2 * RUN * codes[s] * 127` stays below 32 768.
+    /// [`dot7`](Self::dot7) of steps `FROM..TO`, 4 activations each, for the activations of `T` tokens. Codes are so small that
+    /// the products of `RUN` steps can be added up in 16 bits: `2 * RUN * codes[s] * 127` is below 32 768.
     #[inline(always)]
     unsafe fn dots7<const T: usize, const FROM: usize, const TO: usize, const RUN: usize>(
         mut acc: [Self::I; T],
@@ -153,13 +149,13 @@ pub(crate) trait Simd: Copy + 'static {
     ) -> [Self::I; T] {
         for s in FROM..TO {
             for t in 0..T {
-                // SAFETY: passed on to the caller.
+                // SAFETY: as the caller vouches.
                 acc[t] = unsafe { Self::dot7(acc[t], codes[s], a[t].add(4 * s)) };
             }
         }
         acc
     }
-    /// The same with [`dot8`](Self::dot8).
+    /// [`dot8`](Self::dot8) of steps `FROM..TO`, 4 activations each, for the activations of `T` tokens.
     #[inline(always)]
     unsafe fn dots8<const T: usize, const FROM: usize, const TO: usize>(
         mut acc: [Self::I; T],
@@ -168,7 +164,7 @@ pub(crate) trait Simd: Copy + 'static {
     ) -> [Self::I; T] {
         for s in FROM..TO {
             for t in 0..T {
-                // SAFETY: passed on to the caller.
+                // SAFETY: as the caller vouches.
                 acc[t] = unsafe { Self::dot8(acc[t], codes[s], a[t].add(4 * s)) };
             }
         }
@@ -178,11 +174,11 @@ pub(crate) trait Simd: Copy + 'static {
 
 /// A computation that can be compiled for any instruction set.
 ///
-/// What a kernel asks for besides, such as pointers that are valid, holds for every one that there is: only its own
-/// module makes it, or an unsafe function.
+/// Other preconditions of a kernel, such as valid pointers, are guaranteed where it is constructed: its fields are private to
+/// the module that upholds them, or its constructor is unsafe.
 pub(crate) trait Kernel {
-    /// Runs on `S`. Implementations are `#[inline(always)]`, so that they are
-    /// compiled with the instruction set of the caller.
+    /// Runs the kernel on `S`. Implementations are `#[inline(always)]`, so that they are compiled with the instruction set of
+    /// the caller.
     ///
     /// # Safety
     ///
@@ -190,7 +186,7 @@ pub(crate) trait Kernel {
     unsafe fn run<S: Simd>(self);
 }
 
-/// Has the cache line at `p` fetched, where the CPU can be asked to; any address will do.
+/// Prefetches the cache line at `p`, where the CPU has an instruction for that. Any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(p: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,11 +1,10 @@
-//! The vector operations on Arm NEON with dot products: four registers each.
+//! The vector operations on Arm NEON with dot products. A vector of 16 lanes is four registers.
 //!
-//! Dot products and half-precision conversions are single instructions written
-//! as assembly: their intrinsics came to stable Rust after this crate's
-//! `rust-version`.
+//! Dot products and half-precision conversions are single instructions in assembly: their intrinsics became stable after this
+//! crate's `rust-version`.
 //!
-//! All tests of this crate have passed on an emulated Arm CPU (QEMU, Linux); no
-//! Arm machine has run this yet, so its speed is unknown.
+//! All tests of this crate have passed on an emulated Arm CPU (QEMU, Linux). It has not run on an Arm machine yet, so its speed
+//! is unknown.
 
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::aarch64::*;
@@ -21,8 +20,8 @@ type F = [float32x4_t; 4];
 type I = [int32x4_t; 4];
 type B = [uint8x16_t; 4];
 
-/// An expression for each of the registers 0 to 3; a macro and not a function over
-/// closures, which are not sure to be inlined with the instruction set on.
+/// Evaluates an expression for each of the registers 0 to 3. A macro and not a function with a closure: a closure may not be
+/// inlined, and is then compiled without the instruction set.
 macro_rules! each {
     ($i:ident => $e:expr) => {
         [
@@ -50,7 +49,7 @@ macro_rules! each {
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: one instruction on registers, which the CPU has as the caller vouches.
+    // SAFETY: one instruction on registers; the CPU has it, as the target feature requires.
     unsafe {
         asm!("sdot {acc:v}.4s, {a:v}.16b, {b:v}.16b", acc = inout(vreg) acc, a = in(vreg) a, b = in(vreg) b,
             options(pure, nomem, nostack, preserves_flags));
@@ -58,7 +57,7 @@ fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// 8 halves, widened.
+/// Converts 8 half-precision numbers to floats.
 #[inline]
 #[target_feature(enable = "neon")]
 fn widen_f16(h: uint16x8_t) -> [float32x4_t; 2] {
@@ -73,7 +72,7 @@ fn widen_f16(h: uint16x8_t) -> [float32x4_t; 2] {
     [low, high]
 }
 
-/// 8 floats, rounded to halves: to nearest even, the CPU's mode unless changed.
+/// Converts 8 floats to half precision, rounded to nearest even: the CPU's default mode.
 #[inline]
 #[target_feature(enable = "neon")]
 fn narrow_f16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
@@ -87,7 +86,7 @@ fn narrow_f16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
     h
 }
 
-/// The 4 activations at `p`, in every group of 4 bytes.
+/// Copies the 4 activations at `p` to every group of 4 bytes.
 ///
 /// # Safety
 ///
@@ -99,7 +98,7 @@ unsafe fn activations(p: *const i8) -> int8x16_t {
 }
 
 // SAFETY of every block below: the CPU has the instruction set and pointers are
-// valid for one vector, as the trait asks.
+// valid for one vector, as the trait requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Neon {
     type F = F;
@@ -155,7 +154,7 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn f_store_i8(p: *mut i8, x: F) {
         unsafe {
-            // Even elements of a pair of registers: the low halves of what is twice as wide.
+            // The even elements of a pair of registers are the low halves of elements twice as wide.
             let [a, b, c, d] = each!(i => vreinterpretq_s16_s32(vcvtnq_s32_f32(x[i])));
             let (low, high) = (vuzp1q_s16(a, b), vuzp1q_s16(c, d));
             vst1q_s8(p, vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high)));
@@ -254,8 +253,8 @@ impl Simd for Neon {
     unsafe fn i_or(a: I, b: I) -> I {
         unsafe { each!(i => vorrq_s32(a[i], b[i])) }
     }
-    // Shifts by a constant vector, which the compiler turns into shifts by an
-    // immediate: those intrinsics take an `i32` parameter, which `N` cannot become.
+    // Shifts by a constant vector, which the compiler turns into shifts by an immediate. The intrinsics of these have an `i32`
+    // const parameter, which a `u32` one cannot be converted to.
     #[inline(always)]
     unsafe fn i_shl<const N: u32>(a: I) -> I {
         unsafe { each!(i => vshlq_s32(a[i], vdupq_n_s32(N as i32))) }

@@ -1,4 +1,5 @@
-//! The vector operations on plain arrays: the reference.
+//! The vector operations on plain arrays: the reference implementation, and what runs on CPUs without the other instruction
+//! sets.
 
 use half::{bf16, f16};
 
@@ -8,16 +9,19 @@ use super::{LANES, Simd};
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
+/// Applies `f` to every lane.
 #[inline(always)]
 fn lanes<A: Copy, R>(a: [A; LANES], f: impl FnMut(A) -> R) -> [R; LANES] {
     a.map(f)
 }
 
+/// Applies `f` to every pair of lanes.
 #[inline(always)]
 fn zip<A: Copy, B: Copy, R>(a: [A; LANES], b: [B; LANES], f: impl Fn(A, B) -> R) -> [R; LANES] {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
+/// Applies `f` to every group of 4 bytes as a little-endian integer.
 #[inline(always)]
 fn groups(a: [u8; 64], f: impl Fn(u32) -> u32) -> [u8; 64] {
     let mut out = [0; 64];
@@ -27,6 +31,7 @@ fn groups(a: [u8; 64], f: impl Fn(u32) -> u32) -> [u8; 64] {
     out
 }
 
+/// Adds the dot product of 4 codes, less `offset`, and 4 activations to every lane.
 #[inline(always)]
 fn dot(acc: [i32; LANES], codes: [u8; 64], a: [i8; 4], offset: i32) -> [i32; LANES] {
     std::array::from_fn(|lane| {
@@ -35,7 +40,7 @@ fn dot(acc: [i32; LANES], codes: [u8; 64], a: [i8; 4], offset: i32) -> [i32; LAN
     })
 }
 
-// SAFETY of every block below: pointers are valid for one vector, as the trait asks.
+// SAFETY of every block below: pointers are valid for one vector, as the trait requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Scalar {
     type F = [f32; LANES];

@@ -1,15 +1,15 @@
-//! Every operation of every instruction set against its definition.
+//! Tests of every operation of every instruction set against its definition.
 
 use half::{bf16, f16};
-use metal_attention_gguf::blocks::Grid;
+use metal_attention_gguf::blocks::CodebookGrid;
 
-use super::{Book, Isa, Kernel, LANES, SIGN_BITS, Simd, UpperBit, exp, place_of, sigmoid};
-use crate::test_support::Random;
+use super::{CodebookTable, Isa, Kernel, LANES, SIGN_BITS, Simd, UpperBit, code_offset, exp, sigmoid};
+use crate::test_support::TestRandom;
 
 type Floats = [f32; LANES];
 type Bytes = [u8; 64];
 
-/// Runs `$body` with `$s` as the instruction set `$isa`; `$input` are the variables it takes along.
+/// Evaluates `$body` on the instruction set `$isa`, which the body calls `$s`; `$input` are the variables that it captures.
 macro_rules! on {
     ($isa:expr, $s:ident, |$($input:ident: $ty:ty),*| -> $out:ty $body:block) => {{
         struct Test<'a> {
@@ -20,7 +20,7 @@ macro_rules! on {
             #[inline(always)]
             unsafe fn run<$s: Simd>(self) {
                 let Test { $($input,)* out } = self;
-                // SAFETY: arrays have the lengths that the operations ask for; the caller vouches for `S`.
+                // SAFETY: arrays have the lengths that the operations require; the caller vouches for `S`.
                 *out = unsafe { $body };
             }
         }
@@ -64,7 +64,7 @@ fn each(f: impl FnMut(usize) -> f32) -> Floats {
 
 /// Vectors of ordinary, large, small, equal and signed-zero values.
 fn samples() -> Vec<Floats> {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     let edges = [
         0.0,
         -0.0,
@@ -237,7 +237,7 @@ fn bytes_are_rounded_to_nearest_even() {
 
 #[test]
 fn integers() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     for isa in Isa::available() {
         for _ in 0..50 {
             let a: [i8; LANES] = std::array::from_fn(|_| random.bits() as i8);
@@ -281,7 +281,7 @@ macro_rules! bytes {
     }};
 }
 
-fn random_bytes(random: &mut Random) -> Bytes {
+fn random_bytes(random: &mut TestRandom) -> Bytes {
     random.bytes(64).try_into().expect("64 bytes")
 }
 
@@ -295,7 +295,7 @@ fn groups(a: Bytes, f: impl Fn(u32) -> u32) -> Bytes {
 
 #[test]
 fn byte_operations() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for isa in Isa::available() {
         for _ in 0..50 {
             let (a, b) = (random_bytes(&mut random), random_bytes(&mut random));
@@ -325,11 +325,11 @@ fn byte_operations() {
 
 /// Looks up points of 8 columns.
 struct Points<'a, const N: usize, const U: usize> {
-    book: &'a Book<N>,
+    book: &'a CodebookTable<N>,
     codes: &'a Bytes,
     upper: [UpperBit; U],
     signs: &'a [Bytes; 2],
-    /// Of every step.
+    /// The result of every step.
     out: &'a mut [Bytes; 8],
 }
 
@@ -349,10 +349,10 @@ impl<const N: usize, const U: usize> Kernel for Points<'_, N, U> {
 
 /// Looks up points of 4 columns.
 struct ShortPoints<'a> {
-    book: &'a Book<256>,
+    book: &'a CodebookTable<256>,
     codes: &'a [Bytes; 2],
     signs: &'a Bytes,
-    /// Of every step.
+    /// The result of every step.
     out: &'a mut [Bytes; 8],
 }
 
@@ -369,18 +369,19 @@ impl Kernel for ShortPoints<'_> {
     }
 }
 
-/// Distinct values, so that each place and sign is told from all others.
+/// Distinct values, so that every value index and sign gives another result.
 const VALUES: [u8; 16] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 15, 25, 35];
 
-/// Every row, step and column of it.
-fn places() -> impl Iterator<Item = (usize, usize, usize)> {
+/// Every row, step, and column of a step.
+fn positions() -> impl Iterator<Item = (usize, usize, usize)> {
     (0..LANES).flat_map(|row| (0..32).map(move |at| (row, at / 4, at % 4)))
 }
 
-/// Points of a codebook with `U` upper bits of codes, for random codes and signs, and every place of the upper bits.
-fn points_of<const N: usize, const U: usize>(grid: Grid) {
-    let book = Box::new(Book::<N>::new(grid, VALUES));
-    let mut random = Random(U as u64);
+/// Tests the points of a codebook with `U` upper bits of codes, for random codes and signs, and all positions of the upper
+/// bits.
+fn points_of<const N: usize, const U: usize>(grid: CodebookGrid) {
+    let book = Box::new(CodebookTable::<N>::new(grid, VALUES));
+    let mut random = TestRandom(U as u64);
     for isa in Isa::available() {
         for round in 0..40 {
             let (codes, rows) = (random_bytes(&mut random), [(); U].map(|()| random_bytes(&mut random)));
@@ -391,11 +392,11 @@ fn points_of<const N: usize, const U: usize>(grid: Grid) {
             });
             let mut got = [[0; 64]; 8];
             isa.run(Points { book: &*book, codes: &codes, upper, signs: &signs, out: &mut got });
-            for (row, step, column) in places() {
+            for (row, step, column) in positions() {
                 let set = |b: usize| usize::from(rows[b][row] & upper[b].bits[step / 2] != 0) << (8 + b);
-                let code = usize::from(codes[place_of(row, step / 2)]) | (0..U).map(set).sum::<usize>();
+                let code = usize::from(codes[code_offset(row, step / 2)]) | (0..U).map(set).sum::<usize>();
                 let sign = usize::from(signs[step / 4][4 * row + column] >> SIGN_BITS[step % 4] & 1);
-                let want = VALUES[grid.place(code, 4 * (step % 2) + column) + 8 * sign];
+                let want = VALUES[grid.value_index(code, 4 * (step % 2) + column) + 8 * sign];
                 assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
             }
         }
@@ -404,21 +405,21 @@ fn points_of<const N: usize, const U: usize>(grid: Grid) {
 
 #[test]
 fn points_of_codebooks() {
-    points_of::<256, 0>(Grid::IQ2_XXS);
-    points_of::<512, 1>(Grid::IQ2_XS);
-    points_of::<1024, 2>(Grid::IQ2_S);
-    points_of::<2048, 3>(Grid::IQ1);
-    let book = Box::new(Book::<256>::new(Grid::IQ3_XXS, VALUES));
-    let mut random = Random(9);
+    points_of::<256, 0>(CodebookGrid::IQ2_XXS);
+    points_of::<512, 1>(CodebookGrid::IQ2_XS);
+    points_of::<1024, 2>(CodebookGrid::IQ2_S);
+    points_of::<2048, 3>(CodebookGrid::IQ1);
+    let book = Box::new(CodebookTable::<256>::new(CodebookGrid::IQ3_XXS, VALUES));
+    let mut random = TestRandom(9);
     for isa in Isa::available() {
         for _ in 0..40 {
             let (codes, signs) = ([(); 2].map(|()| random_bytes(&mut random)), random_bytes(&mut random));
             let mut got = [[0; 64]; 8];
             isa.run(ShortPoints { book: &book, codes: &codes, signs: &signs, out: &mut got });
-            for (row, step, column) in places() {
+            for (row, step, column) in positions() {
                 let sign = usize::from(signs[4 * row + column] >> step & 1);
-                let code = usize::from(codes[step / 4][place_of(row, step % 4)]);
-                let want = VALUES[Grid::IQ3_XXS.place(code, column) + 8 * sign];
+                let code = usize::from(codes[step / 4][code_offset(row, step % 4)]);
+                let want = VALUES[CodebookGrid::IQ3_XXS.value_index(code, column) + 8 * sign];
                 assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
             }
         }
@@ -430,14 +431,14 @@ const TABLE: [u8; 16] = [7, 0, 255, 128, 127, 3, 99, 200, 1, 64, 17, 33, 250, 12
 #[test]
 fn dot_products() {
     const START: i32 = -70_000;
-    let mut random = Random(4);
+    let mut random = TestRandom(4);
     for isa in Isa::available() {
         for round in 0..100 {
             let codes = random_bytes(&mut random);
             let mut activations: [i8; 4] = std::array::from_fn(|_| (random.bits() as i8).max(-127));
             let (mut seven, mut eight) = (codes.map(|c| c & 127), codes);
             if round < 4 {
-                // The largest sums there are, of either sign.
+                // The largest possible sums, of either sign.
                 activations = if round % 2 == 0 { [127; 4] } else { [-127; 4] };
                 seven = [127; 64];
                 eight = if round < 2 { [0; 64] } else { [255; 64] };
@@ -461,7 +462,7 @@ fn dot_products() {
     }
 }
 
-/// Distance in units in the last place of the exact result.
+/// The distance from the exact result, in units in the last place of it.
 fn ulps(got: f32, want: f64) -> f64 {
     let ulp = (want as f32).next_up() - (want as f32);
     (f64::from(got) - want).abs() / f64::from(ulp)
@@ -469,7 +470,7 @@ fn ulps(got: f32, want: f64) -> f64 {
 
 #[test]
 fn exponential_and_sigmoid() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     let edges = [
         0.0,
         -0.0,
@@ -506,7 +507,7 @@ fn exponential_and_sigmoid() {
                 assert!(ulps(s[i], want) <= 4.0, "{isa:?} sigmoid({}) = {}, not {want}", x[i], s[i]);
             }
         }
-        // Results near the smallest normal number lose it; what is far below becomes 0.
+        // Results near the smallest normal number are too small by that number; far below they are 0.
         for x in [-72.0, -80.0, -87.0, -87.3, -87.33] {
             let splat = [x; LANES];
             let e = floats!(isa; splat => exp::<S>(splat));

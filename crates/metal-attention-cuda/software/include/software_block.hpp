@@ -1,5 +1,5 @@
-// How a block runs on a CPU: each of its threads is a fiber, a function with a stack of its own, and all fibers of a block share
-// a thread of the operating system, which turns to another where one has to wait.
+// How a block runs on a CPU: each of its threads is a fiber, a function with its own stack, and all fibers of a block share one
+// thread of the operating system, which switches to another fiber where one has to wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-// Does, for the lanes `arrived`, what a warp does at once: by the last lane to arrive, with what each of them gave.
+// An operation of a whole warp: called once, by the last of the lanes `arrived`, with a pointer from each of them.
 typedef void Perform(void* const (&given)[32], uint32_t arrived);
 
 // Lanes of a warp that wait for each other.
@@ -30,21 +30,21 @@ struct Warp {
     Meeting meetings[MEETINGS];
 };
 
-// A copy on its way to workgroup memory.
+// An asynchronous copy to shared memory.
 struct Copy {
     void* to;
     const void* from;
     uint32_t bytes;
     bool zeros;
 };
-// Those of a thread: of each group that was committed where it ends.
+// The copies of a thread, and the end of each committed group.
 struct Copies {
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     size_t n_copied, n_groups_copied;
 };
 
-// What all threads of a block see.
+// What all threads of a block have in common.
 struct Place {
     Index block_index, block_size, grid_size;
     unsigned char* shared_memory;
@@ -62,8 +62,8 @@ struct Fiber {
     Copies copies;
 };
 
-// A fiber's stack, which begins at a multiple of its size: the fiber itself, in one of several places, as caches have few for what
-// lies at the same distance from such a multiple, a page that may not be touched, and what the fiber uses.
+// A fiber's stack begins at a multiple of its size. It has the `Fiber` itself, at one of several offsets, so that fibers do not
+// compete for the same cache sets; a guard page; and the stack proper.
 constexpr uintptr_t STACK = 128 << 10, PAGE = 4096;
 constexpr uintptr_t PLACES = 16;
 static_assert(sizeof(Fiber) <= PAGE / PLACES);
@@ -84,13 +84,13 @@ inline Fiber* fiber() {
     return fiber_of_stack(inside);
 }
 
-// Waits until all lanes of `mask` that have not returned are here.
+// Waits until all lanes of `mask` that have not returned have arrived.
 void meet(uint32_t mask, const char* what, Perform* perform, void* given);
-// Waits for `n_threads` at barrier `id`; 0: all of the block that have not returned.
+// Waits for `n_threads` threads at barrier `id`; 0: all threads of the block that have not returned.
 void block_barrier(unsigned id, unsigned n_threads);
-// Is counted there without waiting.
+// Counts at the barrier without waiting.
 void block_arrive(unsigned id, unsigned n_threads);
-// Lets other fibers, and other threads of the operating system, go on.
+// Lets other fibers, and other threads of the operating system, run.
 void pause();
 // Ends the kernel with an error.
 [[noreturn]] void fail(const char* why);
@@ -99,13 +99,13 @@ void copy_later(void* to, const void* from, uint32_t bytes, bool zeros);
 void commit_copies();
 void finish_copies(size_t but_last_groups);
 
-// Copies that a barrier in workgroup memory counts.
+// mbarriers in shared memory, and the copies that they count.
 void barrier_init(uint64_t* barrier, uint32_t count);
 void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes);
 bool barrier_ended(uint64_t* barrier, uint32_t phase);
 void copy_for_barrier(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
 
-// A kernel: calls it with the structure that it takes.
+// A kernel; `run` calls it with its argument structure.
 struct Kernel {
     const char* name;
     size_t argument_bytes;
@@ -119,7 +119,7 @@ template <typename Argument, void (*KERNEL)(Argument)> struct Call<KERNEL> {
 };
 #define SOFTWARE_KERNEL(NAME, FUNCTION) {NAME, software::argument_size(FUNCTION), software::Call<FUNCTION>::run}
 
-// Kernels of a file, known from its being loaded on.
+// Registers the kernels of a file when the library is loaded.
 struct Kernels {
     Kernels(const Kernel* kernels, size_t n);
 };
@@ -131,11 +131,11 @@ struct Launch {
     bool cooperative; // all blocks at once
     std::vector<unsigned char> argument;
 };
-// Runs all blocks; false where one of them failed, which was told.
+// Runs all blocks. Returns false if one of them failed, which has been printed.
 bool run(const Launch& launch);
 const Kernel* find_kernel(const char* name);
 
-// What environment variable `name` says, a number, or `otherwise`.
+// The number in environment variable `name`, or `otherwise`.
 long setting(const char* name, long otherwise);
 
 }  // namespace software

@@ -1,4 +1,4 @@
-// CUDA's F16, as far as the kernels use it. Results are rounded to the nearest, ties to even.
+// CUDA's F16 type and its functions, as far as the kernels use them. Results are rounded to nearest, ties to even.
 #pragma once
 #include "software_cuda.hpp"
 
@@ -32,7 +32,7 @@ inline float __high2float(half2 v) { return __half2float(v.y); }
 inline half2 __lows2half2(half2 a, half2 b) { return {a.x, b.x}; }
 inline half2 __highs2half2(half2 a, half2 b) { return {a.y, b.y}; }
 
-// F32 has more than twice the bits of F16, so that to round a sum or a product twice changes nothing.
+// F32 has more than twice the bits of F16, so rounding a sum or product to F32 first changes nothing.
 inline half __hadd(half a, half b) { return __float2half_rn(__half2float(a) + __half2float(b)); }
 inline half __hsub(half a, half b) { return __float2half_rn(__half2float(a) - __half2float(b)); }
 inline half __hmul(half a, half b) { return __float2half_rn(__half2float(a) * __half2float(b)); }

@@ -1,4 +1,4 @@
-// What `kernels/ptx.cuh` has for nvcc. A kernel begins when all before it are done, so that waiting for these is nothing.
+// The counterpart of `kernels/ptx.cuh`. A kernel starts after all before it have ended, so waiting for those does nothing.
 #pragma once
 #include "software_half.hpp"
 
@@ -15,19 +15,19 @@ inline uint2 load_stream(const uint2* p) { return *p; }
 inline u32 load_stream(const u32* p) { return *p; }
 
 namespace software {
-// Fragments of one lane.
+// A lane's fragments of a product.
 struct Product {
     u32 a[4], b[2];
     float* c;
 };
-// Products of all lanes' fragments; sums are in F32, in the order of the columns of a.
+// Multiplies the fragments of all lanes; sums are F32, in the order of the columns of a.
 void multiply(void* const (&given)[32], u32 arrived);
 
-// Fragments of one lane of a product of bytes.
+// A lane's fragments of a product of bytes.
 struct CodeProduct {
     u32 a[4], b[2];
     int* d;
-    bool has_sign; // of a
+    bool has_sign; // whether the bytes of a are signed
 };
 void multiply_codes(void* const (&given)[32], u32 arrived);
 
@@ -35,7 +35,7 @@ struct Rows {
     const half* row;
     u32* to;
 };
-// The same with N columns of b, as `wide_mma` of kernels/ptx.cuh has them; the warps of a group each do their part.
+// A product with N columns of b, as `wide_mma` of kernels/ptx.cuh computes it; each warp of a group computes its part.
 struct WideProduct {
     const u32* a;
     const half* b;
@@ -66,10 +66,10 @@ template <bool SIGNED> inline void add_mma_codes(int (&d)[4], u32 a0, u32 a1, u3
 }
 inline u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
 inline float larger(float a, float b) { return a != a || b != b ? __uint_as_float(0x7fffffffu) : a > b ? a : b; }
-template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
-template <int ID, int THREADS> inline void threads_arrive() { software::block_arrive(ID, THREADS); }
-inline void threads_meet(u32 id, u32 threads) { software::block_barrier(id, threads); }
-template <int N> inline void give_registers() {}
+template <int ID, int THREADS> inline void named_barrier_sync() { software::block_barrier(ID, THREADS); }
+template <int ID, int THREADS> inline void named_barrier_arrive() { software::block_arrive(ID, THREADS); }
+inline void named_barrier_sync(u32 id, u32 threads) { software::block_barrier(id, threads); }
+template <int N> inline void release_registers() {}
 template <int N> inline void take_registers() {}
 template <int TILES> inline void stay(float (&)[TILES][4]) {}
 inline void wide_begin() {}
@@ -85,7 +85,7 @@ inline void load_matrices(u32 (&r)[4], const half* row) {
     software::Rows mine = {row, r};
     software::meet(~0u, "matrices", software::give_rows, &mine);
 }
-inline void load_matrices_turned(u32 (&r)[4], const half* row) {
+inline void load_matrices_transposed(u32 (&r)[4], const half* row) {
     software::Rows mine = {row, r};
     software::meet(~0u, "turned matrices", software::give_columns, &mine);
 }
@@ -109,10 +109,10 @@ inline bool barrier_has_ended(u64_t* barrier, u32 phase) { return software::barr
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
     software::copy_for_barrier(to, from, bytes, (uint64_t*)barrier);
 }
-inline u64_t read_once() { return 0; }
+inline u64_t evict_first_policy() { return 0; }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t) { copy_bulk(to, from, bytes, barrier); }
 
-// Words of 16 bytes are read and written in two halves.
+// A word of 16 bytes is read and written as two halves.
 inline u32 load_relaxed(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline uint2 load_relaxed(const uint2* p) { return software::as<uint2>(__atomic_load_n((const uint64_t*)p, __ATOMIC_RELAXED)); }
 inline uint4 load_relaxed(const uint4* p) {
@@ -140,4 +140,4 @@ inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_REL
 inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }
-inline void rest_shortly() { software::pause(); }
+inline void sleep_briefly() { software::pause(); }

@@ -60,7 +60,7 @@ __global__ void matrices(Args a) {
     __syncwarp();
     u32 straight[4], turned[4];
     load_matrices(straight, memory + 8 * lane);
-    load_matrices_turned(turned, memory + 8 * lane);
+    load_matrices_transposed(turned, memory + 8 * lane);
     u32 wrong = 0;
     for (int i = 0; i < 4; i++) {
         const half2 s = software::as<half2>(straight[i]), u = software::as<half2>(turned[i]);

@@ -1,9 +1,10 @@
-//! What the kernels of experts take: `experts.cu`, `grouped_matvec.cu` and `grouped_matmul.cu`.
+//! Arguments of the kernels of mixtures of experts and of grouped products.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::MatrixArgs;
 
+/// Arguments of the grouped GEMV (`grouped_matvec.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct GroupedMatvecArgs {
@@ -25,6 +26,7 @@ pub(crate) struct GroupedMatvecArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of the router: `RouteArgs` of `routing.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RouteArgs {
@@ -44,9 +46,10 @@ pub(crate) struct RouteArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of norm, router product and router in one launch (`route_alone` of `experts.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct RouteAloneArgs {
+pub(crate) struct FusedRouteArgs {
     pub(crate) route: RouteArgs,
     pub(crate) x: u64,
     pub(crate) norm: u64,
@@ -58,6 +61,7 @@ pub(crate) struct RouteAloneArgs {
     pub(crate) eps: f32,
 }
 
+/// Arguments of the weighting of the experts' inputs (`experts.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct WeighArgs {
@@ -68,6 +72,7 @@ pub(crate) struct WeighArgs {
     pub(crate) n_used: u32,
 }
 
+/// Arguments of the experts' activation (`experts.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExpertsActivationArgs {
@@ -79,6 +84,7 @@ pub(crate) struct ExpertsActivationArgs {
     pub(crate) limit: f32,
 }
 
+/// Arguments of the weighted sum over experts (`experts.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExpertsSumArgs {
@@ -94,6 +100,7 @@ pub(crate) struct ExpertsSumArgs {
     pub(crate) scale: f32,
 }
 
+/// Arguments of the sort of items by group (`grouped_matmul.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct SortArgs {
@@ -107,6 +114,7 @@ pub(crate) struct SortArgs {
     pub(crate) tiles_of_work: u32,
 }
 
+/// Arguments of the packing of sorted items' rows (`grouped_matmul.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct GatherArgs {
@@ -119,6 +127,7 @@ pub(crate) struct GatherArgs {
     pub(crate) n_slots: u32,
 }
 
+/// Arguments of the grouped GEMM (`grouped_matmul.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct GroupedMatmulArgs {

@@ -1,9 +1,10 @@
-//! What the kernels of `latent_attention.cu` take.
+//! Arguments of the kernels of latent attention (`latent_attention.cu`).
 
 use bytemuck::{Pod, Zeroable};
 
 use super::PagesArgs;
 
+/// Arguments of the kernel for queries and compressed rows (`latent_inputs_*`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct LatentInputsArgs {
@@ -27,6 +28,7 @@ pub(crate) struct LatentInputsArgs {
     pub(crate) offset: u32,
 }
 
+/// Arguments of attention over compressed rows (`latent_attention_*`, `latent_merge`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct LatentAttentionArgs {

@@ -1,9 +1,10 @@
-//! What the kernels of recurrent layers take: `recurrence.cuh` and the files that include it.
+//! Arguments of the kernels of recurrent mixers and of RWKV's channel mix (`recurrence.cuh` and the files that include it).
 
 use bytemuck::{Pod, Zeroable};
 
 use super::MatrixArgs;
 
+/// The runs of a micro-batch and their segments: `Runs` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RunsArgs {
@@ -11,6 +12,7 @@ pub(crate) struct RunsArgs {
     pub(crate) segments: u64,
 }
 
+/// The recurrent states of a layer: `States` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct StatesArgs {
@@ -19,7 +21,7 @@ pub(crate) struct StatesArgs {
     pub(crate) first: u32,
 }
 
-/// `Rows` of `recurrence.cuh`.
+/// Some columns of rows: `Rows` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RowsArgs {
@@ -29,15 +31,16 @@ pub(crate) struct RowsArgs {
 }
 
 impl RowsArgs {
-    /// Those of `rows`, `stride` elements long, from element `first` of each on.
+    /// The columns from `first` on of the rows at `rows`, with `stride` elements from a row to the next one.
     pub(crate) fn new(rows: u64, stride: usize, first: usize) -> Self {
         Self { rows, stride: stride as u32, first: first as u32 }
     }
 }
 
+/// What every scan takes: `Scan` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct WalkArgs {
+pub(crate) struct ScanArgs {
     pub(crate) runs: RunsArgs,
     pub(crate) states: StatesArgs,
     pub(crate) out: u64,
@@ -47,6 +50,7 @@ pub(crate) struct WalkArgs {
     pub(crate) tile: u32,
 }
 
+/// Arguments of the short convolution (`recurrence.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ConvolutionArgs {
@@ -64,7 +68,7 @@ pub(crate) struct ConvolutionArgs {
     pub(crate) unused: u32,
 }
 
-/// `Kind` of `recurrent.cu`.
+/// The norm of a group: `Kind` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum GroupNormKind {
@@ -73,16 +77,18 @@ pub(crate) enum GroupNormKind {
     Layer = 2,
 }
 
-/// `Gate` of `recurrent.cu`.
+/// The gate on a normalised group: `Gate` of `recurrence.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum OutputGate {
     None = 0,
+    /// The gate as a factor, without a function.
     AsItIs = 1,
     Silu = 2,
     Sigmoid = 3,
 }
 
+/// Arguments of the norm of groups of a row (`recurrence.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct GroupNormArgs {
@@ -103,10 +109,10 @@ pub(crate) struct GroupNormArgs {
     pub(crate) eps: f32,
 }
 
-/// `Function` of `recurrent.cu`.
+/// A function of each element: `Function` of `recurrent.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Function {
+pub(crate) enum ElementwiseFunction {
     Tanh = 0,
     Sigmoid = 1,
     Squared = 2,
@@ -114,6 +120,7 @@ pub(crate) enum Function {
     SigmoidTimes = 3,
 }
 
+/// Arguments of an elementwise function (`of_each` of `recurrent.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct FunctionArgs {
@@ -123,33 +130,36 @@ pub(crate) struct FunctionArgs {
     pub(crate) function: u32,
 }
 
-/// What a token alone takes besides its walk: `Alone` of `recurrence.cuh`.
+/// The further arguments of a scan that is fused with convolution and norm: `FusedDecode` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct AloneArgs {
+pub(crate) struct FusedDecodeArgs {
     pub(crate) convolution: ConvolutionArgs,
     pub(crate) norm: GroupNormArgs,
     pub(crate) tickets: u64,
 }
 
+/// Arguments of the fused delta rule (`delta_rule.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct DeltaRuleAloneArgs {
-    pub(crate) of: DeltaRuleArgs,
-    pub(crate) alone: AloneArgs,
+pub(crate) struct FusedDeltaRuleArgs {
+    pub(crate) args: DeltaRuleArgs,
+    pub(crate) fused: FusedDecodeArgs,
 }
 
+/// Arguments of the fused Mamba-2 (`mamba2.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Mamba2AloneArgs {
-    pub(crate) of: Mamba2Args,
-    pub(crate) alone: AloneArgs,
+pub(crate) struct FusedMamba2Args {
+    pub(crate) args: Mamba2Args,
+    pub(crate) fused: FusedDecodeArgs,
 }
 
+/// Arguments of the delta rule (`delta_rule.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct DeltaRuleArgs {
-    pub(crate) walk: WalkArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) beta: RowsArgs,
     pub(crate) decay: RowsArgs,
@@ -161,10 +171,11 @@ pub(crate) struct DeltaRuleArgs {
     pub(crate) eps: f32,
 }
 
+/// Arguments of Mamba-2's scan (`mamba2.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Mamba2Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) b: RowsArgs,
     pub(crate) c: RowsArgs,
@@ -177,6 +188,7 @@ pub(crate) struct Mamba2Args {
     pub(crate) gate_step: u32,
 }
 
+/// Arguments of Mamba's selection (`mamba.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct SelectArgs {
@@ -192,10 +204,11 @@ pub(crate) struct SelectArgs {
     pub(crate) unused: u32,
 }
 
+/// Arguments of Mamba's scan (`mamba.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MambaArgs {
-    pub(crate) walk: WalkArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: u64,
     pub(crate) dt: u64,
     pub(crate) bc: u64,
@@ -205,6 +218,7 @@ pub(crate) struct MambaArgs {
     pub(crate) d: u64,
 }
 
+/// Arguments of the token shift (`rwkv.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct TokenShiftArgs {
@@ -220,10 +234,11 @@ pub(crate) struct TokenShiftArgs {
     pub(crate) advance: u32,
 }
 
+/// Arguments of RWKV-6's scan (`rwkv.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv6Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) r: u64,
     pub(crate) k: u64,
     pub(crate) v: u64,
@@ -234,7 +249,7 @@ pub(crate) struct Rwkv6Args {
     pub(crate) unused: u32,
 }
 
-/// A product beside others: `SideProduct` of `rwkv.cu`.
+/// One of several independent products of a single token: `SideProduct` of `rwkv.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct SideProductArgs {
@@ -247,7 +262,7 @@ pub(crate) struct SideProductArgs {
     pub(crate) function: u32,
 }
 
-/// What its input goes through on its way: `InputFunction` of `rwkv.cu`.
+/// The function on such a product's input: `InputFunction` of `rwkv.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum InputFunction {
@@ -256,15 +271,17 @@ pub(crate) enum InputFunction {
     Sigmoid = 2,
 }
 
-/// Most of them.
+/// Most products of one launch.
 pub(crate) const MAX_SIDE_PRODUCTS: usize = 8;
 
+/// Arguments of several independent products (`side_products` of `rwkv.cu`); those after the last have no blocks.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct SideProductsArgs {
     pub(crate) products: [SideProductArgs; MAX_SIDE_PRODUCTS],
 }
 
+/// Arguments of the kernel that prepares RWKV-7's scan (`rwkv.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv7InputsArgs {
@@ -284,10 +301,11 @@ pub(crate) struct Rwkv7InputsArgs {
     pub(crate) head_dim: u32,
 }
 
+/// Arguments of RWKV-7's scan (`rwkv.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv7Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) r: u64,
     pub(crate) decay: u64,
     pub(crate) k: u64,

@@ -1,434 +1,561 @@
-//! What `kernels/decode.cu` reads: layers, their steps and matrices, and how these are shared out.
+//! The arguments of the persistent decode kernel, as `kernels/decode.cuh` declares them: layers, their ops and matrices; and how the
+//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit and stage are those of `decode.cuh`.
+//!
+//! Fields of type `u64` are device addresses, 0 for none.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::layers::{PlainLayer, StepMatrix};
+use super::layers::{DecodeLayer, OpMatrix};
 use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{PANEL, TILE, WeightLayout};
+use crate::runner::route_args;
 use crate::stack::CudaStack;
-use crate::step::route_args;
 
-/// Warps of a block, steps of a layer at most: as `decode.cu` has them.
-pub(super) const WARPS: usize = 8;
-pub(super) const STEPS: usize = 5;
-/// Query heads of a unit of attention: as `decode.cu` has them.
-pub(super) const GROUP: usize = 4;
-/// Copies of what all blocks read.
+/// Consumer warps of a block: `CONSUMER_WARPS` of `decode.cuh`.
+pub(super) const CONSUMER_WARPS: usize = 8;
+/// Producer warps of a block: `PRODUCER_WARPS` of `decode.cuh`.
+pub(super) const PRODUCER_WARPS: usize = 4;
+/// Ops of a layer at most: `MAX_OPS` of `decode.cuh`.
+pub(super) const MAX_OPS: usize = 5;
+/// Query heads of a unit of attention: `HEADS_PER_UNIT` of `decode.cuh`.
+pub(super) const HEADS_PER_UNIT: usize = 4;
+/// Copies of vectors that all blocks read: `COPIES` of `decode.cuh`.
 pub(super) const COPIES: usize = 4;
-/// Tiles of the head that a warp has sums of at once: as `decode.cuh` has them.
-pub(super) const HEAD_TILES: usize = 8;
-/// Floats of a row's sums: as `decode_products.cuh` has them.
-pub(super) const SUMS_STRIDE: usize = WARPS + 4;
-/// Panels that a warp takes to registers before the inputs of a step are there, and floats of the sums of such a step.
-const READY: usize = 4;
-pub(super) const READY_FLOATS: usize = 2 * TILE * SUMS_STRIDE;
-/// Rows of the output head at most: the words by which blocks tell their highest logits have room for so many.
+/// Tiles of the output head of which a group of warps has sums at once: `HEAD_TILES_PER_ROUND` of `decode.cuh`.
+pub(super) const HEAD_TILES_PER_ROUND: usize = 8;
+/// Floats from one row's partial sums to the next row's: `SUMS_STRIDE` of `decode_products.cuh`.
+pub(super) const SUMS_STRIDE: usize = CONSUMER_WARPS + 4;
+/// Panels that a warp can preload into registers: `PRELOAD_PANELS` of `decode_preload.cuh`.
+const PRELOAD_PANELS: usize = 4;
+/// Floats of the partial sums of a small op: two tiles.
+pub(super) const SMALL_OP_FLOATS: usize = 2 * TILE * SUMS_STRIDE;
+/// Tokens of a vocabulary at most: the word of a block's best logit has 20 bits for the row of the output head.
 pub(super) const MAX_VOCAB: usize = 1 << 20;
-/// Tags that words of an exchange have.
+/// Tags of words: 12 bits.
 pub(super) const TAGS: u32 = 1 << 12;
 
-/// A product of all rows of up to three matrices with one input.
+/// One op: a product of up to three matrices with one input. `Op` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct StepArgs {
+pub(super) struct OpArgs {
+    /// F32 `[n_in]` weights of the input's `RMSNorm`.
     pub(super) norm: u64,
+    /// F32 bias of all rows.
     pub(super) bias: u64,
-    pub(super) from: u64,
-    pub(super) to: u64,
+    /// Words of the input.
+    pub(super) input: u64,
+    /// Words of the result.
+    pub(super) output: u64,
+    /// [`OpKind`].
     pub(super) kind: u32,
+    /// Elements of the input.
     pub(super) n_in: u32,
+    /// Epsilon of the norm.
     pub(super) eps: f32,
-    pub(super) reciprocal: f32,
-    pub(super) first_part: u32,
-    pub(super) n_parts: u32,
+    /// `1 / n_in`.
+    pub(super) inverse_n_in: f32,
+    /// Index of the op's first matrix among those of the model.
+    pub(super) first_matrix: u32,
+    /// Matrices of the op, 1 to 3.
+    pub(super) n_matrices: u32,
+    /// Rows of each matrix.
     pub(super) n_rows: [u32; 3],
+    /// Tag of input words minus the layer's tag, modulo [`TAGS`].
     pub(super) tag_in: u32,
+    /// Tag of result words minus the layer's tag.
     pub(super) tag_out: u32,
+    /// 1: quantised matrices; 0: F16 or F32.
     pub(super) has_codes: u16,
+    /// 1: a matrix has offsets (mins).
     pub(super) has_offsets: u16,
+    /// Copies of the result words.
     pub(super) copies: u32,
+    /// Elements of the result.
     pub(super) n_out: u32,
-    pub(super) unit: u32,
-    pub(super) n_units: u32,
+    /// Panels of a unit.
+    pub(super) panels_per_unit: u32,
+    /// Units of a row.
+    pub(super) units_per_row: u32,
+    /// log2 of the warps that share the columns of a tile.
     pub(super) log_split: u16,
+    /// 0 or 1: the region of the partial sums.
     pub(super) region: u16,
-    pub(super) has_halves: u16,
-    pub(super) ready_tiles: u16,
+    /// 1: a matrix has scales of half quantisation blocks.
+    pub(super) has_half_scales: u16,
+    /// Most tiles of a block, where the op is small; otherwise 0.
+    pub(super) preload_tiles: u16,
 }
 
-/// A matrix of a product.
+/// A matrix of an op. `OpMatrixArgs` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct PartArgs {
+pub(super) struct OpMatrixArgs {
+    /// Its first record.
     pub(super) records: u64,
+    /// Bytes from one tile to the next.
     pub(super) tile_bytes: u32,
+    /// Tiles of the matrix.
     pub(super) n_tiles: u32,
-    pub(super) first: u32,
-    pub(super) n_of_product: u32,
+    /// Index of its first tile among those of the op.
+    pub(super) first_tile: u32,
+    /// Tiles of the op that are divided among blocks together.
+    pub(super) op_tiles: u32,
+    /// Bytes of a record.
     pub(super) record_bytes: u16,
-    pub(super) records_a_slot: u16,
+    /// Records in a stage.
+    pub(super) records_per_stage: u16,
+    /// [`WeightLayout`].
     pub(super) format: u16,
+    /// log2 of the warps that share the columns of a tile.
     pub(super) log_split: u16,
-    pub(super) n_units: u16,
-    pub(super) records_a_unit: u16,
-    pub(super) n_layers: u32,
-    pub(super) expert_bytes: u32,
-    pub(super) tiles_of_expert: u32,
-    pub(super) records_of_expert: u32,
+    /// Units of a row.
+    pub(super) units_per_row: u16,
+    /// Records of a unit.
+    pub(super) records_per_unit: u16,
+    /// Layers of the token that must have been routed before the weights are known; 0: not experts.
+    pub(super) routed_layers: u32,
+    /// Bytes from one expert to the next.
+    pub(super) expert_stride: u32,
+    /// Tiles of one expert.
+    pub(super) tiles_per_expert: u32,
+    /// Records of one expert in a row.
+    pub(super) records_per_expert: u32,
+    /// First block that has a tile, where there are fewer tiles than blocks.
     pub(super) first_block: u32,
 }
 
+/// One layer, or the pseudo-layer of the output head. `Layer` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct LayerArgs {
-    pub(super) steps: [StepArgs; STEPS],
-    pub(super) inputs: HeadArgs,
+    /// The ops in their order; zeros from `n_ops` on.
+    pub(super) ops: [OpArgs; MAX_OPS],
+    /// Norm and rotation of queries and keys.
+    pub(super) head_inputs: HeadArgs,
+    /// Page table of the layer's cache group.
     pub(super) pages: PagesArgs,
+    /// F16 `[page, n_kv_head, 64, head_dim]`.
     pub(super) k_cache: u64,
+    /// F16 `[page, n_kv_head, 64, head_dim]`.
     pub(super) v_cache: u64,
+    /// F32 `[n_head]` scores of attention sinks.
     pub(super) sinks: u64,
-    pub(super) n_steps: u32,
+    /// Ops in use.
+    pub(super) n_ops: u32,
+    /// Query heads.
     pub(super) n_head: u32,
+    /// KV heads.
     pub(super) n_kv_head: u32,
+    /// Elements of a head.
     pub(super) head_dim: u32,
+    /// `Mask` of `masks.cuh`.
     pub(super) mask: u32,
+    /// Positions of the mask's window or chunk.
     pub(super) reach: u32,
+    /// `Activation` of `common.cuh`, of the gate.
     pub(super) activation: u32,
+    /// Cap of attention scores; 0: none.
     pub(super) soft_cap: f32,
-    pub(super) scale: f32,
-    pub(super) heads_a_kv_head: u32,
-    pub(super) chunks_a_kv_head: u32,
-    pub(super) units_a_split: u32,
-    pub(super) reciprocal_of_dim: u32,
+    /// Factor on what is added to the residual stream.
+    pub(super) residual_scale: f32,
+    /// Query heads that share a KV head.
+    pub(super) heads_per_kv_head: u32,
+    /// Groups of [`HEADS_PER_UNIT`] of these, rounded up.
+    pub(super) head_groups_per_kv_head: u32,
+    /// Units of one split of positions.
+    pub(super) units_per_split: u32,
+    /// `2^32 / head_dim + 1`, for division by multiplication.
+    pub(super) inverse_head_dim: u32,
+    /// Parameter of the activation.
     pub(super) activation_limit: f32,
+    /// F32 `[n_expert, rows of one expert]` biases of gate, up and down.
     pub(super) expert_bias: [u64; 3],
+    /// Routing; `n_expert` 0: a dense feed-forward.
     pub(super) route: RouteArgs,
 }
 
-// Blocks copy layers by 16 bytes.
+// Blocks copy layers in words of 16 bytes.
 const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
 
+/// The kernel's argument. `DecodeArgs` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct DecodeArgs {
+    /// [`LayerArgs`] `[n_layer + 1]`; the last one is the pseudo-layer of the output head.
     pub(super) layers: u64,
-    pub(super) parts: u64,
+    /// [`OpMatrixArgs`] `[n_matrices]`.
+    pub(super) matrices: u64,
+    /// Embeddings `[n_vocab, n_embd]`.
     pub(super) table: MatrixArgs,
+    /// The token: `TokenArgs`.
     pub(super) token: u64,
+    /// F32 `[n_vocab]` logits.
     pub(super) logits: u64,
+    /// Host memory for chosen ids.
     pub(super) ids: u64,
-    pub(super) best: u64,
+    /// Words `[2, n_blocks]` of the blocks' best logits.
+    pub(super) best_words: u64,
+    /// Words of queries, keys and values.
     pub(super) qkv: u64,
+    /// Words `[COPIES, split, n_head * head_dim / 2]` of attention.
     pub(super) att: u64,
-    pub(super) sums: u64,
+    /// Words `[COPIES, split, n_head]` of its maxima and sums.
+    pub(super) att_states: u64,
+    /// Layers of the model.
     pub(super) n_layer: u32,
+    /// Elements of the residual stream.
     pub(super) n_embd: u32,
-    pub(super) n_parts: u32,
+    /// Matrices of all ops.
+    pub(super) n_matrices: u32,
+    /// Tag of the first token's first layer.
     pub(super) tag: u32,
+    /// 1: the device's token becomes the next one.
     pub(super) advance: u32,
-    pub(super) slot_bytes: u32,
-    pub(super) n_slots: u32,
+    /// Bytes of a stage.
+    pub(super) stage_bytes: u32,
+    /// Stages of a consumer warp.
+    pub(super) stages_per_warp: u32,
+    /// Floats from the gate's partial sums to those of up.
     pub(super) region_floats: u32,
-    pub(super) att_words: u32,
-    pub(super) sums_words: u32,
-    pub(super) input_at: u32,
+    /// Words of a copy of `att`.
+    pub(super) att_copy_words: u32,
+    /// Words of a copy of `att_states`.
+    pub(super) states_copy_words: u32,
+    /// Offset of the warps' inputs in shared memory, in bytes; see `SharedMemoryLayout` for this and the following offsets.
+    pub(super) inputs_at: u32,
+    /// Bytes of a warp's inputs.
     pub(super) input_stride: u32,
+    /// Offsets of the regions of partial sums.
     pub(super) regions_at: [u32; 2],
+    /// Offset of rows of the residual stream.
     pub(super) residual_at: u32,
-    pub(super) parts_at: u32,
+    /// Offset of the block's shares of matrices.
+    pub(super) shares_at: u32,
+    /// Offset of the spans of attention.
     pub(super) spans_at: u32,
+    /// Offset of the constants of heads.
     pub(super) heads_at: u32,
+    /// Offset of the rings' mbarriers.
     pub(super) barriers_at: u32,
-    pub(super) choice_at: u32,
+    /// Offset of the scratch of routing.
+    pub(super) routing_at: u32,
+    /// Factor on embeddings.
     pub(super) embedding_scale: f32,
+    /// Factor on logits.
     pub(super) logit_scale: f32,
+    /// Cap of logits; 0: none.
     pub(super) logit_cap: f32,
+    /// Tokens of the launch.
     pub(super) n_tokens: u32,
-    pub(super) number: u32,
+    /// Number of the first token's decode step.
+    pub(super) first_step_number: u32,
+    /// Time that a split of positions saves, relative to the cost of merging it.
     pub(super) split_gain: f32,
-    pub(super) slots_at_once: u32,
+    /// Stages of a warp whose copies may be outstanding.
+    pub(super) max_stages_in_flight: u32,
     pub(super) unused: u32,
 }
 
-/// The same for a card that shares the model with others: `DecodeOnCardsArgs` of `decode_on_cards.cu`.
+/// The kernel's argument on a rank of a shared model: `DecodeOnRanksArgs` of `decode_on_cards.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct DecodeOnCardsArgs {
+pub(super) struct DecodeOnRanksArgs {
     pub(super) decode: DecodeArgs,
+    /// Mailboxes of the ranks.
     pub(super) exchange: ExchangeArgs,
+    /// First row of the output head that the rank has.
     pub(super) first_row: u32,
     pub(super) unused: u32,
 }
 
-/// How the products of a step are shared out in a block: the columns of a tile of rows among some of the warps, tiles by turns among
-/// groups of so many.
+/// The division of an op's products in a block: `1 << log_split` warps are a group and share the columns of a tile; the groups take
+/// the block's tiles alternately.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    /// Panels that stay together.
-    unit: usize,
-    n_units: usize,
+pub(super) struct WorkSplit {
+    /// Panels of a unit: those of the largest record of the op, which no warp divides.
+    panels_per_unit: usize,
+    /// Units of a row, rounded up.
+    units_per_row: usize,
+    /// log2 of the warps of a group.
     log_split: u32,
-    /// Most tiles that a block has of a matrix, or of the matrices one below the other.
+    /// Most tiles that a block has: of q/k/v together, of other ops of one matrix.
     n_tiles: usize,
-    /// Whether these are of codes, or of floats.
+    /// Whether the matrices are quantised.
     has_codes: bool,
 }
 
-impl Shape {
-    /// Of `matrices` on `n_blocks` blocks: so that the warp with the most has as little as may be, and a tile as many warps as may be.
-    pub(super) fn of(kind: Kind, matrices: &[StepMatrix], n_blocks: usize) -> Self {
-        let panels_of = |m: &StepMatrix| m.format.record().panels;
-        let unit = matrices.iter().map(panels_of).max().unwrap_or(1);
-        let n_units = matrices[0].n_in.div_ceil(PANEL).div_ceil(unit);
-        let n_tiles = n_of_product(kind, matrices).div_ceil(n_blocks);
-        let of_warp = |log_split: u32| n_tiles.div_ceil(WARPS >> log_split) * n_units.div_ceil(1 << log_split);
-        let log_split = (0..=WARPS.ilog2()).rev().min_by_key(|&log_split| of_warp(log_split)).unwrap_or(0);
-        Self { unit, n_units, log_split, n_tiles, has_codes: matrices[0].format.has_codes() }
+impl WorkSplit {
+    /// The division of an op of `matrices` among `n_blocks` blocks: the one whose busiest warp has the fewest units, and of equal ones that
+    /// with the largest groups.
+    pub(super) fn of(kind: OpKind, matrices: &[OpMatrix], n_blocks: usize) -> Self {
+        let panels_of = |m: &OpMatrix| m.format.record().panels;
+        let panels_per_unit = matrices.iter().map(panels_of).max().unwrap_or(1);
+        let units_per_row = matrices[0].n_in.div_ceil(PANEL).div_ceil(panels_per_unit);
+        let n_tiles = op_tiles(kind, matrices).div_ceil(n_blocks);
+        let of_warp =
+            |log_split: u32| n_tiles.div_ceil(CONSUMER_WARPS >> log_split) * units_per_row.div_ceil(1 << log_split);
+        let log_split = (0..=CONSUMER_WARPS.ilog2()).rev().min_by_key(|&log_split| of_warp(log_split)).unwrap_or(0);
+        Self { panels_per_unit, units_per_row, log_split, n_tiles, has_codes: matrices[0].format.has_codes() }
     }
 
-    /// Most panels of a row that a warp has.
-    pub(super) fn panels_a_warp(self) -> usize {
-        self.n_units.div_ceil(1 << self.log_split) * self.unit
+    /// Panels of a row that the busiest warp has.
+    pub(super) fn panels_per_warp(self) -> usize {
+        self.units_per_row.div_ceil(1 << self.log_split) * self.panels_per_unit
     }
 
-    /// How many tiles a block has at most, where warps can take what they have of these to registers before the inputs are there; else 0.
-    pub(super) fn ready_tiles(self, kind: Kind, matrices: &[StepMatrix]) -> usize {
+    /// Most tiles of a block, if the op is small: each warp can preload its weights into registers. Otherwise 0.
+    pub(super) fn preload_tiles(self, kind: OpKind, matrices: &[OpMatrix]) -> usize {
         let tiles = match kind {
-            Kind::Qkv | Kind::AttentionOutput | Kind::Down => self.n_tiles,
-            Kind::GateAndUp => 2 * self.n_tiles,
-            Kind::Router | Kind::Head => return 0,
+            OpKind::Qkv | OpKind::AttentionOutput | OpKind::Down => self.n_tiles,
+            OpKind::GateAndUp => 2 * self.n_tiles,
+            OpKind::Router | OpKind::OutputHead => return 0,
         };
-        let of_all_warps = 1 << self.log_split == WARPS;
-        let plain = matrices.iter().all(|m| m.experts.is_none());
-        let fits = self.has_codes && of_all_warps && plain && tiles <= 2 && tiles * self.panels_a_warp() <= READY;
+        let of_all_warps = 1 << self.log_split == CONSUMER_WARPS;
+        let is_dense = matrices.iter().all(|m| m.experts.is_none());
+        let fits = self.has_codes
+            && of_all_warps
+            && is_dense
+            && tiles <= 2
+            && tiles * self.panels_per_warp() <= PRELOAD_PANELS;
         if fits { tiles } else { 0 }
     }
 
-    /// Bytes of a warp's inputs at most: digits, sums and factors (`CodeInput` of `code_products.cuh`), or floats.
+    /// Bytes of a warp's inputs at most: digits, sums and factors (`input_bytes` of `code_products.cuh`: 216 a panel), or 64 floats a panel.
     pub(super) fn input_bytes(self) -> usize {
-        self.panels_a_warp() * if self.has_codes { 216 } else { 256 }
+        self.panels_per_warp() * if self.has_codes { 216 } else { 256 }
     }
 
-    /// Rows of a block that there are sums of at once, at most.
-    pub(super) fn rows_at_once(self, kind: Kind) -> usize {
+    /// Rows of a block that have partial sums at the same time, at most: all of them, except in the output head.
+    pub(super) fn rows_at_once(self, kind: OpKind) -> usize {
         let tiles = match kind {
-            Kind::Head => self.n_tiles.min(HEAD_TILES * (WARPS >> self.log_split)),
-            Kind::Qkv | Kind::AttentionOutput | Kind::Router | Kind::GateAndUp | Kind::Down => self.n_tiles,
+            OpKind::OutputHead => self.n_tiles.min(HEAD_TILES_PER_ROUND * (CONSUMER_WARPS >> self.log_split)),
+            OpKind::Qkv | OpKind::AttentionOutput | OpKind::Router | OpKind::GateAndUp | OpKind::Down => self.n_tiles,
         };
         tiles * TILE
     }
 }
 
-/// Records of a format that a slot of so many bytes has: where these are single panels four at a time, as they are multiplied.
-pub(super) fn records_a_slot(format: Format, slot_bytes: usize) -> usize {
+/// Records of a format in a stage. Of single panels: a multiple of four where there are that many, since they are multiplied four at a time.
+pub(super) fn records_per_stage(format: WeightLayout, stage_bytes: usize) -> usize {
     let record = format.record();
-    match slot_bytes / record.bytes {
+    match stage_bytes / record.bytes {
         n @ 4.. if record.panels == 1 => n / 4 * 4,
         n => n,
     }
 }
 
-/// Tiles of rows that are shared out among blocks together.
-fn n_of_product(kind: Kind, matrices: &[StepMatrix]) -> usize {
+/// Tiles that are divided among blocks together. Those of gate and up are divided alike, so that one block has both rows of a pair.
+fn op_tiles(kind: OpKind, matrices: &[OpMatrix]) -> usize {
     match kind {
-        Kind::Qkv => matrices.iter().map(StepMatrix::n_tiles).sum(),
-        Kind::AttentionOutput | Kind::Router | Kind::GateAndUp | Kind::Down | Kind::Head => matrices[0].n_tiles(),
+        OpKind::Qkv => matrices.iter().map(OpMatrix::n_tiles).sum(),
+        OpKind::AttentionOutput | OpKind::Router | OpKind::GateAndUp | OpKind::Down | OpKind::OutputHead => {
+            matrices[0].n_tiles()
+        }
     }
 }
 
-/// The first block that has tiles of a step with fewer of them than blocks: a block that has rows of the residual stream has, where that can be,
-/// nothing of the other steps, whose weights it would take too late; and attention begins with the first blocks.
-fn first_block(kind: Kind, matrices: &[StepMatrix], n_blocks: usize) -> usize {
-    let n_tiles = n_of_product(kind, matrices);
+/// The first block that has a tile of an op, if the op has fewer tiles than blocks. Rows of the residual stream belong to the last blocks, and
+/// q/k/v to those before them: where there are enough blocks, a block with rows of the residual stream has no rows of q/k/v, whose weights it
+/// would copy too late. Units of attention begin with the first block.
+fn first_block(kind: OpKind, matrices: &[OpMatrix], n_blocks: usize) -> usize {
+    let n_tiles = op_tiles(kind, matrices);
     match kind {
-        Kind::AttentionOutput | Kind::Down => n_blocks.saturating_sub(n_tiles),
-        Kind::Qkv => n_blocks.saturating_sub(matrices[0].n_in.div_ceil(TILE) + n_tiles),
-        Kind::Router | Kind::GateAndUp | Kind::Head => 0,
+        OpKind::AttentionOutput | OpKind::Down => n_blocks.saturating_sub(n_tiles),
+        OpKind::Qkv => n_blocks.saturating_sub(matrices[0].n_in.div_ceil(TILE) + n_tiles),
+        OpKind::Router | OpKind::GateAndUp | OpKind::OutputHead => 0,
     }
 }
 
-/// What the matrices of a step of layer `i` are.
-pub(super) fn parts_args(
-    i: usize,
-    (kind, matrices): (Kind, &[StepMatrix]),
+/// The matrices of an op of layer `layer`, for stages of `stage_bytes`.
+pub(super) fn matrices_args(
+    layer: usize,
+    (kind, matrices): (OpKind, &[OpMatrix]),
     n_blocks: usize,
-    slot_bytes: usize,
-) -> Vec<PartArgs> {
-    let shape = Shape::of(kind, matrices, n_blocks);
+    stage_bytes: usize,
+) -> Vec<OpMatrixArgs> {
+    let split = WorkSplit::of(kind, matrices, n_blocks);
     let mut above = 0;
-    let part = |matrix: &StepMatrix| {
+    let part = |matrix: &OpMatrix| {
         let record = matrix.format.record();
-        let first = above;
-        if matches!(kind, Kind::Qkv) {
+        let first_tile = above;
+        if matches!(kind, OpKind::Qkv) {
             above += matrix.n_tiles();
         }
-        let [expert_bytes, tiles_of_expert, records_of_expert] =
-            matrix.experts.map_or([0; 3], |of| [of.bytes, of.tiles, of.records].map(|n| n as u32));
-        PartArgs {
+        let [expert_stride, tiles_per_expert, records_per_expert] = matrix
+            .experts
+            .map_or([0; 3], |of| [of.stride_bytes, of.tiles_per_expert, of.records_per_row].map(|n| n as u32));
+        OpMatrixArgs {
             records: matrix.records,
             tile_bytes: matrix.tile_bytes as u32,
             n_tiles: matrix.n_tiles() as u32,
-            first: first as u32,
-            n_of_product: n_of_product(kind, matrices) as u32,
+            first_tile: first_tile as u32,
+            op_tiles: op_tiles(kind, matrices) as u32,
             record_bytes: record.bytes as u16,
-            records_a_slot: records_a_slot(matrix.format, slot_bytes) as u16,
+            records_per_stage: records_per_stage(matrix.format, stage_bytes) as u16,
             format: matrix.format as u16,
-            log_split: shape.log_split as u16,
-            n_units: shape.n_units as u16,
-            records_a_unit: (shape.unit / record.panels) as u16,
-            n_layers: matrix.experts.map_or(0, |_| i as u32 + 1),
-            expert_bytes,
-            tiles_of_expert,
-            records_of_expert,
+            log_split: split.log_split as u16,
+            units_per_row: split.units_per_row as u16,
+            records_per_unit: (split.panels_per_unit / record.panels) as u16,
+            routed_layers: matrix.experts.map_or(0, |_| layer as u32 + 1),
+            expert_stride,
+            tiles_per_expert,
+            records_per_expert,
             first_block: first_block(kind, matrices, n_blocks) as u32,
         }
     };
     matrices.iter().map(part).collect()
 }
 
-/// What a step is, as `Kind` of `decode.cu`.
+/// The ops of a layer, and the output head: `OpKind` of `decode.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Kind {
+pub(super) enum OpKind {
     Qkv = 0,
     AttentionOutput = 1,
     GateAndUp = 2,
     Down = 3,
-    Head = 4,
+    OutputHead = 4,
     Router = 5,
 }
 
-impl Kind {
-    /// Tags of the words that a step reads and writes, beyond its layer's: the residual stream is written twice in a layer, and the
-    /// next layer's tags are two more.
+impl OpKind {
+    /// Tags of the words that an op reads and writes, minus the layer's tag, modulo [`TAGS`]. A layer has two tags, as it writes the residual
+    /// stream twice; q/k/v and the output head read what the layer before wrote last.
     fn tags(self) -> [u32; 2] {
         match self {
-            Self::Qkv | Self::Head => [TAGS - 1, 0],
+            Self::Qkv | Self::OutputHead => [TAGS - 1, 0],
             Self::AttentionOutput | Self::Router | Self::GateAndUp => [0, 0],
             Self::Down => [0, 1],
         }
     }
 
-    /// Copies of its results: queries, keys and values are read by few blocks.
+    /// Copies of its result words. Queries, keys and values are read by few blocks, and the output head writes no vector.
     fn copies(self) -> usize {
         match self {
-            Self::Qkv | Self::Head => 1,
+            Self::Qkv | Self::OutputHead => 1,
             Self::AttentionOutput | Self::Router | Self::GateAndUp | Self::Down => COPIES,
         }
     }
 }
 
-/// Which of a token's steps and matrices are a step's first.
+/// Where an op stands in a token.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct First {
-    pub(super) step: usize,
-    pub(super) part: usize,
+pub(super) struct OpIndex {
+    /// Ops before it, of all layers.
+    pub(super) op: usize,
+    /// Matrices of these ops.
+    pub(super) matrix: usize,
 }
 
-/// A step without a norm and a bias, from which and to which words, on so many blocks.
-pub(super) fn step_args(
-    kind: Kind,
-    [from, to]: [u64; 2],
-    first: First,
-    matrices: &[StepMatrix],
+/// An op without a norm and a bias. `input`, `output`: addresses of its words.
+pub(super) fn op_args(
+    kind: OpKind,
+    [input, output]: [u64; 2],
+    index: OpIndex,
+    matrices: &[OpMatrix],
     n_blocks: usize,
-) -> StepArgs {
-    let shape = Shape::of(kind, matrices, n_blocks);
+) -> OpArgs {
+    let split = WorkSplit::of(kind, matrices, n_blocks);
     let mut n_rows = [0; 3];
     for (to, matrix) in n_rows.iter_mut().zip(matrices) {
         *to = matrix.n_rows as u32;
     }
     let [tag_in, tag_out] = kind.tags();
-    StepArgs {
+    OpArgs {
         norm: 0,
         bias: 0,
-        from,
-        to,
+        input,
+        output,
         kind: kind as u32,
         n_in: matrices[0].n_in as u32,
         eps: 0.0,
-        reciprocal: 1.0 / matrices[0].n_in as f32,
-        first_part: first.part as u32,
-        n_parts: matrices.len() as u32,
+        inverse_n_in: 1.0 / matrices[0].n_in as f32,
+        first_matrix: index.matrix as u32,
+        n_matrices: matrices.len() as u32,
         n_rows,
         tag_in,
         tag_out,
-        has_codes: u16::from(shape.has_codes),
+        has_codes: u16::from(split.has_codes),
         has_offsets: u16::from(matrices.iter().any(|m| m.format.has_offsets())),
         copies: kind.copies() as u32,
         n_out: matrices[0].n_rows as u32,
-        unit: shape.unit as u32,
-        n_units: shape.n_units as u32,
-        log_split: shape.log_split as u16,
-        region: (first.step % 2) as u16,
-        has_halves: u16::from(matrices.iter().any(|m| m.format.has_halves())),
-        ready_tiles: shape.ready_tiles(kind, matrices) as u16,
+        panels_per_unit: split.panels_per_unit as u32,
+        units_per_row: split.units_per_row as u32,
+        log_split: split.log_split as u16,
+        region: (index.op % 2) as u16,
+        has_half_scales: u16::from(matrices.iter().any(|m| m.format.has_halves())),
+        preload_tiles: split.preload_tiles(kind, matrices) as u16,
     }
 }
 
-/// Where the words of exchanges lie.
+/// Addresses of the vectors of words that blocks exchange. All layers use the same ones.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Words {
-    pub(super) x: u64,
+pub(super) struct WordBuffers {
+    /// The residual stream.
+    pub(super) residual: u64,
+    /// Queries, keys and values.
     pub(super) qkv: u64,
+    /// Attention's weighted sums of values.
     pub(super) att: u64,
+    /// Products of the router.
     pub(super) router: u64,
+    /// The feed-forward's gated rows.
     pub(super) gated: u64,
 }
 
-impl Words {
-    /// What a step reads and writes.
-    pub(super) fn of(self, kind: Kind) -> [u64; 2] {
+impl WordBuffers {
+    /// The vectors that an op reads and writes. The output head writes none.
+    pub(super) fn of(self, kind: OpKind) -> [u64; 2] {
         match kind {
-            Kind::Qkv => [self.x, self.qkv],
-            Kind::AttentionOutput => [self.att, self.x],
-            Kind::Router => [self.x, self.router],
-            Kind::GateAndUp => [self.x, self.gated],
-            Kind::Down => [self.gated, self.x],
-            Kind::Head => [self.x, 0],
+            OpKind::Qkv => [self.residual, self.qkv],
+            OpKind::AttentionOutput => [self.att, self.residual],
+            OpKind::Router => [self.residual, self.router],
+            OpKind::GateAndUp => [self.residual, self.gated],
+            OpKind::Down => [self.gated, self.residual],
+            OpKind::OutputHead => [self.residual, 0],
         }
     }
 }
 
-/// Layer `i`, and which steps and matrices come after it.
+/// The arguments of layer `i`, whose first op has index `index`; and the index of the op after it.
 pub(super) fn layer_args(
     cache: &CudaKvCache,
     i: usize,
-    layer: &PlainLayer<'_>,
-    words: Words,
-    mut first: First,
+    layer: &DecodeLayer<'_>,
+    words: WordBuffers,
+    mut index: OpIndex,
     n_blocks: usize,
-) -> (LayerArgs, First) {
+) -> (LayerArgs, OpIndex) {
     let a = layer.attention;
-    let [k_cache, v_cache] = cache.of_layer(i);
+    let [k_cache, v_cache] = cache.layer_addresses(i);
     let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_kv_head;
-    let chunks = heads.div_ceil(GROUP);
-    let mut steps = [StepArgs::zeroed(); STEPS];
-    for (to, (kind, matrices)) in steps.iter_mut().zip(&layer.steps) {
+    let head_groups = heads.div_ceil(HEADS_PER_UNIT);
+    let mut ops = [OpArgs::zeroed(); MAX_OPS];
+    for (to, (kind, matrices)) in ops.iter_mut().zip(&layer.ops) {
         let norm = match kind {
-            Kind::Qkv => Some(layer.mixer_norm),
-            Kind::Router | Kind::GateAndUp => Some(layer.norm),
-            Kind::AttentionOutput | Kind::Down | Kind::Head => None,
+            OpKind::Qkv => Some(layer.mixer_norm),
+            OpKind::Router | OpKind::GateAndUp => Some(layer.norm),
+            OpKind::AttentionOutput | OpKind::Down | OpKind::OutputHead => None,
         };
-        *to = StepArgs {
+        *to = OpArgs {
             norm: norm.map_or(0, |norm| norm.weight.ptr()),
             bias: layer.bias(*kind),
             eps: norm.map_or(0.0, |norm| norm.eps),
-            ..step_args(*kind, words.of(*kind), first, matrices, n_blocks)
+            ..op_args(*kind, words.of(*kind), index, matrices, n_blocks)
         };
-        first = First { step: first.step + 1, part: first.part + matrices.len() };
+        index = OpIndex { op: index.op + 1, matrix: index.matrix + matrices.len() };
     }
     let args = LayerArgs {
-        steps,
-        inputs: a.inputs,
-        pages: cache.pages_of_layer(i),
+        ops,
+        head_inputs: a.inputs,
+        pages: cache.page_table_of_layer(i),
         k_cache,
         v_cache,
         sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
-        n_steps: layer.steps.len() as u32,
+        n_ops: layer.ops.len() as u32,
         n_head: a.n_head as u32,
         n_kv_head: a.n_kv_head as u32,
         head_dim: a.head_dim as u32,
@@ -436,16 +563,16 @@ pub(super) fn layer_args(
         reach: a.reach,
         activation,
         soft_cap: a.soft_cap,
-        scale: layer.scale,
-        heads_a_kv_head: heads as u32,
-        chunks_a_kv_head: chunks as u32,
-        units_a_split: (a.n_kv_head * chunks) as u32,
-        reciprocal_of_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
+        residual_scale: layer.residual_scale,
+        heads_per_kv_head: heads as u32,
+        head_groups_per_kv_head: head_groups as u32,
+        units_per_split: (a.n_kv_head * head_groups) as u32,
+        inverse_head_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
         activation_limit,
         expert_bias: layer.experts().map_or([0; 3], |experts| {
             [experts.gate.as_ref(), Some(&experts.up), Some(&experts.down)].map(|of| of.map_or(0, CudaStack::bias))
         }),
         route: layer.experts().map_or(RouteArgs::zeroed(), |experts| route_args(experts, 0, [0; 3])),
     };
-    (args, first)
+    (args, index)
 }

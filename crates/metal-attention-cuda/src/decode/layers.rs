@@ -1,47 +1,65 @@
-//! Which layers `kernels/decode.cu` takes.
+//! Which layers the persistent decode kernel (`kernels/decode.cu`, a "megakernel": one launch for all layers of a token) supports, and
+//! its ops and their matrices.
+//!
+//! [`DecodeLayer::of`] turns a layer's weights into a list of ops, or returns `None` if the layer has anything that the kernel does
+//! not do. If it does so for any layer, `DecodeKernel::new` returns `None`, and the model is decoded with a launch for each op
+//! (`runner.rs`) instead; nothing is an error.
+//!
+//! Terms: an *op* is one product of a layer with its prologue and epilogue (q/k/v, attention output, router, gate and up, down). A
+//! *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile, and a *record* the codes and scales of one to four panels of a
+//! tile, which lie together in memory (`kernels/formats.cuh`). A *code* is the integer of a quantised weight; the formats F16 and F32
+//! have no codes.
 
 use metal_attention_model::{Activation, Residual};
 
-use super::args::Kind;
+use super::args::OpKind;
 use crate::device::CudaBuffer;
-use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
-use crate::parts::AttentionKernels;
+use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::stack::CudaStack;
+use crate::support::AttentionKernels;
 use crate::weights::{
     CudaAttention, CudaDense, CudaEmbedding, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm,
 };
 
-/// Experts of a token, as `decode.cuh` has it, and of a layer, at most.
-const MAX_EXPERTS: usize = 32;
-const MAX_ROUTED: usize = 1024;
+/// Experts that a token may be routed to: the same constant of `kernels/decode_exchange.cuh`.
+const MAX_EXPERTS_PER_TOKEN: usize = 32;
+/// Experts of a layer that a token may be routed among; their scores lie in shared memory.
+const MAX_EXPERTS_PER_LAYER: usize = 1024;
 
-/// A matrix as a step multiplies it: one of the model's, or those of the experts that a token goes to.
+/// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct StepMatrix {
+pub(super) struct OpMatrix {
+    /// Address of its first record; of experts: of the layer's first expert.
     pub(super) records: u64,
-    pub(super) format: Format,
-    /// Of all experts that a token goes to together.
+    /// Weight layout.
+    pub(super) format: WeightLayout,
+    /// Rows; of experts below each other: of all chosen ones together.
     pub(super) n_rows: usize,
+    /// Columns; of experts side by side: of all chosen ones together.
     pub(super) n_in: usize,
+    /// Bytes from one tile to the next in memory.
     pub(super) tile_bytes: usize,
-    pub(super) experts: Option<OfExperts>,
+    /// Where the experts lie; `None`: not a matrix of experts.
+    pub(super) experts: Option<ExpertLayout>,
 }
 
-/// How experts lie in a matrix of those that a token goes to.
+/// Where the matrices of a layer's experts lie in memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OfExperts {
-    /// Bytes from one to the next, of all that there are.
-    pub(super) bytes: usize,
-    /// Tiles of rows, and records of a row, that are those of one.
-    pub(super) tiles: usize,
-    pub(super) records: usize,
+pub(super) struct ExpertLayout {
+    /// Bytes from one expert's matrix to the next one's (expert stride).
+    pub(super) stride_bytes: usize,
+    /// Tiles of one expert's matrix.
+    pub(super) tiles_per_expert: usize,
+    /// Records of one expert in a row of tiles.
+    pub(super) records_per_row: usize,
 }
 
-impl StepMatrix {
+impl OpMatrix {
+    /// A matrix of the model.
     pub(super) fn of(matrix: &CudaMatrix) -> Self {
         Self {
             records: matrix.args(0).records,
-            format: matrix.format,
+            format: matrix.layout,
             n_rows: matrix.n_rows,
             n_in: matrix.n_in,
             tile_bytes: matrix.tile_bytes(),
@@ -49,25 +67,30 @@ impl StepMatrix {
         }
     }
 
-    /// Of `n_used` experts one below the other.
+    /// The matrices of `n_used` experts, one below the other: gate and up.
     fn below(stack: &CudaStack, n_used: usize) -> Self {
         let one = Self::of_one(stack);
         Self { n_rows: n_used * stack.n_rows, ..one }
     }
 
-    /// Of `n_used` experts side by side.
+    /// The matrices of `n_used` experts, side by side: down, whose product then sums over the experts.
     fn beside(stack: &CudaStack, n_used: usize) -> Self {
         let one = Self::of_one(stack);
         Self { n_in: n_used * stack.n_in(), ..one }
     }
 
+    /// The matrix of one expert.
     fn of_one(stack: &CudaStack) -> Self {
         let (args, tile_bytes) = stack.args();
         let tiles = stack.n_rows.div_ceil(TILE);
-        let experts = OfExperts { bytes: tiles * tile_bytes as usize, tiles, records: records(stack) };
+        let experts = ExpertLayout {
+            stride_bytes: tiles * tile_bytes as usize,
+            tiles_per_expert: tiles,
+            records_per_row: records_per_row(stack),
+        };
         Self {
             records: args.records,
-            format: stack.format(),
+            format: stack.layout(),
             n_rows: stack.n_rows,
             n_in: stack.n_in(),
             tile_bytes: tile_bytes as usize,
@@ -75,43 +98,49 @@ impl StepMatrix {
         }
     }
 
-    /// Bytes that a token takes of it.
+    /// Bytes that are read for one token.
     pub(super) fn bytes(&self) -> usize {
         let record = self.format.record();
         self.n_tiles() * self.n_in.div_ceil(PANEL * record.panels) * record.bytes
     }
 
-    /// Tiles of its rows.
+    /// Tiles; the last one may have fewer than 16 rows.
     pub(super) fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE)
     }
 }
 
-/// Records of a row.
-fn records(stack: &CudaStack) -> usize {
-    stack.n_in().div_ceil(PANEL) / stack.format().record().panels
+/// Records in a row of tiles of one expert's matrix.
+fn records_per_row(stack: &CudaStack) -> usize {
+    stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
 
-/// What is behind attention.
+/// The feed-forward of a supported layer; both kinds have a gate.
 #[derive(Debug, Clone, Copy)]
-enum FeedForward<'a> {
+enum GatedFeedForward<'a> {
     Dense(&'a CudaDense),
     Experts(&'a CudaExperts),
 }
 
-/// A layer that the kernel takes: attention and a gated feed-forward or experts behind `RMSNorm`s, and nothing besides.
+/// A layer that the kernel supports: attention, then a gated feed-forward or experts, each behind an `RMSNorm` and added to the residual
+/// stream, and nothing else.
 #[derive(Debug, Clone)]
-pub(super) struct PlainLayer<'a> {
+pub(super) struct DecodeLayer<'a> {
+    /// Norm of the input of q/k/v.
     pub(super) mixer_norm: &'a CudaNorm,
+    /// The attention.
     pub(super) attention: &'a CudaAttention,
+    /// Norm of the input of the feed-forward, and of the router.
     pub(super) norm: &'a CudaNorm,
-    feed_forward: FeedForward<'a>,
-    pub(super) scale: f32,
-    /// Its products, in order, and the matrices of each.
-    pub(super) steps: Vec<(Kind, Vec<StepMatrix>)>,
+    feed_forward: GatedFeedForward<'a>,
+    /// Factor on what is added to the residual stream.
+    pub(super) residual_scale: f32,
+    /// The ops in their order, each with its matrices: three of q/k/v (one below the other), two of gate and up, one of the others.
+    pub(super) ops: Vec<(OpKind, Vec<OpMatrix>)>,
 }
 
-impl<'a> PlainLayer<'a> {
+impl<'a> DecodeLayer<'a> {
+    /// The layer as the kernel evaluates it; `None` if the kernel does not support it.
     pub(super) fn of(layer: &'a CudaLayer) -> Option<Self> {
         let CudaLayer {
             mixer_norm,
@@ -122,93 +151,101 @@ impl<'a> PlainLayer<'a> {
             feed_forward_post_norm,
             residual,
             sum_norms,
-            own_embedding,
+            layer_embedding,
             streams,
             output_scale,
         } = layer;
         let CudaMixer::Attention(attention) = mixer else { return None };
-        let scale = match *residual {
+        // The kernel adds each half to the residual stream before the next half reads it, and has norms of inputs only.
+        let residual_scale = match *residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => return None,
         };
-        let results = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
-        let more = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        let paged = attention.kernels == AttentionKernels::Paged && attention.inputs_apart.is_none();
-        if results || more || !paged || attention.qkv.len() != 3 {
+        // A norm of results would need another exchange between blocks: each has a few of a result's rows.
+        let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
+        // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the kernel.
+        let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        // Causal masks, norms of single heads and RoPE are what `decode_attention.cuh` does.
+        let is_paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
+        // Layers without keys or values of their own have fewer matrices: they read another layer's cache, or use keys as values.
+        if has_result_norms || has_extras || !is_paged || attention.qkv.len() != 3 {
             return None;
         }
-        let mut steps = vec![
-            (Kind::Qkv, attention.qkv.iter().map(StepMatrix::of).collect()),
-            (Kind::AttentionOutput, vec![StepMatrix::of(&attention.out.weight)]),
+        let mut ops = vec![
+            (OpKind::Qkv, attention.qkv.iter().map(OpMatrix::of).collect()),
+            (OpKind::AttentionOutput, vec![OpMatrix::of(&attention.out.weight)]),
         ];
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
-                let gate = dense.gate.as_ref().filter(|_| dense.on_the_way)?;
-                steps.push((Kind::GateAndUp, vec![StepMatrix::of(gate), StepMatrix::of(&dense.up)]));
-                steps.push((Kind::Down, vec![StepMatrix::of(&dense.down.weight)]));
-                FeedForward::Dense(dense)
+                // With a gate whose activation a product's epilogue applies, and without biases of gate and up.
+                let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
+                ops.push((OpKind::GateAndUp, vec![OpMatrix::of(gate), OpMatrix::of(&dense.up)]));
+                ops.push((OpKind::Down, vec![OpMatrix::of(&dense.down.weight)]));
+                GatedFeedForward::Dense(dense)
             }
             CudaFeedForward::Experts(experts) => {
-                let (gate, n_used) = (experts.gate.as_ref().filter(|_| are_plain(experts))?, experts.spec.n_used);
-                steps.push((Kind::Router, vec![StepMatrix::of(&experts.router.weight)]));
-                let gate_and_up = [gate, &experts.up].map(|stack| StepMatrix::below(stack, n_used));
-                steps.push((Kind::GateAndUp, gate_and_up.to_vec()));
-                steps.push((Kind::Down, vec![StepMatrix::beside(&experts.down, n_used)]));
-                FeedForward::Experts(experts)
+                let (gate, n_used) = (experts.gate.as_ref().filter(|_| are_supported(experts))?, experts.spec.n_used);
+                ops.push((OpKind::Router, vec![OpMatrix::of(&experts.router.weight)]));
+                let gate_and_up = [gate, &experts.up].map(|stack| OpMatrix::below(stack, n_used));
+                ops.push((OpKind::GateAndUp, gate_and_up.to_vec()));
+                ops.push((OpKind::Down, vec![OpMatrix::beside(&experts.down, n_used)]));
+                GatedFeedForward::Experts(experts)
             }
             CudaFeedForward::ChannelMix(_) | CudaFeedForward::None => return None,
         };
-        // Inputs of products that go together are made for one kind of codes.
-        let alike = |of: &[StepMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
-        let fits = |(_, of): &(Kind, Vec<StepMatrix>)| alike(of) && of.iter().all(known);
-        let on_the_way = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.is_on_the_way());
-        let (mixer_norm, norm) = (on_the_way(mixer_norm)?, on_the_way(feed_forward_norm)?);
-        steps.iter().all(fits).then_some(Self { mixer_norm, attention, norm, feed_forward, scale, steps })
+        // The matrices of an op share its inputs, which are stored as digits for codes, or as F16 parts for floats: never both.
+        let share_inputs = |of: &[OpMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
+        let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(has_aligned_rows);
+        // Only RMSNorms without a bias: the norm's factor is applied to the product's rows.
+        let rms = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
+        let (mixer_norm, norm) = (rms(mixer_norm)?, rms(feed_forward_norm)?);
+        ops.iter().all(is_supported).then_some(Self { mixer_norm, attention, norm, feed_forward, residual_scale, ops })
     }
 
-    /// Its experts, where it has any.
+    /// The experts; `None`: the feed-forward is dense.
     pub(super) fn experts(&self) -> Option<&'a CudaExperts> {
         match self.feed_forward {
-            FeedForward::Dense(_) => None,
-            FeedForward::Experts(experts) => Some(experts),
+            GatedFeedForward::Dense(_) => None,
+            GatedFeedForward::Experts(experts) => Some(experts),
         }
     }
 
-    /// Number of the activation between gate and up, and its parameter.
+    /// The activation of the gate (`Activation` of `kernels/common.cuh`) and its parameter.
     pub(super) fn activation(&self) -> (u32, f32) {
         match self.feed_forward {
-            FeedForward::Dense(dense) => dense.activation,
-            FeedForward::Experts(experts) => experts.activation,
+            GatedFeedForward::Dense(dense) => dense.activation,
+            GatedFeedForward::Experts(experts) => experts.activation,
         }
     }
 
-    /// What is added to the rows of a step's results.
-    pub(super) fn bias(&self, kind: Kind) -> u64 {
+    /// Address of the bias of an op's results; 0: none. Biases of experts are in `LayerArgs::expert_bias` instead.
+    pub(super) fn bias(&self, kind: OpKind) -> u64 {
         let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
-            (Kind::Qkv, _) => ptr(&self.attention.qkv_bias),
-            (Kind::AttentionOutput, _) => self.attention.out.bias(),
-            (Kind::Router, FeedForward::Experts(experts)) => experts.router.bias(),
-            (Kind::Down, FeedForward::Dense(dense)) => dense.down.bias(),
-            (Kind::Router, FeedForward::Dense(_))
-            | (Kind::Down, FeedForward::Experts(_))
-            | (Kind::GateAndUp | Kind::Head, _) => 0,
+            (OpKind::Qkv, _) => ptr(&self.attention.qkv_bias),
+            (OpKind::AttentionOutput, _) => self.attention.out.bias(),
+            (OpKind::Router, GatedFeedForward::Experts(experts)) => experts.router.bias(),
+            (OpKind::Down, GatedFeedForward::Dense(dense)) => dense.down.bias(),
+            (OpKind::Router, GatedFeedForward::Dense(_))
+            | (OpKind::Down, GatedFeedForward::Experts(_))
+            | (OpKind::GateAndUp | OpKind::OutputHead, _) => 0,
         }
     }
 
-    pub(super) fn matrices(&self) -> impl Iterator<Item = &StepMatrix> {
-        self.steps.iter().flat_map(|(_, matrices)| matrices)
+    /// The matrices of all ops, in their order.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &OpMatrix> {
+        self.ops.iter().flat_map(|(_, matrices)| matrices)
     }
 }
 
-/// Most rows of a kind of steps.
-pub(super) fn most_rows(layers: &[PlainLayer<'_>], wanted: Kind) -> usize {
-    let of_kind = layers.iter().flat_map(|layer| &layer.steps).filter(|(kind, _)| *kind == wanted);
+/// The largest number of rows of an op of kind `wanted`, of its first matrix; 0: no layer has such an op.
+pub(super) fn max_rows(layers: &[DecodeLayer<'_>], wanted: OpKind) -> usize {
+    let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(kind, _)| *kind == wanted);
     of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
 }
 
-/// Whether experts are a router, gate, up and down, and nothing besides, whose columns fill whole records.
-fn are_plain(experts: &CudaExperts) -> bool {
+/// Whether the kernel supports these experts: a router, and of each expert gate, up and down, and nothing else.
+fn are_supported(experts: &CudaExperts) -> bool {
     let CudaExperts {
         spec,
         router: _,
@@ -222,29 +259,37 @@ fn are_plain(experts: &CudaExperts) -> bool {
         expert_scale: _,
         shared,
         shared_gate,
-        own_norms,
+        expert_norms,
         activation: _,
         ..
     } = experts;
-    let more = router_norm.is_some() || latent.is_some() || own_norms.is_some();
-    let all_tokens = shared.is_some() || shared_gate.is_some();
-    let whole = down.n_in().is_multiple_of(down.format().record().panels * PANEL);
-    let chosen = spec.n_used <= MAX_EXPERTS && spec.n_expert.is_multiple_of(4) && spec.n_expert <= MAX_ROUTED;
-    let activated = match spec.expert.activation {
+    // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
+    let has_extras = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
+    let has_shared = shared.is_some() || shared_gate.is_some();
+    // The columns of down of all chosen experts lie side by side, and records are copied whole: a record with columns of two experts, or
+    // with padding between them, would shift the inputs. The same number is the rows of gate and up, which so fill whole tiles.
+    let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
+    // The scores of experts are exchanged like any vector, in pairs of words: four elements.
+    let is_routable = spec.n_used <= MAX_EXPERTS_PER_TOKEN
+        && spec.n_expert.is_multiple_of(4)
+        && spec.n_expert <= MAX_EXPERTS_PER_LAYER;
+    // Sparse activations need a whole row of the gate, which no block has.
+    let is_elementwise = match spec.expert.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
         Activation::SparseGelu { n_std: _ } => false,
     };
-    activated && !more && !all_tokens && !spec.router.weight_input && whole && chosen
+    // Weights on the experts' inputs instead of their results are not implemented.
+    is_elementwise && !has_extras && !has_shared && !spec.router.weight_input && has_whole_records && is_routable
 }
 
-/// Whether tokens become rows of a table and nothing besides.
-pub(super) fn is_plain(embedding: &CudaEmbedding) -> bool {
+/// Whether the embedding of a token is a row of the table, times a scale, and nothing else: the kernel reads it by itself.
+pub(super) fn is_table_only(embedding: &CudaEmbedding) -> bool {
     let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
-    let nothing = token_type.is_none() && positions.is_none() && norm.is_none();
-    nothing && per_layer.is_none() && streams.is_none()
+    let has_no_sum = token_type.is_none() && positions.is_none() && norm.is_none();
+    has_no_sum && per_layer.is_none() && streams.is_none()
 }
 
-/// Whether the kernel takes rows of that many elements.
-pub(super) fn known(matrix: &StepMatrix) -> bool {
+/// Whether the length of the matrix's rows, that is, of its input vector, is a multiple of 4: inputs are read in pairs of words, two elements each.
+pub(super) fn has_aligned_rows(matrix: &OpMatrix) -> bool {
     matrix.n_in.is_multiple_of(4)
 }

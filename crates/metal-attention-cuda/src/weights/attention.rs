@@ -1,52 +1,65 @@
-//! Weights of attention.
+//! Weights of softmax attention on the device.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{AttentionSpec, AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
 
-use super::{CudaLinear, Loader, Vector};
+use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
 use crate::args::{AttentionInputsArgs, HeadArgs};
 use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
-use crate::parts::{AttentionKernels, InputKernels, attention_kernels, head_codes, mask_code, norm_kind};
+use crate::support::{AttentionKernels, QkvKernels, attention_kernels, head_codes, mask_code, norm_kind};
 
-/// What attention is in a layer.
+/// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
+/// gates), keys and values, one after the other.
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
-    /// Of queries, keys and values, as far as it has them.
+    /// Matrices of queries, keys and values, of those that the layer has, `[.., n_embd]`.
     pub(crate) qkv: Vec<CudaMatrix>,
-    /// Of all one after the other.
-    pub(crate) qkv_bias: Option<Vector>,
+    /// Their biases, one after the other.
+    pub(crate) qkv_bias: Option<CudaVector>,
+    /// Output, `[n_embd, n_head * head_dim]`.
     pub(crate) out: CudaLinear,
+    /// Query heads.
     pub(crate) n_head: usize,
+    /// KV heads.
     pub(crate) n_kv_head: usize,
+    /// Elements of a head.
     pub(crate) head_dim: usize,
+    /// Norm and RoPE of queries and keys.
     pub(crate) inputs: HeadArgs,
-    /// What makes queries, keys and values of their projections, where attention cannot on its way: but for addresses of a step.
-    pub(crate) inputs_apart: Option<AttentionInputsArgs>,
-    /// Whether it can of tokens that are alone in their sequences.
-    pub(crate) alone_on_the_way: bool,
+    /// Arguments of the separate kernel that makes queries, keys and values, without a micro-batch's addresses; `None` if the
+    /// attention kernel does it.
+    pub(crate) separate_inputs: Option<AttentionInputsArgs>,
+    /// Whether the attention kernel does it in decode steps, in spite of `separate_inputs`.
+    pub(crate) fused_in_decode: bool,
+    /// The attention kernels.
     pub(crate) kernels: AttentionKernels,
+    /// The mask, by its number in the kernels (`masks.cuh`).
     pub(crate) mask: u32,
+    /// Positions of the mask's window or chunk.
     pub(crate) reach: u32,
+    /// Bound of the scores, `soft_cap * tanh(score / soft_cap)`; 0: none.
     pub(crate) soft_cap: f32,
-    pub(crate) sinks: Option<Vector>,
-    /// Of scores that fall with the distance.
-    pub(crate) slopes: Option<Vector>,
-    /// Whether each query has a gate behind it.
+    /// Attention sinks, `[n_head]`.
+    pub(crate) sinks: Option<CudaVector>,
+    /// ALiBi slopes, `[n_head]`.
+    pub(crate) slopes: Option<CudaVector>,
+    /// Whether each head's query is followed by a gate of its result.
     pub(crate) has_gates: bool,
-    /// Keeps the weights that `inputs` names.
-    _norms: [Option<Vector>; 4],
+    /// Owns the norm weights and biases whose addresses are in `inputs` and `separate_inputs`.
+    _norms: [Option<CudaVector>; 4],
 }
 
 impl CudaAttention {
-    /// Elements of a row of queries, keys and values.
+    /// Elements of a token's row of queries, keys and values.
     pub(crate) fn stride(&self) -> usize {
         self.qkv.iter().map(|matrix| matrix.n_rows).sum()
     }
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of attention and determines its kernels.
     pub(super) fn attention(&mut self, of: &AttentionSpec, w: &AttentionWeights) -> Result<CudaAttention, CudaError> {
         let unsupported = |part| CudaError::UnsupportedPart { part };
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
@@ -54,7 +67,7 @@ impl Loader<'_> {
         let weight = |norm: &Option<NormWeights>| self.optional(norm.as_ref().map(|norm| &norm.weight[..]));
         let bias = |norm: &Option<NormWeights>| self.optional(norm.as_ref().and_then(|norm| norm.bias.as_deref()));
         let norms = [weight(&w.q_norm)?, weight(&w.k_norm)?, bias(&w.q_norm)?, bias(&w.k_norm)?];
-        let ptr = |vector: &Option<Vector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
+        let ptr = |vector: &Option<CudaVector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
         let inputs = HeadArgs {
             q_norm: ptr(&norms[0]),
             k_norm: ptr(&norms[1]),
@@ -68,9 +81,9 @@ impl Loader<'_> {
         };
         let qkv = linears.into_iter().map(|linear| self.matrix(linear)).collect::<Result<Vec<_>, _>>()?;
         let (input_kernels, kernels) = attention_kernels(of, norms[2].is_some() || norms[3].is_some());
-        let inputs_apart = match input_kernels {
-            InputKernels::OnTheWay => None,
-            InputKernels::OnTheWayAlone | InputKernels::Apart => {
+        let separate_inputs = match input_kernels {
+            QkvKernels::Fused => None,
+            QkvKernels::FusedInDecode | QkvKernels::Separate => {
                 let k_at = qkv[0].n_rows;
                 let (v_at, owns_cache) = match of.kv {
                     KvSource::Own => (k_at + of.n_head_kv * of.head_dim, true),
@@ -78,7 +91,7 @@ impl Loader<'_> {
                     KvSource::Layer(_) => (k_at, false),
                 };
                 let growth = of.temperature;
-                // Contexts are no longer than 32 bits count.
+                // Longer contexts than u32 counts do not fit in memory.
                 let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 Some(AttentionInputsArgs {
                     inputs,
@@ -110,8 +123,8 @@ impl Loader<'_> {
             n_kv_head: of.n_head_kv,
             head_dim: of.head_dim,
             inputs,
-            inputs_apart,
-            alone_on_the_way: input_kernels == InputKernels::OnTheWayAlone,
+            separate_inputs,
+            fused_in_decode: input_kernels == QkvKernels::FusedInDecode,
             kernels,
             mask,
             reach,
@@ -123,8 +136,8 @@ impl Loader<'_> {
         })
     }
 
-    /// The biases of several matrices one after the other; zeros for those without, nothing where none has one.
-    pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<Vector>, CudaError> {
+    /// The biases of several matrices, one after the other, with zeros for a matrix without bias; `None` if none has one.
+    pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<CudaVector>, CudaError> {
         if linears.iter().all(|linear| linear.bias.is_none()) {
             return Ok(None);
         }

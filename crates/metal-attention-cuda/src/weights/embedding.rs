@@ -1,72 +1,84 @@
-//! Weights of what a token becomes before the first layer, and of what layers do with embeddings of their own and with several
-//! residual streams.
+//! Weights of the embedding, and of what Gemma 3n adds to it: per-layer embeddings and several residual streams.
 
 use std::sync::Arc;
 
 use metal_attention_model::{LayerWeights, Linear, ModelSpec, Weights};
 
-use super::{CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
 
-/// What a token becomes before the first layer.
+/// The weights that make the residual stream from token ids, before the first layer.
 #[derive(Debug)]
 pub(crate) struct CudaEmbedding {
-    /// `[n_vocab, n_embd]`.
+    /// Token embeddings, `[n_vocab, n_embd]`.
     pub(crate) table: Arc<CudaMatrix>,
-    /// Added to every token's, `[n_embd]`.
-    pub(crate) token_type: Option<Vector>,
-    /// `[n_positions, n_embd]`.
+    /// The embedding of token type 0, `[n_embd]`, which is added to every token.
+    pub(crate) token_type: Option<CudaVector>,
+    /// Position embeddings, `[n_positions, n_embd]`.
     pub(crate) positions: Option<CudaMatrix>,
+    /// Norm of the sum.
     pub(crate) norm: Option<CudaNorm>,
+    /// Per-layer embeddings.
     pub(crate) per_layer: Option<CudaPerLayer>,
+    /// Further residual streams.
     pub(crate) streams: Option<CudaStreams>,
 }
 
-/// Tables of the embeddings for each layer.
+/// The weights that make the per-layer embeddings of all layers.
 #[derive(Debug)]
 pub(crate) struct CudaPerLayer {
-    /// `[n_vocab, n_layer * width]`.
+    /// Embeddings by token id, `[n_vocab, n_layer * width]`.
     pub(crate) table: CudaMatrix,
-    /// `[n_layer * width, n_embd]`.
+    /// Projection of the token embedding, `[n_layer * width, n_embd]`.
     pub(crate) model_proj: CudaLinear,
+    /// Norm of the projection, `[width]`.
     pub(crate) proj_norm: CudaNorm,
 }
 
-/// What makes residual streams of one, and one of them: of each but the first.
+/// The projections between the first residual stream and the others.
 #[derive(Debug)]
 pub(crate) struct CudaStreams {
+    /// From the embedding to each further stream, `[n_embd, n_embd]` each.
     pub(crate) proj: Vec<CudaLinear>,
+    /// From each further stream back, `[n_embd, n_embd]` each.
     pub(crate) unembd_proj: Vec<CudaLinear>,
 }
 
-/// What a layer does with its own embedding.
+/// The weights with which a layer adds its per-layer embedding to the residual stream.
 #[derive(Debug)]
-pub(crate) struct CudaOwnEmbedding {
+pub(crate) struct CudaLayerEmbedding {
     /// `[width, n_embd]`.
     pub(crate) gate: CudaLinear,
     /// `[n_embd, width]`.
     pub(crate) proj: CudaLinear,
+    /// Norm of the projection, `[n_embd]`.
     pub(crate) post_norm: CudaNorm,
 }
 
-/// How a layer goes about with several streams.
+/// A layer's weights for several residual streams (AltUp, LAuReL).
 #[derive(Debug)]
 pub(crate) struct CudaLayerStreams {
+    /// Norm of the router's input.
     pub(crate) router_norm: CudaNorm,
+    /// The coefficients of prediction and correction, `[n, n_embd]` for `n` streams.
     pub(crate) router: CudaLinear,
-    /// F32 `[n * n, n]`.
-    pub(crate) predict: Vector,
-    /// F32 `[n, n]`.
-    pub(crate) correct: Vector,
-    /// Factor on the first stream before its embedding, `[n_embd]`.
-    pub(crate) correct_scale: Vector,
+    /// Prediction, F32 `[n * n, n]`.
+    pub(crate) predict: CudaVector,
+    /// Correction, F32 `[n, n]`.
+    pub(crate) correct: CudaVector,
+    /// Factors on the corrected first stream, as input of the per-layer embedding, `[n_embd]`.
+    pub(crate) correct_scale: CudaVector,
+    /// LAuReL's first product, `[laurel_rank, n_embd]`.
     pub(crate) laurel_l: CudaLinear,
+    /// LAuReL's second product, `[n_embd, laurel_rank]`.
     pub(crate) laurel_r: CudaLinear,
+    /// Norm of its result.
     pub(crate) laurel_norm: CudaNorm,
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of the embedding.
     pub(super) fn embedding(&mut self, spec: &ModelSpec, w: &Weights) -> Result<CudaEmbedding, CudaError> {
         let of = &spec.embedding;
         let per_layer = match (&of.per_layer, &w.per_layer) {
@@ -91,23 +103,26 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads matrices with their biases.
     fn linears(&mut self, linears: &[Linear]) -> Result<Vec<CudaLinear>, CudaError> {
         linears.iter().map(|linear| self.linear(linear)).collect()
     }
 
-    pub(super) fn own_embedding(
+    /// Uploads the weights for a layer's per-layer embedding; `None` if the model has none.
+    pub(super) fn layer_embedding(
         &mut self,
         spec: &ModelSpec,
         w: &LayerWeights,
-    ) -> Result<Option<CudaOwnEmbedding>, CudaError> {
+    ) -> Result<Option<CudaLayerEmbedding>, CudaError> {
         let Some((of, w)) = spec.embedding.per_layer.as_ref().zip(w.per_layer.as_ref()) else { return Ok(None) };
-        Ok(Some(CudaOwnEmbedding {
+        Ok(Some(CudaLayerEmbedding {
             gate: self.linear(&w.gate)?,
             proj: self.linear(&w.proj)?,
             post_norm: self.one_norm(&of.post_norm, &w.post_norm)?,
         }))
     }
 
+    /// Uploads a layer's weights for several residual streams; `None` if the model has one stream.
     pub(super) fn layer_streams(
         &mut self,
         spec: &ModelSpec,

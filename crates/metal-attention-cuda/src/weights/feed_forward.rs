@@ -1,34 +1,37 @@
-//! Weights of dense feed-forwards.
+//! Weights of dense feed-forwards on the device.
 
 use metal_attention_model::{Dense, DenseWeights};
 
-use super::{CudaLinear, Loader, Vector};
+use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
-use crate::parts::{activation_code, on_the_way};
+use crate::support::{activation_code, fuses_activation};
 
-/// A dense feed-forward.
+/// A dense feed-forward, of a layer or of shared experts.
 #[derive(Debug)]
 pub(crate) struct CudaDense {
-    /// The gate, where there is one, and up.
+    /// The gate, `[n_ff, n_in]`, where there is one.
     pub(crate) gate: Option<CudaMatrix>,
+    /// Up, `[n_ff, n_in]`.
     pub(crate) up: CudaMatrix,
-    /// Of both one after the other.
-    pub(crate) bias: Option<Vector>,
+    /// The biases of gate and up, one after the other.
+    pub(crate) bias: Option<CudaVector>,
+    /// Down, `[n_in, n_ff]`.
     pub(crate) down: CudaLinear,
-    /// Its number and its parameter.
+    /// The activation, by its number in the kernels, and its parameter.
     pub(crate) activation: (u32, f32),
-    /// Whether the product of gate and up goes through the activation by itself.
-    pub(crate) on_the_way: bool,
+    /// Whether the epilogue of the product of gate and up applies the activation.
+    pub(crate) fuses_activation: bool,
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of a dense feed-forward.
     pub(super) fn dense(&mut self, of: &Dense, w: &DenseWeights) -> Result<CudaDense, CudaError> {
         let DenseWeights { gate, up, down } = w;
         let linears: Vec<_> = gate.iter().chain([up]).collect();
         let bias = self.biases(&linears)?;
         Ok(CudaDense {
-            on_the_way: on_the_way(of, w),
+            fuses_activation: fuses_activation(of, w),
             gate: gate.as_ref().map(|gate| self.matrix(gate)).transpose()?,
             up: self.matrix(up)?,
             bias,

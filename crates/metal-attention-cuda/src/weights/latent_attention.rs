@@ -1,29 +1,36 @@
-//! Weights of latent attention.
+//! Weights of latent attention on the device.
 
 use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, NormKind};
 
-use super::{CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::stack::CudaStack;
 
-/// Latent attention.
+/// The weights of a layer's latent attention.
 #[derive(Debug)]
 pub(crate) struct CudaLatentAttention {
+    /// Sizes and constants.
     pub(crate) spec: LatentAttentionSpec,
-    /// Compressed queries and their norm.
+    /// The product to compressed queries, `[q_rank, n_embd]`, and their norm; `None` if queries are not compressed.
     pub(crate) q_a: Option<(CudaLinear, CudaNorm)>,
+    /// Queries, `[n_head * head_dim, q_rank or n_embd]`.
     pub(crate) q: CudaLinear,
+    /// Compressed rows and the shared part of the keys, `[kv_rank + shared_dim, n_embd]`.
     pub(crate) kv_a: CudaLinear,
-    pub(crate) kv_a_norm: Vector,
-    /// Of each head.
+    /// Weights of the norm of compressed rows, `[kv_rank]`.
+    pub(crate) kv_a_norm: CudaVector,
+    /// The key expansion of each head, transposed, `[n_head, kv_rank, n_nope]`.
     pub(crate) k_b: CudaStack,
+    /// The value expansion of each head, `[n_head, value_dim, kv_rank]`.
     pub(crate) v_b: CudaStack,
+    /// Output, `[n_embd, n_head * value_dim]`.
     pub(crate) out: CudaLinear,
-    /// Where the table of rotations lies; 0: nowhere.
+    /// The address of the RoPE cos/sin table, or 0.
     pub(crate) rope: u64,
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of latent attention.
     pub(super) fn latent_attention(
         &mut self,
         of: &LatentAttentionSpec,

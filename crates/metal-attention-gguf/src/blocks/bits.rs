@@ -1,8 +1,9 @@
-//! One and two bits: one scale a block, and codes that stand for themselves less one.
+//! The types of one and two bits, `Q1_0`, `Q2_0`, `TQ1_0` and `TQ2_0`: one scale per block, and values -1, 0, 1 (and 2) times
+//! it.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 1 bit: `x = d` or `x = -d`.
@@ -10,7 +11,7 @@ use crate::TensorType;
 #[repr(C)]
 pub struct BlockQ1_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Bit `i % 8` of byte `i / 8` is set where element `i` is `d`.
     pub qs: [u8; 16],
 }
@@ -31,7 +32,7 @@ impl BlockQ1_0 {
 #[repr(C)]
 pub struct BlockQ2_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Bits `2 (i % 4)` and up of byte `i / 4` are `q` of element `i`.
     pub qs: [u8; 16],
 }
@@ -47,14 +48,14 @@ impl BlockQ2_0 {
     }
 }
 
-/// 2 bits: `x = (q - 1) * d`, made for models whose weights are -1, 0 and 1.
+/// 2 bits: `x = (q - 1) * d`, for models whose weights are -1, 0 and 1.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTq2_0 {
     /// Two halves of 128 elements, 32 bytes each, laid out as in [`BlockQ2K::qs`](super::BlockQ2K::qs).
     pub qs: [u8; 64],
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockTq2_0, TQ2_0, 256 values in 66 bytes);
 
@@ -69,10 +70,10 @@ impl BlockTq2_0 {
     }
 }
 
-/// Ternary digits, five or four to a byte: `x = (q - 1) * d`.
+/// Ternary digits, five or four per byte: `x = (q - 1) * d`.
 ///
-/// A byte is a fraction of 256, rounded up, whose first five digits in base 3 are the codes: times `3^n` modulo 256
-/// it starts with digit `n`, which is the whole part of the rest times 3 / 256.
+/// The byte divided by 256 is a fraction whose first five digits in base 3 are the codes, rounded up. Multiplied by `3^n`
+/// modulo 256 the fraction begins with digit `n`, which is the integer part of that times 3 / 256.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTq1_0 {
@@ -82,7 +83,7 @@ pub struct BlockTq1_0 {
     /// Four digits each: digit `n` of byte `j` belongs to element `240 + 4 n + j`.
     pub qh: [u8; 4],
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockTq1_0, TQ1_0, 256 values in 54 bytes);
 

@@ -1,8 +1,8 @@
-//! Plain floats: a block is one number.
+//! The float types F32, F16 and BF16: a block is one number.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// One little-endian `f32`.
@@ -26,7 +26,7 @@ impl BlockF32 {
 #[repr(C)]
 pub struct BlockF16 {
     /// The number.
-    pub x: Half,
+    pub x: UnalignedF16,
 }
 block!(BlockF16, F16, 1 values in 2 bytes);
 

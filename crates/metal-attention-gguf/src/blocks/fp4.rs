@@ -1,23 +1,23 @@
-//! 4-bit floats (E2M1: a sign, two bits of exponent, one of mantissa) with 8-bit scales, after the formats of the Open
-//! Compute Project (MX) and NVIDIA.
+//! 4-bit floats (E2M1: a sign, two bits of exponent, one bit of mantissa) with 8-bit scales: the formats MXFP4 of the Open
+//! Compute Project and NVFP4 of NVIDIA.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, block};
+use super::{BlockFormat, block};
 use crate::TensorType;
 
-/// Twice the values of the 16 codes of E2M1, so that they are whole numbers.
+/// Twice the values of the 16 codes of E2M1, which are then integers.
 pub const FP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half the value of an E8M0 scale, `2^(e - 128)`. The code 255, which the standard has as NaN, is a number like the
-/// others, as it is to ggml.
+/// Half the value of an E8M0 scale, `2^(e - 128)`: with [`FP4_VALUES`] the factor 2 cancels. The code 255, NaN in the standard,
+/// is a number like the others, as in ggml.
 pub fn e8m0_half(e: u8) -> f32 {
-    // Below 2^-126 there are no exponents left: the mantissa has the bit.
+    // Numbers below 2^-126 are subnormal.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
-/// Half the value of an unsigned E4M3 scale: 4 bits of exponent, 3 of mantissa; the top bit means nothing. The code
-/// 127, NaN in the standard, is 0, as it is to ggml.
+/// Half the value of an unsigned E4M3 scale: 4 bits of exponent, 3 bits of mantissa; the top bit is ignored. The code 127,
+/// NaN in the standard, is 0, as in ggml.
 pub fn ue4m3_half(code: u8) -> f32 {
     let (exponent, mantissa) = (code >> 3 & 15, f32::from(code & 7));
     match (code, exponent) {
@@ -66,7 +66,7 @@ impl BlockNvfp4 {
     }
 }
 
-/// Twice as many elements as bytes, the low nibbles first.
+/// Dequantises a nibble plane of 4-bit floats with the scale `d`; `dst` is twice as long as `qs`.
 fn fp4(qs: &[u8], d: f32, dst: &mut [f32]) {
     let (low, high) = dst.split_at_mut(qs.len());
     for ((&q, low), high) in qs.iter().zip(low).zip(high) {

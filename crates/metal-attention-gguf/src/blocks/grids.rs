@@ -1,30 +1,30 @@
-//! The codebooks of the `IQ1`, `IQ2` and `IQ3` types: a code stands for 8 or 4 elements at once, a point of a grid.
+//! The codebooks of the `IQ1`, `IQ2` and `IQ3` types: a code stands for a point of 8 or 4 elements.
 //!
-//! The points are part of the format: of the E8 lattice (`IQ2`, `IQ1`) or the D4 lattice (`IQ3`), those that come close to
-//! the weights of many models. An entry packs the places of its elements' values in [`Grid::values`], the first element
-//! lowest: 8 of 2 bits, or 4 of 3 bits.
+//! The points are constants of the formats: points of the E8 lattice (`IQ2`, `IQ1`) or the D4 lattice (`IQ3`) that are close
+//! to the weights of many models. An entry packs the indices of its elements in [`CodebookGrid::values`], the first element
+//! in the lowest bits: 8 indices of 2 bits, or 4 of 3 bits.
 
 /// A codebook.
 #[derive(Debug, Clone, Copy)]
-pub struct Grid {
+pub struct CodebookGrid {
     /// The points, packed: element `k` of a point is `values[entry >> (bits * k) & mask]`.
     pub entries: &'static [u16],
-    /// What an element can be, by magnitude; the signs of `IQ2` and `IQ3` are stored beside the code.
+    /// The values of an element; in `IQ2` and `IQ3` magnitudes, whose signs are stored beside the code.
     pub values: &'static [i8],
 }
 
-impl Grid {
-    /// Of [`BlockIq2Xxs`](super::BlockIq2Xxs).
+impl CodebookGrid {
+    /// The codebook of [`BlockIq2Xxs`](super::BlockIq2Xxs).
     pub const IQ2_XXS: Self = Self { entries: &IQ2_XXS, values: &IQ2_VALUES };
-    /// Of [`BlockIq2Xs`](super::BlockIq2Xs).
+    /// The codebook of [`BlockIq2Xs`](super::BlockIq2Xs).
     pub const IQ2_XS: Self = Self { entries: &IQ2_XS, values: &IQ2_VALUES };
-    /// Of [`BlockIq2S`](super::BlockIq2S).
+    /// The codebook of [`BlockIq2S`](super::BlockIq2S).
     pub const IQ2_S: Self = Self { entries: &IQ2_S, values: &IQ2_VALUES };
-    /// Of [`BlockIq3Xxs`](super::BlockIq3Xxs).
+    /// The codebook of [`BlockIq3Xxs`](super::BlockIq3Xxs).
     pub const IQ3_XXS: Self = Self { entries: &IQ3_XXS, values: &[4, 12, 20, 28, 36, 44, 52, 62] };
-    /// Of [`BlockIq3S`](super::BlockIq3S).
+    /// The codebook of [`BlockIq3S`](super::BlockIq3S).
     pub const IQ3_S: Self = Self { entries: &IQ3_S, values: &[1, 3, 5, 7, 9, 11, 13, 15] };
-    /// Of [`BlockIq1S`](super::BlockIq1S) and [`BlockIq1M`](super::BlockIq1M).
+    /// The codebook of [`BlockIq1S`](super::BlockIq1S) and [`BlockIq1M`](super::BlockIq1M).
     pub const IQ1: Self = Self { entries: &IQ1, values: &[-1, 0, 1] };
 
     /// Elements of a point: 8 or 4.
@@ -32,27 +32,27 @@ impl Grid {
         if self.values.len() == 8 { 4 } else { 8 }
     }
 
-    /// Where in [`values`](Self::values) element `k` (below [`width`](Self::width)) of point `code` is.
-    pub const fn place(self, code: usize, k: usize) -> usize {
+    /// The index in [`values`](Self::values) of element `k` (below [`width`](Self::width)) of point `code`.
+    pub const fn value_index(self, code: usize, k: usize) -> usize {
         let bits = if self.width() == 8 { 2 } else { 3 };
         self.entries[code] as usize >> (bits * k) & ((1 << bits) - 1)
     }
 
     /// Element `k` (below [`width`](Self::width)) of point `code`.
     pub const fn value(self, code: usize, k: usize) -> i8 {
-        self.values[self.place(code, k)]
+        self.values[self.value_index(code, k)]
     }
 }
 
 const IQ2_VALUES: [i8; 3] = [8, 25, 43];
 
-/// The signs of 8 elements (a bit set for each that is negative) from the 7 bits that `IQ2` and `IQ3` store: the number
-/// of negative ones is even.
+/// The signs of 8 elements, a bit set for each negative one, from the 7 bits that `IQ2_XXS`, `IQ2_XS` and `IQ3_XXS` store: the
+/// number of negative elements is even.
 pub const fn even_signs(seven: u8) -> u8 {
     seven & 127 | ((seven & 127).count_ones() as u8 & 1) << 7
 }
 
-/// Of `IQ2_XXS`.
+/// The points of `IQ2_XXS`.
 const IQ2_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041, 0x0044, 0x0050,
     0x0058, 0x0061, 0x0064, 0x0080, 0x0082, 0x008a, 0x00a2, 0x0101, 0x0104, 0x0110, 0x0115, 0x0140, 0x0184, 0x0198,
@@ -75,7 +75,7 @@ const IQ2_XXS: [u16; 256] = [
     0xa200, 0xa418, 0xa850, 0xa904,
 ];
 
-/// Of `IQ2_XS`.
+/// The points of `IQ2_XS`.
 const IQ2_XS: [u16; 512] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0016, 0x0019, 0x0020, 0x0022, 0x0025, 0x0028, 0x0041,
     0x0044, 0x0046, 0x0049, 0x0050, 0x0052, 0x0055, 0x0058, 0x0061, 0x0064, 0x0080, 0x0082, 0x0085, 0x0088, 0x0091,
@@ -116,7 +116,7 @@ const IQ2_XS: [u16; 512] = [
     0xa8a8, 0xa904, 0xa984, 0xa986, 0xaa28, 0xaa2a, 0xaa91, 0xaaaa,
 ];
 
-/// Of `IQ2_S`.
+/// The points of `IQ2_S`.
 const IQ2_S: [u16; 1024] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0016, 0x0019, 0x0020, 0x0022, 0x0025, 0x0028, 0x0041,
     0x0044, 0x0046, 0x0049, 0x0050, 0x0052, 0x0055, 0x0058, 0x0061, 0x0064, 0x0066, 0x0069, 0x0080, 0x0082, 0x0085,
@@ -194,7 +194,7 @@ const IQ2_S: [u16; 1024] = [
     0xaa88, 0xaaaa,
 ];
 
-/// Of `IQ3_XXS`.
+/// The points of `IQ3_XXS`.
 const IQ3_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0004, 0x0009, 0x000b, 0x000f, 0x0010, 0x0012, 0x0019, 0x0022, 0x003b, 0x003d, 0x0041, 0x0043,
     0x0048, 0x004a, 0x0051, 0x0055, 0x0058, 0x005a, 0x0061, 0x006c, 0x0078, 0x0080, 0x0082, 0x0084, 0x0089, 0x0090,
@@ -217,7 +217,7 @@ const IQ3_XXS: [u16; 256] = [
     0x0f40, 0x0f42, 0x0f54, 0x0f98,
 ];
 
-/// Of `IQ3_S`.
+/// The points of `IQ3_S`.
 const IQ3_S: [u16; 512] = [
     0x0000, 0x0001, 0x0002, 0x0005, 0x0007, 0x0008, 0x0009, 0x000a, 0x000c, 0x000e, 0x0010, 0x0011, 0x0015, 0x001b,
     0x0020, 0x0022, 0x0025, 0x0027, 0x0029, 0x002b, 0x0030, 0x0032, 0x0039, 0x003c, 0x003f, 0x0040, 0x0041, 0x0042,
@@ -258,7 +258,7 @@ const IQ3_S: [u16; 512] = [
     0x0f0b, 0x0f10, 0x0f28, 0x0f52, 0x0f62, 0x0f82, 0x0f99, 0x0fc0,
 ];
 
-/// Of `IQ1_S` and `IQ1_M`.
+/// The points of `IQ1_S` and `IQ1_M`.
 const IQ1: [u16; 2048] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0015, 0x0020, 0x0022, 0x0028, 0x002a, 0x0045, 0x0051, 0x0054,
     0x0056, 0x0065, 0x0080, 0x0082, 0x0088, 0x008a, 0x0095, 0x00a0, 0x00a2, 0x00a8, 0x00aa, 0x0104, 0x0105, 0x0111,

@@ -1,19 +1,19 @@
-//! One bit and a little: 8 elements are a point of a codebook of -1, 0 and 1, moved by an eighth.
+//! The `IQ1` types: 8 elements are a point of a codebook with elements -1, 0 and 1, shifted by 1/8.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::grids::Grid;
-use super::{Block, Half, block};
+use super::grids::CodebookGrid;
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
-/// What is added to, or taken from, each element of a point.
+/// The shift that is added to, or subtracted from, each element of a point.
 pub const IQ1_DELTA: f32 = 0.125;
 
-/// 8 elements: point `code`, moved up or `down`, times `scale`.
+/// Dequantises 8 elements: point `code`, shifted up or `down`, times `scale`.
 fn point(code: usize, down: bool, scale: f32, dst: &mut [f32; 8]) {
     let delta = if down { -IQ1_DELTA } else { IQ1_DELTA };
     for (k, x) in dst.iter_mut().enumerate() {
-        *x = scale * (f32::from(Grid::IQ1.value(code, k)) + delta);
+        *x = scale * (f32::from(CodebookGrid::IQ1.value(code, k)) + delta);
     }
 }
 
@@ -22,22 +22,22 @@ fn point(code: usize, down: bool, scale: f32, dst: &mut [f32; 8]) {
 #[repr(C)]
 pub struct BlockIq1S {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The lower eight bits of the codes.
     pub qs: [u8; 32],
-    /// Per group a little-endian number: the upper three bits of code `l` of its four at bit `3 l`, the scale in bits 12
-    /// to 14, and bit 15 set where the points are moved down.
+    /// For each group a little-endian number: the upper three bits of code `l` (of four) from bit `3 l` on, the scale in bits
+    /// 12 to 14, and bit 15 set where the points are shifted down.
     pub qh: [[u8; 2]; 8],
 }
 block!(BlockIq1S, IQ1_S, 256 values in 50 bytes);
 
 impl BlockIq1S {
-    /// The number of group `g` (below 8) in [`qh`](Self::qh).
+    /// The entry of group `g` (below 8) in [`qh`](Self::qh).
     pub fn high(&self, g: usize) -> u16 {
         u16::from_le_bytes(self.qh[g])
     }
 
-    /// Code of elements `8 i..8 i + 8`.
+    /// The code of elements `8 i..8 i + 8`.
     pub fn code(&self, i: usize) -> usize {
         usize::from(self.qs[i]) | usize::from(self.high(i / 4) >> (3 * (i % 4)) & 7) << 8
     }
@@ -58,20 +58,20 @@ impl BlockIq1S {
 pub struct BlockIq1M {
     /// The lower eight bits of the codes.
     pub qs: [u8; 32],
-    /// Per 8 elements a nibble, the low one first: the upper three bits of the code, and bit 3 set where the point is
-    /// moved down.
+    /// For each 8 elements a nibble, the low one first: the upper three bits of the code, and bit 3 set where the point is
+    /// shifted down.
     pub qh: [u8; 16],
-    /// Four little-endian numbers: the scale of group `g` in bits `3 (g % 4)` and up of number `g / 4`. Their top nibbles
-    /// together, the first lowest, are the half-precision scale of the scales.
+    /// Four little-endian numbers: the scale of group `g` is in number `g / 4`, from bit `3 (g % 4)` on. Their top nibbles, the
+    /// first one lowest, are the half-precision scale of the scales.
     pub scales: [[u8; 2]; 4],
 }
 block!(BlockIq1M, IQ1_M, 256 values in 56 bytes);
 
 impl BlockIq1M {
     /// Scale of the scales.
-    pub fn d(&self) -> Half {
+    pub fn d(&self) -> UnalignedF16 {
         let bits = self.scales.iter().rev().fold(0, |bits, &s| bits << 4 | u16::from_le_bytes(s) >> 12);
-        Half(bits.to_le_bytes())
+        UnalignedF16(bits.to_le_bytes())
     }
 
     /// The scale, 0 to 7, of group `g` (below 16).
@@ -79,12 +79,12 @@ impl BlockIq1M {
         (u16::from_le_bytes(self.scales[g / 4]) >> (3 * (g % 4)) & 7) as u8
     }
 
-    /// Upper bits of the code of elements `8 i..8 i + 8`, and bit 3 set where the point is moved down.
+    /// The upper bits of the code of elements `8 i..8 i + 8`, and bit 3 set where the point is shifted down.
     pub fn high(&self, i: usize) -> u8 {
         self.qh[i / 2] >> (4 * (i % 2)) & 15
     }
 
-    /// Code of elements `8 i..8 i + 8`.
+    /// The code of elements `8 i..8 i + 8`.
     pub fn code(&self, i: usize) -> usize {
         usize::from(self.qs[i]) | usize::from(self.high(i) & 7) << 8
     }

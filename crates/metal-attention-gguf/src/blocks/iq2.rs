@@ -1,13 +1,13 @@
-//! Two bits and a little: 8 elements are a point of a codebook, and signs.
+//! The `IQ2` types: 8 elements are a point of a codebook, which contains magnitudes, with a sign for each element.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::grids::{Grid, even_signs};
-use super::{Block, Half, block};
+use super::grids::{CodebookGrid, even_signs};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
-/// 8 elements: point `code` of `grid` times `scale`, negative where a bit of `signs` is set.
-fn point(grid: Grid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
+/// Dequantises 8 elements: point `code` of `grid` times `scale`; element `k` is negative where bit `k` of `signs` is set.
+fn point(grid: CodebookGrid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
     for (k, x) in dst.iter_mut().enumerate() {
         let x_abs = scale * f32::from(grid.value(code, k));
         *x = if signs >> k & 1 == 1 { -x_abs } else { x_abs };
@@ -19,15 +19,15 @@ fn point(grid: Grid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
 #[repr(C)]
 pub struct BlockIq2Xxs {
     /// Scale of the scales.
-    pub d: Half,
-    /// Per group 8 bytes: the codes of its four points, then a little-endian word: of point `l` the signs at bit `7 l`
-    /// (see [`even_signs`](super::even_signs)), and the scale in the top four bits.
+    pub d: UnalignedF16,
+    /// For each group 8 bytes: the codes of its four points, then a little-endian word with the signs of point `l` from bit
+    /// `7 l` on (see [`even_signs`](super::even_signs)), and the scale in the top four bits.
     pub qs: [u8; 64],
 }
 block!(BlockIq2Xxs, IQ2_XXS, 256 values in 66 bytes);
 
 impl BlockIq2Xxs {
-    /// Signs and scale of group `g` (below 8).
+    /// The word with signs and scale of group `g` (below 8).
     pub fn signs_and_scale(&self, g: usize) -> u32 {
         let b = &self.qs[8 * g + 4..][..4];
         u32::from_le_bytes([b[0], b[1], b[2], b[3]])
@@ -41,7 +41,7 @@ impl BlockIq2Xxs {
             let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
             for (l, x) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
                 let code = usize::from(self.qs[8 * g + l]);
-                point(Grid::IQ2_XXS, code, even_signs((word >> (7 * l) & 127) as u8), scale, x);
+                point(CodebookGrid::IQ2_XXS, code, even_signs((word >> (7 * l) & 127) as u8), scale, x);
             }
         }
     }
@@ -52,8 +52,8 @@ impl BlockIq2Xxs {
 #[repr(C)]
 pub struct BlockIq2Xs {
     /// Scale of the scales.
-    pub d: Half,
-    /// Per 8 elements a little-endian number: the code in the lower nine bits, the signs (see
+    pub d: UnalignedF16,
+    /// For each 8 elements a little-endian number: the code in the lower nine bits, the signs (see
     /// [`even_signs`](super::even_signs)) in the upper seven.
     pub qs: [[u8; 2]; 32],
     /// The groups' scales, low nibble first.
@@ -62,7 +62,7 @@ pub struct BlockIq2Xs {
 block!(BlockIq2Xs, IQ2_XS, 256 values in 74 bytes);
 
 impl BlockIq2Xs {
-    /// Code and signs of elements `8 i..8 i + 8`.
+    /// The code and the signs of elements `8 i..8 i + 8`.
     pub fn code_and_signs(&self, i: usize) -> (usize, u8) {
         let q = u16::from_le_bytes(self.qs[i]);
         (usize::from(q & 511), even_signs((q >> 9) as u8))
@@ -73,7 +73,7 @@ impl BlockIq2Xs {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let (code, signs) = self.code_and_signs(i);
-            point(Grid::IQ2_XS, code, signs, quarters(d, self.scales, i), x);
+            point(CodebookGrid::IQ2_XS, code, signs, quarters(d, self.scales, i), x);
         }
     }
 }
@@ -83,12 +83,12 @@ impl BlockIq2Xs {
 #[repr(C)]
 pub struct BlockIq2S {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The lower eight bits of the codes, one for 8 elements.
     pub qs: [u8; 32],
     /// Bit `k` of byte `i` is set where element `8 i + k` is negative.
     pub signs: [u8; 32],
-    /// The upper two bits of the codes: those of elements `8 i..8 i + 8` at bit `2 (i % 4)` of byte `i / 4`.
+    /// The upper two bits of the codes: those of elements `8 i..8 i + 8` in byte `i / 4`, from bit `2 (i % 4)` on.
     pub qh: [u8; 8],
     /// The groups' scales, low nibble first.
     pub scales: [u8; 8],
@@ -96,7 +96,7 @@ pub struct BlockIq2S {
 block!(BlockIq2S, IQ2_S, 256 values in 82 bytes);
 
 impl BlockIq2S {
-    /// Code of elements `8 i..8 i + 8`.
+    /// The code of elements `8 i..8 i + 8`.
     pub fn code(&self, i: usize) -> usize {
         usize::from(self.qs[i]) | usize::from(self.qh[i / 4] >> (2 * (i % 4)) & 3) << 8
     }
@@ -105,12 +105,12 @@ impl BlockIq2S {
     pub fn dequantize(&self, dst: &mut [f32; 256]) {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            point(Grid::IQ2_S, self.code(i), self.signs[i], quarters(d, self.scales, i), x);
+            point(CodebookGrid::IQ2_S, self.code(i), self.signs[i], quarters(d, self.scales, i), x);
         }
     }
 }
 
-/// The scale of elements `8 i..8 i + 8`, where two neighbours share a nibble of `scales`.
+/// The scale of elements `8 i..8 i + 8`, `d * (scale + 0.5) / 4`, where 16 elements share a nibble of `scales`.
 fn quarters(d: f32, scales: [u8; 8], i: usize) -> f32 {
     let scale = scales[i / 4] >> (4 * (i / 2 % 2)) & 15;
     d * (0.5 + f32::from(scale)) * 0.25

@@ -1,19 +1,19 @@
-//! 4 bits through a table of 16 values.
+//! The `IQ4` types: codes of 4 bits are indices in a table of 16 values.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
-/// The values of the 16 codes of the `IQ4` types: denser around zero, where most weights are.
+/// The values of the 16 codes of the `IQ4` types, which are denser around zero, where most weights are.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// 4 bits through a table: `x = IQ4_VALUES[q] * d`.
+/// 4 bits with a table: `x = IQ4_VALUES[q] * d`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIq4Nl {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Nibble plane of `q`: byte `j` holds element `j` (low) and `j + 16` (high).
     pub qs: [u8; 16],
 }
@@ -26,7 +26,7 @@ impl BlockIq4Nl {
     }
 }
 
-/// 32 elements from 16 bytes of `IQ4` codes.
+/// Dequantises a nibble plane of 32 `IQ4` codes with the scale `d`.
 fn iq4(qs: &[u8], d: f32, dst: &mut [f32]) {
     let (low, high) = dst.split_at_mut(16);
     for ((&q, low), high) in qs.iter().zip(low).zip(high) {
@@ -35,17 +35,17 @@ fn iq4(qs: &[u8], d: f32, dst: &mut [f32]) {
     }
 }
 
-/// 4 bits through a table: 8 groups of 32, `x = d * scale * IQ4_VALUES[q]`.
+/// 4 bits with a table: 8 groups of 32, `x = d * scale * IQ4_VALUES[q]`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIq4Xs {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The upper two bits of the groups' scales; see [`BlockIq4Xs::scale`].
     pub scales_h: [u8; 2],
     /// The lower four bits of the groups' scales.
     pub scales_l: [u8; 4],
-    /// Per group a nibble plane of 16 bytes.
+    /// For each group a nibble plane of 16 bytes.
     pub qs: [u8; 128],
 }
 block!(BlockIq4Xs, IQ4_XS, 256 values in 136 bytes);

@@ -1,23 +1,23 @@
-//! The K types: 256 elements in groups of 16 or 32, whose scales are quantised themselves.
+//! The K-quants: blocks of 256 elements in groups of 16 or 32, whose scales and minimums are quantised, too.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 2 bits with a minimum: 16 groups of 16, `x = d * scale * q - dmin * min`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ2K {
-    /// Of each group the scale (low nibble) and the minimum (high nibble).
+    /// For each group the scale (low nibble) and the minimum (high nibble).
     pub scales: [u8; 16],
     /// Two halves of 128 elements, 32 bytes each; bits `2k` and `2k + 1` of byte `j` of a half
     /// belong to its element `32 k + j`.
     pub qs: [u8; 64],
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Scale of the minimums.
-    pub dmin: Half,
+    pub dmin: UnalignedF16,
 }
 block!(BlockQ2K, Q2_K, 256 values in 84 bytes);
 
@@ -47,7 +47,7 @@ pub struct BlockQ3K {
     /// The groups' 6-bit scales plus 32; see [`BlockQ3K::scale`].
     pub scales: [u8; 12],
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockQ3K, Q3_K, 256 values in 110 bytes);
 
@@ -94,9 +94,9 @@ pub fn scale_min_k4(scales: &[u8; 12], g: usize) -> (u8, u8) {
 #[repr(C)]
 pub struct BlockQ4K {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Scale of the minimums.
-    pub dmin: Half,
+    pub dmin: UnalignedF16,
     /// The groups' 6-bit scales and minimums; see [`scale_min_k4`].
     pub scales: [u8; 12],
     /// Four nibble planes of 32 bytes: byte `32 p + j` holds elements `64 p + j` (low nibble) and
@@ -125,9 +125,9 @@ impl BlockQ4K {
 #[repr(C)]
 pub struct BlockQ5K {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Scale of the minimums.
-    pub dmin: Half,
+    pub dmin: UnalignedF16,
     /// The groups' 6-bit scales and minimums; see [`scale_min_k4`].
     pub scales: [u8; 12],
     /// The fifth bits: bit `g` of byte `j` belongs to element `32 g + j`.
@@ -165,7 +165,7 @@ pub struct BlockQ6K {
     /// The groups' scales.
     pub scales: [i8; 16],
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockQ6K, Q6_K, 256 values in 210 bytes);
 

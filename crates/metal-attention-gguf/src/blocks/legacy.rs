@@ -1,8 +1,8 @@
-//! The first quantised types of ggml: 32 elements with one scale and perhaps a minimum.
+//! The legacy types of ggml, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1` and `Q8_0`: 32 elements with one scale and, in `_1`, a minimum.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 4 bits, symmetric: `x = (q - 8) * d`.
@@ -10,7 +10,7 @@ use crate::TensorType;
 #[repr(C)]
 pub struct BlockQ4_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Nibble plane of `q`: byte `j` holds element `j` (low) and `j + 16` (high).
     pub qs: [u8; 16],
 }
@@ -33,9 +33,9 @@ impl BlockQ4_0 {
 #[repr(C)]
 pub struct BlockQ4_1 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The smallest value.
-    pub m: Half,
+    pub m: UnalignedF16,
     /// Nibble plane of `q`: byte `j` holds element `j` (low) and `j + 16` (high).
     pub qs: [u8; 16],
 }
@@ -58,7 +58,7 @@ impl BlockQ4_1 {
 #[repr(C)]
 pub struct BlockQ5_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The fifth bits: bit `i` of the little-endian 32-bit number belongs to element `i`.
     pub qh: [u8; 4],
     /// Nibble plane of the lower four bits: byte `j` holds element `j` (low) and `j + 16` (high).
@@ -84,9 +84,9 @@ impl BlockQ5_0 {
 #[repr(C)]
 pub struct BlockQ5_1 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The smallest value.
-    pub m: Half,
+    pub m: UnalignedF16,
     /// The fifth bits: bit `i` of the little-endian 32-bit number belongs to element `i`.
     pub qh: [u8; 4],
     /// Nibble plane of the lower four bits: byte `j` holds element `j` (low) and `j + 16` (high).
@@ -107,7 +107,7 @@ impl BlockQ5_1 {
     }
 }
 
-/// Four low bits and, as the lowest bit of `high`, the fifth.
+/// A code of 5 bits: the four bits of `low`, and the lowest bit of `high` as the fifth.
 fn five_bits(low: u8, high: u32) -> i32 {
     (u32::from(low) | (high & 1) << 4) as i32
 }
@@ -117,7 +117,7 @@ fn five_bits(low: u8, high: u32) -> i32 {
 #[repr(C)]
 pub struct BlockQ8_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// `q` of each element.
     pub qs: [i8; 32],
 }

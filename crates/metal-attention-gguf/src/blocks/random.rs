@@ -1,15 +1,16 @@
-//! Blocks that no quantiser made, for tests and measurements.
+//! Random blocks, for tests and measurements.
 
 use half::f16;
 
 use super::e8m0_half;
 use crate::TensorType;
 
-/// Blocks for `n` elements (a multiple of the block length): random codes and quantised scales, each as likely as any
-/// other, and finite scales of scales of either sign, one in sixteen zero, such that no value is beyond `-size..size` by
-/// more than a few percent. Of floats, random numbers in that range. The same `seed` gives the same blocks.
+/// Random blocks of type `ty` for `n` elements, a multiple of the block length. Codes and quantised scales are uniform; the
+/// floating-point scales are finite, of either sign, zero in one of sixteen blocks, and such that no value is outside
+/// `-size..size` by more than a few percent. Float types get random numbers in that range. The same `seed` gives the same
+/// blocks.
 ///
-/// All scales of `MXFP4` are positive, and those of `NVFP4` as its codes allow.
+/// All scales of `MXFP4` are positive, and those of `NVFP4` are codes of that range.
 pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> {
     let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
     // SplitMix64.
@@ -22,14 +23,14 @@ pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> 
     let mut bytes = vec![0; ty.row_bytes(n)];
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
         block.fill_with(|| next() as u8);
-        // A number in -1..1, and in one of sixteen cases zero.
+        // The largest value of the block, in -size..size; in one of sixteen blocks all scales are zero.
         let zero = next().is_multiple_of(16);
         let x = ((next() >> 40) as f32 / (1 << 23) as f32 - 1.0) * size;
-        let mut half = |at: usize, most: f32| {
-            let x = if zero { 0.0 } else { x / most };
+        // Writes a half-precision scale or minimum to byte `at`. `largest`: the largest multiple of it that a value can be.
+        let mut half = |at: usize, largest: f32| {
+            let x = if zero { 0.0 } else { x / largest };
             block[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
         };
-        // The largest multiple of the scale that a value can be.
         match ty {
             TensorType::F32 => block.copy_from_slice(&x.to_le_bytes()),
             TensorType::F16 | TensorType::Q1_0 => half(0, 1.0),
@@ -75,14 +76,14 @@ pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> 
             TensorType::TQ2_0 => half(64, 2.0),
             TensorType::Q2_0 => half(0, 2.0),
             TensorType::MXFP4 => {
-                // The largest power of two with which the largest code is inside, and the three below.
-                let most = (0..=254).rev().find(|&e| 12.0 * e8m0_half(e) <= size).unwrap_or(0);
-                block[0] = if zero { 0 } else { most.saturating_sub((next() % 4) as u8) };
+                // The largest power of two with which the largest code is in range, or one of the three smaller ones.
+                let largest = (0..=254).rev().find(|&e| 12.0 * e8m0_half(e) <= size).unwrap_or(0);
+                block[0] = if zero { 0 } else { largest.saturating_sub((next() % 4) as u8) };
             }
             TensorType::NVFP4 => {
-                let most = (0..127).rev().find(|&d| 12.0 * super::ue4m3_half(d) <= size).unwrap_or(0);
+                let largest = (0..127).rev().find(|&d| 12.0 * super::ue4m3_half(d) <= size).unwrap_or(0);
                 for d in &mut block[..4] {
-                    *d = if zero { 0 } else { most - (next() % (u64::from(most) + 1)) as u8 };
+                    *d = if zero { 0 } else { largest - (next() % (u64::from(largest) + 1)) as u8 };
                 }
             }
         }

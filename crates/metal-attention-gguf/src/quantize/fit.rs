@@ -1,18 +1,20 @@
-//! What all searches share: weights of errors, scales by least squares, and scales that are stored as whole numbers
-//! times a common factor.
+//! The search for scales, which the quantisers share: weights of errors, least-squares scales of groups, and scales that are
+//! stored as integers times a common factor.
+//!
+//! In all functions `x` are elements and `w` the weights of their squared errors. A *group* is the elements that share a scale;
+//! `nearest` rounds an element divided by its scale to the value of the nearest code.
 
 use std::array::from_fn;
 
-use crate::blocks::Half;
+use crate::blocks::UnalignedF16;
 
-/// How many scales are tried per group. They are the inner loop, so that the compiler can work on
-/// several at once.
+/// The number of scales that are tried for a group. They are the inner loop, so that the compiler can vectorise it.
 pub(super) const CANDIDATES: usize = 16;
 
-/// Rounds of choosing the groups' scales and refitting the common factor.
+/// Rounds of choosing the integer scales of groups and refitting the common factor.
 const ROUNDS: usize = 2;
 
-/// Times that a group's scale and minimum are fitted to the codes that come of them.
+/// The most times that a group's scale and minimum are refitted to the codes that they give.
 const REFITS: usize = 3;
 
 /// `1 / d`, or 0 for a block of zeros.
@@ -20,72 +22,78 @@ pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// The value of the largest magnitude, with its sign; the first of several.
+/// The element of the largest magnitude, with its sign; the first one of several.
 pub(super) fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |extreme: f32, &x| if x.abs() > extreme.abs() { x } else { extreme })
 }
 
-/// Rounds to the nearest whole number, ties to even, for magnitudes below 2^22: adding and taking
-/// away 1.5 * 2^23 leaves no bits for a fraction, and unlike `f32::round` is one instruction each.
+/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22: after adding 1.5 * 2^23 a float has no bits for a
+/// fraction. Unlike `f32::round`, this is two instructions.
 pub(super) fn round(x: f32) -> f32 {
     const NO_FRACTION: f32 = 12_582_912.0;
     x + NO_FRACTION - NO_FRACTION
 }
 
-/// How much the square of each element's error counts: by the importance of its column, and more for large elements,
-/// or by `own`, which gets the element and the block's root mean square. Both relative to the block, because squares of
-/// small numbers would vanish.
+/// The weight of each element's squared error. With importance: the importance of its column times
+/// `sqrt(mean square of the block + square of the element)`. Without: `default` of the element's magnitude and of the root mean
+/// square of the block. Magnitudes and importance are relative to their maximum in the block, because squares of small numbers
+/// would underflow.
 pub(super) fn weights<const N: usize>(
     x: &[f32; N],
     importance: Option<&[f32; N]>,
-    own: impl Fn(f32, f32) -> f32,
+    default: impl Fn(f32, f32) -> f32,
 ) -> [f32; N] {
     let unit = inverse(extreme(x).abs());
     let rms = (x.iter().map(|x| (x * unit).powi(2)).sum::<f32>() / N as f32).sqrt();
     match importance {
-        None => x.map(|x| own((x * unit).abs(), rms)),
+        None => x.map(|x| default((x * unit).abs(), rms)),
         Some(importance) => {
             let unit_importance = inverse(extreme(importance));
-            // A column that nothing came through still wants its numbers kept where that costs nothing.
+            // Columns without input get a small weight, so that they are still fitted where that costs the others nothing.
             let column = |i: usize| (importance[i] * unit_importance).max(1e-6);
             from_fn(|i| column(i) * (rms * rms + (x[i] * unit).powi(2)).sqrt())
         }
     }
 }
 
-/// The factors to codes that are tried: those that bring `range` to `largest`, or up to 0.8 codes
-/// less or 0.7 more.
+/// The inverse scales that are tried: those that map `range` to `largest`, or to up to 0.8 codes less or 0.7 codes more.
 fn candidates(largest: f32, range: f32) -> [f32; CANDIDATES] {
     from_fn(|i| (largest + 0.1 * (i as f32 - 8.0)) / range)
 }
 
 // ---- points of a codebook -------------------------------------------------------------------
 
-/// Weighted sums of products of elements and the points that stand for them.
+/// Weighted sums of products of elements `x` and the values `p` of the points that were chosen for them, from which scale and
+/// error follow.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Sums {
+pub(super) struct FitSums {
+    /// The sum of `w x x`.
     pub(super) xx: f32,
+    /// The sum of `w x p`.
     pub(super) xp: f32,
+    /// The sum of `w p p`.
     pub(super) pp: f32,
 }
 
-impl Sums {
+impl FitSums {
+    /// Adds one element.
     pub(super) fn add(&mut self, x: f32, w: f32, p: f32) {
         self.xx += w * x * x;
         self.xp += w * x * p;
         self.pp += w * p * p;
     }
 
+    /// The sums of both sets of elements.
     pub(super) fn plus(self, other: &Self) -> Self {
         Self { xx: self.xx + other.xx, xp: self.xp + other.xp, pp: self.pp + other.pp }
     }
 
-    /// The best scale for these points.
+    /// The least-squares scale for these points.
     pub(super) fn scale(&self) -> f32 {
         if self.pp > 0.0 { self.xp / self.pp } else { 0.0 }
     }
 
-    /// What that scale takes off the squared error.
+    /// The reduction of the squared error by that scale, compared with a scale of 0.
     pub(super) fn gain(&self) -> f32 {
         self.xp * self.scale()
     }
@@ -98,15 +106,15 @@ impl Sums {
 
 // ---- symmetric groups: x = scale * code -----------------------------------------------------
 
-/// The scale with which codes come closest to `x`. `nearest` rounds to the nearest code, and `largest` is the code that
-/// the extreme element is meant for.
+/// The scale with the smallest error for one group. `largest` is the code to which the extreme element is mapped in the middle
+/// of the candidates. 0 for a group of zeros.
 pub(super) fn best_scale(x: &[f32], w: &[f32], largest: f32, nearest: impl Fn(f32) -> f32) -> f32 {
     let extreme = extreme(x);
     if extreme == 0.0 {
         return 0.0;
     }
     let inverses = candidates(largest, extreme);
-    // Per candidate the weighted sums of x * q and q * q.
+    // For each candidate the weighted sums of x * q and q * q.
     let mut sums = [(0.0, 0.0); CANDIDATES];
     for (&x, &w) in x.iter().zip(w) {
         for ((xq, qq), inverse) in sums.iter_mut().zip(inverses) {
@@ -115,7 +123,7 @@ pub(super) fn best_scale(x: &[f32], w: &[f32], largest: f32, nearest: impl Fn(f3
             *qq += w * q * q;
         }
     }
-    // The least-squares scale is xq / qq, and it takes xq^2 / qq off the squared error.
+    // The least-squares scale is xq / qq; it reduces the squared error by xq^2 / qq.
     let gain = |&&(xq, qq): &&(f32, f32)| if qq > 0.0 { xq * xq / qq } else { 0.0 };
     match sums.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) {
         Some(&(xq, qq)) if qq > 0.0 => xq / qq,
@@ -123,15 +131,16 @@ pub(super) fn best_scale(x: &[f32], w: &[f32], largest: f32, nearest: impl Fn(f3
     }
 }
 
-/// Groups of `LEN` elements with whole-number scales: `x = d * scale * code`.
+/// The scales of a block with symmetric groups: `x = d * scale * code`.
 pub(super) struct Symmetric<const GROUPS: usize> {
-    pub(super) d: Half,
-    /// From `-largest` to `largest - 1`.
+    /// The common factor.
+    pub(super) d: UnalignedF16,
+    /// The integer scale of each group, from `-largest` to `largest - 1`.
     pub(super) scales: [i32; GROUPS],
 }
 
-/// Quantises the scales of groups to `-largest..largest` times a common factor, and improves both by turns. `nearest`
-/// is as in [`best_scale`].
+/// Quantises the scales of a block's groups to integers in `-largest..largest` times a common factor, and improves integers and
+/// factor alternately.
 pub(super) fn whole_scales<const GROUPS: usize>(
     x: &[f32],
     w: &[f32],
@@ -162,31 +171,31 @@ pub(super) fn whole_scales<const GROUPS: usize>(
             }
         }
         if qq > 0.0 {
-            d = Half::from_f32(xq / qq);
+            d = UnalignedF16::from_f32(xq / qq);
         }
     }
     Symmetric { d, scales: codes.map(|code| code as i32) }
 }
 
-/// Common factors of `values` with which the extreme one becomes `largest`, or up to three less: numbers that come from
-/// such blocks are found again with one of these.
-fn common_factors(values: &[f32], largest: f32) -> [Half; 4] {
+/// The common factors of `values` that are tried: those with which the extreme value becomes `largest`, or one, two or three
+/// less. With one of these, numbers that were dequantised from such a block are reproduced.
+fn common_factors(values: &[f32], largest: f32) -> [UnalignedF16; 4] {
     let extreme = extreme(values);
-    [0.0, 1.0, 2.0, 3.0].map(|less| Half::from_f32(extreme / (largest - largest.signum() * less)))
+    [0.0, 1.0, 2.0, 3.0].map(|less| UnalignedF16::from_f32(extreme / (largest - largest.signum() * less)))
 }
 
-/// `values` in whole numbers of `d`.
-fn whole<const N: usize>(values: [f32; N], d: Half, low: f32, high: f32) -> [f32; N] {
+/// `values` as integer multiples of `d`, from `low` to `high`.
+fn whole<const N: usize>(values: [f32; N], d: UnalignedF16, low: f32, high: f32) -> [f32; N] {
     let inverse = inverse(d.to_f32());
     values.map(|value| round((value * inverse).clamp(low, high)))
 }
 
-/// Of several the one with the smallest error.
-fn least<T>(of: impl Iterator<Item = T>, error: impl Fn(&T) -> f32) -> Option<T> {
-    of.map(|one| (error(&one), one)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
+/// The candidate with the smallest error; `None` without candidates.
+fn least<T>(candidates: impl Iterator<Item = T>, error: impl Fn(&T) -> f32) -> Option<T> {
+    candidates.map(|one| (error(&one), one)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
-/// Of `code` and its neighbours from `low` to `high` the one of the smallest error.
+/// `code`, or the neighbour `code - 1` or `code + 1` in `low..=high`, whichever has the smallest error.
 pub(super) fn nearby(code: f32, low: f32, high: f32, error: impl Fn(f32) -> f32) -> f32 {
     let mut best = (error(code), code);
     for other in [code - 1.0, code + 1.0] {
@@ -202,16 +211,16 @@ pub(super) fn nearby(code: f32, low: f32, high: f32, error: impl Fn(f32) -> f32)
 
 // ---- groups with a minimum: x = scale * code - min ------------------------------------------
 
-/// The scale and the minimum with which codes from 0 to `largest` come closest to `x`. The scale is at least 0, and so
-/// is the minimum where it `must` be.
-pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: bool) -> (f32, f32) {
-    let low = x.iter().fold(if must { 0.0f32 } else { f32::INFINITY }, |low, &x| low.min(x));
+/// The scale and the minimum with the smallest error for one group with codes from 0 to `largest`. The scale is at least 0;
+/// so is the minimum where `non_negative` is set.
+pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, non_negative: bool) -> (f32, f32) {
+    let low = x.iter().fold(if non_negative { 0.0f32 } else { f32::INFINITY }, |low, &x| low.min(x));
     let high = x.iter().fold(low, |high, &x| high.max(x));
     if high == low {
         return (0.0, -low);
     }
     let inverses = candidates(largest, high - low);
-    // Weighted sums of 1, x and x * x, and per candidate of q, q * q and q * x.
+    // The weighted sums of 1, x and x * x, and for each candidate those of q, q * q and q * x.
     let (mut w, mut wx, mut wxx) = (0.0, 0.0, 0.0);
     let mut sums = [(0.0, 0.0, 0.0); CANDIDATES];
     for (&x, &weight) in x.iter().zip(weights) {
@@ -230,7 +239,7 @@ pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: boo
         let determinant = w * wqq - wq * wq;
         let mut scale = (w * wqx - wq * wx) / determinant;
         let mut min = (wq * wqx - wqq * wx) / determinant;
-        if determinant <= 0.0 || (must && min < 0.0) {
+        if determinant <= 0.0 || (non_negative && min < 0.0) {
             (scale, min) = (wqx / wqq, 0.0);
         }
         let square = scale * (scale * wqq - 2.0 * (min * wq + wqx)) + min * (min * w + 2.0 * wx);
@@ -249,7 +258,7 @@ pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: boo
             sums.2 += weight * q * x;
         }
         let again = fit(sums);
-        // Also false where there is no solution, and a number is none.
+        // Written so that it also stops where there is no solution and the error is NaN.
         if !(sums.1 > 0.0 && again.0 < best.0) {
             break;
         }
@@ -258,21 +267,25 @@ pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: boo
     (best.1, best.2)
 }
 
-/// Groups with whole-number scales and minimums: `x = d * scale * code - dmin * min`.
+/// The scales and minimums of a block: `x = d * scale * code - dmin * min`.
 pub(super) struct Affine<const GROUPS: usize> {
-    pub(super) d: Half,
-    pub(super) dmin: Half,
+    /// The common factor of the scales.
+    pub(super) d: UnalignedF16,
+    /// The common factor of the minimums.
+    pub(super) dmin: UnalignedF16,
+    /// The integer scale of each group.
     pub(super) scales: [f32; GROUPS],
+    /// The integer minimum of each group.
     pub(super) mins: [f32; GROUPS],
 }
 
 impl<const GROUPS: usize> Affine<GROUPS> {
-    /// Codes from 0 to `largest`, scales and minimums from 0 to `largest_scale`.
+    /// Searches scales and minimums, integers from 0 to `largest_scale`, for codes from 0 to `largest`.
     pub(super) fn new(x: &[f32], w: &[f32], largest: f32, largest_scale: f32) -> Self {
         let len = x.len() / GROUPS;
         let fits: [_; GROUPS] = from_fn(|g| best_scale_min(&x[g * len..][..len], &w[g * len..][..len], largest, true));
         let (scales, mins) = (fits.map(|(scale, _)| scale), fits.map(|(_, min)| min));
-        let with = |d: Half, dmin: Half| Self {
+        let with = |d: UnalignedF16, dmin: UnalignedF16| Self {
             d,
             dmin,
             scales: whole(scales, d, 0.0, largest_scale),
@@ -300,7 +313,7 @@ impl<const GROUPS: usize> Affine<GROUPS> {
         x.iter().zip(w).map(|(&x, w)| w * (scale * code(x) - min - x).powi(2)).sum()
     }
 
-    /// Tries neighbours of a group's scale and minimum.
+    /// Replaces the scale and the minimum of group `g` by neighbours that have a smaller error.
     fn improve_group(&mut self, g: usize, x: &[f32], w: &[f32], largest: f32, largest_scale: f32) {
         const NEIGHBOURS: [(f32, f32); 8] =
             [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)];
@@ -319,7 +332,7 @@ impl<const GROUPS: usize> Affine<GROUPS> {
         (self.scales[g], self.mins[g]) = (best.1, best.2);
     }
 
-    /// The best `d` and `dmin` for the codes there are: least squares of `x = d a - dmin b`.
+    /// Refits `d` and `dmin` to the current codes: least squares of `x = d a - dmin b`.
     fn refit(&mut self, x: &[f32], w: &[f32], largest: f32) {
         let codes = self.codes(x, largest);
         let len = x.len() / GROUPS;
@@ -334,7 +347,7 @@ impl<const GROUPS: usize> Affine<GROUPS> {
             bx += wb * x[i];
         }
         let determinant = aa * bb - ab * ab;
-        // Nearly parallel: a solution would be noise.
+        // Where a and b are nearly parallel, a solution for both would be noise: only d is refitted.
         let (d, dmin) = if determinant > 1e-3 * aa * bb {
             ((ax * bb - bx * ab) / determinant, (ax * ab - bx * aa) / determinant)
         } else if aa > 0.0 {
@@ -343,11 +356,11 @@ impl<const GROUPS: usize> Affine<GROUPS> {
             return;
         };
         if d > 0.0 && dmin >= 0.0 {
-            (self.d, self.dmin) = (Half::from_f32(d), Half::from_f32(dmin));
+            (self.d, self.dmin) = (UnalignedF16::from_f32(d), UnalignedF16::from_f32(dmin));
         }
     }
 
-    /// The code of element `i` of `x`.
+    /// A function that returns the code of element `i` of `x`.
     pub(super) fn codes<'a>(&self, x: &'a [f32], largest: f32) -> impl Fn(usize) -> f32 + use<'a, GROUPS> {
         let len = x.len() / GROUPS;
         let inverses = self.scales.map(|scale| inverse(self.d.to_f32() * scale));

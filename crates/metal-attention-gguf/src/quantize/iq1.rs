@@ -1,50 +1,53 @@
-//! `IQ1`: 8 elements are a point of -1, 0 and 1, moved up or down by an eighth. The search is that of `IQ2`, with the
-//! direction of the move in the place of signs.
+//! Quantisers of the `IQ1` types: 8 elements are a point with elements -1, 0 and 1, shifted up or down by 1/8. The search is
+//! that of the `IQ2` types, with the direction of the shift in place of signs.
 
 use std::array::from_fn;
 use std::sync::LazyLock;
 
-use super::codebook::Codebook;
-use super::fit::{Sums, extreme, inverse, nearby, round, weights};
-use crate::blocks::{BlockIq1M, BlockIq1S, Grid, Half, IQ1_DELTA};
+use super::codebook::CodebookSearch;
+use super::fit::{FitSums, extreme, inverse, nearby, round, weights};
+use crate::blocks::{BlockIq1M, BlockIq1S, CodebookGrid, IQ1_DELTA, UnalignedF16};
 
+/// The importance of a block's columns.
 type Columns<'a> = Option<&'a [f32; 256]>;
 
-static IQ1: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ1));
+static IQ1: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ1));
 
-/// Extremes of a group are brought to these values when scales are tried.
+/// The values to which the extreme element of a group is scaled by the scales that are tried.
 const FACTORS: [f32; 14] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.95, 2.1, 2.3, 2.6];
 
-/// So much longer than least squares want it is the result. With so few bits points are far from what they stand for, and
-/// the nearest ones are shorter, all by about the same: a model predicts worse with too small products than with noise.
-/// Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this gives the smallest divergence from the model quantised.
-const LONGER: f32 = 1.1;
+/// The factor by which the stored scale exceeds the least-squares scale. With so few bits the points are far from the
+/// elements, and the nearest ones have smaller norms, all by about the same factor. Products that are too small harm a
+/// model's predictions more than noise does. Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this factor gives the smallest
+/// divergence from the original model.
+const SCALE_CORRECTION: f32 = 1.1;
 
 /// Rounds of choosing the groups' scales and refitting the common factor.
 const ROUNDS: usize = 2;
 
-/// 256 elements: `x = d * (2 scale + 1) * (point ± 1/8)`.
+/// The quantised form of 256 elements: `x = d * (2 scale + 1) * (point ± 1/8)`.
 struct Fit {
-    d: Half,
-    /// Scales, one a group, 0 to 7.
+    d: UnalignedF16,
+    /// The scale of each group, 0 to 7; of 8 groups the first half.
     scales: [u8; 16],
-    /// Codes, one for 8 elements, and whether their point is moved down.
+    /// The code of each 8 elements, and whether their point is shifted down.
     points: [(u16, bool); 32],
 }
 
-/// A group of 32, all moved in one direction (`together`), or of 16, each point in its own.
+/// Quantises 256 elements in groups of `group` elements (32 or 16). `together`: all points of a group are shifted in the same
+/// direction; otherwise each point has its own.
 fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
     let w = weights(x, columns, |x, rms| 0.25 * rms * rms + x * x);
     let groups = |g: usize| (&x[g * group..][..group], &w[g * group..][..group]);
     let n_groups = 256 / group;
-    let mut wanted = [0.0; 16];
-    for (g, scale) in wanted[..n_groups].iter_mut().enumerate() {
+    let mut best_scales = [0.0; 16];
+    for (g, scale) in best_scales[..n_groups].iter_mut().enumerate() {
         let (x, w) = groups(g);
         *scale = best_scale(x, w, together);
     }
     let factor = |code: f32| 2.0 * code + 1.0;
-    let mut d = extreme(&wanted) / factor(7.0);
-    let mut scales = wanted.map(|scale| round(((scale * inverse(d) - 1.0) / 2.0).clamp(0.0, 7.0)));
+    let mut d = extreme(&best_scales) / factor(7.0);
+    let mut scales = best_scales.map(|scale| round(((scale * inverse(d) - 1.0) / 2.0).clamp(0.0, 7.0)));
     for _ in 0..ROUNDS {
         let (mut xp, mut pp) = (0.0, 0.0);
         for (g, code) in scales[..n_groups].iter_mut().enumerate() {
@@ -55,20 +58,20 @@ fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
             pp += factor(*code).powi(2) * sums.pp;
         }
         if pp > 0.0 {
-            d = Half::from_f32(xp / pp).to_f32();
+            d = UnalignedF16::from_f32(xp / pp).to_f32();
         }
     }
-    let d = Half::from_f32(d);
+    let d = UnalignedF16::from_f32(d);
     let mut points = [(0, false); 32];
     for (g, points) in points.chunks_exact_mut(group / 8).take(n_groups).enumerate() {
         let (x, w) = groups(g);
         let (found, _) = nearest(x, w, d.to_f32() * factor(scales[g]), together);
         points.copy_from_slice(&found[..group / 8]);
     }
-    Fit { d: Half::from_f32(LONGER * d.to_f32()), scales: scales.map(|code| code as u8), points }
+    Fit { d: UnalignedF16::from_f32(SCALE_CORRECTION * d.to_f32()), scales: scales.map(|code| code as u8), points }
 }
 
-/// The scale with which points come closest to a group.
+/// The scale with the smallest error for a group; 0 for a group of zeros.
 fn best_scale(x: &[f32], w: &[f32], together: bool) -> f32 {
     let largest = extreme(x).abs();
     if largest == 0.0 {
@@ -85,13 +88,13 @@ fn best_scale(x: &[f32], w: &[f32], together: bool) -> f32 {
     if again.gain() > best.0 { again.scale() } else { best.1 }
 }
 
-/// Up to four points nearest to `x / scale`, and the squared errors with that scale, summed up.
-fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4], Sums) {
+/// The points (up to four) nearest to `x / scale`, each as a code and whether it is shifted down, and the sums for their error.
+fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4], FitSums) {
     let inverse = inverse(scale);
     let mut both = [false, true].map(|down| {
         let delta = if down { -IQ1_DELTA } else { IQ1_DELTA };
         let mut points = [(0, down); 4];
-        let mut sums = [Sums::default(); 4];
+        let mut sums = [FitSums::default(); 4];
         for (i, (x, w)) in x.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0).enumerate() {
             let code = IQ1.nearest(&x.map(|x| x * inverse - delta), w);
             points[i].0 = code;
@@ -101,7 +104,7 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
         }
         (points, sums)
     });
-    let total = |sums: &[Sums; 4]| sums.iter().fold(Sums::default(), Sums::plus);
+    let total = |sums: &[FitSums; 4]| sums.iter().fold(FitSums::default(), FitSums::plus);
     if together {
         let [up, down] = both.map(|(points, sums)| (points, total(&sums)));
         return if down.1.error(scale) < up.1.error(scale) { down } else { up };
@@ -115,10 +118,12 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
     (up.0, total(&up.1))
 }
 
-fn sums(x: &[f32], w: &[f32], scale: f32, together: bool) -> Sums {
+/// The sums for the error of the nearest points with `scale`.
+fn sums(x: &[f32], w: &[f32], scale: f32, together: bool) -> FitSums {
     nearest(x, w, scale, together).1
 }
 
+/// The block of `IQ1_S`.
 pub(super) fn iq1_s(x: &[f32; 256], columns: Columns) -> BlockIq1S {
     let fit = fit(x, columns, 32, true);
     let high = |g: usize| {
@@ -128,6 +133,7 @@ pub(super) fn iq1_s(x: &[f32; 256], columns: Columns) -> BlockIq1S {
     BlockIq1S { d: fit.d, qs: fit.points.map(|(code, _)| code as u8), qh: from_fn(|g| high(g).to_le_bytes()) }
 }
 
+/// The block of `IQ1_M`.
 pub(super) fn iq1_m(x: &[f32; 256], columns: Columns) -> BlockIq1M {
     let fit = fit(x, columns, 16, false);
     let nibble = |i: usize| (fit.points[i].0 >> 8) as u8 | u8::from(fit.points[i].1) << 3;

@@ -1,26 +1,30 @@
-//! The types of groups whose scales are whole numbers: the K types and the IQ4 types.
+//! Quantisers of the K-quants and the IQ4 types, whose groups have integer scales.
 //!
-//! Each group of 16 or 32 elements tries a few scales around the obvious one and refits the best to the codes by
-//! weighted least squares. Then the scales are quantised, and by turns each group's scale is chosen anew among its
-//! neighbours and the common factor refitted. Unlike for the simple types this is not ggml's search, so files differ
-//! from ggml's in bits.
+//! For each group of 16 or 32 elements a few scales around that of the extreme element are tried, and the best one is
+//! refitted to the codes by weighted least squares. Then the scales are quantised; alternately each group's integer scale is
+//! replaced by a better neighbour, and the common factor is refitted. Unlike the quantisers of the legacy types this is not
+//! ggml's search, so files differ from ggml's in bits.
 
 use std::array::from_fn;
 
 use super::fit::{Affine, Symmetric, best_scale, inverse, round, weights, whole_scales};
 use super::legacy::nibbles;
-use crate::blocks::{BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Half, IQ4_VALUES};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IQ4_VALUES, UnalignedF16,
+};
 
+/// The importance of a block's columns.
 type Columns<'a, const N: usize> = Option<&'a [f32; N]>;
 
 // ---- symmetric groups: x = scale * code -----------------------------------------------------
 
-/// Rounds to a whole number from `-largest` to `largest - 1`.
+/// A function that rounds to an integer from `-largest` to `largest - 1`.
 fn linear(largest: f32) -> impl Fn(f32) -> f32 + Copy {
     move |x| round(x.clamp(-largest, largest - 1.0))
 }
 
-/// Codes of 256 elements from 0 to `2 largest - 1`, and the scales of their groups of 16.
+/// Quantises 256 elements in groups of 16 to codes from 0 to `2 largest - 1`, with an offset of `largest`; returns the codes
+/// and the scales.
 fn symmetric(x: &[f32; 256], columns: Columns<256>, largest: f32, largest_scale: f32) -> ([u8; 256], Symmetric<16>) {
     let w = weights(x, columns, |x, _| x * x);
     let (groups, group_weights) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
@@ -31,6 +35,7 @@ fn symmetric(x: &[f32; 256], columns: Columns<256>, largest: f32, largest_scale:
     (q, fit)
 }
 
+/// The block of `Q3_K`.
 pub(super) fn q3_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ3K {
     let (q, fit) = symmetric(x, columns, 4.0, 32.0);
     let scales = fit.scales.map(|scale| (scale + 32) as u8);
@@ -45,14 +50,15 @@ pub(super) fn q3_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ3K {
     }
 }
 
+/// The block of `Q6_K`.
 pub(super) fn q6_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ6K {
     let (q, fit) = symmetric(x, columns, 32.0, 128.0);
     let scales = fit.scales.map(|scale| scale as i8);
     BlockQ6K { ql: nibble_planes(&q, 64), qh: two_bit_planes(&q, 4), scales, d: fit.d }
 }
 
-/// The nearest code to each half step: entry `i` is for `x` from `(i - 256) / 2` to the next. This
-/// is exact, because half way between two neighbouring [`IQ4_VALUES`] is a multiple of one half.
+/// The nearest IQ4 code by steps of one half: entry `i` is for `x` from `(i - 256) / 2` to `(i - 255) / 2`. This is exact,
+/// because the midpoint of two neighbouring [`IQ4_VALUES`] is a multiple of one half.
 const IQ4_CODES: [u8; 512] = {
     let mut codes = [0; 512];
     let mut i = 0;
@@ -72,17 +78,20 @@ fn iq4_code(x: f32) -> u8 {
     IQ4_CODES[(2.0 * x + 256.0).clamp(0.0, 511.0) as usize]
 }
 
+/// The value of [`IQ4_VALUES`] nearest to `x`.
 fn iq4_value(x: f32) -> f32 {
     IQ4_VALUES[usize::from(iq4_code(x))].into()
 }
 
+/// The block of `IQ4_NL`.
 pub(super) fn iq4_nl(x: &[f32; 32], columns: Columns<32>) -> BlockIq4Nl {
     let w = weights(x, columns, |x, _| x * x);
-    let d = Half::from_f32(best_scale(x, &w, IQ4_VALUES[0].into(), iq4_value));
+    let d = UnalignedF16::from_f32(best_scale(x, &w, IQ4_VALUES[0].into(), iq4_value));
     let inverse = inverse(d.to_f32());
     BlockIq4Nl { d, qs: nibbles(&x.map(|x| iq4_code(x * inverse))) }
 }
 
+/// The block of `IQ4_XS`.
 pub(super) fn iq4_xs(x: &[f32; 256], columns: Columns<256>) -> BlockIq4Xs {
     let w = weights(x, columns, |x, _| x * x);
     let (groups, group_weights) = (x.as_chunks::<32>().0, w.as_chunks::<32>().0);
@@ -102,7 +111,7 @@ pub(super) fn iq4_xs(x: &[f32; 256], columns: Columns<256>) -> BlockIq4Xs {
 
 // ---- groups with a minimum: x = scale * code - min ------------------------------------------
 
-/// Codes from 0 to `largest`, scales and minimums from 0 to `largest_scale`.
+/// Quantises 256 elements to codes from 0 to `largest`, with scales and minimums from 0 to `largest_scale`.
 fn affine<const GROUPS: usize>(
     x: &[f32; 256],
     columns: Columns<256>,
@@ -125,16 +134,19 @@ fn pack_scale_min_k4(scales: [f32; 8], mins: [f32; 8]) -> [u8; 12] {
     })
 }
 
+/// The block of `Q2_K`.
 pub(super) fn q2_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ2K {
     let (q, Affine { d, dmin, scales, mins }) = affine::<16>(x, columns, 3.0, 15.0);
     BlockQ2K { scales: from_fn(|g| scales[g] as u8 | (mins[g] as u8) << 4), qs: two_bit_planes(&q, 0), d, dmin }
 }
 
+/// The block of `Q4_K`.
 pub(super) fn q4_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ4K {
     let (q, Affine { d, dmin, scales, mins }) = affine::<8>(x, columns, 15.0, 63.0);
     BlockQ4K { d, dmin, scales: pack_scale_min_k4(scales, mins), qs: nibble_planes(&q, 32) }
 }
 
+/// The block of `Q5_K`.
 pub(super) fn q5_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ5K {
     let (q, Affine { d, dmin, scales, mins }) = affine::<8>(x, columns, 31.0, 63.0);
     let scales = pack_scale_min_k4(scales, mins);
@@ -143,8 +155,8 @@ pub(super) fn q5_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ5K {
 
 // ---- packing --------------------------------------------------------------------------------
 
-/// The low four bits of 256 codes in nibble planes of `plane` bytes: byte `j` of plane `p` holds
-/// elements `2 plane p + j` and `2 plane p + plane + j`.
+/// Packs the low four bits of 256 codes to nibble planes of `plane` bytes: byte `j` of plane `p` contains elements
+/// `2 plane p + j` and `2 plane p + plane + j`.
 fn nibble_planes(q: &[u8; 256], plane: usize) -> [u8; 128] {
     from_fn(|i| {
         let low = i / plane * 2 * plane + i % plane;
@@ -152,7 +164,7 @@ fn nibble_planes(q: &[u8; 256], plane: usize) -> [u8; 128] {
     })
 }
 
-/// Bits `shift` and `shift + 1` of 256 codes, laid out as in [`BlockQ2K::qs`].
+/// Packs bits `shift` and `shift + 1` of 256 codes as in [`BlockQ2K::qs`].
 pub(super) fn two_bit_planes(q: &[u8; 256], shift: u32) -> [u8; 64] {
     from_fn(|i| {
         let first = i / 32 * 128 + i % 32;
@@ -160,7 +172,7 @@ pub(super) fn two_bit_planes(q: &[u8; 256], shift: u32) -> [u8; 64] {
     })
 }
 
-/// Bit `shift` of 256 codes: bit `k` of byte `j` belongs to element `32 k + j`.
+/// Packs bit `shift` of 256 codes: bit `k` of byte `j` belongs to element `32 k + j`.
 fn bit_plane(q: &[u8; 256], shift: u32) -> [u8; 32] {
     from_fn(|j| (0..8).fold(0, |byte, k| byte | (q[32 * k + j] >> shift & 1) << k))
 }

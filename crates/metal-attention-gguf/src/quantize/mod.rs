@@ -1,9 +1,9 @@
-//! Quantisation: blocks of each type that come close to given numbers.
+//! Quantisation: from floats to blocks of each tensor type.
 //!
-//! Without importance the 32-element types round as ggml's reference quantisers do, so the results agree with its
-//! files. All others search, each by the squares of the errors, weighted: large elements count more, and where it is known how
-//! large the input of each column is, important columns do. Values that are not finite, or whose scale overflows half
-//! precision, give blocks without meaning.
+//! Without importance the legacy types are rounded as by ggml's reference quantisers, so the results agree with its files.
+//! All other quantisers search for the scales and codes with the smallest sum of weighted squared errors. Large elements have
+//! larger weights, and with importance (see [`Imatrix`](crate::Imatrix)) so have columns with large inputs. Values that are
+//! not finite, or whose scale overflows half precision, give blocks without meaning.
 
 mod codebook;
 mod fit;
@@ -16,17 +16,18 @@ mod ternary;
 
 use bytemuck::bytes_of;
 
-use crate::blocks::Block;
+use crate::blocks::BlockFormat;
 use crate::{GgufError, Result, TensorType};
 
 impl TensorType {
-    /// Appends the blocks of `src`; an error when `src` is not whole blocks.
+    /// Quantises `src` and appends the blocks to `dst`; an error when `src` is not whole blocks.
     pub fn quantize(self, src: &[f32], dst: &mut Vec<u8>) -> Result<()> {
         self.quantize_rows(src, None, dst)
     }
 
-    /// The same for the rows of a matrix whose columns are of different importance: the mean squares of their inputs,
-    /// `[row_len]` (see [`Imatrix`](crate::Imatrix)). Floats, `Q8_0` and the ternary types take no account of it.
+    /// Quantises the rows of a matrix, `src`, and appends the blocks to `dst`. `importance`, `[row_len]`, is the mean square of
+    /// the input of each column (see [`Imatrix`](crate::Imatrix)); float types, `Q8_0` and the types of one and two bits ignore
+    /// it. An error when `src` is not whole blocks, or not whole rows of the length of `importance`.
     pub fn quantize_rows(self, src: &[f32], importance: Option<&[f32]>, dst: &mut Vec<u8>) -> Result<()> {
         let not_whole = |len: usize| !len.is_multiple_of(self.block_len());
         if not_whole(src.len()) {
@@ -72,8 +73,9 @@ impl TensorType {
     }
 }
 
-/// Quantises block by block, each with the importance of its columns. `N` is the number of elements per block.
-fn each<B: Block, const N: usize>(
+/// Quantises all blocks of `src` with `quantize`, each with the importance of its columns. `N` is the number of elements of a
+/// block.
+fn each<B: BlockFormat, const N: usize>(
     src: &[f32],
     importance: Option<&[f32]>,
     dst: &mut Vec<u8>,

@@ -1,13 +1,15 @@
-//! GBNF, the grammar format of llama.cpp, and the EBNF of `XGrammar` (vLLM's `guided_grammar`), which is nearly the same.
+//! Converts grammars in GBNF (llama.cpp) and EBNF (`XGrammar`; vLLM's `guided_grammar`), which is nearly the same, to
+//! Lark for llguidance.
 //!
-//! [`to_lark`] is the whole way: `syntax.rs` reads the rules, `rules.rs` checks them, `nodes.rs` and `terminals.rs` find which
-//! parts are terminals of a lexer, and `lark.rs` writes what comes of it as a grammar for llguidance.
+//! [`to_lark`] runs all stages: `syntax.rs` parses the rules, `rules.rs` checks them, `nodes.rs` and `terminals.rs`
+//! determine which parts become terminals of llguidance's lexer, with the help of `automaton.rs`, and `lark.rs` writes
+//! the result.
 
-mod language;
+mod automaton;
+mod index_set;
 mod lark;
 mod nodes;
 mod rules;
-mod set;
 mod syntax;
 mod terminals;
 #[cfg(test)]
@@ -15,9 +17,9 @@ mod tests;
 
 use metal_attention::tokenizer::Tokenizer;
 
-use nodes::Grammar;
+use nodes::GbnfGrammar;
 
-/// Whether a grammar is GBNF or EBNF, whose rules are defined by `::=`, and not Lark.
+/// Whether a grammar is GBNF or EBNF, not Lark: a rule is defined by `::=`.
 pub fn is_gbnf(grammar: &str) -> bool {
     grammar.lines().any(|line| {
         let line = line.trim_start();
@@ -26,21 +28,21 @@ pub fn is_gbnf(grammar: &str) -> bool {
     })
 }
 
-/// Why there is no grammar.
+/// The reason why a GBNF grammar cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GbnfError {
-    /// A mistake in the text.
+    /// An error in the grammar's text.
     #[error("line {line}: {problem}")]
     Line {
-        /// The line that has it.
+        /// The line of the error, from 1.
         line: usize,
-        /// What is wrong.
+        /// The description of the error.
         problem: String,
     },
-    /// Nothing says what the whole text is.
+    /// There is no rule "root".
     #[error("it has no rule \"root\", which describes the whole text")]
     NoRoot,
-    /// It is larger than can be followed.
+    /// The grammar exceeds a limit.
     #[error("{0}")]
     TooLarge(String),
 }
@@ -51,13 +53,14 @@ impl GbnfError {
     }
 }
 
-/// What may still be computed for a grammar.
-struct Work(u64);
+/// The number of steps that may still be spent on a grammar.
+struct WorkBudget(u64);
 
-impl Work {
-    /// Steps for one grammar: about a second.
+impl WorkBudget {
+    /// The budget of one grammar, in steps: about a second.
     const ALL: u64 = 300_000_000;
 
+    /// Takes `steps` off the budget; an error if it is exceeded.
     fn spend(&mut self, steps: u64) -> Result<(), GbnfError> {
         match self.0.checked_sub(steps) {
             Some(left) => {
@@ -69,12 +72,12 @@ impl Work {
     }
 }
 
-/// The GBNF grammar `text` in the Lark of llguidance, with terminals of at most `max_terminal` characters. Its tokens are
-/// those of `tokenizer`.
+/// Converts the GBNF grammar `text` to Lark, with terminals of at most `max_terminal` characters. Tokens in it, such
+/// as `<think>`, are looked up in `tokenizer`.
 pub fn to_lark(text: &str, tokenizer: &Tokenizer, max_terminal: usize) -> Result<String, GbnfError> {
     let (root, rules) = syntax::read(text, tokenizer)?;
     let nullable = rules::check(root, &rules)?;
-    let mut grammar = Grammar::new(root, rules, &nullable, max_terminal)?;
-    grammar.take_apart(&mut Work(Work::ALL))?;
+    let mut grammar = GbnfGrammar::new(root, rules, &nullable, max_terminal)?;
+    grammar.split_conflicting_terminals(&mut WorkBudget(WorkBudget::ALL))?;
     Ok(lark::write(&grammar))
 }

@@ -1,118 +1,121 @@
-//! The parts of a grammar, and which of them may be terminals because they are regular and small.
+//! A grammar as a graph of nodes. A node that is regular and small enough may become a terminal, that is, one regular
+//! expression of the lexer. `terminals.rs` decides which of these do.
 
 use regex_syntax::hir::{Class, Hir, Repetition};
 
 use super::GbnfError;
 use super::rules::without_tail;
-use super::syntax::{Expr, Rule};
+use super::syntax::{Expr, GbnfRule};
 
-/// Deepest levels of a terminal, rules written out.
+/// The maximum nesting of a terminal, with the rules that it refers to expanded.
 const MAX_TERMINAL_DEPTH: usize = 60;
-/// Deepest levels of the whole grammar.
+/// The maximum nesting of the whole grammar.
 const MAX_DEPTH: usize = 2000;
-/// The number of a node.
+/// The index of a node in [`GbnfGrammar::nodes`].
 pub type NodeId = usize;
 
 /// A part of a grammar.
-pub struct Node {
-    /// What it is.
-    pub kind: Kind,
-    /// Characters and levels of the terminal that it may be; none where it cannot be one.
+pub struct GrammarNode {
+    /// The kind of the node, with its parts.
+    pub kind: NodeKind,
+    /// Characters and nesting levels of the terminal that the node may become; `None` if it cannot be one.
     pub size: Option<(usize, usize)>,
-    /// The empty text is one that it describes.
+    /// Whether the node matches the empty text.
     pub nullable: bool,
-    /// It may be a terminal, but is in the way of others.
-    pub apart: bool,
+    /// Whether the node could be a terminal, but conflicts with others, so that its parts are terminals instead.
+    pub is_split: bool,
 }
 
-/// What a part of a grammar is.
+/// The kind of a node.
 #[derive(Clone)]
-pub enum Kind {
-    /// Text, or a class of characters.
+pub enum NodeKind {
+    /// A single character, a class of characters, or the empty text.
     Plain(Hir),
     /// A text of several characters.
     Text(String),
-    /// The rule of this number.
+    /// The rule with this number.
     Rule(usize),
-    /// One of these tokens of the vocabulary, or with `negated` any other one.
+    /// One of these tokens of the vocabulary; if `negated`, any other token.
     Token { ids: Vec<u32>, negated: bool },
-    /// One after the other.
+    /// The parts in order.
     Sequence(Vec<NodeId>),
-    /// One of these.
+    /// One of the parts.
     Choice(Vec<NodeId>),
-    /// `min` to `max` times.
-    Repeat { of: NodeId, min: u32, max: Option<u32> },
+    /// `min` to `max` repetitions of `item`; without `max`: any number from `min`.
+    Repeat { item: NodeId, min: u32, max: Option<u32> },
 }
 
-/// A grammar of rules over terminals.
-pub struct Grammar {
-    /// Its parts.
-    pub nodes: Vec<Node>,
-    /// What each rule describes; none where `root` does not lead to it.
+/// A grammar: rules over nodes.
+pub struct GbnfGrammar {
+    /// All nodes.
+    pub nodes: Vec<GrammarNode>,
+    /// The node of each rule's body; `None` if the rule is not reachable from `root`.
     pub bodies: Vec<Option<NodeId>>,
-    /// The rules that `root` leads to, each after those that it names, but for recursion.
+    /// The reachable rules. Each comes after the rules that it refers to, except for recursion.
     pub order: Vec<usize>,
-    /// The rule that describes the whole text.
+    /// The number of the rule that describes the whole text.
     pub root: usize,
 }
 
-impl Grammar {
-    /// The grammar of `rules`, of which `nullable` may be empty, with terminals of at most `max_terminal` characters.
-    pub fn new(root: usize, rules: Vec<Rule>, nullable: &[bool], max_terminal: usize) -> Result<Self, GbnfError> {
-        let mut building = Building {
+impl GbnfGrammar {
+    /// Builds the grammar of `rules`. `nullable` tells for each rule whether it matches the empty text. Terminals have
+    /// at most `max_terminal` characters.
+    pub fn new(root: usize, rules: Vec<GbnfRule>, nullable: &[bool], max_terminal: usize) -> Result<Self, GbnfError> {
+        let mut builder = NodeBuilder {
             rules: rules.into_iter().map(|rule| Some(rule.body)).collect(),
             nullable,
             max_terminal,
             grammar: Self { nodes: Vec::new(), bodies: vec![None; nullable.len()], order: Vec::new(), root },
         };
-        building.rule(root, 0)?;
-        Ok(building.grammar)
+        builder.rule(root, 0)?;
+        Ok(builder.grammar)
     }
 
-    /// What a node is.
-    pub fn kind(&self, node: NodeId) -> &Kind {
+    /// The kind of a node.
+    pub fn kind(&self, node: NodeId) -> &NodeKind {
         &self.nodes[node].kind
     }
 
-    /// What a rule describes, which `root` leads to.
+    /// The body of a rule, which must be reachable from `root`.
     pub fn body(&self, rule: usize) -> NodeId {
         self.bodies[rule].expect("root leads to it")
     }
 
-    /// Whether a node is a terminal.
+    /// Whether a node is a terminal: it may be one and is not split.
     pub fn is_terminal(&self, node: NodeId) -> bool {
         let node = &self.nodes[node];
-        node.size.is_some() && !node.apart
+        node.size.is_some() && !node.is_split
     }
 
     /// The regular expression of a node that may be a terminal.
     pub fn expression(&self, node: NodeId) -> Hir {
         match &self.nodes[node].kind {
-            Kind::Plain(hir) => hir.clone(),
-            Kind::Text(text) => Hir::literal(text.as_bytes()),
-            Kind::Rule(rule) => self.expression(self.body(*rule)),
-            // No part of a terminal is a token.
-            Kind::Token { .. } => Hir::fail(),
-            Kind::Sequence(parts) => Hir::concat(parts.iter().map(|&part| self.expression(part)).collect()),
-            Kind::Choice(parts) => Hir::alternation(parts.iter().map(|&part| self.expression(part)).collect()),
-            Kind::Repeat { of, min, max } => {
-                let sub = Box::new(self.expression(*of));
+            NodeKind::Plain(hir) => hir.clone(),
+            NodeKind::Text(text) => Hir::literal(text.as_bytes()),
+            NodeKind::Rule(rule) => self.expression(self.body(*rule)),
+            // A token is never part of a terminal.
+            NodeKind::Token { .. } => Hir::fail(),
+            NodeKind::Sequence(parts) => Hir::concat(parts.iter().map(|&part| self.expression(part)).collect()),
+            NodeKind::Choice(parts) => Hir::alternation(parts.iter().map(|&part| self.expression(part)).collect()),
+            NodeKind::Repeat { item, min, max } => {
+                let sub = Box::new(self.expression(*item));
                 Hir::repetition(Repetition { min: *min, max: *max, greedy: true, sub })
             }
         }
     }
 }
 
-/// Makes nodes of rules.
-struct Building<'a> {
-    /// The rules that have not been made nodes yet.
+/// Builds the nodes of the rules.
+struct NodeBuilder<'a> {
+    /// The bodies of the rules that are not built yet.
     rules: Vec<Option<Expr>>,
     nullable: &'a [bool],
     max_terminal: usize,
-    grammar: Grammar,
+    grammar: GbnfGrammar,
 }
 
-impl Building<'_> {
+impl NodeBuilder<'_> {
+    /// Builds the body of a rule, unless it is built.
     fn rule(&mut self, number: usize, depth: usize) -> Result<(), GbnfError> {
         let Some(body) = self.rules[number].take() else { return Ok(()) };
         let body = self.node(without_tail(number, body), depth + 1)?;
@@ -121,36 +124,38 @@ impl Building<'_> {
         Ok(())
     }
 
-    fn add(&mut self, kind: Kind, size: Option<(usize, usize)>, nullable: bool) -> NodeId {
+    /// Adds a node. A node that is too large for a terminal loses its size.
+    fn add(&mut self, kind: NodeKind, size: Option<(usize, usize)>, nullable: bool) -> NodeId {
         let small = |&(characters, levels): &(usize, usize)| {
-            let is_text = matches!(kind, Kind::Plain(_) | Kind::Text(_));
+            let is_text = matches!(kind, NodeKind::Plain(_) | NodeKind::Text(_));
             is_text || (characters <= self.max_terminal && levels <= MAX_TERMINAL_DEPTH)
         };
         let size = size.filter(small);
-        self.grammar.nodes.push(Node { kind, size, nullable, apart: false });
+        self.grammar.nodes.push(GrammarNode { kind, size, nullable, is_split: false });
         self.grammar.nodes.len() - 1
     }
 
+    /// Builds the node of an expression.
     fn node(&mut self, expr: Expr, depth: usize) -> Result<NodeId, GbnfError> {
         if depth > MAX_DEPTH {
             return Err(GbnfError::TooLarge(format!("its rules are more than {MAX_DEPTH} deep in each other")));
         }
         Ok(match expr {
-            Expr::Chars(class) => self.add(Kind::Plain(Hir::class(Class::Unicode(class))), Some((1, 1)), false),
+            Expr::Chars(class) => self.add(NodeKind::Plain(Hir::class(Class::Unicode(class))), Some((1, 1)), false),
             Expr::Text(text) => {
                 let n = text.chars().count();
-                let kind = if n > 1 { Kind::Text(text) } else { Kind::Plain(Hir::literal(text.into_bytes())) };
+                let kind = if n > 1 { NodeKind::Text(text) } else { NodeKind::Plain(Hir::literal(text.into_bytes())) };
                 self.add(kind, Some((n, 1)), n == 0)
             }
-            Expr::Token { ids, negated } => self.add(Kind::Token { ids, negated }, None, false),
+            Expr::Token { ids, negated } => self.add(NodeKind::Token { ids, negated }, None, false),
             Expr::Rule(number) => {
                 self.rule(number, depth)?;
                 let size = self.grammar.bodies[number].and_then(|body| self.grammar.nodes[body].size);
-                self.add(Kind::Rule(number), size.map(|(n, levels)| (n, levels + 1)), self.nullable[number])
+                self.add(NodeKind::Rule(number), size.map(|(n, levels)| (n, levels + 1)), self.nullable[number])
             }
             Expr::Sequence(parts) => {
                 let parts = self.nodes(parts, depth)?;
-                // What may be one terminal is one.
+                // Adjacent parts that may be one terminal are grouped.
                 let mut groups: Vec<Vec<NodeId>> = Vec::new();
                 for part in parts {
                     let plain = self.grammar.nodes[part].size.is_some();
@@ -159,7 +164,7 @@ impl Building<'_> {
                         _ => groups.push(vec![part]),
                     }
                 }
-                self.group(groups, Kind::Sequence)
+                self.group(groups, NodeKind::Sequence)
             }
             Expr::Choice(parts) => {
                 let parts = self.nodes(parts, depth)?;
@@ -167,16 +172,16 @@ impl Building<'_> {
                     parts.into_iter().partition(|&part| self.grammar.nodes[part].size.is_some());
                 let groups = others.into_iter().map(|part| vec![part]);
                 let plain = Some(plain).filter(|plain| !plain.is_empty());
-                self.group(plain.into_iter().chain(groups).collect(), Kind::Choice)
+                self.group(plain.into_iter().chain(groups).collect(), NodeKind::Choice)
             }
-            Expr::Repeat { max: Some(0), .. } => self.add(Kind::Sequence(Vec::new()), Some((0, 1)), true),
-            Expr::Repeat { of, min, max } => {
-                let of = self.node(*of, depth + 1)?;
-                let Node { size, nullable, .. } = &self.grammar.nodes[of];
+            Expr::Repeat { max: Some(0), .. } => self.add(NodeKind::Sequence(Vec::new()), Some((0, 1)), true),
+            Expr::Repeat { item, min, max } => {
+                let item = self.node(*item, depth + 1)?;
+                let GrammarNode { size, nullable, .. } = &self.grammar.nodes[item];
                 let times = max.unwrap_or(min).max(1) as usize;
                 let size = size.map(|(characters, levels)| (characters.saturating_mul(times), levels + 1));
                 let nullable = *nullable || min == 0;
-                self.add(Kind::Repeat { of, min, max }, size, nullable)
+                self.add(NodeKind::Repeat { item, min, max }, size, nullable)
             }
         })
     }
@@ -185,8 +190,8 @@ impl Building<'_> {
         parts.into_iter().map(|part| self.node(part, depth + 1)).collect()
     }
 
-    /// A node of groups of nodes, of which those with several parts may be terminals.
-    fn group(&mut self, groups: Vec<Vec<NodeId>>, kind: fn(Vec<NodeId>) -> Kind) -> NodeId {
+    /// Builds a node of groups. A group of several parts becomes a node of its own, which may be a terminal.
+    fn group(&mut self, groups: Vec<Vec<NodeId>>, kind: fn(Vec<NodeId>) -> NodeKind) -> NodeId {
         let mut parts: Vec<NodeId> = Vec::new();
         let n_groups = groups.len();
         for group in groups {
@@ -202,7 +207,8 @@ impl Building<'_> {
         self.whole(parts, kind)
     }
 
-    fn whole(&mut self, parts: Vec<NodeId>, kind: fn(Vec<NodeId>) -> Kind) -> NodeId {
+    /// Adds a node of these parts, with the size and emptiness that follow from them.
+    fn whole(&mut self, parts: Vec<NodeId>, kind: fn(Vec<NodeId>) -> NodeKind) -> NodeId {
         let nodes = &self.grammar.nodes;
         let size = parts.iter().try_fold((0, 0), |(sum, deepest): (usize, usize), &part| {
             nodes[part].size.map(|(characters, levels)| (sum.saturating_add(characters), deepest.max(levels)))
@@ -210,9 +216,13 @@ impl Building<'_> {
         let size = size.map(|(characters, levels)| (characters, levels + 1));
         let kind = kind(parts);
         let nullable = match &kind {
-            Kind::Choice(parts) => parts.iter().any(|&part| nodes[part].nullable),
-            Kind::Sequence(parts) => parts.iter().all(|&part| nodes[part].nullable),
-            Kind::Plain(_) | Kind::Text(_) | Kind::Rule(_) | Kind::Token { .. } | Kind::Repeat { .. } => false,
+            NodeKind::Choice(parts) => parts.iter().any(|&part| nodes[part].nullable),
+            NodeKind::Sequence(parts) => parts.iter().all(|&part| nodes[part].nullable),
+            NodeKind::Plain(_)
+            | NodeKind::Text(_)
+            | NodeKind::Rule(_)
+            | NodeKind::Token { .. }
+            | NodeKind::Repeat { .. } => false,
         };
         self.add(kind, size, nullable)
     }

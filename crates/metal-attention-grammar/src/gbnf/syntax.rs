@@ -1,4 +1,4 @@
-//! The text of a GBNF grammar, read into rules.
+//! The parser of GBNF and EBNF text.
 
 use std::collections::HashMap;
 
@@ -7,72 +7,72 @@ use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
 
 use super::GbnfError;
 
-/// Most bytes of a grammar.
+/// The maximum size of a grammar in bytes.
 const MAX_BYTES: usize = 256 << 10;
-/// Most rules of a grammar.
+/// The maximum number of rules.
 const MAX_RULES: usize = 4096;
-/// Most parts of all rules together.
+/// The maximum number of parts in all rules together.
 const MAX_PARTS: usize = 100_000;
-/// Most groups inside each other.
+/// The maximum nesting of groups.
 const MAX_DEPTH: usize = 100;
-/// Most repetitions that a bound may name.
+/// The maximum count of a repetition.
 const MAX_REPETITIONS: u32 = 10_000;
 
-/// A part of a rule.
+/// An expression: a rule's body or a part of it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expr {
-    /// One of these characters.
+    /// One character of a class.
     Chars(ClassUnicode),
-    /// A text.
+    /// A literal text.
     Text(String),
-    /// What the rule of this number describes.
+    /// The rule with this number.
     Rule(usize),
-    /// One of these tokens of the vocabulary, or with `negated` any other one.
+    /// One of these tokens of the vocabulary; if `negated`, any other token.
     Token { ids: Vec<u32>, negated: bool },
-    /// One after the other.
+    /// The parts in order.
     Sequence(Vec<Expr>),
-    /// One of these.
+    /// One of the parts.
     Choice(Vec<Expr>),
-    /// `min` to `max` times; no `max`: without end.
-    Repeat { of: Box<Expr>, min: u32, max: Option<u32> },
+    /// `min` to `max` repetitions of `item`; without `max`: any number from `min`.
+    Repeat { item: Box<Expr>, min: u32, max: Option<u32> },
 }
 
 impl Expr {
-    /// What describes the empty text.
+    /// The expression that matches only the empty text.
     pub fn empty() -> Self {
         Self::Sequence(Vec::new())
     }
 
-    /// Parts one after the other.
+    /// The parts in order. A single part is that part.
     pub fn sequence(mut parts: Vec<Self>) -> Self {
         if parts.len() == 1 { parts.remove(0) } else { Self::Sequence(parts) }
     }
 
-    /// One of `parts`.
+    /// One of the parts. A single part is that part.
     pub fn choice(mut parts: Vec<Self>) -> Self {
         if parts.len() == 1 { parts.remove(0) } else { Self::Choice(parts) }
     }
 }
 
-/// A rule.
+/// A rule of a grammar.
 #[derive(Debug)]
-pub struct Rule {
-    /// Its name.
+pub struct GbnfRule {
+    /// The name of the rule.
     pub name: String,
-    /// The line where it is defined.
+    /// The line of its definition, from 1.
     pub line: usize,
-    /// What it describes.
+    /// The expression that it is defined as.
     pub body: Expr,
 }
 
-/// Reads the rules of `text`, whose tokens are those of `tokenizer`. The first number is that of the rule `root`.
-pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<Rule>), GbnfError> {
+/// Parses the rules of `text`, with tokens of `tokenizer`. Returns the number of the rule `root` and all rules.
+pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<GbnfRule>), GbnfError> {
     if text.len() > MAX_BYTES {
         let (bytes, most) = (text.len(), MAX_BYTES >> 10);
         return Err(GbnfError::TooLarge(format!("it has {bytes} bytes; at most {most} KiB are allowed")));
     }
     let mut reader =
-        Reader { text, at: 0, counted: (0, 1), tokenizer, numbers: HashMap::new(), rules: Vec::new(), n_parts: 0 };
+        GbnfReader { text, at: 0, counted: (0, 1), tokenizer, numbers: HashMap::new(), rules: Vec::new(), n_parts: 0 };
     reader.skip(true);
     while reader.peek().is_some() {
         reader.rule()?;
@@ -82,33 +82,33 @@ pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<Rule>), Gbn
         return Err(GbnfError::NoRoot);
     };
     let rules = reader.rules.into_iter().map(|rule| match rule.body {
-        Some(body) => Ok(Rule { name: rule.name, line: rule.line, body }),
+        Some(body) => Ok(GbnfRule { name: rule.name, line: rule.line, body }),
         None => Err(GbnfError::at(rule.line, format!("the rule {:?} is not defined", rule.name))),
     });
     Ok((root, rules.collect::<Result<_, _>>()?))
 }
 
-/// A rule that is defined or only named so far.
-struct Named {
+/// A rule that has been referred to, and perhaps defined.
+struct DeclaredRule {
     name: String,
-    /// The line that defines it, else the first one that names it.
+    /// The line that defines it; before that, the first line that refers to it.
     line: usize,
     body: Option<Expr>,
 }
 
-struct Reader<'a> {
+struct GbnfReader<'a> {
     text: &'a str,
-    /// The byte that comes next.
+    /// The byte offset of the next character.
     at: usize,
-    /// A byte, and its line.
+    /// A byte offset and its line, from which lines are counted on.
     counted: (usize, usize),
     tokenizer: &'a Tokenizer,
     numbers: HashMap<String, usize>,
-    rules: Vec<Named>,
+    rules: Vec<DeclaredRule>,
     n_parts: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GbnfReader<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         self.rest().chars().next()
     }
 
-    /// Takes `expected` where it comes next.
+    /// Consumes `expected` if it comes next. Returns whether it did.
     fn take(&mut self, expected: &str) -> bool {
         let comes = self.rest().starts_with(expected);
         if comes {
@@ -126,6 +126,7 @@ impl<'a> Reader<'a> {
         comes
     }
 
+    /// The line of the next character.
     fn line(&mut self) -> usize {
         let (from, line) = if self.counted.0 <= self.at { self.counted } else { (0, 1) };
         let line = line + self.text[from..self.at].bytes().filter(|&byte| byte == b'\n').count();
@@ -137,7 +138,7 @@ impl<'a> Reader<'a> {
         Err(GbnfError::at(self.line(), problem))
     }
 
-    /// What comes next, for messages.
+    /// A description of what comes next, for error messages.
     fn next_words(&self) -> String {
         match self.peek() {
             None => "the grammar ends".into(),
@@ -154,7 +155,7 @@ impl<'a> Reader<'a> {
         self.error(format!("{what} is expected where {next}"))
     }
 
-    /// Goes over blanks and comments, and with `lines` over ends of lines.
+    /// Skips blanks, tabs and comments, and with `lines` also line ends.
     fn skip_blanks(&mut self, lines: bool) {
         while let Some(c) = self.peek() {
             match c {
@@ -166,7 +167,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Goes over blanks and comments. Outside of groups a rule ends with its line where another rule, or nothing, follows.
+    /// Skips blanks and comments. Outside of groups a line end ends the rule if another rule, or nothing, follows; it
+    /// is not skipped then.
     fn skip(&mut self, in_group: bool) {
         self.skip_blanks(in_group);
         if !in_group && matches!(self.peek(), Some('\r' | '\n')) {
@@ -178,6 +180,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Whether a rule definition comes next.
     fn begins_rule(&self) -> bool {
         let name = self.rest().trim_start_matches(is_name);
         name.len() < self.rest().len() && name.trim_start_matches([' ', '\t']).starts_with("::=")
@@ -193,7 +196,7 @@ impl<'a> Reader<'a> {
         Ok(name)
     }
 
-    /// The number of the rule `name`.
+    /// The number of the rule `name`, which is new if it was not mentioned before.
     fn number(&mut self, name: &str) -> Result<usize, GbnfError> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
@@ -203,7 +206,7 @@ impl<'a> Reader<'a> {
             return self.error(format!("it has more than {MAX_RULES} rules"));
         }
         let line = self.line();
-        self.rules.push(Named { name: name.to_owned(), line, body: None });
+        self.rules.push(DeclaredRule { name: name.to_owned(), line, body: None });
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
     }
@@ -290,9 +293,9 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// `part` with what says how often it is repeated.
+    /// `part` with the repetition signs after it.
     fn repeated(&mut self, mut part: Expr, in_group: bool) -> Result<Expr, GbnfError> {
-        // Each repetition is a level, which others than this loop go down.
+        // Each sign adds a level of nesting, over which other functions recurse.
         for _ in 0..MAX_DEPTH {
             let (min, max) = if self.take("*") {
                 (0, None)
@@ -306,12 +309,12 @@ impl<'a> Reader<'a> {
                 return Ok(part);
             };
             self.skip(in_group);
-            part = Expr::Repeat { of: Box::new(part), min, max };
+            part = Expr::Repeat { item: Box::new(part), min, max };
         }
         self.error(format!("a part is repeated by more than {MAX_DEPTH} signs"))
     }
 
-    /// The bounds of a repetition after its brace.
+    /// The bounds of a repetition, after the opening brace.
     fn bounds(&mut self) -> Result<(u32, Option<u32>), GbnfError> {
         self.skip_blanks(false);
         let min = if self.rest().starts_with(',') { 0 } else { self.times()? };
@@ -388,7 +391,7 @@ impl<'a> Reader<'a> {
         Ok(class)
     }
 
-    /// The next character of a text or a class, which may be written as an escape; `None` where the grammar ends.
+    /// The next character of a literal or a class, escapes resolved; `None` at the end of the grammar.
     fn character(&mut self) -> Result<Option<char>, GbnfError> {
         let Some(c) = self.peek() else { return Ok(None) };
         self.at += c.len_utf8();
@@ -409,6 +412,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
+    /// The character with the number that the next `n_digits` hexadecimal digits give.
     fn by_number(&mut self, n_digits: usize) -> Result<char, GbnfError> {
         let digits = self.rest().get(..n_digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
         let Some(digits) = digits else {
@@ -421,7 +425,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `<[1000]>`, `<think>`, or one of these after `!`.
+    /// A token: `<[1000]>` or `<think>`, or either of them negated by `!`.
     fn token(&mut self) -> Result<Expr, GbnfError> {
         let negated = self.take("!");
         let Some(end) = self.rest().find('>').filter(|_| self.rest().starts_with('<')) else {
@@ -443,13 +447,13 @@ impl<'a> Reader<'a> {
             return self.error(format!("{written} is no token of the vocabulary, which has {n_vocab}"));
         };
         self.at += written.len();
-        // What ends a text is no part of it.
+        // A negated token does not match the tokens that end a generation.
         let ends = self.tokenizer.end_of_generation().iter().filter(|_| negated);
         Ok(Expr::Token { ids: [id].iter().chain(ends).copied().collect(), negated })
     }
 }
 
-/// Characters of rules' names.
+/// Whether a character may be in the name of a rule.
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_')
 }

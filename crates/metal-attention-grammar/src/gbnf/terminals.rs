@@ -1,80 +1,82 @@
-//! Which parts of a grammar are terminals of the lexer.
+//! Determines which parts of a grammar become terminals of the lexer.
 //!
-//! llguidance reads a text in two layers: a lexer that finds terminals (regular expressions) and a parser of rules over
-//! them. The larger the terminals, the cheaper each token. But the lexer is greedy: it goes on with a terminal as long as any
-//! that may stand there goes on. GBNF has no lexer, so a part may be a terminal only where that makes no difference: where no
-//! text of it, followed by what may follow it, is also the beginning of a longer text of a terminal that may stand there.
+//! llguidance matches a text in two layers: a lexer that recognises terminals (regular expressions), and a parser of
+//! rules over terminals. The larger the terminals, the cheaper is each token. But the lexer is greedy: it extends a
+//! terminal as long as any terminal that may stand there can be extended. GBNF has no lexer. So a part may be a
+//! terminal only if greediness makes no difference: no text of it, followed by the first byte of what may follow, is
+//! the beginning of a longer text of a terminal that may stand at the same place.
 //!
-//! So: the largest parts without recursion become terminals, and those that are in the way of others are taken apart,
-//! until none is. In the end that leaves single characters, which are never in the way.
+//! The search starts with the largest non-recursive parts as terminals. Terminals that conflict with others are split
+//! into their parts, until there are no conflicts. In the worst case that leaves single characters, which never
+//! conflict.
 
 use std::collections::HashMap;
 
 use regex_syntax::hir::Hir;
 
-use super::language::{Bytes, Comparison, Language};
-use super::nodes::{Grammar, Kind, Node, NodeId};
-use super::set::Set;
-use super::{GbnfError, Work};
+use super::automaton::{ByteSet, TerminalAutomaton, TerminalOverlap};
+use super::index_set::IndexSet;
+use super::nodes::{GbnfGrammar, GrammarNode, NodeId, NodeKind};
+use super::{GbnfError, WorkBudget};
 use crate::pattern::written;
 
-/// Most places at which terminals stand.
-const MAX_PLACES: usize = 2000;
-/// Most characters of all terminals together, repetitions counted.
+/// The maximum number of positions at which terminals stand.
+const MAX_POSITIONS: usize = 2000;
+/// The maximum number of characters of all terminals together, repetitions counted.
 const MAX_CHARACTERS: usize = 500_000;
-/// Rounds after which every terminal that is in the way is split into its characters.
+/// The number of rounds after which a conflicting terminal is split into its characters at once.
 const MAX_ROUNDS: usize = 40;
 
-/// A place at which a terminal, or a token, stands.
-struct Place {
+/// A position in the grammar at which a terminal or a token stands.
+struct TerminalPosition {
     node: NodeId,
-    /// The number of the terminal's language; none for a token.
-    language: Option<usize>,
+    /// The index of the terminal's automaton; `None` for a token.
+    automaton: Option<usize>,
 }
 
-impl Grammar {
-    /// Takes terminals apart until none is in the way of another.
-    pub fn take_apart(&mut self, work: &mut Work) -> Result<(), GbnfError> {
+impl GbnfGrammar {
+    /// Splits terminals until no terminal conflicts with another.
+    pub fn split_conflicting_terminals(&mut self, work: &mut WorkBudget) -> Result<(), GbnfError> {
         for round in 0.. {
             if self.is_terminal(self.body(self.root)) {
                 return Ok(());
             }
-            let in_the_way = self.in_the_way(work)?;
-            if in_the_way.is_empty() {
+            let conflicting = self.conflicting(work)?;
+            if conflicting.is_empty() {
                 return Ok(());
             }
-            for node in in_the_way {
+            for node in conflicting {
                 self.split(node, round >= MAX_ROUNDS);
             }
         }
         Ok(())
     }
 
-    /// Has the parts of a terminal be terminals in its place; with `wholly` its characters.
+    /// Splits a terminal, so that its parts are terminals instead; with `wholly` its characters are.
     fn split(&mut self, node: NodeId, wholly: bool) {
-        if self.nodes[node].apart {
+        if self.nodes[node].is_split {
             return;
         }
         let parts = match self.nodes[node].kind.clone() {
-            Kind::Plain(_) | Kind::Token { .. } => return,
-            Kind::Text(text) => {
-                let character = |c: char| Node {
-                    kind: Kind::Plain(Hir::literal(c.to_string().into_bytes())),
+            NodeKind::Plain(_) | NodeKind::Token { .. } => return,
+            NodeKind::Text(text) => {
+                let character = |c: char| GrammarNode {
+                    kind: NodeKind::Plain(Hir::literal(c.to_string().into_bytes())),
                     size: Some((1, 1)),
                     nullable: false,
-                    apart: false,
+                    is_split: false,
                 };
                 let from = self.nodes.len();
                 self.nodes.extend(text.chars().map(character));
                 let parts: Vec<_> = (from..self.nodes.len()).collect();
-                self.nodes[node].kind = Kind::Sequence(parts.clone());
+                self.nodes[node].kind = NodeKind::Sequence(parts.clone());
                 parts
             }
-            Kind::Rule(rule) => vec![self.body(rule)],
-            Kind::Sequence(parts) | Kind::Choice(parts) => parts,
-            Kind::Repeat { of, .. } => vec![of],
+            NodeKind::Rule(rule) => vec![self.body(rule)],
+            NodeKind::Sequence(parts) | NodeKind::Choice(parts) => parts,
+            NodeKind::Repeat { item, .. } => vec![item],
         };
-        self.nodes[node].apart = true;
+        self.nodes[node].is_split = true;
         if wholly {
             for part in parts {
                 self.split(part, true);
@@ -82,111 +84,116 @@ impl Grammar {
         }
     }
 
-    /// The terminals that are in the way of others.
-    fn in_the_way(&self, work: &mut Work) -> Result<Vec<NodeId>, GbnfError> {
-        let mut collected = Collected { at: HashMap::new(), places: Vec::new(), rules: Set::new(self.bodies.len()) };
+    /// The terminals that conflict with others, or whose automata are too large.
+    fn conflicting(&self, work: &mut WorkBudget) -> Result<Vec<NodeId>, GbnfError> {
+        let mut collected =
+            PositionIndex { at: HashMap::new(), positions: Vec::new(), rules: IndexSet::new(self.bodies.len()) };
         collected.rules.insert(self.root);
         let mut left: Vec<usize> = vec![self.root];
         while let Some(rule) = left.pop() {
             self.collect(self.body(rule), &mut collected, &mut left);
         }
-        let Collected { at, mut places, rules } = collected;
+        let PositionIndex { at, mut positions, rules } = collected;
         let order: Vec<usize> = self.order.iter().copied().filter(|&rule| rules.has(rule)).collect();
-        if places.len() > MAX_PLACES {
+        if positions.len() > MAX_POSITIONS {
             return Err(GbnfError::TooLarge(format!(
-                "it has {} terminals at different places; at most {MAX_PLACES} are allowed",
-                places.len()
+                "it has {} terminals at different places; at most {MAX_POSITIONS} are allowed",
+                positions.len()
             )));
         }
-        let (mut languages, mut too_large) = (Vec::new(), Vec::new());
+        let (mut automata, mut too_large) = (Vec::new(), Vec::new());
         let mut numbers: HashMap<String, Option<usize>> = HashMap::new();
         let mut n_characters = 0;
-        for place in &mut places {
-            let Some((characters, _)) = self.nodes[place.node].size else { continue };
+        for position in &mut positions {
+            let Some((characters, _)) = self.nodes[position.node].size else { continue };
             n_characters += characters;
             work.spend(characters as u64)?;
             if n_characters > MAX_CHARACTERS {
                 return Err(GbnfError::TooLarge("its terminals are too large, repetitions counted".into()));
             }
-            let hir = self.expression(place.node);
+            let hir = self.expression(position.node);
             let number = *numbers.entry(written(&hir)).or_insert_with(|| {
-                let language = Language::new(&hir)?;
-                languages.push(language);
-                Some(languages.len() - 1)
+                let automaton = TerminalAutomaton::new(&hir)?;
+                automata.push(automaton);
+                Some(automata.len() - 1)
             });
-            place.language = number;
+            position.automaton = number;
             if number.is_none() {
-                too_large.push(place.node);
+                too_large.push(position.node);
             }
         }
         if !too_large.is_empty() {
             return Ok(too_large);
         }
-        Neighbours { grammar: self, order, at, places, languages: &languages, compared: HashMap::new() }.conflicts(work)
+        FollowAnalysis { grammar: self, order, at, positions, automata: &automata, compared: HashMap::new() }
+            .conflicts(work)
     }
 
-    /// Adds the places below a node, and to `left` the rules that it names and that are new.
-    fn collect(&self, node: NodeId, collected: &mut Collected, left: &mut Vec<usize>) {
+    /// Adds the positions below a node, and adds new rules that it refers to to `left`.
+    fn collect(&self, node: NodeId, collected: &mut PositionIndex, left: &mut Vec<usize>) {
         let kind = &self.nodes[node].kind;
-        if self.is_terminal(node) || matches!(kind, Kind::Token { .. }) {
-            collected.at.insert(node, collected.places.len());
-            collected.places.push(Place { node, language: None });
+        if self.is_terminal(node) || matches!(kind, NodeKind::Token { .. }) {
+            collected.at.insert(node, collected.positions.len());
+            collected.positions.push(TerminalPosition { node, automaton: None });
             return;
         }
         match kind {
-            Kind::Plain(_) | Kind::Text(_) | Kind::Token { .. } => {}
-            Kind::Rule(rule) => {
+            NodeKind::Plain(_) | NodeKind::Text(_) | NodeKind::Token { .. } => {}
+            NodeKind::Rule(rule) => {
                 if !collected.rules.has(*rule) {
                     collected.rules.insert(*rule);
                     left.push(*rule);
                 }
             }
-            Kind::Sequence(parts) | Kind::Choice(parts) => {
+            NodeKind::Sequence(parts) | NodeKind::Choice(parts) => {
                 for &part in parts {
                     self.collect(part, collected, left);
                 }
             }
-            Kind::Repeat { of, .. } => self.collect(*of, collected, left),
+            NodeKind::Repeat { item, .. } => self.collect(*item, collected, left),
         }
     }
 }
 
-/// The places of a grammar.
-struct Collected {
-    /// The place at which a node stands.
+/// The positions of terminals and tokens in a grammar.
+struct PositionIndex {
+    /// The position of each node that is a terminal or a token.
     at: HashMap<NodeId, usize>,
-    places: Vec<Place>,
-    /// The rules that stand outside of terminals.
-    rules: Set,
+    positions: Vec<TerminalPosition>,
+    /// The rules that are used outside of terminals.
+    rules: IndexSet,
 }
 
-/// What stands next to what.
-struct Neighbours<'a> {
-    grammar: &'a Grammar,
-    /// The rules that stand outside of terminals, each after those that it names, but for recursion.
+/// The analysis of which terminals may follow each other (the FIRST and FOLLOW sets of the grammar), and of the
+/// conflicts.
+struct FollowAnalysis<'a> {
+    grammar: &'a GbnfGrammar,
+    /// The rules that are used outside of terminals. Each comes after the rules that it refers to, except for
+    /// recursion.
     order: Vec<usize>,
-    /// The place at which a node stands.
+    /// The position of each node that is a terminal or a token.
     at: HashMap<NodeId, usize>,
-    places: Vec<Place>,
-    languages: &'a [Language],
-    compared: HashMap<(usize, usize), Comparison>,
+    positions: Vec<TerminalPosition>,
+    automata: &'a [TerminalAutomaton],
+    compared: HashMap<(usize, usize), TerminalOverlap>,
 }
 
-impl Neighbours<'_> {
-    /// The nodes of terminals that go on where another one has ended and something else may follow.
-    fn conflicts(mut self, work: &mut Work) -> Result<Vec<NodeId>, GbnfError> {
+impl FollowAnalysis<'_> {
+    /// The terminals that the lexer would extend although another terminal has ended and something else may follow it.
+    fn conflicts(mut self, work: &mut WorkBudget) -> Result<Vec<NodeId>, GbnfError> {
         let (first, follow) = self.follow(work)?;
         let together = self.together(&first, &follow, work)?;
-        let first_bytes = |place: usize| self.places[place].language.map(|number| self.languages[number].first());
-        let next_bytes: Vec<Bytes> = follow
+        let first_bytes =
+            |position: usize| self.positions[position].automaton.map(|number| self.automata[number].first());
+        let next_bytes: Vec<ByteSet> = follow
             .iter()
             .map(|follow| {
-                let mut bytes = Bytes::default();
+                let mut bytes = ByteSet::default();
                 follow.iter().filter_map(first_bytes).for_each(|other| bytes.add(other));
                 bytes
             })
             .collect();
-        let mut found = Set::new(self.places.len());
+        let mut found = IndexSet::new(self.positions.len());
         for (a, with) in together.iter().enumerate() {
             for b in with.iter() {
                 if !found.has(b) && self.compare(a, b, work)?.go_on.meets(next_bytes[a]) {
@@ -194,29 +201,29 @@ impl Neighbours<'_> {
                 }
             }
         }
-        Ok(found.iter().map(|place| self.places[place].node).collect())
+        Ok(found.iter().map(|position| self.positions[position].node).collect())
     }
 
-    /// How the terminals of two places are related.
-    fn compare(&mut self, a: usize, b: usize, work: &mut Work) -> Result<Comparison, GbnfError> {
-        let (Some(a), Some(b)) = (self.places[a].language, self.places[b].language) else {
-            // Tokens have no texts that others share, but may be the same one.
-            let share = self.places[a].language.is_none() && self.places[b].language.is_none();
-            return Ok(Comparison { share, ..Comparison::default() });
+    /// The relation of the terminals at two positions. Results are cached.
+    fn compare(&mut self, a: usize, b: usize, work: &mut WorkBudget) -> Result<TerminalOverlap, GbnfError> {
+        let (Some(a), Some(b)) = (self.positions[a].automaton, self.positions[b].automaton) else {
+            // Tokens share no text with terminals, but two positions may have the same token.
+            let share = self.positions[a].automaton.is_none() && self.positions[b].automaton.is_none();
+            return Ok(TerminalOverlap { share, ..TerminalOverlap::default() });
         };
         if let Some(&known) = self.compared.get(&(a, b)) {
             return Ok(known);
         }
-        let comparison = self.languages[a].compare(&self.languages[b], work)?;
+        let comparison = self.automata[a].compare(&self.automata[b], work)?;
         self.compared.insert((a, b), comparison);
         Ok(comparison)
     }
 
-    /// The places at which a text may begin, and those that may follow each place.
-    fn follow(&self, work: &mut Work) -> Result<(Set, Vec<Set>), GbnfError> {
-        let n = self.places.len();
-        let Grammar { bodies, root, .. } = self.grammar;
-        let mut first = vec![Set::new(n); bodies.len()];
+    /// The positions at which a text may begin, and for each position those that may follow it.
+    fn follow(&self, work: &mut WorkBudget) -> Result<(IndexSet, Vec<IndexSet>), GbnfError> {
+        let n = self.positions.len();
+        let GbnfGrammar { bodies, root, .. } = self.grammar;
+        let mut first = vec![IndexSet::new(n); bodies.len()];
         loop {
             let mut changed = false;
             for &rule in &self.order {
@@ -227,7 +234,11 @@ impl Neighbours<'_> {
                 break;
             }
         }
-        let mut after = After { rules: vec![Set::new(n); bodies.len()], places: vec![Set::new(n); n], changed: true };
+        let mut after = FollowSets {
+            rules: vec![IndexSet::new(n); bodies.len()],
+            positions: vec![IndexSet::new(n); n],
+            changed: true,
+        };
         while after.changed {
             after.changed = false;
             for &rule in self.order.iter().rev() {
@@ -235,23 +246,23 @@ impl Neighbours<'_> {
                 self.push_after(self.grammar.body(rule), set, &first, &mut after, work)?;
             }
         }
-        Ok((first.swap_remove(*root), after.places))
+        Ok((first.swap_remove(*root), after.positions))
     }
 
-    /// The places at which what `node` describes may begin.
-    fn first(&self, node: NodeId, rules: &[Set], work: &mut Work) -> Result<Set, GbnfError> {
-        work.spend(1 + self.places.len() as u64 / 64)?;
-        let mut set = Set::new(self.places.len());
-        if let Some(&place) = self.at.get(&node) {
-            set.insert(place);
+    /// The positions at which a text of `node` may begin.
+    fn first(&self, node: NodeId, rules: &[IndexSet], work: &mut WorkBudget) -> Result<IndexSet, GbnfError> {
+        work.spend(1 + self.positions.len() as u64 / 64)?;
+        let mut set = IndexSet::new(self.positions.len());
+        if let Some(&position) = self.at.get(&node) {
+            set.insert(position);
             return Ok(set);
         }
         match self.grammar.kind(node) {
-            Kind::Plain(_) | Kind::Text(_) | Kind::Token { .. } => {}
-            Kind::Rule(rule) => {
+            NodeKind::Plain(_) | NodeKind::Text(_) | NodeKind::Token { .. } => {}
+            NodeKind::Rule(rule) => {
                 set.add(&rules[*rule]);
             }
-            Kind::Sequence(parts) => {
+            NodeKind::Sequence(parts) => {
                 for &part in parts {
                     set.add(&self.first(part, rules, work)?);
                     if !self.grammar.nodes[part].nullable {
@@ -259,34 +270,34 @@ impl Neighbours<'_> {
                     }
                 }
             }
-            Kind::Choice(parts) => {
+            NodeKind::Choice(parts) => {
                 for &part in parts {
                     set.add(&self.first(part, rules, work)?);
                 }
             }
-            Kind::Repeat { of, .. } => return self.first(*of, rules, work),
+            NodeKind::Repeat { item, .. } => return self.first(*item, rules, work),
         }
         Ok(set)
     }
 
-    /// Has what is below `node` know that `set` follows it.
+    /// Adds `set` to what may follow `node`, and passes it on to the positions below `node`.
     fn push_after(
         &self,
         node: NodeId,
-        mut set: Set,
-        first: &[Set],
-        after: &mut After,
-        work: &mut Work,
+        mut set: IndexSet,
+        first: &[IndexSet],
+        after: &mut FollowSets,
+        work: &mut WorkBudget,
     ) -> Result<(), GbnfError> {
-        work.spend(1 + self.places.len() as u64 / 64)?;
-        if let Some(&place) = self.at.get(&node) {
-            after.places[place].add(&set);
+        work.spend(1 + self.positions.len() as u64 / 64)?;
+        if let Some(&position) = self.at.get(&node) {
+            after.positions[position].add(&set);
             return Ok(());
         }
         match self.grammar.kind(node) {
-            Kind::Plain(_) | Kind::Text(_) | Kind::Token { .. } => {}
-            Kind::Rule(rule) => after.changed |= after.rules[*rule].add(&set),
-            Kind::Sequence(parts) => {
+            NodeKind::Plain(_) | NodeKind::Text(_) | NodeKind::Token { .. } => {}
+            NodeKind::Rule(rule) => after.changed |= after.rules[*rule].add(&set),
+            NodeKind::Sequence(parts) => {
                 for &part in parts.iter().rev() {
                     self.push_after(part, set.clone(), first, after, work)?;
                     let before = self.first(part, first, work)?;
@@ -297,33 +308,39 @@ impl Neighbours<'_> {
                     }
                 }
             }
-            Kind::Choice(parts) => {
+            NodeKind::Choice(parts) => {
                 for &part in parts {
                     self.push_after(part, set.clone(), first, after, work)?;
                 }
             }
-            Kind::Repeat { of, max, .. } => {
+            NodeKind::Repeat { item, max, .. } => {
                 if *max != Some(1) {
-                    set.add(&self.first(*of, first, work)?);
+                    set.add(&self.first(*item, first, work)?);
                 }
-                self.push_after(*of, set, first, after, work)?;
+                self.push_after(*item, set, first, after, work)?;
             }
         }
         Ok(())
     }
 
-    /// For each place those that the lexer may have to tell from it: both may come after the same text.
-    fn together(&mut self, first: &Set, follow: &[Set], work: &mut Work) -> Result<Vec<Set>, GbnfError> {
-        let n = self.places.len();
+    /// For each position, the positions that the lexer may have to distinguish from it: both may come after the same
+    /// text.
+    fn together(
+        &mut self,
+        first: &IndexSet,
+        follow: &[IndexSet],
+        work: &mut WorkBudget,
+    ) -> Result<Vec<IndexSet>, GbnfError> {
+        let n = self.positions.len();
         let words = 1 + n as u64 / 64;
-        let mut together = vec![Set::new(n); n];
+        let mut together = vec![IndexSet::new(n); n];
         for set in follow.iter().chain([first]) {
-            for place in set.iter() {
+            for position in set.iter() {
                 work.spend(words)?;
-                together[place].add(set);
+                together[position].add(set);
             }
         }
-        let mut seen = vec![Set::new(n); n];
+        let mut seen = vec![IndexSet::new(n); n];
         loop {
             let mut changed = false;
             for a in 0..n {
@@ -336,9 +353,9 @@ impl Neighbours<'_> {
                         continue;
                     }
                     for (from, to) in [(a, b), (b, a)] {
-                        for place in follow[from].iter() {
+                        for position in follow[from].iter() {
                             work.spend(words)?;
-                            together[place].add(&follow[to]);
+                            together[position].add(&follow[to]);
                         }
                     }
                 }
@@ -350,9 +367,9 @@ impl Neighbours<'_> {
     }
 }
 
-/// What may follow rules and places.
-struct After {
-    rules: Vec<Set>,
-    places: Vec<Set>,
+/// The positions that may follow each rule and each position, during the fixpoint iteration.
+struct FollowSets {
+    rules: Vec<IndexSet>,
+    positions: Vec<IndexSet>,
     changed: bool,
 }

@@ -1,4 +1,4 @@
-//! Grammars, the texts that they describe, and texts that they do not.
+//! Tests of GBNF grammars: texts that each grammar must accept and texts that it must refuse.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use metal_attention::tokenizer::Tokenizer;
 
-use super::syntax::{Expr, Rule};
+use super::syntax::{Expr, GbnfRule};
 use crate::test_vocabulary::{accepts, vocabulary};
-use crate::{Form, Grammars};
+use crate::{AnswerForm, GrammarCompiler};
 
-/// The vocabulary of the bytes, and two control tokens.
+/// A vocabulary of the 256 bytes and two control tokens.
 fn bytes() -> Arc<Tokenizer> {
     vocabulary(&["<think>", "</think>"])
 }
 
-/// `grammar` describes the texts of `good`, and none of `bad`.
+/// Checks that `grammar` accepts the texts of `good` and refuses those of `bad`.
 #[track_caller]
 fn describes(grammar: &str, good: &[&str], bad: &[&str]) {
     let tokenizer = bytes();
-    let made = Grammars::new(&tokenizer).raw(&Form::Gbnf(grammar.into()), &mut Vec::new());
+    let made = GrammarCompiler::new(&tokenizer).raw(&AnswerForm::Gbnf(grammar.into()), &mut Vec::new());
     let made = made.unwrap_or_else(|error| {
         panic!("{error}\n{grammar}\n{}", super::to_lark(grammar, &tokenizer, 20_000).unwrap_or_default())
     });
@@ -56,7 +56,7 @@ fn json() {
     );
 }
 
-/// As it was written before repetitions had bounds: the space calls itself.
+/// The JSON grammar from before repetitions had bounds: the rule for white space is recursive.
 #[test]
 fn json_with_recursive_space() {
     describes(
@@ -200,10 +200,10 @@ cjk         ::= [一-鿿]
     );
 }
 
-/// The lexer of llguidance is greedy; none of these may show it.
+/// llguidance's lexer is greedy; these grammars would be matched wrongly if that made a difference.
 #[test]
-fn terminals_are_not_in_the_way_of_others() {
-    // Recursion keeps each from being a regular expression.
+fn greedy_terminals_do_not_conflict() {
+    // Recursion prevents the whole grammar from becoming one terminal.
     let nested = |inner: &str| format!("root ::= \"<\" root \">\" | text\n{inner}");
     describes(&nested("text ::= [a-z]+ \"x\""), &["ax", "<abxx>", "<<xxx>>"], &["x", "<ab>", "ax>"]);
     describes(
@@ -246,7 +246,7 @@ fn repetitions() {
 
 #[test]
 fn layouts() {
-    // XGrammar goes on with a rule on the next line.
+    // In XGrammar's EBNF a rule may continue on the next line.
     describes(
         "\n   root ::= a\n      | b   # two\n\n   a ::= \"a\"\n     \"c\"\n   b ::= \"b\" |\n\n \"d\"",
         &["ac", "b", "d"],
@@ -276,7 +276,7 @@ fn tokens() {
 
 #[test]
 fn mistakes_are_named() {
-    let grammars = Grammars::new(&bytes());
+    let grammars = GrammarCompiler::new(&bytes());
     for (grammar, said) in [
         ("", "it has no rule \"root\", which describes the whole text"),
         ("start ::= \"a\"", "it has no rule \"root\", which describes the whole text"),
@@ -305,7 +305,8 @@ fn mistakes_are_named() {
         ("root ::= \"a\" (=\"b\")", "line 1: look-aheads, (=...), cannot be followed"),
         ("root ::= \"a\" ;", "line 1: a part of a rule, or the end of the line, is expected where \";\" comes"),
     ] {
-        let error = grammars.raw(&Form::Gbnf(grammar.into()), &mut Vec::new()).err().map(|error| error.to_string());
+        let error =
+            grammars.raw(&AnswerForm::Gbnf(grammar.into()), &mut Vec::new()).err().map(|error| error.to_string());
         assert_eq!(error, Some(format!("the grammar: {said}")), "{grammar}");
     }
 }
@@ -322,7 +323,7 @@ fn hostile_grammars_are_refused_in_time() {
         .collect::<Vec<_>>()
         .concat();
     let many = (0..3000).map(|i| format!(" | \"k{i}\" root \"{i}\"")).collect::<Vec<_>>().concat();
-    let grammars = Grammars::new(&bytes());
+    let grammars = GrammarCompiler::new(&bytes());
     for (grammar, is_made) in [
         ("root ::= ".to_owned() + &"(".repeat(100_000), false),
         ("root ::= ".to_owned() + &"(".repeat(5000) + "\"a\"" + &")*".repeat(5000), false),
@@ -341,7 +342,7 @@ fn hostile_grammars_are_refused_in_time() {
         ("a ::= b\n".repeat(1 << 14), false),
     ] {
         let start = Instant::now();
-        let made = grammars.raw(&Form::Gbnf(grammar.clone()), &mut Vec::new());
+        let made = grammars.raw(&AnswerForm::Gbnf(grammar.clone()), &mut Vec::new());
         let took = start.elapsed();
         let said = made.as_ref().err().map_or_else(String::new, ToString::to_string);
         let shown: String = grammar.chars().take(60).collect();
@@ -350,8 +351,8 @@ fn hostile_grammars_are_refused_in_time() {
     }
 }
 
-/// Whether `expr` describes `text[at..end]`, for each end that it does.
-fn ends(expr: &Expr, rules: &[Rule], text: &[char], at: usize) -> BTreeSet<usize> {
+/// The ends of the texts from `at` on that `expr` matches.
+fn ends(expr: &Expr, rules: &[GbnfRule], text: &[char], at: usize) -> BTreeSet<usize> {
     match expr {
         Expr::Chars(class) => {
             let has = |c: &&char| class.ranges().iter().any(|range| (range.start()..=range.end()).contains(*c));
@@ -367,25 +368,25 @@ fn ends(expr: &Expr, rules: &[Rule], text: &[char], at: usize) -> BTreeSet<usize
             from.into_iter().flat_map(|at| ends(part, rules, text, at)).collect()
         }),
         Expr::Choice(parts) => parts.iter().flat_map(|part| ends(part, rules, text, at)).collect(),
-        Expr::Repeat { of, min, max } => {
+        Expr::Repeat { item, min, max } => {
             let (mut all, mut from) = (BTreeSet::new(), BTreeSet::from([at]));
-            // What is not empty comes no more often than there are characters.
+            // A non-empty item occurs at most as often as there are characters.
             for times in 0..=max.map_or(*min as usize + text.len(), |max| max as usize) {
                 if times >= *min as usize {
                     all.extend(&from);
                 }
-                from = from.into_iter().flat_map(|at| ends(of, rules, text, at)).collect();
+                from = from.into_iter().flat_map(|at| ends(item, rules, text, at)).collect();
             }
             all
         }
     }
 }
 
-/// Random rules over two letters, held to all short texts of them.
+/// Random grammars over two letters are compared with a direct evaluation of their rules, for all short texts.
 #[test]
 fn random_grammars_describe_what_their_rules_say() {
-    fn expr(random: &mut Random, depth: usize) -> String {
-        let inner = |random: &mut Random| expr(random, depth + 1);
+    fn expr(random: &mut Lcg, depth: usize) -> String {
+        let inner = |random: &mut Lcg| expr(random, depth + 1);
         match random.below(if depth > 3 { 4 } else { 10 }) {
             0 => "\"a\"".into(),
             1 => "\"ab\"".into(),
@@ -398,11 +399,11 @@ fn random_grammars_describe_what_their_rules_say() {
         }
     }
     let tokenizer = bytes();
-    let grammars = Grammars::new(&tokenizer);
+    let grammars = GrammarCompiler::new(&tokenizer);
     let texts: Vec<String> = (0..=5)
         .flat_map(|n| (0..1 << n).map(move |bits| (0..n).map(|i| if bits >> i & 1 == 0 { 'a' } else { 'b' }).collect()))
         .collect();
-    let mut random = Random(1);
+    let mut random = Lcg(1);
     let mut n_made = 0;
     while n_made < 60 {
         let [root, x, y] = [(); 3].map(|()| expr(&mut random, 0));
@@ -412,7 +413,7 @@ fn random_grammars_describe_what_their_rules_say() {
             continue;
         }
         n_made += 1;
-        let made = grammars.raw(&Form::Gbnf(grammar.clone()), &mut Vec::new()).unwrap();
+        let made = grammars.raw(&AnswerForm::Gbnf(grammar.clone()), &mut Vec::new()).unwrap();
         for text in &texts {
             let chars: Vec<char> = text.chars().collect();
             let described = ends(&rules[number].body, &rules, &chars, 0).contains(&chars.len());
@@ -422,10 +423,10 @@ fn random_grammars_describe_what_their_rules_say() {
     }
 }
 
-/// A generator of pseudo-random numbers (an LCG with the multiplier of MMIX).
-struct Random(u64);
+/// A pseudo-random number generator: an LCG with the multiplier of MMIX.
+struct Lcg(u64);
 
-impl Random {
+impl Lcg {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % bound

@@ -1,32 +1,35 @@
-//! JSON schemas whose objects hold what they name and nothing else. By the letter of JSON Schema an object may have any
-//! further properties unless `additionalProperties` says otherwise, and a small model that may add some does not end.
+//! Closes the objects of a JSON schema: an object may have only the properties that the schema names.
 //!
-//! What follows a closed schema follows the schema as it was.
+//! By the JSON Schema specification an object may have any further properties unless `additionalProperties` forbids
+//! them. A small model that may add properties often does not stop adding them.
+//!
+//! Every value that is valid under the closed schema is valid under the original one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::{Map, Value};
 
-/// Schemas and names that are looked at and written for one schema. References can make a small schema a huge one.
+/// The maximum number of schemas and names that are read and written for one schema. References can expand a small
+/// schema to a huge one.
 const MAX_WORK: usize = 200_000;
 
-/// `schema` with `additionalProperties: false` in each object that does not say what else it may hold: in those that name
-/// properties, and with `strict` also in those that name none. An error where that is too much work.
+/// `schema` with `additionalProperties: false` in each object that does not decide on additional properties itself: in
+/// objects that name properties, and with `strict` also in those that name none. An error if it takes too much work.
 pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     let definitions = schema.get("$defs").and_then(Value::as_object);
     let mut closer =
         Closer { root: schema, strict, references: BTreeMap::new(), pending: VecDeque::new(), n_names: 0, work: 0 };
-    let mut closed = closer.close(schema, &Names::default())?;
+    let mut closed = closer.close(schema, &PropertyNames::default())?;
     let mut added = Map::new();
     while let Some((name, target, form)) = closer.pending.pop_front() {
         let definition = match form {
-            Form::Closed => closer.close(target, &Names::default())?,
-            Form::Open => closer.open(target)?,
+            DefinitionForm::Closed => closer.close(target, &PropertyNames::default())?,
+            DefinitionForm::Open => closer.open(target)?,
         };
         added.insert(name, definition);
     }
     if let (false, Some(root)) = (added.is_empty(), closed.as_object_mut()) {
-        // All references lead to what was added.
+        // All references lead to definitions in `added`.
         let also = definitions.into_iter().flatten().filter(|(name, _)| !added.contains_key(*name));
         let all: Map<_, _> = also.map(|(name, value)| (name.clone(), value.clone())).collect();
         root.insert("$defs".into(), Value::Object(all.into_iter().chain(added).collect()));
@@ -34,16 +37,16 @@ pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     Ok(closed)
 }
 
-/// The names of an object's properties.
+/// The names of an object's properties, collected from the schemas that describe the object.
 #[derive(Default)]
-struct Names {
+struct PropertyNames {
     properties: BTreeSet<String>,
     patterns: BTreeSet<String>,
-    /// What else it may hold is said, or cannot be known.
-    settled: bool,
+    /// Whether a schema decides on additional properties itself, or cannot be resolved. Then the object is not closed.
+    additional_decided: bool,
 }
 
-impl Names {
+impl PropertyNames {
     fn is_empty(&self) -> bool {
         self.properties.is_empty() && self.patterns.is_empty()
     }
@@ -55,35 +58,36 @@ impl Names {
     fn extend(&mut self, more: Self) {
         self.properties.extend(more.properties);
         self.patterns.extend(more.patterns);
-        self.settled |= more.settled;
+        self.additional_decided |= more.additional_decided;
     }
 }
 
-/// What becomes of the schema that a reference leads to.
+/// The form of the definition that replaces the target of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
-    /// It describes all of an object, and is closed.
+enum DefinitionForm {
+    /// The target describes the whole object and is closed.
     Closed,
-    /// It describes a part of an object: what holds the parts together is closed.
+    /// The target describes a part of an object; the schema that combines the parts is closed.
     Open,
 }
 
-/// Keywords whose values are parts of the same object, of which one holds.
+/// Keywords that list alternative schemas of the same object.
 const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
 
 struct Closer<'a> {
     root: &'a Value,
     strict: bool,
-    /// What references lead to, and the name of the definition that takes its place.
-    references: BTreeMap<(&'a str, Form), String>,
-    /// Definitions to be made.
-    pending: VecDeque<(String, &'a Value, Form)>,
-    /// Names that were tried for them.
+    /// The name of the new definition for each reference and form.
+    references: BTreeMap<(&'a str, DefinitionForm), String>,
+    /// Definitions that are still to be made: name, schema, form.
+    pending: VecDeque<(String, &'a Value, DefinitionForm)>,
+    /// The number of definition names tried so far.
     n_names: usize,
     work: usize,
 }
 
 impl<'a> Closer<'a> {
+    /// Takes `n` units off the work limit.
     fn spend(&mut self, n: usize) -> Result<(), String> {
         self.work += n;
         if self.work > MAX_WORK {
@@ -95,8 +99,8 @@ impl<'a> Closer<'a> {
         Ok(())
     }
 
-    /// `schema`, whose object holds what it names and the names `also`.
-    fn close(&mut self, schema: &'a Value, also: &Names) -> Result<Value, String> {
+    /// The closed form of `schema`, whose object may have the properties that it names, and those of `also`.
+    fn close(&mut self, schema: &'a Value, also: &PropertyNames) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut closed = self.insides(object)?;
         let list = |keyword: &str| object.get(keyword).and_then(Value::as_array);
@@ -107,27 +111,31 @@ impl<'a> Closer<'a> {
         if n_parts == 0 {
             return self.seal(closed, also);
         }
-        if n_parts == 1 && also.is_empty() && !names_properties(object) && !is_settled(object) {
-            // The one part is the whole object.
-            let close = |closer: &mut Self, _: &str, part| closer.close(part, &Names::default());
-            self.map_parts(object, &mut closed, Form::Closed, close)?;
+        if n_parts == 1 && also.is_empty() && !names_properties(object) && !decides_additional(object) {
+            // The single part describes the whole object.
+            let close = |closer: &mut Self, _: &str, part| closer.close(part, &PropertyNames::default());
+            self.map_parts(object, &mut closed, DefinitionForm::Closed, close)?;
             return Ok(Value::Object(closed));
         }
-        // Several parts make one object, which is closed around the names of all of them.
+        // The parts together describe one object. It is closed with the names of all parts.
         let target = reference.map(|reference| self.resolve(reference));
         let mut fixed = self.names(list("allOf").into_iter().flatten().chain(target.flatten()).collect())?;
-        fixed.settled |= is_settled(object) || target == Some(None);
-        if fixed.settled {
-            self.map_parts(object, &mut closed, Form::Open, |closer, _, part| closer.open(part))?;
+        fixed.additional_decided |= decides_additional(object) || target == Some(None);
+        if fixed.additional_decided {
+            self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
             return Ok(Value::Object(closed));
         }
-        fixed.extend(own_names(object));
-        fixed.extend(Names { settled: false, properties: also.properties.clone(), patterns: also.patterns.clone() });
+        fixed.extend(local_names(object));
+        fixed.extend(PropertyNames {
+            additional_decided: false,
+            properties: also.properties.clone(),
+            patterns: also.patterns.clone(),
+        });
         if n_alternatives == 0 {
-            self.map_parts(object, &mut closed, Form::Open, |closer, _, part| closer.open(part))?;
+            self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
             return self.seal(closed, &fixed);
         }
-        // Each alternative is closed by itself, so that it has no room for the names of the others.
+        // Each alternative is closed on its own, so that it does not allow the names of the other alternatives.
         let mut around = BTreeMap::new();
         for keyword in ALTERNATIVES {
             let others = ALTERNATIVES.iter().filter(|other| **other != keyword).filter_map(|other| list(other));
@@ -136,25 +144,26 @@ impl<'a> Closer<'a> {
             names.patterns.extend(fixed.patterns.iter().cloned());
             around.insert(keyword, names);
         }
-        self.map_parts(object, &mut closed, Form::Open, |closer, keyword, part| match around.get(keyword) {
+        self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, keyword, part| match around.get(keyword) {
             Some(names) => closer.close(part, names),
             None => closer.open(part),
         })?;
         Ok(Value::Object(closed))
     }
 
-    /// `schema`, whose own object stays open, and what lies in it is closed.
+    /// `schema` with its own object left open and the objects inside of it closed.
     fn open(&mut self, schema: &'a Value) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut opened = self.insides(object)?;
-        self.map_parts(object, &mut opened, Form::Open, |closer, _, part| closer.open(part))?;
+        self.map_parts(object, &mut opened, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
         Ok(Value::Object(opened))
     }
 
-    /// `object` with the schemas of its properties and items closed. Its parts are left to [`map_parts`](Self::map_parts).
+    /// `object` with the schemas of its properties and items closed. Schemas of the same object (`allOf`, `anyOf`,
+    /// `oneOf`, `$ref`) are left to [`map_parts`](Self::map_parts).
     fn insides(&mut self, object: &'a Map<String, Value>) -> Result<Map<String, Value>, String> {
         self.spend(1 + object.len())?;
-        let whole = Names::default();
+        let whole = PropertyNames::default();
         let mut closed = Map::new();
         for (keyword, value) in object {
             let value = match (keyword.as_str(), value) {
@@ -178,13 +187,13 @@ impl<'a> Closer<'a> {
         Ok(closed)
     }
 
-    /// Replaces the parts of the same object in `new`: schemas by `part`, which is told the keyword, a reference by one to
-    /// a definition of that `form`.
+    /// Writes the schemas of the same object to `new`: each list element is mapped by `part`, which gets the keyword;
+    /// a reference is replaced by one to a definition of the form `form`.
     fn map_parts(
         &mut self,
         object: &'a Map<String, Value>,
         new: &mut Map<String, Value>,
-        form: Form,
+        form: DefinitionForm,
         mut part: impl FnMut(&mut Self, &str, &'a Value) -> Result<Value, String>,
     ) -> Result<(), String> {
         for keyword in ["allOf", "anyOf", "oneOf"] {
@@ -203,12 +212,12 @@ impl<'a> Closer<'a> {
         Ok(())
     }
 
-    /// The name of the definition that takes the place of what `reference` leads to.
-    fn definition(&mut self, reference: &'a str, target: &'a Value, form: Form) -> String {
+    /// The name of the definition that replaces the target of `reference`.
+    fn definition(&mut self, reference: &'a str, target: &'a Value, form: DefinitionForm) -> String {
         if let Some(name) = self.references.get(&(reference, form)) {
             return name.clone();
         }
-        let kind = if form == Form::Closed { "closed" } else { "open" };
+        let kind = if form == DefinitionForm::Closed { "closed" } else { "open" };
         let name = loop {
             let name = format!("{kind}-{}", self.n_names);
             self.n_names += 1;
@@ -221,23 +230,23 @@ impl<'a> Closer<'a> {
         name
     }
 
-    /// What a reference within the schema leads to; `None` for others.
+    /// The target of a reference within the schema; `None` for other references.
     fn resolve(&self, reference: &str) -> Option<&'a Value> {
         let pointer = reference.strip_prefix('#')?;
         if pointer.contains('%') { None } else { self.root.pointer(pointer) }
     }
 
-    /// The names in `schemas` and in all their parts.
-    fn names(&mut self, mut schemas: Vec<&'a Value>) -> Result<Names, String> {
-        let mut names = Names::default();
+    /// The property names in `schemas` and in all their parts.
+    fn names(&mut self, mut schemas: Vec<&'a Value>) -> Result<PropertyNames, String> {
+        let mut names = PropertyNames::default();
         let mut seen = BTreeSet::new();
         while let Some(schema) = schemas.pop() {
             self.spend(1)?;
             let Some(object) = schema.as_object() else { continue };
-            let own = own_names(object);
+            let own = local_names(object);
             self.spend(own.len())?;
             names.extend(own);
-            names.settled |= is_settled(object);
+            names.additional_decided |= decides_additional(object);
             for keyword in ["allOf", "anyOf", "oneOf"] {
                 schemas.extend(object.get(keyword).and_then(Value::as_array).into_iter().flatten());
             }
@@ -246,21 +255,22 @@ impl<'a> Closer<'a> {
             {
                 match self.resolve(reference) {
                     Some(target) => schemas.push(target),
-                    None => names.settled = true,
+                    None => names.additional_decided = true,
                 }
             }
         }
         Ok(names)
     }
 
-    /// Closes an object, where it does not say itself what else it may hold. It may hold `also`.
-    fn seal(&mut self, mut object: Map<String, Value>, also: &Names) -> Result<Value, String> {
+    /// Closes an object that does not decide on additional properties itself. It may also have the properties of
+    /// `also`.
+    fn seal(&mut self, mut object: Map<String, Value>, also: &PropertyNames) -> Result<Value, String> {
         let bare = self.strict && type_says_object(&object);
         let names = names_properties(&object) || !also.is_empty() || bare;
-        if is_settled(&object) || !may_be_object(&object) || !names {
+        if decides_additional(&object) || !may_be_object(&object) || !names {
             return Ok(Value::Object(object));
         }
-        let required = own_names(&object);
+        let required = local_names(&object);
         self.spend(also.len() + required.len())?;
         for (keyword, names) in [
             ("properties", also.properties.union(&required.properties).collect::<Vec<_>>()),
@@ -281,24 +291,24 @@ impl<'a> Closer<'a> {
     }
 }
 
-/// Whether a schema says itself what else its object may hold.
-fn is_settled(object: &Map<String, Value>) -> bool {
+/// Whether a schema itself decides on additional properties.
+fn decides_additional(object: &Map<String, Value>) -> bool {
     object.contains_key("additionalProperties") || object.contains_key("unevaluatedProperties")
 }
 
-/// Whether a schema itself speaks of properties.
+/// Whether a schema itself mentions properties.
 fn names_properties(object: &Map<String, Value>) -> bool {
     ["properties", "patternProperties", "required"].iter().any(|keyword| object.contains_key(*keyword))
 }
 
-/// The names of properties in a schema itself.
-fn own_names(object: &Map<String, Value>) -> Names {
+/// The property names that a schema itself mentions.
+fn local_names(object: &Map<String, Value>) -> PropertyNames {
     let keys = |keyword: &str| object.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-    Names {
+    PropertyNames {
         properties: keys("properties").cloned().chain(required.map(str::to_owned)).collect(),
         patterns: keys("patternProperties").cloned().collect(),
-        settled: false,
+        additional_decided: false,
     }
 }
 
@@ -325,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_closed_wherever_they_are() {
+    fn objects_are_closed_at_any_depth() {
         let name = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let closed_name =
             json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": false});
@@ -344,7 +354,7 @@ mod tests {
         ] {
             assert_eq!(close(&place(&name), false).unwrap(), place(&closed_name));
         }
-        // Others are as they were.
+        // Other schemas are unchanged.
         for schema in [
             json!(true),
             json!({}),
@@ -358,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_names_nothing_is_closed_where_that_is_strict() {
+    fn objects_without_named_properties_are_closed_if_strict() {
         for schema in [json!({"type": "object"}), json!({"type": ["object", "null"]})] {
             assert_eq!(close(&schema, false).unwrap(), schema);
             assert_eq!(close(&schema, true).unwrap()["additionalProperties"], false);
@@ -383,7 +393,7 @@ mod tests {
         assert_eq!(leaf, &json!({"$ref": "#/$defs/closed-2", "description": "a leaf"}));
         assert_eq!(closed["$defs"]["closed-2"], json!({"properties": {"x": {}}, "additionalProperties": false}));
         assert_eq!(closed["$defs"]["closed-0"], 1);
-        // The root itself, and what is nowhere.
+        // A reference to the root, and one that cannot be resolved.
         let closed = close(&json!({"properties": {"a": {"$ref": "#"}, "b": {"$ref": "other.json"}}}), false).unwrap();
         assert_eq!(closed["properties"], json!({"a": {"$ref": "#/$defs/closed-0"}, "b": {"$ref": "other.json"}}));
         assert_eq!(closed["$defs"]["closed-0"]["additionalProperties"], false);
@@ -411,30 +421,30 @@ mod tests {
             {"required": ["y"], "properties": {"kind": true, "y": true}, "additionalProperties": false}])
         );
 
-        // Where a part says what else there may be, that holds.
+        // If a part decides on additional properties, that decision stands.
         let schema =
             json!({"allOf": [{"properties": {"a": {}}, "additionalProperties": true}, {"properties": {"b": {}}}]});
         assert_eq!(close(&schema, true).unwrap(), schema);
     }
 
-    /// Small schemas whose references make them huge, or go round and round.
+    /// Small schemas whose references make them huge or circular.
     #[test]
-    fn closing_ends() {
+    fn closing_terminates() {
         let chain = |n: usize, link: &dyn Fn(usize) -> Value| {
             let definitions: Map<String, Value> = (0..n).map(|i| (format!("D{i}"), link(i))).collect();
             json!({"$ref": "#/$defs/D0", "$defs": definitions})
         };
         let to = |i: usize| format!("#/$defs/D{i}");
-        // Each names what all that follow do, and each is used by itself.
+        // Each definition names the properties of all that follow, and each is used on its own.
         let mut nested = chain(5000, &|i| json!({"allOf": [{"$ref": to(i + 1)}], "properties": {format!("p{i}"): {}}}));
         let uses: Map<String, Value> = (0..5000).map(|i| (i.to_string(), json!({"$ref": to(i)}))).collect();
         nested["properties"] = Value::Object(uses);
         assert!(close(&nested, false).is_err_and(|why| why.contains("entangled")));
-        // Each doubles the next.
+        // Each definition refers to the next one twice.
         let doubled =
             chain(60, &|i| json!({"allOf": [{"$ref": to(i + 1)}, {"$ref": to(i + 1)}], "properties": {"a": {}}}));
         assert!(close(&doubled, false).is_ok());
-        // A long way, without recursion.
+        // A long chain without recursion.
         let long = chain(20_000, &|i| json!({"properties": {"next": {"$ref": to(i + 1)}}}));
         assert!(close(&long, false).is_ok());
         for circle in [

@@ -1,4 +1,4 @@
-//! Schemas of which one value follows one alone: then `oneOf` is `anyOf`.
+//! Detects schemas that exclude each other. Then `oneOf` can be enforced as `anyOf`.
 
 use std::collections::BTreeSet;
 
@@ -6,16 +6,16 @@ use serde_json::{Map, Value};
 
 use super::references::References;
 
-/// Most schemas inside each other that are compared.
+/// The maximum nesting of schemas that are compared.
 const MAX_DEPTH: usize = 4;
 
 impl References<'_> {
-    /// Whether it is seen that no value follows two of `parts`.
+    /// Whether no value can be valid under two of `parts`. False if that is not certain.
     pub fn exclude_each_other(&self, parts: &[Value]) -> bool {
         parts.iter().enumerate().all(|(i, part)| parts[i + 1..].iter().all(|other| self.disjoint(part, other, 0)))
     }
 
-    /// Whether it is seen that no value follows both `a` and `b`.
+    /// Whether no value can be valid under both `a` and `b`. False if that is not certain.
     fn disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
         if depth > MAX_DEPTH {
             return false;
@@ -44,7 +44,7 @@ impl References<'_> {
         }
     }
 
-    /// The keywords of a schema, or of what it refers to.
+    /// The keywords of a schema, or of the target of its reference.
     fn target<'b>(&'b self, schema: &'b Value) -> Option<&'b Map<String, Value>> {
         let object = schema.as_object()?;
         match object.get("$ref").and_then(Value::as_str) {
@@ -54,7 +54,7 @@ impl References<'_> {
     }
 }
 
-/// The types that a value may have; none where all may.
+/// The JSON types that a schema allows; `None` if it does not restrict them.
 pub fn types_of(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
     match object.get("type") {
         Some(Value::String(name)) => Some([name.clone()].into()),
@@ -64,12 +64,12 @@ pub fn types_of(object: &Map<String, Value>) -> Option<BTreeSet<String>> {
     }
 }
 
-/// Whether a value may be of both types.
+/// Whether a value may have both types.
 fn same_type(a: &str, b: &str) -> bool {
     a == b || matches!((a, b), ("integer", "number") | ("number", "integer"))
 }
 
-/// The values that are listed.
+/// The values that `enum` or `const` lists; `None` if neither is there.
 pub fn values_of(object: &Map<String, Value>) -> Option<Vec<Value>> {
     let listed = object.get("enum").and_then(Value::as_array).cloned();
     object.get("const").map(|value| vec![value.clone()]).or(listed)

@@ -1,24 +1,24 @@
-//! What becomes of single keywords.
+//! Tests of `enforced.rs`, keyword by keyword.
 
 use serde_json::{Value, json};
 
-use super::followed::{Detail, follow};
+use super::enforced::{Detail, enforceable};
 
-/// The schema that is followed, and the places of what is left out.
-fn followed(schema: &Value) -> (Value, Vec<String>) {
-    let followed = follow(schema, Detail::Full).unwrap_or_else(|why| panic!("{schema}: {why}"));
-    (followed.schema, followed.left_out)
+/// The enforced part of a schema and the pointers of what is left out.
+fn enforced(schema: &Value) -> (Value, Vec<String>) {
+    let enforced = enforceable(schema, Detail::Full).unwrap_or_else(|why| panic!("{schema}: {why}"));
+    (enforced.schema, enforced.left_out)
 }
 
-/// All of `schema` is followed, as `expected`.
+/// Checks that all of `schema` is enforced, in the form `expected`.
 fn whole(schema: &Value, expected: &Value) {
-    let (schema_followed, left_out) = followed(schema);
+    let (schema_followed, left_out) = enforced(schema);
     assert_eq!((&schema_followed, &left_out[..]), (expected, &[][..]), "{schema}");
 }
 
-/// `schema` is followed as `expected`, without the assertions at `places`.
+/// Checks that `schema` is enforced in the form `expected`, without the assertions at `places`.
 fn part(schema: &Value, expected: &Value, places: &[&str]) {
-    let (schema_followed, left_out) = followed(schema);
+    let (schema_followed, left_out) = enforced(schema);
     assert_eq!(&schema_followed, expected, "{schema}");
     assert_eq!(left_out, places, "{schema}");
 }
@@ -49,7 +49,7 @@ fn one_of_parts_that_exclude_each_other_is_any_of() {
 }
 
 #[test]
-fn what_a_grammar_cannot_say_is_left_out() {
+fn unenforceable_keywords_are_left_out() {
     let list = json!({"type": "array", "uniqueItems": true, "contains": {"const": 1}, "unevaluatedItems": false});
     part(&list, &json!({"type": "array"}), &["#/contains", "#/unevaluatedItems", "#/uniqueItems"]);
     let object = json!({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]},
@@ -57,7 +57,7 @@ fn what_a_grammar_cannot_say_is_left_out() {
     part(&object, &json!({"type": "object"}), &["#/dependentSchemas", "#/if", "#/unevaluatedProperties"]);
     let inner = json!({"properties": {"a/b~c": {"pattern": "^(?=x)y"}}});
     part(&inner, &json!({"properties": {"a/b~c": {}}}), &["#/properties/a~1b~0c/pattern"]);
-    // These assert nothing.
+    // These keywords restrict nothing.
     let nothing =
         json!({"uniqueItems": false, "unevaluatedProperties": true, "dependentSchemas": {}, "if": {"const": 1}});
     whole(&nothing, &json!({}));
@@ -65,7 +65,7 @@ fn what_a_grammar_cannot_say_is_left_out() {
 }
 
 #[test]
-fn negations_of_types_and_names_are_followed() {
+fn negations_of_types_and_names_are_enforced() {
     whole(
         &json!({"not": {"type": "null"}}),
         &json!({"allOf": [
@@ -77,7 +77,7 @@ fn negations_of_types_and_names_are_followed() {
 }
 
 #[test]
-fn names_that_demand_others_are_absent_or_all_there() {
+fn dependent_names_are_absent_or_complete() {
     let schema = json!({"type": "object", "dependentRequired": {"a": ["b", "c"]}});
     let either = json!({"anyOf": [{"properties": {"a": false}}, {"required": ["a", "b", "c"]}]});
     whole(&schema, &json!({"type": "object", "allOf": [either]}));
@@ -86,7 +86,7 @@ fn names_that_demand_others_are_absent_or_all_there() {
 }
 
 #[test]
-fn names_of_properties_are_held_to_their_schema() {
+fn property_names_follow_their_schema() {
     whole(
         &json!({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}}),
         &json!({"patternProperties": {"^[a-z]+$": {"type": "integer"}}, "additionalProperties": false}),
@@ -139,7 +139,7 @@ fn references_lead_to_definitions() {
     }
     part(&json!({"items": {"$ref": "#/$defs/none"}}), &json!({"items": {}}), &["#/items/$ref"]);
     part(&json!({"$ref": "https://example.com/elsewhere.json"}), &json!({}), &["#/$ref"]);
-    // A tree.
+    // A recursive schema.
     let tree = json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}});
     let inner =
         json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/d0"}}}});
@@ -153,13 +153,13 @@ fn references_that_lead_back_without_a_value_between_are_left_out() {
     part(&json!({"$ref": "#", "type": "string"}), &json!({"type": "string"}), &["#/$ref"]);
     let ring = json!({"$ref": "#/$defs/A", "$defs": {"A": {"allOf": [{"$ref": "#/$defs/B"}]},
         "B": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}}});
-    let (_, left_out) = followed(&ring);
-    // What B was for is gone with it.
+    let (_, left_out) = enforced(&ring);
+    // The reference to B is left out, so B's own reference is gone, too.
     assert_eq!(left_out, ["#/$defs/A/allOf/0/$ref"]);
-    // Merged with what is inside of it, a schema has no end.
+    // A schema that is merged with a part of itself is infinite.
     let merged = json!({"$ref": "#/$defs/A", "$defs": {"A": {"items": {"allOf": [{"$ref": "#/$defs/A"}]}}}});
-    assert_eq!(followed(&merged).1, [""; 0]);
-    assert_eq!(follow(&merged, Detail::Flat).unwrap().left_out, ["#/$defs/A/items/allOf/0/$ref"]);
+    assert_eq!(enforced(&merged).1, [""; 0]);
+    assert_eq!(enforceable(&merged, Detail::Flat).unwrap().left_out, ["#/$defs/A/items/allOf/0/$ref"]);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn bounds_are_exact_or_left_out() {
     );
     part(&json!({"maximum": 1e300, "minimum": i64::MIN}), &json!({}), &["#/maximum", "#/minimum"]);
     // Draft 4.
-    let (flagged, left_out) = followed(&json!({"minimum": 2, "exclusiveMinimum": true}));
+    let (flagged, left_out) = enforced(&json!({"minimum": 2, "exclusiveMinimum": true}));
     assert_eq!((flagged["exclusiveMinimum"].as_f64(), left_out.len()), (Some(2.0), 0));
     part(
         &json!({"multipleOf": 86_400, "items": {"multipleOf": 99_991}}),
@@ -190,11 +190,11 @@ fn types_of_older_dialects_are_read() {
 }
 
 #[test]
-fn patterns_of_names_do_not_meet() {
+fn patterns_of_names_are_enforced_if_they_cannot_overlap() {
     let apart = json!({"patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}});
     whole(&apart, &apart);
     part(&json!({"patternProperties": {"^(?!x)": {"type": "string"}}}), &json!({}), &["#/patternProperties/^(?!x)"]);
-    let rough = follow(
+    let rough = enforceable(
         &json!({"patternProperties": {"^a": {}}, "additionalProperties": false, "items": {"pattern": "a"}}),
         Detail::Rough,
     )
@@ -204,7 +204,7 @@ fn patterns_of_names_do_not_meet() {
 }
 
 #[test]
-fn what_is_no_schema_is_refused_with_its_place() {
+fn invalid_schemas_are_refused_with_their_pointer() {
     for (schema, message) in [
         (json!(5), "# is no schema: it must be an object or a boolean"),
         (json!({"properties": {"a": []}}), "#/properties/a is no schema: it must be an object or a boolean"),
@@ -214,6 +214,6 @@ fn what_is_no_schema_is_refused_with_its_place() {
         (json!({"type": 1}), "#/type must be a string or a list of strings"),
         (json!({"$ref": 1}), "#/$ref must be a string"),
     ] {
-        assert_eq!(follow(&schema, Detail::Full), Err(message.into()), "{schema}");
+        assert_eq!(enforceable(&schema, Detail::Full), Err(message.into()), "{schema}");
     }
 }

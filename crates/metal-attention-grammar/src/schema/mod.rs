@@ -1,11 +1,11 @@
-//! JSON schemas of clients, as grammars can follow them.
+//! Prepares JSON schemas of clients for llguidance.
 //!
-//! [`prepared`] is the whole way: `followed.rs` leaves out what no grammar enforces, by the keywords in files of their own,
-//! and `closed.rs` ends objects at the properties that they name.
+//! [`prepared`] runs both stages: `enforced.rs` removes what no grammar enforces (single keywords have files of their
+//! own), and `closed.rs` restricts objects to the properties that they name.
 
 mod closed;
+mod enforced;
 mod exclusive;
-mod followed;
 #[cfg(test)]
 mod keywords;
 mod multiples;
@@ -18,24 +18,27 @@ mod references;
 use serde_json::{Value, json};
 
 use closed::close;
-pub use followed::Detail;
-use followed::follow;
+pub use enforced::Detail;
+use enforced::enforceable;
 
-/// Most names by patterns (`patternProperties`) of a schema: each is compared with each.
+/// The maximum number of `patternProperties` entries in a schema: each is compared with each.
 const MAX_NAME_PATTERNS: usize = 16;
-/// Most parts of a schema that must all hold (`allOf`): the names by patterns are compared for each.
+/// The maximum number of `allOf` parts in a schema: patterns of names are compared for each.
 const MAX_ALL_OF: usize = 64;
-/// Most parts of a schema of which one must hold alone (`oneOf`): each is compared with each.
+/// The maximum number of `oneOf` parts in a schema: each is compared with each.
 const MAX_ONE_OF: usize = 512;
 
-/// White space between the parts of a JSON text: enough to be laid out, not enough to never end.
+/// White space between the parts of a JSON text: enough for indentation, but bounded, so that a model cannot write it
+/// for ever.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,32})?";
-/// The types of JSON Schema.
+/// The type names of JSON Schema.
 const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
 
-/// `schema` for texts that do not go on with white space or with properties for ever. What a request itself says about
-/// how its schema is compiled is not followed.
-/// `left_out`: places of assertions that are not enforced; with `strict` there must be none.
+/// `schema` in the form that llguidance compiles: reduced to what can be enforced, closed (unless `strict` is false),
+/// and with bounded white space. Options for llguidance in the client's schema (`x-guidance`) are ignored.
+///
+/// `left_out` gets the JSON pointers of assertions that are not enforced. If `strict` is true and there are any, the
+/// result is an error.
 pub fn prepared(
     schema: &Value,
     strict: Option<bool>,
@@ -43,14 +46,14 @@ pub fn prepared(
     left_out: &mut Vec<String>,
 ) -> Result<Value, String> {
     check_effort(schema)?;
-    let followed = follow(schema, detail)?;
-    if let (Some(true), Some(place)) = (strict, followed.left_out.first()) {
+    let enforced = enforceable(schema, detail)?;
+    if let (Some(true), Some(place)) = (strict, enforced.left_out.first()) {
         return Err(format!("it is strict, but {place} cannot be enforced: leave the keyword out, or strict"));
     }
-    left_out.extend(followed.left_out);
+    left_out.extend(enforced.left_out);
     let mut schema = match strict {
-        Some(false) => followed.schema,
-        Some(true) | None => close(&followed.schema, strict.is_some())?,
+        Some(false) => enforced.schema,
+        Some(true) | None => close(&enforced.schema, strict.is_some())?,
     };
     if let Some(object) = schema.as_object_mut() {
         object.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_SPACE}));
@@ -58,7 +61,7 @@ pub fn prepared(
     Ok(schema)
 }
 
-/// Refuses a schema whose size is in no proportion to the work that it makes.
+/// Refuses a schema with more parts than the limits above, whose cost is quadratic.
 fn check_effort(schema: &Value) -> Result<(), String> {
     let mut counts = [("patternProperties", MAX_NAME_PATTERNS, 0), ("allOf", MAX_ALL_OF, 0), ("oneOf", MAX_ONE_OF, 0)];
     let mut left = vec![schema];

@@ -1,21 +1,23 @@
-//! How many states numbers cost that must be multiples of others.
+//! Bounds the cost of `multipleOf`, in states of the automaton.
 
 use serde_json::Number;
 
-/// Most states of all multiples of a schema together: a number that is a multiple of n is read with a state for each remainder.
+/// The maximum number of states of all `multipleOf` of a schema together. The automaton for multiples of n has a state
+/// for each remainder.
 const MAX_STATES: u128 = 100_000;
 
-/// The multiples of a schema. Two of them may hold for one number, whose multiple is their least common one, so all count together.
+/// The `multipleOf` values of a schema. Two of them may apply to the same number, which then is a multiple of their
+/// least common multiple; so all are counted together.
 #[derive(Debug, Default)]
 pub struct Multiples {
-    /// The least common multiple of those taken, as `coefficient / 10^digits`.
+    /// The least common multiple of the accepted values, as `coefficient / 10^digits`.
     common: Option<(u128, u32)>,
-    /// States of those taken, were none of them to meet another.
+    /// The sum of the states of the accepted values, counted separately.
     states: u128,
 }
 
 impl Multiples {
-    /// Whether numbers may be held to being multiples of `number`, too.
+    /// Accepts `number` if the cost stays below the maximum. Returns whether it was accepted.
     pub fn take(&mut self, number: &Number) -> bool {
         let Some((coefficient, digits)) = decimal(number) else { return false };
         let common = match self.common {
@@ -33,7 +35,7 @@ impl Multiples {
     }
 }
 
-/// A number above 0 as `coefficient / 10^digits`; none where that is too long.
+/// A positive number as `coefficient / 10^digits`; `None` if it is not positive or has too many digits.
 fn decimal(number: &Number) -> Option<(u128, u32)> {
     let text = number.to_string();
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
@@ -69,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn multiples_are_taken_while_their_least_common_one_is_small() {
+    fn multiples_are_combined_while_their_least_common_multiple_is_small() {
         assert_eq!(taken(&["9973", "9967", "9949"]), [true, false, false]);
         assert_eq!(taken(&["86400", "100", "365"]), [true, true, false]);
         assert_eq!(taken(&["9999991"]), [false]);
         assert_eq!(taken(&["0.01", "0.25", "5"]), [true, true, true]);
         assert_eq!(taken(&["1e3", "1e-3", "1e300", "1e-300"]), [true, false, false, false]);
         assert_eq!(taken(&["0", "-2"]), [false, false]);
-        // Each by itself costs states, though none meets another.
+        // Each value costs states of its own, even if it divides another one.
         assert_eq!(taken(&["50000", "25000", "20000", "10000"]), [true, true, true, false]);
     }
 }

@@ -1,13 +1,13 @@
-//! Negations and dependencies that other keywords can say.
+//! Expresses `not` and `dependentRequired` by other keywords, where that is possible.
 
 use serde_json::{Value, json};
 
 use super::TYPES;
+use super::enforced::is_assertion;
 use super::exclusive::types_of;
-use super::followed::is_assertion;
 
-/// What a value that does not follow `schema` follows, for negations that a grammar can say: of types, and of the presence of
-/// a property.
+/// A schema for the values that are not valid under `schema`; `None` if it cannot be expressed. Supported are
+/// negations of types and of the presence of a property.
 pub fn negated(schema: &Value) -> Option<Value> {
     let object = match schema {
         Value::Bool(holds) => return Some(Value::Bool(!holds)),
@@ -19,7 +19,7 @@ pub fn negated(schema: &Value) -> Option<Value> {
         (None, _) => Some(Value::Bool(false)),
         (Some((keyword, _)), None) if keyword == "type" => {
             let not = types_of(object)?;
-            // What is no integer may be another number, which no type says.
+            // A value that is not an integer may be another number, and no type expresses that.
             if not.contains("integer") && !not.contains("number") {
                 return None;
             }
@@ -29,7 +29,7 @@ pub fn negated(schema: &Value) -> Option<Value> {
             Some(json!({"type": left}))
         }
         (Some((keyword, value)), None) if keyword == "required" => match value.as_array()?.as_slice() {
-            // What is no object has all that an object requires.
+            // A value that is not an object has no missing property, so only objects remain.
             [Value::String(name)] => Some(json!({"type": "object", "properties": {name: false}})),
             _ => None,
         },
@@ -37,9 +37,10 @@ pub fn negated(schema: &Value) -> Option<Value> {
     }
 }
 
-/// `dependentRequired`, for each name: it is absent, or the others are there.
+/// The schemas of `dependentRequired`, one per name: the name is absent, or the others are present. `None` if there
+/// are too many names or the value is invalid.
 pub fn dependencies(value: &Value) -> Option<Vec<Value>> {
-    /// Most names: each doubles the ways in which an object can be written.
+    /// The maximum number of names. Each doubles the number of forms of an object.
     const MOST: usize = 4;
     let names = value.as_object().filter(|names| names.len() <= MOST)?;
     names

@@ -1,14 +1,15 @@
-//! Patterns (ECMA-262's regular expressions, as JSON Schema has them) that a grammar follows.
+//! The regular expressions of JSON Schema (`pattern`, `patternProperties`; ECMA-262 syntax) that a grammar can
+//! enforce.
 
 use regex_syntax::ast::{Ast, RepetitionKind, RepetitionRange};
 use regex_syntax::hir::{Hir, HirKind, Look};
 
-/// Most bytes of a pattern.
+/// The maximum length of a pattern in bytes.
 const MAX_PATTERN: usize = 4 << 10;
 
-/// The elements of a pattern with its repetitions written out, which is what it costs; none where the grammar cannot follow
-/// it: it has look-around, back-references or boundaries of words, or is too long.
-pub fn size_of_followed(pattern: &str) -> Option<u64> {
+/// The size of a pattern in elements, repetitions expanded; `None` if the grammar cannot enforce it: it has
+/// lookaround, backreferences or word boundaries, or is too long.
+pub fn size_if_enforced(pattern: &str) -> Option<u64> {
     if pattern.len() > MAX_PATTERN {
         return None;
     }
@@ -16,7 +17,7 @@ pub fn size_of_followed(pattern: &str) -> Option<u64> {
     regex_syntax::parse(pattern).ok().filter(|hir| !has_boundary(hir)).map(|_| written_out(&parsed))
 }
 
-/// Elements of a pattern with its repetitions written out.
+/// The number of elements of a pattern, repetitions expanded.
 fn written_out(ast: &Ast) -> u64 {
     match ast {
         Ast::Empty(_)
@@ -42,17 +43,18 @@ fn written_out(ast: &Ast) -> u64 {
     }
 }
 
-/// Whether no text matches both patterns, because they require different beginnings.
+/// Whether no text matches both patterns, because they require different literal prefixes.
 pub fn begin_differently(a: &str, b: &str) -> bool {
     let (Some(a), Some(b)) = (beginning(a), beginning(b)) else { return false };
     a.chars().zip(b.chars()).any(|(a, b)| a != b)
 }
 
-/// The two patterns for fewer texts, so that no text matches both: where one requires a beginning and the other one an end.
+/// The two patterns, each restricted so that no text matches both. Works if one requires a literal prefix and the
+/// other one a literal suffix; else `None`.
 pub fn kept_apart(a: &str, b: &str) -> Option<(String, String)> {
     let apart = |a: &str, b: &str| {
         let (start, end) = (beginning(a)?, ending(b)?);
-        // Texts that differ from `start` in one place, and from `end`.
+        // Expressions for the texts that lack the prefix `start`, or the suffix `end`: they differ in one place.
         let prefix: Vec<_> = start.chars().collect();
         let suffix: Vec<_> = end.chars().collect();
         let literal = |chars: &[char]| regex_syntax::escape(&chars.iter().collect::<String>());
@@ -66,7 +68,7 @@ pub fn kept_apart(a: &str, b: &str) -> Option<(String, String)> {
     apart(a, b).or_else(|| apart(b, a).map(|(b, a)| (a, b)))
 }
 
-/// The text that every text begins with that matches `pattern`, which has no other anchor.
+/// The literal prefix that `pattern` requires; `None` if it has none, or has other anchors.
 fn beginning(pattern: &str) -> Option<String> {
     let hir = regex_syntax::parse(pattern).ok()?;
     let HirKind::Concat(parts) = hir.kind() else { return None };
@@ -76,7 +78,7 @@ fn beginning(pattern: &str) -> Option<String> {
     }
 }
 
-/// The text that every text ends with that matches `pattern`, which has no other anchor.
+/// The literal suffix that `pattern` requires; `None` if it has none, or has other anchors.
 fn ending(pattern: &str) -> Option<String> {
     let hir = regex_syntax::parse(pattern).ok()?;
     let HirKind::Concat(parts) = hir.kind() else { return None };
@@ -86,14 +88,14 @@ fn ending(pattern: &str) -> Option<String> {
     }
 }
 
-/// The text of `literal`, where there are no anchors in `rest`.
+/// The text of `literal`, if there are no anchors in `rest`.
 fn text_of(literal: &Hir, rest: &[Hir]) -> Option<String> {
     let HirKind::Literal(literal) = literal.kind() else { return None };
     let is_free = rest.iter().all(|part| part.properties().look_set().is_empty());
     String::from_utf8(literal.0.to_vec()).ok().filter(|_| is_free)
 }
 
-/// Whether a pattern requires the boundaries of words, which a grammar does not see.
+/// Whether a pattern has word boundaries, which a grammar cannot enforce.
 fn has_boundary(hir: &Hir) -> bool {
     let (words, seen) = (
         hir.properties().look_set(),

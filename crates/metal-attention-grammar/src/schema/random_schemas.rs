@@ -1,4 +1,5 @@
-//! Texts by random schemas, held to a validator: what ends is valid, but for what was named as left out.
+//! A randomised test: texts generated under random schemas are valid by an independent validator, except for the
+//! assertions that were listed as left out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,19 +9,19 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-use crate::constraint::{Grammar, Grammars};
+use crate::constraint::{Grammar, GrammarCompiler};
 use crate::test_vocabulary::vocabulary;
 
-/// Names the number of schemas; by default as many as take a few seconds.
+/// The environment variable with the number of schemas. The default takes a few seconds.
 const NUMBER: &str = "METAL_ATTENTION_RANDOM_SCHEMAS";
 const TEXTS_OF_A_SCHEMA: usize = 4;
-/// Longest text that is waited for, in bytes.
+/// The maximum length of a generated text in bytes. Longer texts are dropped.
 const MAX_TEXT: usize = 600;
 
-/// A generator of pseudo-random numbers (`SplitMix64`).
-struct Random(u64);
+/// A pseudo-random number generator (`SplitMix64`).
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -37,7 +38,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    fn of<'a, T>(&mut self, values: &'a [T]) -> &'a T {
+    fn pick<'a, T>(&mut self, values: &'a [T]) -> &'a T {
         &values[self.below(values.len())]
     }
 }
@@ -45,7 +46,7 @@ impl Random {
 const NAMES: [&str; 6] = ["a", "b", "x-a", "n_s", "ü", "a/b~c"];
 const PATTERNS: [&str; 8] = ["^x-", "_s$", "^[a-z]+$", "a", "^(?!q)", "\\d{2,3}", "^y-", "é|ü"];
 
-fn value(random: &mut Random) -> Value {
+fn value(random: &mut SplitMix64) -> Value {
     let values = [
         json!(null),
         json!(true),
@@ -57,15 +58,15 @@ fn value(random: &mut Random) -> Value {
         json!({"a": 1}),
         json!(12),
     ];
-    random.of(&values).clone()
+    random.pick(&values).clone()
 }
 
-fn schemas(random: &mut Random, depth: usize) -> Value {
+fn schemas(random: &mut SplitMix64, depth: usize) -> Value {
     (0..=random.below(3)).map(|_| schema(random, depth)).collect()
 }
 
-/// A schema, valid by itself; it may ask for what cannot be.
-fn schema(random: &mut Random, depth: usize) -> Value {
+/// A random schema. It is well-formed, but may be unsatisfiable.
+fn schema(random: &mut SplitMix64, depth: usize) -> Value {
     if random.one_in(24) {
         return Value::Bool(!random.one_in(4));
     }
@@ -80,29 +81,30 @@ fn schema(random: &mut Random, depth: usize) -> Value {
             json!({"$ref": "#/$defs/D"}),
             json!({"$ref": "#/%24defs/D"}),
         ];
-        return random.of(&ends).clone();
+        return random.pick(&ends).clone();
     }
     let mut out = Map::new();
     let kinds = ["object", "object", "array", "string", "number", "integer", "any"];
-    let kind = *random.of(&kinds);
+    let kind = *random.pick(&kinds);
     if kind != "any" {
         out.insert("type".into(), if random.one_in(6) { json!([kind, "null"]) } else { json!(kind) });
     }
-    let mut put = |random: &mut Random, odds: usize, keyword: &str, value: &mut dyn FnMut(&mut Random) -> Value| {
-        if random.one_in(odds) {
-            let value = value(random);
-            out.insert(keyword.into(), value);
-        }
-    };
-    let count = |random: &mut Random| json!(random.below(4));
+    let mut put =
+        |random: &mut SplitMix64, odds: usize, keyword: &str, value: &mut dyn FnMut(&mut SplitMix64) -> Value| {
+            if random.one_in(odds) {
+                let value = value(random);
+                out.insert(keyword.into(), value);
+            }
+        };
+    let count = |random: &mut SplitMix64| json!(random.below(4));
     if ["object", "any"].contains(&kind) {
         put(random, 1, "properties", &mut |random| {
             let names: BTreeMap<_, _> =
-                (0..random.below(4)).map(|_| (*random.of(&NAMES), schema(random, depth - 1))).collect();
+                (0..random.below(4)).map(|_| (*random.pick(&NAMES), schema(random, depth - 1))).collect();
             json!(names)
         });
         put(random, 2, "required", &mut |random| {
-            let mut names: Vec<_> = (0..random.below(3)).map(|_| *random.of(&NAMES)).collect();
+            let mut names: Vec<_> = (0..random.below(3)).map(|_| *random.pick(&NAMES)).collect();
             names.sort_unstable();
             names.dedup();
             json!(names)
@@ -112,22 +114,22 @@ fn schema(random: &mut Random, depth: usize) -> Value {
         });
         put(random, 5, "patternProperties", &mut |random| {
             let patterns: BTreeMap<_, _> =
-                (0..random.below(3)).map(|_| (*random.of(&PATTERNS), schema(random, depth - 1))).collect();
+                (0..random.below(3)).map(|_| (*random.pick(&PATTERNS), schema(random, depth - 1))).collect();
             json!(patterns)
         });
         put(random, 8, "propertyNames", &mut |random| {
             let names = [
-                json!({"pattern": random.of(&PATTERNS)}),
+                json!({"pattern": random.pick(&PATTERNS)}),
                 json!({"type": "string"}),
                 json!({"enum": ["a", "b", "c"]}),
                 json!({"maxLength": 3}),
                 json!({}),
             ];
-            random.of(&names).clone()
+            random.pick(&names).clone()
         });
         put(random, 9, "minProperties", &mut |random| count(random));
         put(random, 9, "maxProperties", &mut |random| count(random));
-        put(random, 9, "dependentRequired", &mut |random| json!({*random.of(&NAMES): [random.of(&NAMES)]}));
+        put(random, 9, "dependentRequired", &mut |random| json!({*random.pick(&NAMES): [random.pick(&NAMES)]}));
         put(random, 12, "unevaluatedProperties", &mut |_| json!(false));
     }
     if ["array", "any"].contains(&kind) {
@@ -141,20 +143,20 @@ fn schema(random: &mut Random, depth: usize) -> Value {
     if ["string", "any"].contains(&kind) {
         put(random, 4, "minLength", &mut |random| count(random));
         put(random, 3, "maxLength", &mut |random| json!(random.below(8)));
-        put(random, 4, "pattern", &mut |random| json!(random.of(&PATTERNS)));
-        put(random, 6, "format", &mut |random| json!(random.of(&["date", "uuid", "password", "ipv4", "iri"])));
+        put(random, 4, "pattern", &mut |random| json!(random.pick(&PATTERNS)));
+        put(random, 6, "format", &mut |random| json!(random.pick(&["date", "uuid", "password", "ipv4", "iri"])));
     }
     if ["number", "integer", "any"].contains(&kind) {
-        let bound = |random: &mut Random| {
+        let bound = |random: &mut SplitMix64| {
             let bounds =
                 [json!(-7), json!(0), json!(2.5), json!(100), json!(9_223_372_036_854_775_807_i64), json!(1e300)];
-            random.of(&bounds).clone()
+            random.pick(&bounds).clone()
         };
         put(random, 3, "minimum", &mut |random| bound(random));
         put(random, 3, "maximum", &mut |random| bound(random));
         put(random, 8, "exclusiveMinimum", &mut |random| bound(random));
         put(random, 8, "exclusiveMaximum", &mut |random| bound(random));
-        put(random, 5, "multipleOf", &mut |random| random.of(&[json!(3), json!(0.5), json!(7), json!(9973)]).clone());
+        put(random, 5, "multipleOf", &mut |random| random.pick(&[json!(3), json!(0.5), json!(7), json!(9973)]).clone());
     }
     put(random, 12, "enum", &mut |random| (0..=random.below(4)).map(|_| value(random)).collect());
     put(random, 20, "const", &mut value);
@@ -169,7 +171,7 @@ fn schema(random: &mut Random, depth: usize) -> Value {
             json!({}),
             json!({"type": "number"}),
         ];
-        random.of(&negations).clone()
+        random.pick(&negations).clone()
     });
     put(random, 6, "title", &mut |_| json!("A title"));
     put(random, 8, "default", &mut value);
@@ -181,8 +183,9 @@ fn schema(random: &mut Random, depth: usize) -> Value {
     out.into()
 }
 
-/// What `grammar` lets a model write that chooses among bytes at random, and prefers what ends values.
-fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut Random) -> Option<String> {
+/// A text that `grammar` allows. Bytes are chosen at random, with a preference for those that end values. `None` if it
+/// becomes too long.
+fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut SplitMix64) -> Option<String> {
     let mut out = Vec::new();
     while out.len() < MAX_TEXT {
         let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
@@ -196,7 +199,7 @@ fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut Random) -> Op
         let closing: Vec<u32> =
             allowed.iter().copied().filter(|&id| b"\"}]:,".contains(&tokenizer.token_bytes(id)[0])).collect();
         let from = if closing.is_empty() || random.one_in(3) { &allowed } else { &closing };
-        let id = *random.of(from);
+        let id = *random.pick(from);
         out.extend(tokenizer.token_bytes(id));
         grammar.accept(id).unwrap();
         if grammar.is_complete() {
@@ -206,7 +209,7 @@ fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut Random) -> Op
     None
 }
 
-/// `schema` without the keyword at `place`, a JSON pointer after `#`.
+/// Removes the keyword at `place`, a JSON pointer with `#`, from `schema`.
 fn without(schema: &mut Value, place: &str) {
     let (parent, keyword) = place.trim_start_matches('#').rsplit_once('/').unwrap();
     let keyword = keyword.replace("~1", "/").replace("~0", "~");
@@ -223,18 +226,18 @@ fn without(schema: &mut Value, place: &str) {
 fn texts_of_random_schemas_are_valid() {
     let number = std::env::var(NUMBER).map_or(300, |n| n.parse().unwrap());
     let tokenizer: Arc<Tokenizer> = vocabulary(&[]);
-    let grammars = Grammars::new(&tokenizer);
+    let grammars = GrammarCompiler::new(&tokenizer);
     let template = ChatTemplate::fallback(Arc::clone(&tokenizer));
     let (mut n_texts, mut refused) = (0, BTreeMap::<String, usize>::new());
     for seed in 0..number {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut schema = schema(&mut random, 3);
         if let Some(object) = schema.as_object_mut() {
             object.insert("$defs".into(), json!({"D": self::schema(&mut random, 2)}));
         } else {
             continue;
         }
-        let strict = *random.of(&[None, Some(false)]);
+        let strict = *random.pick(&[None, Some(false)]);
         let mut left_out = Vec::new();
         let grammar = match grammars.json_schema(&template, "", &schema, strict, &mut left_out) {
             Ok(grammar) => grammar,
@@ -248,7 +251,7 @@ fn texts_of_random_schemas_are_valid() {
             }
         };
         let mut followed = schema.clone();
-        // The deepest first: what is around it goes with all it has.
+        // The deepest pointers first: removing an outer keyword removes everything in it.
         left_out.sort_by_key(|place| std::cmp::Reverse(place.len()));
         for place in &left_out {
             without(&mut followed, place);
@@ -257,7 +260,7 @@ fn texts_of_random_schemas_are_valid() {
         for _ in 0..TEXTS_OF_A_SCHEMA {
             let Some(text) = text(&mut grammar.clone(), &tokenizer, &mut random) else { continue };
             n_texts += 1;
-            // The validator's numbers are not exact beyond 2^53.
+            // The validator's numbers are inexact beyond 2^53.
             if text.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 15) {
                 continue;
             }
@@ -273,6 +276,6 @@ fn texts_of_random_schemas_are_valid() {
     }
     println!("{n_texts} texts of {number} schemas; refused: {refused:?}");
     assert!(n_texts > number as usize);
-    // Schemas that nothing can follow are refused; no others.
+    // Only unsatisfiable schemas may be refused.
     assert_eq!(refused.keys().find(|why| !why.contains("no text can follow")), None, "{refused:?}");
 }

@@ -1,4 +1,4 @@
-//! What references of a schema lead to.
+//! Resolves the references (`$ref`) of a JSON schema.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ptr;
@@ -6,20 +6,20 @@ use std::ptr;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 
-use super::followed::MAX_DEPTH;
+use super::enforced::MAX_DEPTH;
 
-/// Most schemas that are looked at to see whether references lead back, for one reference.
+/// The maximum number of schemas that are visited to detect a cycle, per reference.
 const MAX_STEPS: usize = 2000;
 
-/// A schema with the names of its parts.
+/// A schema with an index of its named parts.
 pub struct References<'a> {
     root: &'a Value,
-    /// `$anchor` and `$id` with what has them.
+    /// The schemas with a `$anchor` or `$id`, by that name.
     anchors: BTreeMap<&'a str, &'a Value>,
 }
 
 impl<'a> References<'a> {
-    /// Those of `root`.
+    /// Indexes the named parts of `root`.
     pub fn new(root: &'a Value) -> Self {
         let mut references = Self { root, anchors: BTreeMap::new() };
         references.find_anchors(root, 0);
@@ -44,7 +44,8 @@ impl<'a> References<'a> {
         }
     }
 
-    /// What a reference leads to: a JSON pointer (RFC 6901) in a fragment (percent-encoded), an anchor, or an identifier.
+    /// The target of a reference: a percent-encoded JSON pointer (RFC 6901) in a fragment, an anchor, or an
+    /// identifier. `None` if it is not in the schema.
     pub fn resolve(&self, reference: &str) -> Option<&'a Value> {
         if let Some(found) = self.anchors.get(reference) {
             return Some(found);
@@ -59,8 +60,8 @@ impl<'a> References<'a> {
         }
     }
 
-    /// Whether `reference`, which `object` has, leads back to `object` with no value between: through references and parts
-    /// (`allOf`, `anyOf`, `oneOf`) that hold for the same value.
+    /// Whether `reference`, a `$ref` of `object`, leads back to `object` through references and combining keywords
+    /// (`allOf`, `anyOf`, `oneOf`) alone, that is, without descending into a value.
     pub fn leads_back(&self, reference: &str, object: &Map<String, Value>) -> bool {
         self.reaches(reference, object, |keywords| {
             let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|keyword| keywords.get(keyword)?.as_array());
@@ -68,7 +69,7 @@ impl<'a> References<'a> {
         })
     }
 
-    /// Whether `reference`, which `object` has, leads back to `object`, be it for a value inside the value.
+    /// Whether `reference`, a `$ref` of `object`, leads back to `object`, also by descending into the value.
     pub fn recurs(&self, reference: &str, object: &Map<String, Value>) -> bool {
         self.reaches(reference, object, |keywords| {
             let inner = |value: &'a Value| match value {
@@ -80,7 +81,8 @@ impl<'a> References<'a> {
         })
     }
 
-    /// Whether `object` is reached from what `reference` leads to, through further references and `parts`.
+    /// Whether `object` can be reached from the target of `reference` through further references and the sub-schemas
+    /// that `parts` returns.
     fn reaches(
         &self,
         reference: &str,

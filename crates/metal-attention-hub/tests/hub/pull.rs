@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use metal_attention_hub::{CachedModel, Environment, Hub, HubError, ModelName, Observer, Quiet, Token};
+use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, HubError, HubToken, ModelName, Quiet};
 use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
 
 const FILE: &str = "tiny-Q4_0.gguf";
@@ -79,7 +79,7 @@ struct Watch {
     notes: Vec<String>,
 }
 
-impl Observer for Watch {
+impl DownloadObserver for Watch {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         self.files.push((name.to_owned(), done, bytes));
     }
@@ -124,7 +124,7 @@ fn the_token_stays_with_the_hub() {
     s.server.change().elsewhere = true;
     s.server.change().refuses = Some((401, "RepoNotFound"));
     fails(s.pull(""), &[REPO, "HF_TOKEN", "private or gated"]);
-    let with = |token: &str| Environment { token: Token::new(token, "HF_TOKEN").unwrap(), ..s.environment() };
+    let with = |token: &str| Environment { token: HubToken::new(token, "HF_TOKEN").unwrap(), ..s.environment() };
     fails(Hub::new(with("hf_wrong")).pull(&name(""), &mut Quiet), &[REPO, "refuses the token"]);
     s.server.requests();
     let model = Hub::new(with("hf_secret")).pull(&name(""), &mut Quiet).unwrap();
@@ -312,7 +312,7 @@ fn refusals_say_what_to_do() {
     let s = Setup::with(&[(FILE, &content(0))]);
     s.server.change().refuses_files = Some((401, "GatedRepo"));
     fails(s.pull(""), &["gated", &format!("{}/{REPO}", s.server.url), "HF_TOKEN"]);
-    let token = Environment { token: Token::new("hf_other", "HF_TOKEN").unwrap(), ..s.environment() };
+    let token = Environment { token: HubToken::new("hf_other", "HF_TOKEN").unwrap(), ..s.environment() };
     s.server.change().refuses_files = Some((403, "GatedRepo"));
     fails(Hub::new(token).pull(&name(""), &mut Quiet), &["gated", "the token in use may not read it"]);
     s.server.change().refuses_files = Some((404, "EntryNotFound"));

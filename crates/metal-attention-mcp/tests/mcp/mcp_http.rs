@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metal_attention_mcp::{Client, Consent, Consents, McpError, ServerOptions, Toolbox, Transport};
+use metal_attention_mcp::{Consent, Consents, McpClient, McpError, ServerOptions, Toolbox, Transport};
 use metal_attention_testing::http_server::{HttpServer, Request, reply, result_of};
 use serde_json::{Map, Value, json};
 
@@ -33,7 +33,7 @@ fn text(text: &str) -> Map<String, Value> {
 }
 
 fn failure(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> McpError {
-    Client::start(&options(&HttpServer::start(answer).url()), &never).err().expect("an error")
+    McpClient::start(&options(&HttpServer::start(answer).url()), &never).err().expect("an error")
 }
 
 /// The response to a request as the data of an event.
@@ -45,7 +45,7 @@ fn event(request: &Request) -> String {
 #[test]
 fn a_session_has_an_id_and_an_end() {
     let server = HttpServer::good();
-    let mut client = Client::start(&options(&server.url()), &never).unwrap();
+    let mut client = McpClient::start(&options(&server.url()), &never).unwrap();
     assert_eq!((client.info().name.as_str(), client.info().protocol), ("web", "2025-03-26"));
     assert_eq!(client.tools(&never).unwrap().tools.len(), 2);
     assert_eq!(client.call("echo", &text("a"), &never).unwrap().text, "a");
@@ -83,14 +83,14 @@ fn answers_are_streams_of_events() {
         }
         None => reply(stream, "202 Accepted", "", ""),
     });
-    let mut client = Client::start(&options(&server.url()), &never).unwrap();
+    let mut client = McpClient::start(&options(&server.url()), &never).unwrap();
     assert_eq!(client.call("echo", &text("a"), &never).unwrap().text, "a");
     assert!(client.tools_changed().unwrap());
 }
 
 #[test]
 fn what_is_no_server_fails() {
-    let url = |url: &str| Client::start(&options(url), &never).err().expect("an error");
+    let url = |url: &str| McpClient::start(&options(url), &never).err().expect("an error");
     for wrong in ["", "file:///x", "localhost:80", "http://"] {
         assert!(matches!(url(wrong), McpError::Url { .. }), "{wrong}");
     }
@@ -105,7 +105,7 @@ fn what_is_no_server_fails() {
         url: "http://127.0.0.1:1/mcp".into(),
         headers: BTreeMap::from([("X-Key".into(), "a\nb".into())]),
     };
-    assert!(matches!(Client::start(&wrong, &never), Err(McpError::Header { name }) if name == "X-Key"));
+    assert!(matches!(McpClient::start(&wrong, &never), Err(McpError::Header { name }) if name == "X-Key"));
     let error = failure(|_, stream| reply(stream, "401 Unauthorized", "", "no\u{1b}key"));
     assert!(error.to_string().ends_with("answered with status 401: no key"), "{error}");
     // No redirect is followed: the key would go along.
@@ -152,7 +152,7 @@ fn notifications_may_be_refused() {
         None if request.message["method"] == "notifications/cancelled" => reply(stream, "400 Bad Request", "", "what?"),
         None => reply(stream, "202 Accepted", "", ""),
     });
-    let mut client = Client::start(&options(&server.url()), &never).unwrap();
+    let mut client = McpClient::start(&options(&server.url()), &never).unwrap();
     let slow = client.call("echo", &text("slow"), &never);
     assert!(matches!(slow, Err(McpError::Timeout { method: "tools/call", .. })), "{slow:?}");
     std::thread::sleep(Duration::from_millis(100));

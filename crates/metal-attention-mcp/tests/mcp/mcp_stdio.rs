@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use metal_attention_mcp::{
-    Client, Consent, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox,
+    Consent, Consents, MAX_RESULT, MAX_TOOLS, McpClient, McpError, ServerOptions, ServerReport, ToolResult, Toolbox,
     Transport,
 };
 use serde_json::{Map, Value, json};
@@ -34,18 +34,18 @@ fn arguments(value: Value) -> Map<String, Value> {
     serde_json::from_value(value).unwrap()
 }
 
-fn call(client: &mut Client, tool: &str, value: Value) -> String {
+fn call(client: &mut McpClient, tool: &str, value: Value) -> String {
     client.call(tool, &arguments(value), &never).unwrap().text
 }
 
 /// The error of a server that cannot be started.
 fn failure(options: &ServerOptions) -> McpError {
-    Client::start(options, &never).err().expect("an error")
+    McpClient::start(options, &never).err().expect("an error")
 }
 
 #[test]
 fn a_good_server_is_used() {
-    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     assert_eq!((client.info().name.as_str(), client.info().protocol), ("test", "2025-06-18"));
     let list = client.tools(&never).unwrap();
     let names: Vec<_> = list.tools.iter().map(|tool| tool.name.as_str()).collect();
@@ -71,7 +71,7 @@ fn a_good_server_is_used() {
 
 #[test]
 fn a_server_has_an_environment_of_its_own() {
-    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let mut variable = |name: &str| call(&mut client, "env", json!({"name": name}));
     assert!(std::env::var("CARGO_MANIFEST_DIR").is_ok());
     assert_eq!(variable("CARGO_MANIFEST_DIR"), "unset");
@@ -81,24 +81,24 @@ fn a_server_has_an_environment_of_its_own() {
 
 #[test]
 fn large_answers_are_cut() {
-    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let text = call(&mut client, "big", json!({}));
     let note = "\n[cut here: the result has 1048576 bytes, of which these are the first 65536]";
     assert_eq!(text.strip_suffix(note).map(str::len), Some(MAX_RESULT));
-    let mut client = Client::start(&server("pages", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("pages", 10_000), &never).unwrap();
     let list = client.tools(&never).unwrap();
     assert_eq!((list.tools.len(), list.tools[127].name.as_str()), (MAX_TOOLS, "t127"));
     assert_eq!(list.problems, ["tools after the first 128 are left out"]);
     // Those that are not used do not count.
     let some = ServerOptions { tools: Some(vec!["t3".into(), "t200".into()]), ..server("pages", 10_000) };
-    let list = Client::start(&some, &never).unwrap().tools(&never).unwrap();
+    let list = McpClient::start(&some, &never).unwrap().tools(&never).unwrap();
     assert_eq!(list.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["t3", "t200"]);
     assert_eq!(list.problems, ["tools after the first 64 pages of the list are left out"]);
 }
 
 #[test]
 fn versions_are_agreed_on() {
-    let client = Client::start(&server("old", 10_000), &never).unwrap();
+    let client = McpClient::start(&server("old", 10_000), &never).unwrap();
     assert_eq!(client.info().protocol, "2024-11-05");
     let error = failure(&server("unknown", 10_000)).to_string();
     assert_eq!(error, "it speaks version \"2099-01-01\" of the protocol; known are 2025-06-18, 2025-03-26, 2024-11-05");
@@ -108,7 +108,7 @@ fn versions_are_agreed_on() {
 #[test]
 fn what_is_no_response_is_skipped() {
     for behaviour in ["banner", "noisy", "repeating"] {
-        let mut client = Client::start(&server(behaviour, 10_000), &never).unwrap();
+        let mut client = McpClient::start(&server(behaviour, 10_000), &never).unwrap();
         for text in ["a", "b"] {
             assert_eq!(call(&mut client, "echo", json!({"text": text})), text, "{behaviour}");
         }
@@ -122,7 +122,7 @@ fn processes_of_a_server_end_with_it() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let spawned = |behaviour: &str| {
-        let mut client = Client::start(&server(behaviour, 10_000), &never).unwrap();
+        let mut client = McpClient::start(&server(behaviour, 10_000), &never).unwrap();
         call(&mut client, "spawn", json!({"port": port}));
         (client, listener.accept().unwrap().0)
     };
@@ -165,17 +165,17 @@ fn a_server_that_hangs_is_given_up() {
         let error = failure(&server(behaviour, 200));
         assert_eq!(error.to_string(), "it did not answer initialize within 0.2 seconds (timeout in the configuration)");
     }
-    let mut client = Client::start(&server("flood", 500), &never).unwrap();
+    let mut client = McpClient::start(&server("flood", 500), &never).unwrap();
     let error = client.call("echo", &Map::new(), &never).unwrap_err();
     assert!(matches!(error, McpError::Timeout { method: "tools/call", .. }), "{error}");
     drop(client);
-    drop(Client::start(&server("stubborn", 5000), &never).unwrap());
+    drop(McpClient::start(&server("stubborn", 5000), &never).unwrap());
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
 fn a_call_is_cancelled() {
-    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let stop = AtomicBool::new(false);
     let start = Instant::now();
     let error = std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn a_call_is_cancelled() {
 /// A call that is cancelled before it is sent is not sent: the tool `die` would end the server.
 #[test]
 fn a_call_that_is_cancelled_already_is_not_sent() {
-    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let error = client.call("die", &Map::new(), &|| true).unwrap_err();
     assert!(matches!(error, McpError::Cancelled { method: "tools/call" }), "{error}");
     assert_eq!(call(&mut client, "notes", json!({})), "notifications/initialized {}");

@@ -1,22 +1,22 @@
-//! Ling and Ring: experts beside shared ones.
+//! Ling and Ring: experts with a shared expert.
 
 use super::decoder::{decoder, shared_expert};
 use super::deepseek::shared_experts;
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Ling 1, Ling-Coder.
-pub(super) fn bailingmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn bailingmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.set_experts(0, &shared_experts(k, RouterScore::Softmax)?);
     m.set_own_head();
     Ok(m)
 }
 
-/// Ling 2, Ring 2: norms of queries and keys, part of a head rotated, experts in groups after some dense layers.
-pub(super) fn bailingmoe2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Ling 2, Ring 2: norms of queries and keys, partly rotated heads, grouped experts after some dense layers.
+pub(super) fn bailingmoe2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);

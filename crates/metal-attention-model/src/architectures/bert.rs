@@ -1,14 +1,14 @@
-//! BERT and its successors: encoders with norms of the sums.
+//! BERT and its successors: encoders with `PostNorm`.
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts};
 use crate::attention::{Mask, NormOver, Positions, QkNorm};
 use crate::feed_forward::{Activation, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, Residual};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
-/// What these share: no causal mask, a norm of the embedding, norms of the sums, no logits.
-fn encoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// The common part: no causal mask, a norm of the embedding, norms after the residual additions, no logits.
+fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Layer)?;
     m.embedding.norm = Some(norm.named("token_embd_norm"));
@@ -29,7 +29,7 @@ fn encoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// BERT: learned positions, no gate.
-pub(super) fn bert(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.embedding.positions = Some(m.n_ctx_train);
     m.attention_mut().for_each(|(_, a)| a.positions = Positions::None);
@@ -37,8 +37,8 @@ pub(super) fn bert(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jina's embeddings 2: scores fall with the distance.
-pub(super) fn jina_v2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Jina's embeddings 2: ALiBi.
+pub(super) fn jina_v2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     let eps = k.norm(NormKind::Layer)?.eps;
     if k.has_tensor("blk.0.attn_norm_2.weight", false) {
@@ -56,22 +56,22 @@ pub(super) fn jina_v2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jina's embeddings 3: rotations, no gate.
-pub(super) fn jina_v3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Jina's embeddings 3: RoPE, no gate.
+pub(super) fn jina_v3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.no_gate(Activation::Gelu);
     Ok(m)
 }
 
-/// Nomic's embeddings 1: rotations, a gate with SiLU.
-pub(super) fn nomic(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Nomic's embeddings 1: RoPE, a gate with SiLU.
+pub(super) fn nomic(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     Ok(m)
 }
 
-/// Nomic's embeddings 2: experts without a gate in every so-many-th layer.
-pub(super) fn nomic_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Nomic's embeddings 2: experts without a gate in every `moe_every_n_layers`-th layer.
+pub(super) fn nomic_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.no_gate(Activation::Gelu);

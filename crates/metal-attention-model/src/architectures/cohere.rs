@@ -1,13 +1,13 @@
-//! Command R, Command A, Aya: attention and feed-forward side by side from one Layer norm without bias.
+//! Command R, Command A, Aya: attention and feed-forward in parallel, from one layer norm without bias.
 
 use super::decoder::decoder;
 use crate::attention::{NormOver, QkNorm};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{Head, ModelError, ModelSpec, RopeLayout};
+use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
 
-/// Command R and R+, of which the latter, with its 64 layers, normalises each head of queries and keys.
-pub(super) fn command_r(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Command R, and R+, which is recognised by its 64 layers and has norms of each head of queries and keys.
+pub(super) fn command_r(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = parallel(k, k.positive_f32("logit_scale", 1.0)?)?;
     if m.n_layer() >= 64 {
         let eps = k.norm(NormKind::Layer)?.eps;
@@ -16,8 +16,8 @@ pub(super) fn command_r(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Command R7B and A: windows in three of four layers; the fourth knows no positions.
-pub(super) fn cohere2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Command R7B and A: a sliding window in three of four layers; the fourth has no positions.
+pub(super) fn cohere2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let scale = k.opt_f32("logit_scale")?.ok_or_else(|| k.missing("logit_scale"))?;
     let mut m = parallel(k, scale)?;
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
@@ -26,10 +26,11 @@ pub(super) fn cohere2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn parallel(k: &Keys<'_>, logit_scale: f32) -> Result<ModelSpec, ModelError> {
+/// The common part.
+fn parallel(k: &MetadataReader<'_>, logit_scale: f32) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
     m.side_by_side();
     m.set_norm_biases(false);
-    m.output.head = m.output.head.map(|head| Head { scale: logit_scale, tied: Some(true), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { scale: logit_scale, tied: Some(true), ..head });
     Ok(m)
 }

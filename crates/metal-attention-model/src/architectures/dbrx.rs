@@ -1,12 +1,12 @@
-//! DBRX: experts, Layer norms without biases; queries, keys and values cut off.
+//! DBRX: experts, layer norms without biases, clamped queries, keys and values.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-pub(super) fn dbrx(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn dbrx(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let clamp = k.opt_positive_f32("attention.clamp_kqv")?.ok_or_else(|| k.missing("attention.clamp_kqv"))?;
     m.attention_mut().for_each(|(_, a)| (a.clamp_qkv, a.fused_qkv) = (Some(clamp), true));

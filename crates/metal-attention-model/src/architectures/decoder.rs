@@ -1,16 +1,17 @@
-//! What most decoders have in common: the starting point of a family's file.
+//! A Llama-like decoder: the starting point of most families' files, and functions that change its parts.
 
 use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{
-    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputScale, Pooling, Residual,
+    Classifier, Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, Pooling,
+    Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
-/// A Llama-like decoder with this family's norms and rotation: norms before attention and feed-forward, a gated feed-forward
-/// with SiLU, one head over the last state.
-pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+/// A Llama-like decoder with norms and RoPE of the given kinds: norms before attention and feed-forward, gated
+/// feed-forwards with SiLU, an output head.
+pub(super) fn decoder(k: &MetadataReader<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let head_count_kv = k.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
@@ -19,10 +20,10 @@ pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Resul
     around(k, norm, mixers)
 }
 
-/// Causal attention of a layer with so many heads, and so many of keys and values. All layers' heads are of one length: that
-/// of the `n_head_first` heads of the first layer, where no key says it.
+/// Causal attention with `n_head` heads and `n_head_kv` KV heads. Heads of all layers have the same length: that of the
+/// key, otherwise `n_embd` divided by the `n_head_first` heads of the first layer.
 pub(super) fn attention(
-    k: &Keys<'_>,
+    k: &MetadataReader<'_>,
     layout: RopeLayout,
     n_head_first: usize,
     (n_head, n_head_kv): (usize, usize),
@@ -62,12 +63,12 @@ pub(super) fn attention(
     }))
 }
 
-/// The rest of such a decoder around these mixers, one a layer.
-pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
+/// A decoder with these mixers, one for each layer, and gated feed-forwards with SiLU.
+pub(super) fn around(k: &MetadataReader<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
     let n_ff = if let Some(widths) = k.per_layer("feed_forward_length", mixers.len())? {
         widths
     } else {
-        // Models that have nothing but experts may leave it out.
+        // Models with experts only may omit it.
         let widths = k.per_layer("expert_feed_forward_length", mixers.len())?;
         widths.ok_or_else(|| k.missing("feed_forward_length"))?
     };
@@ -75,8 +76,12 @@ pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result
     stack(k, k.norm(norm)?, mixers.into_iter().zip(n_ff.into_iter().map(dense)).collect())
 }
 
-/// A decoder of these mixers and feed-forwards, one after the other, each with a norm before it where it is there.
-pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>) -> Result<ModelSpec, ModelError> {
+/// A decoder with these mixers and feed-forwards, each with a norm before it unless it is `None`.
+pub(super) fn stack(
+    k: &MetadataReader<'_>,
+    norm: Norm,
+    layers: Vec<(Mixer, FeedForward)>,
+) -> Result<ModelSpec, ModelError> {
     let layer = |(mixer, feed_forward)| LayerSpec {
         mixer_norm: (mixer != Mixer::None).then_some(norm),
         mixer,
@@ -101,9 +106,9 @@ pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>)
             streams: None,
         },
         layers: layers.into_iter().map(layer).collect(),
-        output: Output {
+        output: OutputSpec {
             norm: Some(norm.named("output_norm")),
-            head: Some(Head { scale: 1.0, soft_cap: None, tied: None, bias: false }),
+            head: Some(OutputHead { scale: 1.0, soft_cap: None, tied: None, bias: false }),
             pooling: k.pooling()?,
             dense: Vec::new(),
             classifier: None,
@@ -112,14 +117,14 @@ pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>)
     })
 }
 
-/// Refuses heads that together are larger than any model's.
-pub(super) fn check_heads(k: &Keys<'_>, n_head: usize, head_dim: usize) -> Result<(), ModelError> {
+/// An error if the heads are implausibly large.
+pub(super) fn check_heads(k: &MetadataReader<'_>, n_head: usize, head_dim: usize) -> Result<(), ModelError> {
     let plausible = n_head.checked_mul(head_dim).is_some_and(|n| n <= 1 << 28);
     k.check("attention.key_length", head_dim, plausible, "heads this large are not plausible")
 }
 
 impl ModelSpec {
-    /// The attention of every layer, with its number; layers without are left out.
+    /// The attention of every layer that has one, with the layer's index.
     pub(super) fn attention_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionSpec)> {
         self.layers.iter_mut().enumerate().filter_map(|(i, layer)| match &mut layer.mixer {
             Mixer::Attention(a) => Some((i, a)),
@@ -143,44 +148,44 @@ impl ModelSpec {
         })
     }
 
-    /// Where the rotation of a layer is changed.
+    /// The RoPE of every layer that has one.
     pub(super) fn rope_mut(&mut self) -> impl Iterator<Item = &mut crate::Rope> {
         self.attention_mut().filter_map(|(_, a)| a.rope_mut())
     }
 
-    /// How positions enter, in every layer.
+    /// Sets how positions enter the attention of every layer.
     pub(super) fn set_positions(&mut self, positions: Positions) {
         self.attention_mut().for_each(|(_, a)| a.positions = positions);
     }
 
-    /// Queries and keys go through this norm in every layer.
+    /// Sets the norm of queries and keys of every layer.
     pub(super) fn set_qk_norm(&mut self, norm: QkNorm) {
         self.attention_mut().for_each(|(_, a)| a.qk_norm = Some(norm));
     }
 
-    /// Each head of queries and keys goes through an RMSNorm before it is rotated (Qwen 3).
+    /// Adds an RMSNorm of each head of queries and keys before the rotation (Qwen 3).
     pub(super) fn norm_heads(&mut self, eps: f32) {
         self.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
     }
 
-    /// Dense feed-forwards without a gate.
+    /// Removes the gate from dense feed-forwards, and sets their activation.
     pub(super) fn no_gate(&mut self, activation: Activation) {
         self.dense_mut().for_each(|dense| (dense.gated, dense.activation) = (false, activation));
     }
 
-    /// Attention and feed-forward side by side from one norm.
+    /// Computes attention and feed-forward in parallel, from one norm.
     pub(super) fn side_by_side(&mut self) {
         for layer in &mut self.layers {
             (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
         }
     }
 
-    /// Files of the family always have a matrix for the output head.
+    /// Declares that the family's files always have the tensor `output.weight`.
     pub(super) fn set_own_head(&mut self) {
-        self.output.head = self.output.head.map(|head| Head { tied: Some(false), ..head });
+        self.output.head = self.output.head.map(|head| OutputHead { tied: Some(false), ..head });
     }
 
-    /// Whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
+    /// Sets whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
     pub(super) fn set_norm_biases(&mut self, bias: bool) {
         let layers = self.layers.iter_mut().flat_map(|layer| [&mut layer.mixer_norm, &mut layer.feed_forward_norm]);
         for norm in layers.chain([&mut self.embedding.norm, &mut self.output.norm]).flatten() {
@@ -188,7 +193,7 @@ impl ModelSpec {
         }
     }
 
-    /// Every layer with norms of the results too, named as Gemma's.
+    /// Adds norms of the mixers' and feed-forwards' results, with Gemma's names.
     pub(super) fn add_post_norms(&mut self, norm: Norm) {
         for layer in &mut self.layers {
             layer.mixer_post_norm = Some(norm.named("post_attention_norm"));
@@ -196,7 +201,7 @@ impl ModelSpec {
         }
     }
 
-    /// Norms of the results only (OLMo 2, EXAONE 4).
+    /// Moves the norms from before mixers and feed-forwards to their results (OLMo 2, EXAONE 4).
     pub(super) fn only_post_norms(&mut self, norm: Norm) {
         self.add_post_norms(norm);
         for layer in &mut self.layers {
@@ -204,7 +209,8 @@ impl ModelSpec {
         }
     }
 
-    /// Layers as `windowed` says see a window, and turn by `rope_base` without an extension of the context where it is given.
+    /// Sets the mask of the layers that `windowed` marks, and, with `rope`, their base of frequencies, without an
+    /// extension of the context.
     pub(super) fn set_windows(&mut self, windowed: &[bool], mask: Mask, rope: Option<WindowRope>) {
         for (_, a) in self.attention_mut().filter(|(i, _)| windowed[*i]) {
             a.mask = mask;
@@ -216,7 +222,7 @@ impl ModelSpec {
         }
     }
 
-    /// Layers as `windowed` says see this window; the others know no positions (Command R7B).
+    /// Gives the layers that `windowed` marks a sliding window; the others get no positions (Command R7B).
     pub(super) fn rotate_in_windows_only(&mut self, windowed: &[bool], window: usize) {
         for (i, a) in self.attention_mut() {
             if windowed[i] {
@@ -227,7 +233,7 @@ impl ModelSpec {
         }
     }
 
-    /// Layers from `first_sparse` on get these experts.
+    /// Gives the layers from `first_sparse` on these experts.
     pub(super) fn set_experts(&mut self, first_sparse: usize, experts: &Experts) {
         for layer in self.layers.iter_mut().skip(first_sparse) {
             layer.feed_forward = FeedForward::Experts(Box::new(experts.clone()));
@@ -235,8 +241,12 @@ impl ModelSpec {
     }
 }
 
-/// The classifier of rerankers, where the file has one; `pooling`: how the family's pool a text, where no key says it.
-pub(super) fn classifier(k: &Keys<'_>, pooling: Pooling, norm_eps: f32) -> Result<Option<Classifier>, ModelError> {
+/// The classifier of rerankers; `None` if the file has none. `pooling`: the family's pooling, if no key gives it.
+pub(super) fn classifier(
+    k: &MetadataReader<'_>,
+    pooling: Pooling,
+    norm_eps: f32,
+) -> Result<Option<Classifier>, ModelError> {
     let is_ranker = k.pooling()? == Some(Pooling::Rank);
     if !["cls.weight", "cls.output.weight"].iter().any(|name| k.has_tensor(name, is_ranker)) {
         return Ok(None);
@@ -246,21 +256,24 @@ pub(super) fn classifier(k: &Keys<'_>, pooling: Pooling, norm_eps: f32) -> Resul
     Ok(Some(Classifier { labels, pooling, gelu: false, norm_eps, softmax: false }))
 }
 
-/// The rotation of layers with a window, where it is another.
+/// The RoPE of layers with a sliding window, where it differs.
 #[derive(Clone, Copy)]
 pub(super) struct WindowRope {
+    /// Base of the frequencies.
     pub(super) freq_base: f32,
 }
 
-/// How a family's experts are when its files do not say otherwise.
+/// The properties of a family's experts when its files do not give them.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertDefaults {
+    /// From the router's products to scores.
     pub(super) score: RouterScore,
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub(super) renormalize: bool,
 }
 
-/// The experts that the file describes; an error where it has none. `n_ff`: an expert's width where no key says it.
-pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
+/// The experts of the file; an error if it has none. `n_ff`: an expert's width if no key gives it.
+pub(super) fn experts(k: &MetadataReader<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
     let n_used = k.positive("expert_used_count")?;
     let n_ff = match k.per_layer("expert_feed_forward_length", k.n_layer()?) {
         Ok(Some(widths)) => {
@@ -269,16 +282,16 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
             widths[0]
         }
         Ok(None) => n_ff,
-        // Files carry a 0 where the width is that of `feed_forward_length`.
+        // 0 means the width of `feed_forward_length`.
         Err(_) if k.opt_usize("expert_feed_forward_length").ok().flatten() == Some(0) => n_ff,
         Err(e) => return Err(e),
     };
     experts_of(k, defaults, n_used, n_ff)
 }
 
-/// The same where layers differ in how many experts a token goes to, and in their width.
+/// [`experts`] of one layer, with `n_used` experts for each token and width `n_ff`.
 pub(super) fn experts_of(
-    k: &Keys<'_>,
+    k: &MetadataReader<'_>,
     defaults: ExpertDefaults,
     n_used: usize,
     n_ff: usize,
@@ -322,12 +335,12 @@ pub(super) fn experts_of(
             groups,
             weight_input: false,
         },
-        own_norms: None,
+        expert_norms: None,
         shared: None,
     })
 }
 
-/// A feed-forward of `n_ff` beside the experts.
+/// A shared expert of width `n_ff`.
 pub(super) fn shared_expert(n_ff: usize, gated: bool) -> SharedExpert {
     let dense = Dense { n_ff, gated: true, activation: Activation::Silu, fused: false };
     SharedExpert { dense, gated, plain_names: false }

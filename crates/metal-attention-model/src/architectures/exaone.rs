@@ -1,13 +1,14 @@
-//! EXAONE 4, and EXAONE with experts. (EXAONE 3 is Llama with other pairs in its rotation.)
+//! EXAONE 4, and EXAONE with experts. (EXAONE 3 is Llama with NeoX rotation.)
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// EXAONE 4: norms of the results only, norms of queries and keys; the larger, with its 64 layers, has windows in three of four, and rotates only there.
-pub(super) fn exaone4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// EXAONE 4: norms of results only, norms of queries and keys. The larger one, recognised by its 64 layers, has a
+/// sliding window in three of four layers and rotates only there.
+pub(super) fn exaone4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     m.only_post_norms(norm);
@@ -20,9 +21,9 @@ pub(super) fn exaone4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// EXAONE with experts beside one that all tokens go through (K-EXAONE): windows in three of four layers, and rotations only
+/// EXAONE with experts and a shared expert (K-EXAONE): a sliding window in three of four layers, and rotation only
 /// there.
-pub(super) fn exaone_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn exaone_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;

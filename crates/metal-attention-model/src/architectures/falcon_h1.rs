@@ -1,14 +1,14 @@
-//! Falcon-H1: attention and Mamba-2 side by side in each layer.
+//! Falcon-H1: attention and Mamba-2 in parallel in each layer.
 
 use super::decoder::decoder;
 use super::mamba::mamba2_spec;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{AttentionAndMamba2Spec, Mixer, Norm, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// Falcon-H1; in some of its sizes Mamba's result is normalised.
-pub(super) fn falcon_h1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Falcon-H1; some sizes have a norm of Mamba-2's result.
+pub(super) fn falcon_h1(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     let spec = mamba2_spec(k)?;
@@ -21,7 +21,7 @@ pub(super) fn falcon_h1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         if let Some(attention) = layer.mixer.attention().cloned() {
             layer.mixer = Mixer::AttentionAndMamba2(Box::new(AttentionAndMamba2Spec { attention, mamba2 }));
         }
-        // Its files have this norm's name without `.weight`.
+        // Its files name this norm without `.weight`.
         layer.feed_forward_norm = layer.feed_forward_norm.map(Norm::bare);
     }
     Ok(m)

@@ -1,32 +1,32 @@
-//! Gemma, 1 to 4, and EmbeddingGemma. (The files' norm weights have the 1 in them that the papers add.)
+//! Gemma 1 to 4, and EmbeddingGemma. (The norm weights in files include the 1 that the papers add.)
 
 use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
 use crate::attention::{KvSource, Mask, Positions};
-use crate::feed_forward::{Activation, Dense, FeedForward, OwnNorms, RouterScore, SharedExpert};
-use crate::keys::Keys;
+use crate::feed_forward::{Activation, Dense, ExpertNorms, FeedForward, RouterScore, SharedExpert};
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{DenseOutput, NormKind, OutputScale, PerLayerEmbedding, Streams};
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
-/// Base of the rotation in layers with a window, from Gemma 3 on.
+/// Base of the RoPE frequencies in layers with a sliding window, from Gemma 3 on.
 const WINDOW_BASE: f32 = 10_000.0;
 
-/// Gemma: embeddings of length `sqrt(n_embd)`, GELU.
-pub(super) fn gemma(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Gemma: embeddings multiplied by `sqrt(n_embd)`, GELU.
+pub(super) fn gemma(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.embedding.scale = (m.n_embd as f32).sqrt();
     m.dense_mut().for_each(|dense| dense.activation = Activation::Gelu);
     Ok(m)
 }
 
-/// Gemma 2: norms of the results too, caps of scores and logits, a window in every second layer.
-pub(super) fn gemma2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Gemma 2: also norms of results, caps of scores and logits, a sliding window in every second layer.
+pub(super) fn gemma2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     m.add_post_norms(k.norm(NormKind::Rms)?);
     let cap = k.opt_positive_f32("attn_logit_softcapping")?.or(Some(50.0));
     m.attention_mut().for_each(|(_, a)| a.soft_cap = cap);
     let logit_cap = k.opt_positive_f32("final_logit_softcapping")?.or(Some(30.0));
-    m.output.head = m.output.head.map(|head| crate::Head { soft_cap: logit_cap, ..head });
-    // 27B: over the width of the residual stream, not of a head.
+    m.output.head = m.output.head.map(|head| crate::OutputHead { soft_cap: logit_cap, ..head });
+    // 27B scales scores by the width of the residual stream, not of a head.
     scale_of_27b(&mut m, 46);
     let window = k.window()?.unwrap_or(4096);
     let windowed = k.windowed_layers(m.n_layer(), 2, false)?;
@@ -34,9 +34,9 @@ pub(super) fn gemma2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Gemma 3: as Gemma 2 without caps, with norms of queries and keys, full attention in every sixth layer, and a rotation of
-/// their own in the others.
-pub(super) fn gemma3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Gemma 3: Gemma 2 without caps, with norms of queries and keys, full attention in every sixth layer, and another RoPE
+/// base in the others.
+pub(super) fn gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = of_gemma3(k)?;
     if let Some(window) = k.window()? {
         let windowed = k.windowed_layers(m.n_layer(), 6, false)?;
@@ -45,13 +45,13 @@ pub(super) fn gemma3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// `EmbeddingGemma`: windows to both sides, and two matrices after pooling.
-pub(super) fn embedding(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `EmbeddingGemma`: symmetric windows, and two matrices after pooling.
+pub(super) fn embedding(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = of_gemma3(k)?;
     m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
     let windowed = k.windowed_layers(m.n_layer(), 6, false)?;
-    m.set_windows(&windowed, Mask::Near(window / 2), window_rope(k)?);
+    m.set_windows(&windowed, Mask::SymmetricWindow(window / 2), window_rope(k)?);
     for (tensor, key) in [("dense_2", "dense_2_feat_out"), ("dense_3", "dense_3_feat_out")] {
         if let Some(n_out) = k.opt_usize(key)?.filter(|&n| n > 0)
             && k.has_tensor(&format!("{tensor}.weight"), true)
@@ -63,23 +63,25 @@ pub(super) fn embedding(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn of_gemma3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// The common part of Gemma 3 and `EmbeddingGemma`.
+fn of_gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
     m.norm_heads(norm.eps);
     let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
-    m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
+    m.output.head = m.output.head.map(|head| crate::OutputHead { soft_cap, ..head });
     scale_of_27b(&mut m, 62);
     Ok(m)
 }
 
-fn window_rope(k: &Keys<'_>) -> Result<Option<WindowRope>, ModelError> {
+/// The RoPE of layers with a sliding window.
+fn window_rope(k: &MetadataReader<'_>) -> Result<Option<WindowRope>, ModelError> {
     let freq_base = k.freq_base("rope.freq_base_swa")?.unwrap_or(WINDOW_BASE);
     Ok(Some(WindowRope { freq_base }))
 }
 
-/// The largest of Gemma 2 and 3, with so many layers, scale scores by the width of the residual stream.
+/// The largest models of Gemma 2 and 3, recognised by `n_layer`, scale scores by the width of the residual stream.
 fn scale_of_27b(m: &mut ModelSpec, n_layer: usize) {
     if m.n_layer() == n_layer {
         let n_embd = m.n_embd;
@@ -87,8 +89,8 @@ fn scale_of_27b(m: &mut ModelSpec, n_layer: usize) {
     }
 }
 
-/// Layers from the first of `n_shared` on read the cache of the last layer of their kind before these.
-fn share_kv(k: &Keys<'_>, m: &mut ModelSpec, windowed: &[bool], n_shared: usize) -> Result<(), ModelError> {
+/// The last `n_shared` layers read the KV cache of the last layer before them with the same kind of mask.
+fn share_kv(k: &MetadataReader<'_>, m: &mut ModelSpec, windowed: &[bool], n_shared: usize) -> Result<(), ModelError> {
     let n_layer = m.n_layer();
     let n_own = n_layer.saturating_sub(n_shared);
     k.check("attention.shared_kv_layers", n_shared, n_shared == 0 || n_own >= 2, "two layers must have their own")?;
@@ -98,10 +100,11 @@ fn share_kv(k: &Keys<'_>, m: &mut ModelSpec, windowed: &[bool], n_shared: usize)
     Ok(())
 }
 
-/// Gemma 3n: four residual streams (AltUp) with LAuReL, an embedding for each layer, layers that share keys and values, and
-/// sparse activations in the first layers.
-pub(super) fn gemma3n(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    /// Layers with sparse activations, and standard deviations above which 5 % lie.
+/// Gemma 3n: four residual streams (AltUp) with LAuReL, an embedding for each layer, shared keys and values, sparse
+/// activations in the first layers.
+pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    /// Number of layers with sparse activations, and the standard deviations above which 5 % of a normal distribution
+    /// lie.
     const SPARSE: (usize, f32) = (10, 1.644_853_6);
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
@@ -111,7 +114,7 @@ pub(super) fn gemma3n(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         (a.scale, a.value_norm) = (1.0, Some(norm.eps));
     }
     let soft_cap = k.opt_positive_f32("final_logit_softcapping")?.or(Some(30.0));
-    m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
+    m.output.head = m.output.head.map(|head| crate::OutputHead { soft_cap, ..head });
     m.dense_mut().take(SPARSE.0).for_each(|dense| dense.activation = Activation::SparseGelu { n_std: SPARSE.1 });
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
     let windowed = k.windowed_layers(m.n_layer(), 5, false)?;
@@ -139,15 +142,15 @@ pub(super) fn gemma3n(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Gemma 4: heads of another size in layers with a window, values that are normalised, layers that share keys and values,
-/// an embedding for each layer, experts beside the dense feed-forward.
-pub(super) fn gemma4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Gemma 4: another head size in layers with a sliding window, norms of values, shared keys and values, an embedding
+/// for each layer, experts beside the dense feed-forward.
+pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
     m.add_post_norms(norm);
     m.norm_heads(norm.eps);
     let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
-    m.output.head = m.output.head.map(|head| crate::Head { soft_cap, ..head });
+    m.output.head = m.output.head.map(|head| crate::OutputHead { soft_cap, ..head });
     let n_layer = m.n_layer();
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;
     let windowed = k.windowed_layers(n_layer, 6, false)?;
@@ -186,7 +189,7 @@ pub(super) fn gemma4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         let mut experts = experts.clone();
         experts.expert = Dense { activation: Activation::Gelu, fused: true, ..experts.expert };
         experts.shared = Some(SharedExpert { dense: *dense, gated: false, plain_names: true });
-        experts.own_norms = Some(OwnNorms {
+        experts.expert_norms = Some(ExpertNorms {
             input: norm.named("pre_ffw_norm_2"),
             result: norm.named("post_ffw_norm_2"),
             shared_result: norm.named("post_ffw_norm_1"),
@@ -194,7 +197,7 @@ pub(super) fn gemma4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
         });
         layer.feed_forward = FeedForward::Experts(Box::new(experts));
     }
-    // Divisors of frequencies are those of the full layers.
+    // Divisors of frequencies apply to the full layers.
     for (i, a) in m.attention_mut() {
         if let (true, Positions::Rope(rope)) = (windowed[i], &mut a.positions) {
             rope.factors = RopeFactors::None;

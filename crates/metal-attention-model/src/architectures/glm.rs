@@ -2,21 +2,21 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// `ChatGLM` 3, GLM 4 (9B), GLM-Edge: half of each head rotated; queries, keys and values in one matrix, gate and up in another.
-pub(super) fn chatglm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `ChatGLM` 3, GLM 4 (9B), GLM-Edge: half of each head rotated; fused Q, K and V, fused gate and up.
+pub(super) fn chatglm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.dense_mut().for_each(|dense| dense.fused = true);
     Ok(m)
 }
 
-/// GLM 4 (0414), Z1: norms of the results too, half of each head rotated, gate and up in one matrix.
-pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    // GLM 4.1V, which has sections for pictures, pairs halves.
+/// GLM 4 (0414), Z1: also norms of results, half of each head rotated, fused gate and up.
+pub(super) fn glm4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    // GLM 4.1V, which has RoPE sections for images, uses NeoX rotation.
     let sections = k.opt_numbers("rope.dimension_sections")?.iter().any(|&n| n > 0);
     let layout = if sections { RopeLayout::Halves } else { RopeLayout::Interleaved };
     let mut m = decoder(k, NormKind::Rms, layout)?;
@@ -25,15 +25,15 @@ pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// GLM 4.5, 4.6: experts chosen by sigmoid and a bias beside one for all tokens, after some dense layers. What lies behind
-/// the last layer predicts further tokens and is left out.
-pub(super) fn glm4moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// GLM 4.5, 4.6: after some dense layers, experts chosen by sigmoid and a bias, with a shared expert. The layers after
+/// the last, which predict further tokens, are not used.
+pub(super) fn glm4moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     for layer in &mut m.layers {
         layer.feed_forward_norm = Some(norm.named("post_attention_norm"));
     }
-    // GLM 4.5 Air has none.
+    // GLM 4.5 Air has no such norm.
     if k.has_tensor("blk.0.attn_q_norm.weight", true) {
         m.norm_heads(norm.eps);
     }

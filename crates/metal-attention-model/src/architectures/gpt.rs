@@ -1,14 +1,15 @@
-//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder, BLOOM, MPT, Jais, Nemotron: Layer norms, most with a feed-forward without a gate.
+//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder, BLOOM, MPT, Jais, Nemotron: layer norms, most without a gate in the
+//! feed-forward.
 
 use super::decoder::decoder;
 use crate::attention::{NormOver, Positions, QkNorm};
 use crate::feed_forward::Activation;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, Residual};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// What these share.
-fn gpt(k: &Keys<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError> {
+/// The common part.
+fn gpt(k: &MetadataReader<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.no_gate(Activation::Gelu);
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = fused_qkv);
@@ -16,15 +17,15 @@ fn gpt(k: &Keys<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError> {
 }
 
 /// GPT-2, StarCoder: learned positions.
-pub(super) fn gpt2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn gpt2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.embedding.positions = Some(m.n_ctx_train);
     m.set_positions(Positions::None);
     Ok(m)
 }
 
-/// `GPT-NeoX`, Pythia: attention and feed-forward side by side, each with its norm, unless the file says otherwise.
-pub(super) fn gptneox(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `GPT-NeoX`, Pythia: attention and feed-forward in parallel, each with its norm, unless the file says otherwise.
+pub(super) fn gptneox(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_own_head();
     if k.opt_bool("use_parallel_residual")?.unwrap_or(true) {
@@ -33,8 +34,8 @@ pub(super) fn gptneox(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Falcon: side by side from one norm; 40B has two.
-pub(super) fn falcon(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Falcon: attention and feed-forward in parallel from one norm; 40B has two norms.
+pub(super) fn falcon(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     let norm = k.norm(NormKind::Layer)?;
     for i in 0..m.n_layer() {
@@ -48,27 +49,27 @@ pub(super) fn falcon(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// StarCoder 2.
-pub(super) fn starcoder2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn starcoder2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     gpt(k, false)
 }
 
-/// `CodeShell`: with a head of its own.
-pub(super) fn codeshell(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `CodeShell`: with its own output head.
+pub(super) fn codeshell(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_own_head();
     Ok(m)
 }
 
 /// BLOOM: `ALiBi`, a norm of the embedding.
-pub(super) fn bloom(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn bloom(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.embedding.norm = m.output.norm.map(|norm| norm.named("token_embd_norm"));
     m.set_positions(Positions::Alibi { max_bias: 8.0 });
     Ok(m)
 }
 
-/// MPT: `ALiBi` or learned positions; 7B has no biases, 30B and others cut queries, keys and values off.
-pub(super) fn mpt(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// MPT: `ALiBi` or learned positions. 7B has no biases; 30B and others clamp queries, keys and values.
+pub(super) fn mpt(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_norm_biases(k.has_tensor("blk.0.attn_norm.bias", false));
     m.set_positions(alibi(k)?);
@@ -87,8 +88,8 @@ pub(super) fn mpt(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jais: `ALiBi`, a gate with SiLU, scores over the length of a head without the root.
-pub(super) fn jais(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Jais: `ALiBi`, a gate with SiLU, scores divided by the head size instead of its root.
+pub(super) fn jais(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.set_positions(alibi(k)?);
     m.attention_mut().for_each(|(_, a)| (a.scale, a.fused_qkv) = (1.0 / a.head_dim as f32, true));
@@ -96,13 +97,14 @@ pub(super) fn jais(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn alibi(k: &Keys<'_>) -> Result<Positions, ModelError> {
+/// `ALiBi` with the file's bias; no positions if it has none.
+fn alibi(k: &MetadataReader<'_>) -> Result<Positions, ModelError> {
     let max_bias = k.opt_positive_f32("attention.max_alibi_bias")?;
     Ok(max_bias.map_or(Positions::None, |max_bias| Positions::Alibi { max_bias }))
 }
 
 /// Nemotron 3 and 4, Minitron: `ReLU` squared.
-pub(super) fn nemotron(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn nemotron(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, false)?;
     m.no_gate(Activation::ReluSquared);
     m.set_own_head();
@@ -110,7 +112,7 @@ pub(super) fn nemotron(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Jais 2: squared `ReLU`.
-pub(super) fn jais2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn jais2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, false)?;
     m.no_gate(Activation::ReluSquared);
     Ok(m)

@@ -1,13 +1,13 @@
-//! gpt-oss: sinks, windows in every second layer, experts with biases and a clamped activation.
+//! gpt-oss: attention sinks, a sliding window in every second layer, experts with biases and a clamped activation.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::attention::Mask;
 use crate::feed_forward::{Activation, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-pub(super) fn gpt_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn gpt_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     for layer in &mut m.layers {
         layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.named("post_attention_norm"));

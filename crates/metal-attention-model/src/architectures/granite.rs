@@ -1,5 +1,5 @@
-//! Granite 3 and 4, and MiniCPM: Llama, in Granite 4 H with Mamba-2 in most layers, and factors on embeddings, sums, scores
-//! and logits.
+//! Granite 3 and 4, and MiniCPM: Llama with factors on embeddings, residual additions, scores and logits; Granite 4 H
+//! with Mamba-2 in most layers.
 
 use super::decoder::{ExpertDefaults, attention, experts, shared_expert, stack};
 use super::deepseek::first_latent;
@@ -7,21 +7,21 @@ use super::llama;
 use super::mamba::{heads, mamba2_spec};
 use crate::attention::Positions;
 use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{Mixer, NormKind, Residual};
-use crate::{Head, ModelError, ModelSpec, Rope, RopeFactors, RopeLayout};
+use crate::{ModelError, ModelSpec, OutputHead, Rope, RopeFactors, RopeLayout};
 
-/// Granite, dense and with experts.
-pub(super) fn granite(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Granite, dense or with experts.
+pub(super) fn granite(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = llama::neighbours(k)?;
     let divisor = k.positive_f32("logit_scale", 0.0).map_err(|_| k.missing("logit_scale"))?;
     granite_parts(k, &mut m, divisor)?;
     Ok(m)
 }
 
-/// Granite 4 H: layers without heads of keys and values are Mamba-2, dense or with experts.
-pub(super) fn granite_hybrid(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Granite 4 H: layers without KV heads are Mamba-2; dense or with experts.
+pub(super) fn granite_hybrid(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
     let n_ff = k.positive("feed_forward_length")?;
@@ -40,7 +40,7 @@ pub(super) fn granite_hybrid(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     };
     let layers = heads(k)?.into_iter().map(layer).collect::<Result<_, ModelError>>()?;
     let mut m = stack(k, norm, layers)?;
-    // A flag that says so in these files alone.
+    // In these files this flag means that positions are not used.
     if k.opt_bool("rope.scaling.finetuned")? == Some(false) {
         m.set_positions(Positions::None);
     }
@@ -48,8 +48,8 @@ pub(super) fn granite_hybrid(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Granite's factors, and the expert that all tokens go to.
-fn granite_parts(k: &Keys<'_>, m: &mut ModelSpec, divisor: f32) -> Result<(), ModelError> {
+/// Granite's factors, and its shared expert.
+fn granite_parts(k: &MetadataReader<'_>, m: &mut ModelSpec, divisor: f32) -> Result<(), ModelError> {
     scale(m, k.positive_f32("embedding_scale", 1.0)?, k.positive_f32("residual_scale", 1.0)?, 1.0 / divisor);
     if let Some(scale) = k.opt_f32("attention.scale")?.filter(|&scale| scale != 0.0) {
         m.attention_mut().for_each(|(_, a)| a.scale = scale);
@@ -64,8 +64,8 @@ fn granite_parts(k: &Keys<'_>, m: &mut ModelSpec, divisor: f32) -> Result<(), Mo
     Ok(())
 }
 
-/// MiniCPM: the same with factors that its older files leave out.
-pub(super) fn minicpm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// MiniCPM: Granite's structure; older files lack the factors.
+pub(super) fn minicpm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = llama::neighbours(k)?;
     let residual = k.positive_f32("residual_scale", 1.4 / (m.n_layer() as f32).sqrt())?;
     let divisor = k.positive_f32("logit_scale", 256.0 / m.n_embd as f32)?;
@@ -73,8 +73,8 @@ pub(super) fn minicpm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// MiniCPM 3: latent attention, frequencies divided as Phi 3 divides them.
-pub(super) fn minicpm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// MiniCPM 3: latent attention, with divisors of frequencies as in Phi 3.
+pub(super) fn minicpm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = first_latent(k, RopeLayout::Halves)?;
     let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
     for layer in &mut m.layers {
@@ -87,8 +87,9 @@ pub(super) fn minicpm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// Sets the factors on embeddings, residual additions and logits.
 fn scale(m: &mut ModelSpec, embedding: f32, residual: f32, logits: f32) {
     m.embedding.scale = embedding;
     m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential { scale: residual });
-    m.output.head = m.output.head.map(|head| Head { scale: logits, ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { scale: logits, ..head });
 }

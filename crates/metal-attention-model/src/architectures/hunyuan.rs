@@ -1,14 +1,14 @@
-//! Hunyuan, dense and with experts.
+//! Hunyuan, dense or with experts.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::{FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// Hunyuan 1: queries and keys are normalised after the rotation; experts beside one that all tokens go through.
-pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Hunyuan 1: norms of queries and keys after the rotation; experts with a shared expert.
+pub(super) fn hunyuan(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
@@ -23,9 +23,9 @@ pub(super) fn hunyuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Hunyuan 1 without experts, and the text part of `HunyuanOCR`, whose files have either name: `rope.scaling.alpha` raises
-/// the base of the rotation to `freq_base * alpha^(dim / (dim - 2))` (NTK-aware scaling).
-pub(super) fn hunyuan_dense(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Hunyuan 1 without experts, and the text model of `HunyuanOCR`, whose files have either name: `rope.scaling.alpha`
+/// raises the RoPE base to `freq_base * alpha^(dim / (dim - 2))` (NTK-aware scaling).
+pub(super) fn hunyuan_dense(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = hunyuan(k)?;
     let Some(alpha) = k.opt_positive_f32("rope.scaling.alpha")? else { return Ok(m) };
     for (_, a) in m.attention_mut() {
@@ -40,8 +40,8 @@ pub(super) fn hunyuan_dense(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Hunyuan 3: norms before the rotation; experts chosen by sigmoid in all layers but the first.
-pub(super) fn hunyuan3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Hunyuan 3: norms of queries and keys before the rotation; experts chosen by sigmoid in all layers but the first.
+pub(super) fn hunyuan3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     let defaults = ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false };

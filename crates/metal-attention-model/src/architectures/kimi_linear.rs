@@ -1,16 +1,17 @@
-//! Kimi Linear: Kimi Delta Attention in most layers, latent attention without positions in the others (arXiv 2510.26692).
+//! Kimi Linear: Kimi Delta Attention in most layers, latent attention without positions in the others (arXiv
+//! 2510.26692).
 
 use super::decoder::{around, check_heads};
 use super::deepseek::shared_experts;
 use crate::attention::LatentAttentionSpec;
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaGates, DeltaRuleSpec, KeySharing};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec};
 
-/// Layers without heads of keys and values have the delta rule; experts beside shared ones after some dense layers.
-pub(super) fn kimi_linear(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Layers without KV heads have the delta rule; after some dense layers, experts with shared experts.
+pub(super) fn kimi_linear(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let (n_layer, eps) = (k.n_layer()?, k.norm(NormKind::Rms)?.eps);
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let key = "attention.head_count_kv";
@@ -28,7 +29,8 @@ pub(super) fn kimi_linear(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn delta_rule(k: &Keys<'_>, n_head: usize, eps: f32) -> Result<Mixer, ModelError> {
+/// Kimi Delta Attention with `n_head` heads.
+fn delta_rule(k: &MetadataReader<'_>, n_head: usize, eps: f32) -> Result<Mixer, ModelError> {
     let dim = k.positive("kda.head_dim")?;
     let n = n_head.checked_mul(dim).and_then(|n| n.checked_mul(dim));
     let plausible = n.is_some_and(|n| n <= 1 << 28);
@@ -45,12 +47,13 @@ fn delta_rule(k: &Keys<'_>, n_head: usize, eps: f32) -> Result<Mixer, ModelError
     }))
 }
 
-fn latent_attention(k: &Keys<'_>, n_head: usize, eps: f32) -> Result<Mixer, ModelError> {
+/// Latent attention without positions.
+fn latent_attention(k: &MetadataReader<'_>, n_head: usize, eps: f32) -> Result<Mixer, ModelError> {
     if let Some(rank) = k.opt_size("attention.q_lora_rank")? {
         return Err(k.unsupported("attention.q_lora_rank", rank, "compressed queries are missing"));
     }
     let head_dim = k.positive("attention.key_length_mla")?;
-    // The elements that would be rotated, which all heads' keys share.
+    // The elements that other models rotate, which all heads' keys share.
     let shared_dim = k.positive("rope.dimension_count")?;
     let fits = head_dim > shared_dim;
     k.check("attention.key_length_mla", head_dim, fits, "must be larger than rope.dimension_count")?;

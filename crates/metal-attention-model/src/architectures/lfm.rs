@@ -3,13 +3,13 @@
 use super::decoder::{ExpertDefaults, around, attention, experts};
 use crate::attention::Mask;
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::ShortConvSpec;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// LFM2: layers without heads of keys and values are convolutions; each head of queries and keys is normalised.
-pub(super) fn lfm2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// LFM2: layers without KV heads are short convolutions; norms of each head of queries and keys.
+pub(super) fn lfm2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     if k.opt_bool("attention.causal")? == Some(false) {
         let why = "convolutions to both sides are missing";
         return Err(k.unsupported("attention.causal", false, why));
@@ -43,7 +43,7 @@ pub(super) fn lfm2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// LFM2 with experts after some dense layers, chosen by sigmoid and a bias.
-pub(super) fn lfm2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn lfm2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = lfm2(k)?;
     let defaults = ExpertDefaults { score: RouterScore::Sigmoid, renormalize: true };
     let mut e = experts(k, defaults, k.positive("feed_forward_length")?)?;

@@ -1,17 +1,18 @@
-//! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3, Baichuan.
+//! Llama and models of the same structure: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3,
+//! Baichuan.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
-use crate::attention::{Mask, NormOver, Positions, QkNorm, Temperature};
+use crate::attention::{Mask, NormOver, Positions, QkNorm, QueryTemperature};
 use crate::feed_forward::{Activation, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 const SOFTMAX: ExpertDefaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
 
-/// Llama, InternLM 2, ERNIE 4.5: neighbours are rotated together; Mixtral's experts where the file has some; windows of
-/// Mistral 7B v0.1.
-pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Llama, InternLM 2, ERNIE 4.5: NORM rotation (neighbours); experts as in Mixtral, and the sliding window of Mistral
+/// 7B v0.1, if the file has them.
+pub(super) fn neighbours(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     if k.n_expert()?.is_some() {
         let n_ff = k.positive("feed_forward_length")?;
@@ -23,20 +24,20 @@ pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// EXAONE 3, openPangu Embedded (with its biases), the text part of `PaddleOCR-VL`: halves are rotated together.
-pub(super) fn halves(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// EXAONE 3, openPangu Embedded (with its biases), the text model of `PaddleOCR-VL`: NeoX rotation (halves).
+pub(super) fn halves(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     decoder(k, NormKind::Rms, RopeLayout::Halves)
 }
 
-/// XVERSE: with a head of its own.
-pub(super) fn xverse(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// XVERSE: with its own output head.
+pub(super) fn xverse(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.set_own_head();
     Ok(m)
 }
 
-/// Baichuan 1 and 2; 13B, with its 40 layers, knows positions by ALiBi.
-pub(super) fn baichuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Baichuan 1 and 2; 13B, recognised by its 40 layers, uses ALiBi.
+pub(super) fn baichuan(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = xverse(k)?;
     if m.n_layer() == 40 {
         m.set_positions(Positions::Alibi { max_bias: 8.0 });
@@ -45,36 +46,36 @@ pub(super) fn baichuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Refact: `ALiBi`.
-pub(super) fn refact(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn refact(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = halves(k)?;
     m.set_positions(Positions::Alibi { max_bias: 8.0 });
     Ok(m)
 }
 
-/// Orion: Layer norms.
-pub(super) fn orion(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Orion: layer norms.
+pub(super) fn orion(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.set_own_head();
     Ok(m)
 }
 
-/// Arcee (AFM 4.5B): `ReLU` squared without a gate.
-pub(super) fn arcee(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Arcee (AFM 4.5B): squared `ReLU` without a gate.
+pub(super) fn arcee(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.no_gate(Activation::ReluSquared);
     Ok(m)
 }
 
-/// Maincoder: each head of queries and keys is normalised after the rotation.
-pub(super) fn maincoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Maincoder: norms of each head of queries and keys after the rotation.
+pub(super) fn maincoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
     Ok(m)
 }
 
-/// ERNIE 4.5 with experts in each so-many-th layer, after some dense ones.
-pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// ERNIE 4.5 with experts in every `interleave_moe_layer_step`-th layer, after some dense ones.
+pub(super) fn ernie_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
     e.router.choice_bias = true;
@@ -92,7 +93,7 @@ pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Llama-embed: no causal mask.
-pub(super) fn embed(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn embed(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = neighbours(k)?;
     if !k.opt_bool("attention.causal")?.unwrap_or(false) {
         m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
@@ -100,8 +101,8 @@ pub(super) fn embed(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// SmolLM 3: each fourth layer knows no positions.
-pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// SmolLM 3: every fourth layer has no positions.
+pub(super) fn smollm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     for (_, a) in m.attention_mut().filter(|(i, _)| (i + 1).is_multiple_of(4)) {
         a.positions = Positions::None;
@@ -109,8 +110,8 @@ pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Seed-OSS: biases of queries, keys and values; the norm before the feed-forward has another name.
-pub(super) fn seed_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Seed-OSS: biases of queries, keys and values; another name of the norm before the feed-forward.
+pub(super) fn seed_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
     for layer in &mut m.layers {
@@ -119,15 +120,16 @@ pub(super) fn seed_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Llama 4: three of four layers see chunks, the fourth all, without rotation and with queries that grow; experts in each
-/// so-many-th layer, weighted at their input, beside one that all tokens go through.
-pub(super) fn llama4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Llama 4: three of four layers attend within chunks; the fourth attends to everything, without rotation and with
+/// queries that grow with their position. Every `interleave_moe_layer_step`-th layer has experts, whose weights
+/// multiply their input, with a shared expert.
+pub(super) fn llama4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     const CHUNK: usize = 8192;
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let chunked = k.opt_usize("attention.sliding_window")? != Some(0);
     let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
     let eps = k.norm(NormKind::Rms)?.eps;
-    // Maverick, with its 128 experts, does without this norm.
+    // Maverick, recognised by its 128 experts, has no such norm.
     let qk_norm = k.n_expert()? != Some(128);
     for (i, a) in m.attention_mut() {
         if !chunked || windowed[i] {
@@ -140,7 +142,7 @@ pub(super) fn llama4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
             }
         } else {
             a.positions = Positions::None;
-            a.temperature = Some(Temperature { scale: 0.1, length: CHUNK, offset: 1 });
+            a.temperature = Some(QueryTemperature { scale: 0.1, length: CHUNK, offset: 1 });
         }
     }
     if k.n_expert()?.is_some() {

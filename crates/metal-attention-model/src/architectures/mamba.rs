@@ -1,18 +1,18 @@
-//! Mamba, Mamba 2 and Jamba: selective state spaces, alone or with attention and experts between them.
+//! Mamba, Mamba-2 and Jamba: selective state spaces, alone or with attention and experts between them.
 
 use super::decoder::{ExpertDefaults, attention, experts, stack};
 use crate::attention::Positions;
 use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
-use crate::keys::{Keys, MAX_TAPS};
+use crate::metadata_reader::{MAX_TAPS, MetadataReader};
 use crate::recurrent::{Mamba2Spec, MambaDecay, MambaNorms, MambaSpec};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// Elements of a layer's state, far more than models have.
+/// Maximum elements of a layer's state: far more than models have.
 const MAX_STATE: usize = 1 << 28;
 
-/// Mamba and Falcon-Mamba, which normalises what the tokens choose by.
-pub(super) fn mamba(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Mamba, and Falcon-Mamba, which normalises `dt`, `B` and `C`.
+pub(super) fn mamba(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let normalised = k.opt_bool("ssm.dt_b_c_rms")? == Some(true);
     let norms = normalised.then_some(MambaNorms { weights: false, eps: norm.eps });
@@ -20,17 +20,17 @@ pub(super) fn mamba(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     stack(k, norm, vec![layer; k.n_layer()?])
 }
 
-/// Mamba 2.
-pub(super) fn mamba2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Mamba-2.
+pub(super) fn mamba2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let spec = Mamba2Spec { conv_bias: true, ..mamba2_spec(k)? };
     let layer = (Mixer::Mamba2(Mamba2Spec { norm: Some(norm.eps), ..spec }), FeedForward::None);
     stack(k, norm, vec![layer; k.n_layer()?])
 }
 
-/// Jamba: Mamba in layers without heads of keys and values, attention that knows no positions in the others, experts in those
-/// that have a router.
-pub(super) fn jamba(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Jamba: Mamba in layers without KV heads, attention without positions in the others, experts in layers that have a
+/// router.
+pub(super) fn jamba(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let heads = heads(k)?;
     let n_ff = k.positive("feed_forward_length")?;
@@ -56,9 +56,8 @@ pub(super) fn jamba(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Heads of queries, and of keys and values, of each layer. Layers without attention have none of the latter, and may have
-/// none of the former.
-pub(super) fn heads(k: &Keys<'_>) -> Result<Vec<(usize, usize)>, ModelError> {
+/// Query heads and KV heads of each layer. Layers without attention have no KV heads, and may have no query heads.
+pub(super) fn heads(k: &MetadataReader<'_>) -> Result<Vec<(usize, usize)>, ModelError> {
     let (n_layer, key) = (k.n_layer()?, "attention.head_count_kv");
     let of_kv = k.per_layer_or_none(key, n_layer)?.ok_or_else(|| k.missing(key))?;
     let key = "attention.head_count";
@@ -69,23 +68,29 @@ pub(super) fn heads(k: &Keys<'_>) -> Result<Vec<(usize, usize)>, ModelError> {
     Ok(of_queries.into_iter().zip(of_kv).collect())
 }
 
-/// Refuses states that are larger than any model's, of so many channels with `d_state` elements each and the inputs of a
-/// convolution over `conv_width` channels.
-fn check_state(k: &Keys<'_>, width: usize, d_state: usize, conv_width: Option<usize>) -> Result<(), ModelError> {
+/// An error if the state is implausibly large: `width` channels of `d_state` elements, and the inputs of a convolution
+/// over `conv_width` channels (`None`: their number overflowed).
+fn check_state(
+    k: &MetadataReader<'_>,
+    width: usize,
+    d_state: usize,
+    conv_width: Option<usize>,
+) -> Result<(), ModelError> {
     let elements = width.checked_mul(d_state).zip(conv_width.and_then(|n| n.checked_mul(MAX_TAPS)));
     let plausible = elements.is_some_and(|(state, inputs)| state.max(inputs) <= MAX_STATE);
     k.check("ssm.state_size", d_state, plausible, "states this large are not plausible")
 }
 
-fn mamba_spec(k: &Keys<'_>, norms: Option<MambaNorms>) -> Result<MambaSpec, ModelError> {
+/// Mamba with a decay for each channel.
+fn mamba_spec(k: &MetadataReader<'_>, norms: Option<MambaNorms>) -> Result<MambaSpec, ModelError> {
     let (width, d_state) = (k.positive("ssm.inner_size")?, k.positive("ssm.state_size")?);
     let dt_rank = k.positive("ssm.time_step_rank")?;
     check_state(k, width, d_state, Some(width))?;
     Ok(MambaSpec { width, d_state, dt_rank, n_tap: k.taps("ssm.conv_kernel")?, norms, decay: MambaDecay::Channels })
 }
 
-/// `PLaMo` 2's Mamba: heads with a decay each, and norms with weights.
-pub(super) fn mamba_with_heads(k: &Keys<'_>, dt_rank: usize, eps: f32) -> Result<MambaSpec, ModelError> {
+/// `PLaMo` 2's Mamba: a decay for each head, and norms with weights.
+pub(super) fn mamba_with_heads(k: &MetadataReader<'_>, dt_rank: usize, eps: f32) -> Result<MambaSpec, ModelError> {
     let (width, d_state) = (k.positive("ssm.inner_size")?, k.positive("ssm.state_size")?);
     let n_head = k.positive("ssm.time_step_rank")?;
     k.check("ssm.time_step_rank", n_head, width.is_multiple_of(n_head), "must divide ssm.inner_size")?;
@@ -101,10 +106,10 @@ pub(super) fn mamba_with_heads(k: &Keys<'_>, dt_rank: usize, eps: f32) -> Result
     })
 }
 
-/// Mamba-2 without a norm of its result, whose convolution may have a bias.
-pub(super) fn mamba2_spec(k: &Keys<'_>) -> Result<Mamba2Spec, ModelError> {
+/// Mamba-2 without a norm of its result; the convolution may have a bias.
+pub(super) fn mamba2_spec(k: &MetadataReader<'_>) -> Result<Mamba2Spec, ModelError> {
     let (width, d_state) = (k.positive("ssm.inner_size")?, k.positive("ssm.state_size")?);
-    // What is the rank of `dt` in Mamba is here the number of its heads.
+    // The key of Mamba's `dt` rank is Mamba-2's number of heads.
     let n_head = k.positive("ssm.time_step_rank")?;
     k.check("ssm.time_step_rank", n_head, width.is_multiple_of(n_head), "must divide ssm.inner_size")?;
     let n_group = k.positive("ssm.group_count")?;

@@ -1,13 +1,13 @@
-//! Mellum 2: experts, norms of queries and keys, windows in three of four layers.
+//! Mellum 2: experts, norms of queries and keys, a sliding window in three of four layers.
 
 use super::decoder::{ExpertDefaults, WindowRope, decoder, experts};
 use crate::attention::Mask;
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-pub(super) fn mellum(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn mellum(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };

@@ -1,13 +1,13 @@
-//! `MiniMax` M2: experts chosen by sigmoid and a bias, norms of queries and keys over all heads, part of a head rotated.
+//! `MiniMax` M2: experts chosen by sigmoid and a bias, norms of queries and keys over all heads, partly rotated heads.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-pub(super) fn minimax_m2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn minimax_m2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });

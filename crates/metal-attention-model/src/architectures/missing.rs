@@ -1,6 +1,6 @@
-//! Architectures that are known and cannot be run yet, and why.
+//! Architectures that are known but not supported yet, with the reason.
 
-/// The part that an architecture needs and the vocabulary lacks.
+/// The missing part of each of these architectures.
 #[rustfmt::skip]
 const MISSING: &[(&[&str], &str)] = &[
     (&["kimi-k3", "glm5-next", "bailingmoe3", "qwen4exp"], "layers with a recurrent state (gated delta rule)"),
@@ -22,7 +22,7 @@ const MISSING: &[(&[&str], &str)] = &[
     (&["gemma4-assistant", "eagle3", "dflash"], "a model beside it, for which it drafts"),
 ];
 
-/// What `architecture` needs that is not there, where that is known.
+/// The missing part of `architecture`, if it is a known one.
 pub(super) fn part(architecture: &str) -> Option<&'static str> {
     MISSING.iter().find(|(names, _)| names.contains(&architecture)).map(|(_, part)| *part)
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_run_lacks_nothing() {
+    fn supported_architectures_are_not_missing() {
         let known: Vec<_> = MISSING.iter().flat_map(|(names, _)| *names).collect();
         assert!(known.iter().all(|name| super::super::names().all(|there| there != **name)));
         assert!(known.iter().enumerate().all(|(i, name)| !known[..i].contains(name)), "{known:?}");

@@ -1,5 +1,7 @@
-//! The architectures: one file a family, which puts a model together from the parts of [`ModelSpec`], and one table of their
-//! names. No backend looks at `general.architecture`.
+//! The architectures: one file for each family, which puts a [`ModelSpec`] together from a file's metadata, and one
+//! table of their names. No backend uses `general.architecture`.
+//!
+//! In these files `k` is the metadata and `m` the spec under construction.
 
 mod bailing;
 mod bert;
@@ -36,15 +38,15 @@ mod qwen_hybrid;
 mod rwkv;
 mod stablelm;
 
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
 
-/// Reads a family's metadata.
-type Reader = fn(&Keys<'_>) -> Result<ModelSpec, ModelError>;
+/// A function that makes a family's spec from its metadata.
+type FamilyReader = fn(&MetadataReader<'_>) -> Result<ModelSpec, ModelError>;
 
-/// Every architecture by its name in `general.architecture`, and what reads it.
+/// Every architecture by its name in `general.architecture`, with its function.
 #[rustfmt::skip]
-const ARCHITECTURES: &[(&str, Reader)] = &[
+const ARCHITECTURES: &[(&str, FamilyReader)] = &[
     ("arcee",          llama::arcee),
     ("arwkv7",         rwkv::arwkv7),
     ("baichuan",       llama::baichuan),
@@ -158,8 +160,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
 }
 
-/// What the model is made of whose metadata these are.
-pub(crate) fn read(keys: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// The spec of the model with this metadata.
+pub(crate) fn read(keys: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let architecture = keys.architecture();
     match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
         Some((_, read)) => read(keys),

@@ -1,16 +1,16 @@
-//! Nemotron-H: each layer is one of Mamba-2, attention that knows no positions, and a feed-forward with squared `ReLU`.
+//! Nemotron-H: each layer is one of Mamba-2, attention without positions, and a feed-forward with squared `ReLU`.
 
 use super::decoder::{ExpertDefaults, attention, experts_of, shared_expert, stack};
 use super::mamba::{heads, mamba2_spec};
 use crate::attention::Positions;
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Nemotron-H, Nemotron Nano 2, and Nemotron 3, which has experts.
-pub(super) fn nemotron_h(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn nemotron_h(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let kind = match k.opt_f32("attention.layer_norm_rms_epsilon")? {
         Some(_) => NormKind::Rms,
@@ -36,14 +36,14 @@ pub(super) fn nemotron_h(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// The feed-forward of layer `i`: without a gate; or experts, chosen by sigmoid and a bias, beside a shared one, and in the
-/// largest models over a narrower row.
-fn feed_forward(k: &Keys<'_>, i: usize, n_ff: usize) -> Result<FeedForward, ModelError> {
+/// The feed-forward of layer `i`: dense without a gate; or experts chosen by sigmoid and a bias, with a shared expert,
+/// in the largest models with a narrower input.
+fn feed_forward(k: &MetadataReader<'_>, i: usize, n_ff: usize) -> Result<FeedForward, ModelError> {
     let plain = |n_ff| Dense { n_ff, gated: false, activation: Activation::ReluSquared, fused: false };
     if k.n_expert()?.is_none() {
         return Ok(FeedForward::Dense(plain(n_ff)));
     }
-    // In some models both differ from layer to layer.
+    // Both may differ from layer to layer.
     let n_layer = k.n_layer()?;
     let of_layer = |all: Option<Vec<usize>>| all.map_or(0, |all| all[i]);
     let n_used = of_layer(k.per_layer_or_none("expert_used_count", n_layer)?);

@@ -3,12 +3,12 @@
 use super::decoder::{ExpertDefaults, WindowRope, decoder, experts};
 use crate::attention::{Mask, NormOver, QkNorm};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// OLMo: norms without weights, queries, keys and values cut off.
-pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// OLMo: norms without weights; clamped queries, keys and values.
+pub(super) fn olmo(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
     let clamp = k.opt_positive_f32("attention.clamp_kqv")?;
     m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
@@ -21,9 +21,9 @@ pub(super) fn olmo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// OLMo 2 and 3: norms of the results only, of queries and keys over all heads; 3 has windows in three of four layers,
-/// without an extension of the context.
-pub(super) fn olmo2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// OLMo 2 and 3: norms of results only, norms of queries and keys over all heads. OLMo 3 has a sliding window in three
+/// of four layers, without an extension of the context.
+pub(super) fn olmo2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.only_post_norms(k.norm(NormKind::Rms)?);
     m.set_own_head();
@@ -39,8 +39,8 @@ pub(super) fn olmo2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// OLMo with experts, whose weights stay as softmax gives them.
-pub(super) fn olmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// OLMo with experts, whose weights are not renormalised.
+pub(super) fn olmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     norm_rows(k, &mut m)?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
@@ -49,7 +49,8 @@ pub(super) fn olmoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn norm_rows(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
+/// Adds norms of queries and keys over all heads.
+fn norm_rows(k: &MetadataReader<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });
     Ok(())

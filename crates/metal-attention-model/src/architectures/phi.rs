@@ -2,22 +2,22 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::{Activation, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{Head, ModelError, ModelSpec, RopeFactors, RopeLayout};
+use crate::{ModelError, ModelSpec, OutputHead, RopeFactors, RopeLayout};
 
-/// Phi 1, 1.5, 2: attention and feed-forward from one norm side by side; biases everywhere.
-pub(super) fn phi2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Phi 1, 1.5, 2: attention and feed-forward in parallel from one norm; biases everywhere.
+pub(super) fn phi2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.no_gate(Activation::Gelu);
     m.side_by_side();
-    m.output.head = m.output.head.map(|head| Head { bias: true, tied: Some(false), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { bias: true, tied: Some(false), ..head });
     Ok(m)
 }
 
-/// Phi 3, 3.5, 4: fused matrices; frequencies divided by one set of factors in short contexts and by another in long ones.
-/// (Windows in files of Phi 3 are left out, as llama.cpp leaves them out.)
-pub(super) fn phi3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Phi 3, 3.5, 4: fused matrices; frequencies are divided by one set of factors in short contexts and by another in
+/// long ones. (Sliding windows in files of Phi 3 are ignored, as in llama.cpp.)
+pub(super) fn phi3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.dense_mut().for_each(|dense| dense.fused = true);
@@ -26,17 +26,18 @@ pub(super) fn phi3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Phi 3.5 with experts: norms with biases.
-pub(super) fn phimoe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn phimoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     m.set_experts(0, &experts(k, defaults, k.positive("feed_forward_length")?)?);
     factors_by_context(k, &mut m)?;
     m.set_norm_biases(true);
-    m.output.head = m.output.head.map(|head| Head { bias: true, tied: Some(false), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { bias: true, tied: Some(false), ..head });
     Ok(m)
 }
 
-fn factors_by_context(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
+/// Sets the divisors of frequencies that depend on the context.
+fn factors_by_context(k: &MetadataReader<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
     m.rope_mut().for_each(|rope| rope.factors = RopeFactors::ByContext { n_ctx_orig });
     Ok(())

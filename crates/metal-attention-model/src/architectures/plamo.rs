@@ -4,21 +4,21 @@ use super::decoder::{attention, decoder, stack};
 use super::mamba::{heads, mamba_with_heads};
 use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::{Activation, Dense, FeedForward};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// `PLaMo`: Llama with attention and feed-forward side by side from one norm.
-pub(super) fn plamo(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `PLaMo`: Llama with attention and feed-forward in parallel from one norm.
+pub(super) fn plamo(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.side_by_side();
     m.set_own_head();
     Ok(m)
 }
 
-/// `PLaMo` 2: Mamba with a decay for each head, and attention whose heads of queries and keys have norms of their own; norms
-/// before and after both.
-pub(super) fn plamo2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// `PLaMo` 2: Mamba with a decay for each head, and attention with norms of each head of queries and keys; norms before
+/// and after both.
+pub(super) fn plamo2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let (norm, n_embd) = (k.norm(NormKind::Rms)?, k.positive("embedding_length")?);
     let mamba = mamba_with_heads(k, (n_embd / 16).max(64), norm.eps)?;
     let n_ff = k.positive("feed_forward_length")?;

@@ -1,14 +1,14 @@
-//! Qwen 1 to 3, with and without experts; of the models that see, the part that reads text. (Sections of the rotation are
-//! for pictures: with equal positions they are the plain one.)
+//! Qwen 1 to 3, with and without experts; of the vision models, the text part. (RoPE sections are for images: with
+//! equal positions they are plain RoPE.)
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{Classifier, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
-/// Qwen 1: queries, keys and values from one matrix with a bias; the width counts gate and up together.
-pub(super) fn qwen(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Qwen 1: fused Q, K and V with a bias; the width counts gate and up together.
+pub(super) fn qwen(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| (a.fused_qkv, a.qkv_bias) = (true, true));
     for dense in m.dense_mut() {
@@ -20,14 +20,14 @@ pub(super) fn qwen(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Qwen 2, 2.5, 2-VL: biases of queries, keys and values.
-pub(super) fn qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
     Ok(m)
 }
 
-/// Qwen 1.5 and 2 with experts, beside one that all tokens go through by a gate.
-pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Qwen 1.5 and 2 with experts, and a gated shared expert.
+pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let n_ff = k.positive("feed_forward_length")?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
@@ -38,8 +38,8 @@ pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Qwen 3, 3-VL: each head of queries and keys is normalised.
-pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Qwen 3, 3-VL: norms of each head of queries and keys.
+pub(super) fn qwen3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.norm_heads(eps);
@@ -48,7 +48,7 @@ pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Qwen 3 with experts.
-pub(super) fn qwen3moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen3moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = qwen3(k)?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let n_ff = k.positive("feed_forward_length")? / k.positive("expert_used_count")?;

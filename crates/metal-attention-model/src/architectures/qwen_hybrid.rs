@@ -1,32 +1,32 @@
-//! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result in the others, of
-//! whose heads a part is rotated. (Sections of the rotation are for pictures: with equal positions they are the plain one.)
+//! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result and partly
+//! rotated heads in the others. (RoPE sections are for images: with equal positions they are plain RoPE.)
 
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaGates, DeltaRuleSpec, KeySharing};
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Qwen 3.5 with dense feed-forwards.
-pub(super) fn qwen35(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
-    hybrid(k, KeySharing::InTurns, DeltaGates::OfHeads { paired: false })
+pub(super) fn qwen35(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
+    hybrid(k, KeySharing::Interleaved, DeltaGates::OfHeads { paired: false })
 }
 
 /// Qwen 3.5 with experts.
-pub(super) fn qwen35moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen35moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = qwen35(k)?;
     add_experts(k, &mut m).map(|()| m)
 }
 
-/// Qwen3-Next: its value heads read their key heads in groups.
-pub(super) fn qwen3next(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// Qwen3-Next: groups of value heads share a key head.
+pub(super) fn qwen3next(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = hybrid(k, KeySharing::Grouped, DeltaGates::OfHeads { paired: true })?;
     add_experts(k, &mut m).map(|()| m)
 }
 
-/// What they have in common.
-fn hybrid(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates) -> Result<ModelSpec, ModelError> {
+/// The common part.
+fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let norm = k.norm(NormKind::Rms)?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
@@ -55,8 +55,9 @@ fn hybrid(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates) -> Result<ModelS
     Ok(m)
 }
 
-/// Which layers have the delta rule: as `attention.recurrent_layers` says, layer by layer, or all but each so-many-th.
-fn recurrent_layers(k: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, ModelError> {
+/// Whether each layer has the delta rule: flags in `attention.recurrent_layers`, or all but every
+/// `full_attention_interval`-th.
+fn recurrent_layers(k: &MetadataReader<'_>, n_layer: usize) -> Result<Vec<bool>, ModelError> {
     if let Some(flags) = k.layer_flags("attention.recurrent_layers", n_layer)? {
         return Ok(flags);
     }
@@ -64,7 +65,13 @@ fn recurrent_layers(k: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, ModelErro
     Ok((0..n_layer).map(|i| !(i + 1).is_multiple_of(interval)).collect())
 }
 
-fn delta_rule(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates, eps: f32) -> Result<DeltaRuleSpec, ModelError> {
+/// The gated delta rule of the file.
+fn delta_rule(
+    k: &MetadataReader<'_>,
+    sharing: KeySharing,
+    gates: DeltaGates,
+    eps: f32,
+) -> Result<DeltaRuleSpec, ModelError> {
     let (n_head_k, n_head_v) = (k.positive("ssm.group_count")?, k.positive("ssm.time_step_rank")?);
     let (key_dim, n_values) = (k.positive("ssm.state_size")?, k.positive("ssm.inner_size")?);
     let divides = n_head_v.is_multiple_of(n_head_k);
@@ -78,8 +85,8 @@ fn delta_rule(k: &Keys<'_>, sharing: KeySharing, gates: DeltaGates, eps: f32) ->
     Ok(DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, sharing, gates, eps })
 }
 
-/// Experts in every layer, beside one that all tokens go through by a gate.
-fn add_experts(k: &Keys<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
+/// Adds experts to every layer, with a gated shared expert.
+fn add_experts(k: &MetadataReader<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let n_ff = k.opt_size("feed_forward_length")?;
     let mut e = experts(k, defaults, n_ff.unwrap_or(0) / k.positive("expert_used_count")?)?;

@@ -1,14 +1,14 @@
-//! RWKV: a time mix with a recurrent state, and a channel mix; and its descendants with the feed-forwards of Qwen 2.
+//! RWKV: time mix and channel mix, each with a recurrent state; and its descendants with the feed-forwards of Qwen 2.
 
 use super::decoder::around;
 use crate::feed_forward::FeedForward;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{ChannelMixSpec, Rwkv6Spec, Rwkv7Spec};
 use crate::spec::{Mixer, NormKind, OutputScale};
 use crate::{ModelError, ModelSpec};
 
 /// RWKV-6.
-pub(super) fn rwkv6(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn rwkv6(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let mut m = around(k, NormKind::Layer, vec![Mixer::Rwkv6(time_mix_6(k, true)?); n_layer])?;
     mix_channels(k, &mut m, true)?;
@@ -19,8 +19,8 @@ pub(super) fn rwkv6(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// QRWKV-6: gated linear attention in the place of Qwen 2's attention.
-pub(super) fn rwkv6qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// QRWKV-6: Qwen 2 with gated linear attention instead of attention.
+pub(super) fn rwkv6qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     check_shifts(k, 1)?;
     if k.has_tensor("blk.0.time_mix_first.weight", false) {
         let why = "a bonus without a norm of each head is missing";
@@ -36,15 +36,15 @@ pub(super) fn rwkv6qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// RWKV-7.
-pub(super) fn rwkv7(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn rwkv7(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let gate_rank = Some(k.positive("attention.gate_lora_rank")?);
     let mut m = around(k, NormKind::Layer, time_mixes_7(k, gate_rank, true)?)?;
     mix_channels(k, &mut m, false)?;
     Ok(m)
 }
 
-/// ARWKV-7: RWKV-7's time mix in the place of Qwen 2's attention, with or without gate and norm.
-pub(super) fn arwkv7(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// ARWKV-7: Qwen 2 with RWKV-7's time mix instead of attention, with or without gate and norm.
+pub(super) fn arwkv7(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     check_shifts(k, 1)?;
     let gate_rank = k.opt_size("attention.gate_lora_rank")?;
     let gate_rank = if k.has_tensor("blk.0.time_mix_g1.weight", gate_rank.is_some()) {
@@ -58,7 +58,8 @@ pub(super) fn arwkv7(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-fn time_mix_6(k: &Keys<'_>, bonus: bool) -> Result<Rwkv6Spec, ModelError> {
+/// The time mix of RWKV-6.
+fn time_mix_6(k: &MetadataReader<'_>, bonus: bool) -> Result<Rwkv6Spec, ModelError> {
     let (width, head_dim) = heads(k)?;
     let n_head = width / head_dim;
     let n_head_kv = match k.opt_size("attention.head_count_kv")? {
@@ -78,8 +79,8 @@ fn time_mix_6(k: &Keys<'_>, bonus: bool) -> Result<Rwkv6Spec, ModelError> {
     })
 }
 
-/// One a layer.
-fn time_mixes_7(k: &Keys<'_>, gate_rank: Option<usize>, norm: bool) -> Result<Vec<Mixer>, ModelError> {
+/// The time mix of RWKV-7 for each layer.
+fn time_mixes_7(k: &MetadataReader<'_>, gate_rank: Option<usize>, norm: bool) -> Result<Vec<Mixer>, ModelError> {
     let (width, head_dim) = heads(k)?;
     let others = Rwkv7Spec {
         width,
@@ -94,16 +95,16 @@ fn time_mixes_7(k: &Keys<'_>, gate_rank: Option<usize>, norm: bool) -> Result<Ve
     Ok((0..k.n_layer()?).map(|i| Mixer::Rwkv7(Rwkv7Spec { first: i == 0, ..others })).collect())
 }
 
-/// Channels, and how many of them a head has.
-fn heads(k: &Keys<'_>) -> Result<(usize, usize), ModelError> {
+/// Channels, and elements of a head.
+fn heads(k: &MetadataReader<'_>) -> Result<(usize, usize), ModelError> {
     let (n_embd, head_dim) = (k.positive("embedding_length")?, k.positive("wkv.head_size")?);
     let divides = n_embd.is_multiple_of(head_dim);
     k.check("wkv.head_size", head_dim, divides, "must divide embedding_length")?;
     Ok((n_embd, head_dim))
 }
 
-/// Channel mixes in the place of the feed-forwards; norms as RWKV's files name them, one of them over the embedding.
-fn mix_channels(k: &Keys<'_>, m: &mut ModelSpec, gated: bool) -> Result<(), ModelError> {
+/// Replaces the feed-forwards by channel mixes, and names the norms as in RWKV's files, one of them over the embedding.
+fn mix_channels(k: &MetadataReader<'_>, m: &mut ModelSpec, gated: bool) -> Result<(), ModelError> {
     check_shifts(k, 2)?;
     let norm = k.norm(NormKind::Layer)?;
     m.embedding.norm = Some(norm.named("token_embd_norm"));
@@ -116,8 +117,8 @@ fn mix_channels(k: &Keys<'_>, m: &mut ModelSpec, gated: bool) -> Result<(), Mode
     Ok(())
 }
 
-/// How many parts of a layer see the token before: the time mix, and the channel mix where there is one.
-fn check_shifts(k: &Keys<'_>, n: usize) -> Result<(), ModelError> {
+/// An error if the file has another number of token shifts than `n`: the time mix, and the channel mix if there is one.
+fn check_shifts(k: &MetadataReader<'_>, n: usize) -> Result<(), ModelError> {
     match k.opt_usize("token_shift_count")? {
         Some(other) if other != n => {
             Err(k.unsupported("token_shift_count", other, "the architecture has another number"))

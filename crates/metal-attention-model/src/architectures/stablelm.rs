@@ -1,14 +1,14 @@
-//! StableLM: Layer norms, a part of each head rotated.
+//! StableLM: layer norms, partly rotated heads.
 
 use super::decoder::decoder;
 use crate::attention::{NormOver, QkNorm};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, Residual};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// StableLM 2 and 3B; 12B, which has no second norm, runs attention and feed-forward side by side and normalises each head
-/// of queries and keys.
-pub(super) fn stablelm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+/// StableLM 2 and 3B. 12B, which has no second norm, computes attention and feed-forward in parallel and has norms of
+/// each head of queries and keys.
+pub(super) fn stablelm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Layer)?.eps;
     m.set_own_head();

@@ -1,4 +1,4 @@
-//! Recurrent states against sequences that are computed from scratch.
+//! Tests of recurrent states against sequences that are computed from scratch.
 
 use std::collections::VecDeque;
 
@@ -10,22 +10,22 @@ use crate::Mask;
 const N_SEQ: usize = 4;
 const N_CTX: usize = 5 * PAGE;
 const N_VOCAB: usize = 1000;
-/// Bytes of a state, of which a cache may have room for some.
+/// Bytes of a state.
 const STATE: usize = 8;
 
-/// What is done to a cache.
+/// A change of the cache.
 #[derive(Debug, Clone)]
 enum Action {
-    /// So many tokens to each sequence, in turns of so many.
+    /// Appends tokens to each sequence, in rounds of at most the second number.
     Append([usize; N_SEQ], usize),
-    /// The same, of which only so many pieces are computed before it is taken back.
+    /// Like `Append`, but only this many micro-batches are computed before all is taken back.
     Fail([usize; N_SEQ], usize),
     Rewind(usize, usize),
     Share(usize, usize, usize),
-    /// The last token is taken back, and another one put there.
+    /// Takes back the last token and appends another one.
     Again(usize),
-    /// So many steps over a token of each of these sequences, each with some queued behind it; from that one on, which is not
-    /// what was queued, otherwise than expected.
+    /// Decode steps over a token of each marked sequence, each with some steps queued behind it; from one step on, the
+    /// batch is not the one that was queued.
     Decode {
         seqs: [bool; N_SEQ],
         n: usize,
@@ -49,7 +49,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The state after one more token: different for all texts, and for all lengths.
+/// The state after one more token: different for all sequences and all lengths.
 fn step(state: u64, id: u32) -> u64 {
     (state ^ u64::from(id)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) + 1
 }
@@ -60,7 +60,7 @@ fn state_of(ids: &[u32]) -> u64 {
 
 struct Cache {
     table: PageTable,
-    /// Of each slot.
+    /// The state in each slot.
     memory: Vec<u64>,
     lists: Vec<Vec<u32>>,
     n_ubatch: usize,
@@ -69,11 +69,11 @@ struct Cache {
 
 impl Cache {
     fn new(n_states: usize, n_windows: Option<usize>, n_ubatch: usize) -> Self {
-        let room =
+        let capacity =
             Capacity { n_ctx: N_CTX, n_seq: N_SEQ, n_cache: None, n_windows, state_cache: n_states * STATE, n_ubatch };
-        let groups = CacheGroups::of_masks(room, [Mask::Causal].into_iter()).with_states(STATE / 4);
+        let groups = CacheGroups::of_masks(capacity, [Mask::Causal].into_iter()).with_states(STATE / 4);
         let n_states = groups.states().unwrap().n_states;
-        assert_eq!(n_states, 3 * n_windows.unwrap_or(N_SEQ) + (room.state_cache / STATE).min(room.n_pages()));
+        assert_eq!(n_states, 3 * n_windows.unwrap_or(N_SEQ) + (capacity.state_cache / STATE).min(capacity.n_pages()));
         Self {
             table: PageTable::new(&groups),
             memory: vec![0; n_states + 1],
@@ -83,7 +83,7 @@ impl Cache {
         }
     }
 
-    fn states(&self) -> &States {
+    fn states(&self) -> &StateTable {
         self.table.states.as_ref().unwrap()
     }
 
@@ -103,19 +103,19 @@ impl Cache {
         batch
     }
 
-    /// Appends a piece as a backend does.
-    fn append(&mut self, piece: &[BatchToken]) {
-        self.table.append(piece);
+    /// Appends a micro-batch as a backend does.
+    fn append(&mut self, micro_batch: &[BatchToken]) {
+        self.table.append(micro_batch);
         let mut ids = self.lists.clone();
-        for t in piece {
+        for t in micro_batch {
             ids[t.seq].push(t.id);
         }
-        let segments = self.table.segments(piece).to_vec();
+        let segments = self.table.segments(micro_batch).to_vec();
         self.compute(&segments, &ids);
         self.lists = ids;
     }
 
-    /// The states of texts with these ids.
+    /// Computes the states of sequences with these ids.
     fn compute(&mut self, segments: &[Segment], ids: &[Vec<u32>]) {
         for &Segment { seq, pos, n, from, to } in segments {
             let mut state = self.memory[from as usize];
@@ -126,7 +126,7 @@ impl Cache {
         }
     }
 
-    /// Greedy decoding with steps queued ahead: what they compute is not computed again when their token comes.
+    /// Greedy decoding with lookahead: a queued step is not computed again when its token arrives.
     fn decode(&mut self, seqs: [bool; N_SEQ], n: usize, depth: usize, turns: usize) {
         let mut queued: VecDeque<Vec<Segment>> = VecDeque::new();
         for i in 0..n {
@@ -135,13 +135,13 @@ impl Cache {
                 self.table.release();
             }
             let batch = self.batch(seqs.map(usize::from), 1);
-            // Those that are expected: the next id comes of the position.
+            // The expected tokens: the next id depends on the position.
             let expect = |t: &BatchToken, pos: usize| BatchToken { id: (pos % 99) as u32, pos, ..*t };
             let batch: Vec<_> = batch.iter().map(|t| expect(t, t.pos)).collect();
             if self.table.check(&batch, N_VOCAB).is_err() {
                 break;
             }
-            self.table.begin(&batch);
+            self.table.begin_batch(&batch);
             match queued.pop_front() {
                 Some(computed) => {
                     self.table.append(&batch);
@@ -180,9 +180,9 @@ impl Cache {
                 match self.table.check(&batch, N_VOCAB) {
                     Ok(()) => {
                         let before: Vec<_> = self.lists.iter().map(Vec::len).collect();
-                        self.table.begin(&batch);
-                        for piece in batch.chunks(self.n_ubatch) {
-                            self.append(piece);
+                        self.table.begin_batch(&batch);
+                        for micro_batch in batch.chunks(self.n_ubatch) {
+                            self.append(micro_batch);
                         }
                         for seq in (0..N_SEQ).filter(|&seq| new[seq] > 0) {
                             assert_eq!(self.table.reachable(seq, before[seq]), before[seq], "before the batch");
@@ -192,20 +192,20 @@ impl Cache {
                     }
                     Err(ForwardError::EmptyPrompt | ForwardError::ContextFull { .. }) => {}
                     Err(ForwardError::OutOfStates { needed, free, total }) => {
-                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        assert!(needed > free && self.table.capacity.n_windows.is_some());
                         let others = self.lists.iter().filter(|list| !list.is_empty()).count();
                         assert!(2 * new.iter().filter(|n| **n > 0).count() + others > total);
                     }
                     Err(error) => panic!("{error}"),
                 }
             }
-            Action::Fail(new, n_pieces) => {
+            Action::Fail(new, n_micro_batches) => {
                 let batch = self.batch(new, N_CTX);
                 if self.table.check(&batch, N_VOCAB).is_ok() {
                     let before = self.lists.clone();
-                    self.table.begin(&batch);
-                    for piece in batch.chunks(self.n_ubatch).take(n_pieces) {
-                        self.append(piece);
+                    self.table.begin_batch(&batch);
+                    for micro_batch in batch.chunks(self.n_ubatch).take(n_micro_batches) {
+                        self.append(micro_batch);
                     }
                     self.table.retract(&batch);
                     self.lists = before;
@@ -253,19 +253,19 @@ impl Cache {
         assert_eq!(states.counts, counts);
         let unused = (0..counts.len() as u32).filter(|&slot| counts[slot as usize] == 0);
         assert!(unused.eq(states.free.iter().copied()));
-        assert!(counts.len() <= states.room.n_states + 1);
+        assert!(counts.len() <= states.capacity.n_states + 1);
         assert_eq!(self.memory[0], 0);
         let usage = self.table.usage().states;
         let held: Vec<u32> = (1..counts.len() as u32).filter(|&slot| counts[slot as usize] > 0).collect();
         let goes_on = |slot: &u32| states.kept.iter().any(|kept| kept.last().is_some_and(|state| state.slot == *slot));
-        assert_eq!((usage.total, usage.total - usage.free), (states.room.n_states, held.len()));
+        assert_eq!((usage.total, usage.total - usage.free), (states.capacity.n_states, held.len()));
         assert_eq!(usage.checkpoints, held.iter().filter(|slot| !goes_on(slot)).count());
     }
 }
 
 proptest! {
     #[test]
-    fn states_are_those_of_texts_computed_from_scratch(
+    fn states_are_those_of_sequences_computed_from_scratch(
         n_states in prop_oneof![Just(0), Just(3), Just(100)],
         n_windows in prop::option::of(2..N_SEQ),
         n_ubatch in prop_oneof![Just(5), Just(PAGE), Just(200), Just(4 * N_CTX)],
@@ -283,7 +283,7 @@ proptest! {
 }
 
 #[test]
-fn the_ends_of_pages_can_be_gone_back_to() {
+fn sequences_can_be_cut_back_to_ends_of_pages() {
     let mut cache = Cache::new(100, None, N_CTX);
     cache.run(&Action::Append([4 * PAGE + 10, 0, 0, 0], N_CTX));
     for (n, reached) in [
@@ -296,7 +296,7 @@ fn the_ends_of_pages_can_be_gone_back_to() {
     ] {
         assert_eq!(cache.table.reachable(0, n), reached, "{n}");
     }
-    // All that follows is shared: no new state but those after what is new.
+    // Everything is shared: new states only for new tokens.
     let n_held = |cache: &Cache| cache.states().counts.iter().filter(|n| **n > 0).count();
     let before = n_held(&cache);
     for seq in 1..N_SEQ {
@@ -313,11 +313,11 @@ fn the_ends_of_pages_can_be_gone_back_to() {
 fn checkpoints_grow_thin_with_age() {
     let mut cache = Cache::new(0, Some(2), N_CTX);
     let kept = |cache: &Cache| -> Vec<usize> { cache.states().kept[0].iter().map(|state| state.pos).collect() };
-    // Six slots for one text: the ends of all pages are there.
+    // Six slots for one sequence: the ends of all pages are there.
     cache.run(&Action::Append([5 * PAGE - 1, 0, 0, 0], N_CTX));
     assert_eq!(kept(&cache), [PAGE, 2 * PAGE, 3 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
     assert_eq!(cache.table.usage().states, StateUse { total: 6, free: 0, checkpoints: 5 });
-    // Another one takes two.
+    // Another sequence takes two.
     cache.run(&Action::Append([0, 20, 0, 0], N_CTX));
     assert_eq!(kept(&cache), [2 * PAGE, 4 * PAGE, 5 * PAGE - 2, 5 * PAGE - 1]);
     cache.check();
@@ -329,18 +329,18 @@ fn checkpoints_grow_thin_with_age() {
 #[test]
 fn steps_run_ahead_as_far_as_there_are_slots() {
     let token = |pos| [BatchToken { id: 0, seq: 0, pos, logits: true }];
-    for (n_states, most) in [(0, 1), (1, 2), (100, 3)] {
-        // Three for the one text that runs, of which two are needed.
+    for (n_states, expected) in [(0, 1), (1, 2), (100, 3)] {
+        // Three for the running sequence, of which two are needed.
         let mut cache = Cache::new(n_states, Some(1), N_CTX);
         cache.run(&Action::Append([10, 0, 0, 0], 1));
-        cache.table.begin(&token(10));
+        cache.table.begin_batch(&token(10));
         cache.append(&token(10));
-        assert_eq!((1..=3).take_while(|&n| cache.table.reserve(&token(10), n)).count(), most, "{n_states} more");
+        assert_eq!((1..=3).take_while(|&n| cache.table.reserve(&token(10), n)).count(), expected, "{n_states} more");
         let states = cache.states();
-        assert_eq!(states.counts.iter().filter(|n| **n > 0).count(), 1 + 2 + most);
+        assert_eq!(states.counts.iter().filter(|n| **n > 0).count(), 1 + 2 + expected);
         cache.table.release();
         cache.check();
-        // A checkpoint goes for a step ahead, and another one comes about.
+        // A checkpoint is replaced by a lookahead step, and another one is made.
         cache.run(&Action::Decode { seqs: [true, false, false, false], n: 2 * PAGE, depth: 2, turns: 2 * PAGE });
         cache.check();
         let checkpoint = if n_states == 100 { PAGE } else { 0 };
@@ -349,7 +349,7 @@ fn steps_run_ahead_as_far_as_there_are_slots() {
 }
 
 #[test]
-fn steps_of_a_sequence_that_is_cut_are_forgotten() {
+fn lookahead_of_a_sequence_that_is_cut_is_discarded() {
     let mut cache = Cache::new(0, None, N_CTX);
     cache.run(&Action::Append([20, 0, 0, 0], 1));
     let last = [BatchToken { id: 0, seq: 0, pos: 19, logits: true }];
@@ -362,17 +362,17 @@ fn steps_of_a_sequence_that_is_cut_are_forgotten() {
 }
 
 #[test]
-fn states_before_turns_stay_longest() {
+fn checkpoints_at_turns_stay_longest() {
     let mut cache = Cache::new(1, Some(1), N_CTX);
     let kept = |cache: &Cache| -> Vec<usize> { cache.states().kept[0].iter().map(|state| state.pos).collect() };
-    // Four slots. A turn begins in the second page: its ends stay, whatever comes after them one by one.
+    // Four slots. A turn begins in the second page: its ends stay while later tokens are added one by one.
     cache.run(&Action::Append([PAGE + 5, 0, 0, 0], N_CTX));
     cache.run(&Action::Decode { seqs: [true, false, false, false], n: 3 * PAGE, depth: 0, turns: N_CTX });
     assert_eq!(cache.lists[0].len(), 4 * PAGE + 5);
     assert!(kept(&cache).contains(&PAGE), "{:?}", kept(&cache));
     assert_eq!(cache.table.reachable(0, PAGE + 3), PAGE);
     cache.check();
-    // What comes by many tokens has no such places.
+    // Tokens added many at a time make no turn.
     cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Append([4 * PAGE + 5, 0, 0, 0], N_CTX));
     cache.run(&Action::Append([50, 0, 0, 0], 1));

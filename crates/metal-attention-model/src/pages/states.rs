@@ -1,27 +1,29 @@
-//! Recurrent states: which slot holds the state of which sequence, and where sequences can be cut back to.
+//! Recurrent states: which slot holds the state of which sequence at which position.
+//!
+//! A slot holds the states of all recurrent layers after the first `pos` tokens of a sequence.
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::{BatchToken, ForwardError, PAGE, StateRoom, StateUse};
+use crate::{BatchToken, ForwardError, PAGE, StateCapacity, StateUse};
 
-/// The slot of the empty text: zeros, which nobody writes to.
+/// Slot of the empty sequence: zeros, never written to.
 const EMPTY: u32 = 0;
 
-/// How much more a state before the beginning of a turn is worth than another one that spares as much: all others go first, up to
-/// lengths of texts that this divides.
+/// Weight of a checkpoint at a turn of a conversation against one elsewhere that spares as many tokens: up to lengths
+/// of about this number, all others are replaced first.
 const TURN_WEIGHT: f64 = 1e6;
 
-/// Tokens of a sequence that follow each other in a batch, and the slots of the state before them and of that after them.
+/// Consecutive tokens of one sequence in a batch, with the slots of the states before and after them.
 ///
-/// The state after them is made in its own slot: where that is another one, the state before is copied there first, and
-/// stays as it is.
+/// A kernel computes the state in slot `to`. If that is not `from`, it first copies the state from there; slot `from`
+/// is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Sequence.
+    /// Index of the sequence.
     pub seq: usize,
     /// Position of the first token.
     pub pos: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub n: usize,
     /// Slot of the state after `pos` tokens.
     pub from: u32,
@@ -29,107 +31,114 @@ pub struct Segment {
     pub to: u32,
 }
 
-/// A state that is kept of a sequence.
+/// A kept state of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kept {
-    /// Tokens that it is the state after; at least 1.
+pub(super) struct KeptState {
+    /// Number of tokens that it is the state after; at least 1.
     pub(super) pos: usize,
+    /// Its slot.
     pub(super) slot: u32,
-    /// A turn begins soon after it: texts are cut back to here more often than to elsewhere.
+    /// Whether a turn of a conversation begins soon after it: sequences are often cut back to there.
     pub(super) before_turn: bool,
 }
 
-/// The states that are kept of all sequences.
+/// The kept states of all sequences.
 ///
-/// A sequence keeps the state that it goes on from, that before its last token, that from before the last batch, and
-/// checkpoints: the states at the ends of pages. A state is written to by one batch only, and so shared like a page: its
-/// holders are counted. Checkpoints go where slots are needed, those first that shorten the least of what would have to be
-/// evaluated again, in proportion to how far back they lie. Those before the beginnings of turns go last: an answer is written
-/// anew from there, a question is changed, thoughts are dropped. A turn begins where a sequence grows token by token after it grew by
-/// many, or the other way round.
+/// A sequence keeps the state that it continues from, the one before its last token, the one from before the last
+/// batch, and checkpoints: states at ends of pages. Only one batch writes to a state; after that it is shared like a
+/// page, with a count of holders.
+///
+/// If slots run short, checkpoints are replaced, first those whose loss costs the fewest tokens to be evaluated again,
+/// in proportion to their distance from the sequence's end. Those where a turn of a conversation begins are replaced
+/// last: an answer is regenerated from there, a question edited, thoughts dropped. A turn is assumed where a sequence
+/// changes from growing by many tokens to growing token by token, or back.
 #[derive(Debug, Clone)]
-pub(super) struct States {
-    pub(super) room: StateRoom,
-    /// How many sequences hold each slot that was handed out so far.
+pub(super) struct StateTable {
+    /// Number of slots, and elements of a state.
+    pub(super) capacity: StateCapacity,
+    /// Holders of each slot that was ever handed out.
     pub(super) counts: Vec<u32>,
+    /// Slots that were released.
     pub(super) free: BTreeSet<u32>,
-    /// Of each sequence, the shortest first; the last one is that which it goes on from. Without any it goes on from nothing.
-    pub(super) kept: Vec<Vec<Kept>>,
-    /// Length of each sequence of the last batch before that; `None` of the others.
-    held: Vec<Option<usize>>,
-    /// Whether each sequence grew by many tokens last, or by one; `None` where it is new.
+    /// Kept states of each sequence, by position; it continues from the last one, or from the empty sequence if
+    /// there is none.
+    pub(super) kept: Vec<Vec<KeptState>>,
+    /// Length of each sequence of the last batch before that batch; `None` for the others.
+    protected: Vec<Option<usize>>,
+    /// Whether each sequence last grew by many tokens (true) or by one; `None` if it is new.
     grew_by_many: Vec<Option<bool>>,
-    /// Slots of the states after the tokens of each sequence that are not counted yet, one for each.
+    /// Slots reserved for the states after the next tokens of each sequence, one for each token.
     pub(super) reserved: Vec<VecDeque<u32>>,
-    /// Those of the tokens that were appended last.
+    /// Segments of the tokens that were appended last.
     segments: Vec<Segment>,
 }
 
-impl States {
-    pub(super) fn new(room: StateRoom, n_seq: usize) -> Self {
+impl StateTable {
+    /// No states, for `n_seq` empty sequences.
+    pub(super) fn new(capacity: StateCapacity, n_seq: usize) -> Self {
         Self {
-            room,
+            capacity,
             counts: vec![1],
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
-            held: vec![None; n_seq],
+            protected: vec![None; n_seq],
             grew_by_many: vec![None; n_seq],
             reserved: vec![VecDeque::new(); n_seq],
             segments: Vec::new(),
         }
     }
 
-    /// The longest beginning of sequence `seq`, `n` tokens at most, whose state is there.
+    /// The longest prefix of sequence `seq`, of at most `n` tokens, whose state is kept.
     pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
         self.kept[seq].iter().rev().find(|kept| kept.pos <= n).map_or(0, |kept| kept.pos)
     }
 
-    /// Checks that there are slots for as many new tokens of each sequence.
+    /// Checks that there are slots for `new` new tokens of each sequence.
     pub(super) fn check(&self, new: &[usize]) -> Result<(), ForwardError> {
-        // A single token takes a slot that is reserved; where there are more, what is reserved is given back first.
+        // A single token uses a reserved slot; for several, the reserved ones are released first.
         let takes_reserved = |seq: usize| new[seq] == 1 && !self.reserved[seq].is_empty();
         let of_seq = |seq: usize| if takes_reserved(seq) { 0 } else { new[seq].min(2) };
         let needed = (0..new.len()).map(of_seq).sum();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot));
         let reserved: usize =
             self.reserved.iter().zip(new).filter(|(_, n)| **n <= 1).map(|(slots, _)| slots.len()).sum();
-        let total = self.room.n_states;
+        let total = self.capacity.n_states;
         let free = total - last.collect::<BTreeSet<_>>().len() - reserved;
         if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
     }
 
-    /// How many states there are. The empty text's, which is always there, is none of them.
+    /// The use of the slots, without that of the empty sequence.
     pub(super) fn usage(&self) -> StateUse {
         let held = self.counts.iter().skip(1).filter(|&&count| count > 0).count();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot)).collect::<BTreeSet<_>>().len();
-        let total = self.room.n_states;
+        let total = self.capacity.n_states;
         StateUse { total, free: total - held, checkpoints: held - last }
     }
 
-    /// From now on the sequences of `batch` can be cut back to what they are, until another batch is begun.
-    pub(super) fn hold(&mut self, batch: &[BatchToken]) {
-        self.held.fill(None);
+    /// Protects the present states of the sequences of `batch`, until the next call.
+    pub(super) fn protect(&mut self, batch: &[BatchToken]) {
+        self.protected.fill(None);
         for token in batch {
-            self.held[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
+            self.protected[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
         }
     }
 
-    /// Finds slots for the states that come of `piece`: after each page, before the last token of each sequence, and after
-    /// it.
-    pub(super) fn append(&mut self, piece: &[BatchToken]) {
+    /// Assigns slots to the states that a micro-batch computes: at each end of a page, before each sequence's last
+    /// token, and after it.
+    pub(super) fn append(&mut self, micro_batch: &[BatchToken]) {
         self.segments.clear();
         let (mut ends, mut n_new) = (vec![None; self.kept.len()], vec![0; self.kept.len()]);
-        for token in piece {
+        for token in micro_batch {
             ends[token.seq] = Some(token.pos);
             n_new[token.seq] += 1;
         }
         let mut ready = Vec::new();
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
-            self.tidy(seq);
+            self.drop_temporary(seq);
             let by_many = n_new[seq] > 1;
             if self.grew_by_many[seq].replace(by_many).is_some_and(|before| before != by_many) {
-                self.note_turn(seq);
+                self.mark_turn(seq);
             }
             if n_new[seq] > 1 {
                 self.release(seq);
@@ -140,24 +149,25 @@ impl States {
                 Some(kept) => (kept.pos, self.must_stay(seq, *kept)),
                 None => (0, true),
             };
-            // Before a single token the state that must stay is that before the last token.
+            // With a single new token, the present state is the one before the last token: it stays, and one slot is
+            // enough.
             let n_slots = if start == *last { 1 } else { 1 + usize::from(copied) };
             for _ in 0..n_slots {
-                ready.push(self.take(&ends).expect("a slot for every state that was promised one"));
+                ready.push(self.take_slot(&ends).expect("a slot for every state that was promised one"));
             }
         }
-        for run in piece.chunk_by(|t, u| t.seq == u.seq) {
+        for run in micro_batch.chunk_by(|t, u| t.seq == u.seq) {
             let (seq, mut pos, end) = (run[0].seq, run[0].pos, run[0].pos + run.len());
             let last = ends[seq].unwrap_or(pos);
             while pos < end {
                 let page_end = (pos / PAGE + 1) * PAGE;
                 let next = if pos < last { page_end.min(end).min(last) } else { end };
-                let must = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
-                let to = match must {
+                let must_have_slot = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
+                let to = match must_have_slot {
                     true if !self.reserved[seq].is_empty() => self.reserved[seq].pop_front(),
                     true => Some(ready.pop().expect("a slot for every state that must stay")),
-                    // A checkpoint, where there is room for it.
-                    false if pos.is_multiple_of(PAGE) => self.take(&ends),
+                    // A checkpoint, if there is a slot.
+                    false if pos.is_multiple_of(PAGE) => self.take_slot(&ends),
                     false => None,
                 };
                 let (from, to) = self.advance(seq, next, to);
@@ -166,36 +176,37 @@ impl States {
             }
         }
         for slot in ready {
-            self.put_back(slot);
+            self.release_slot(slot);
         }
     }
 
-    /// The slots of the state that sequence `seq` goes on from and of that after `next` tokens, which takes its place where
-    /// there is no slot `to` for it.
+    /// The slots of the state that sequence `seq` continues from, and of the state after `next` tokens. Without a slot
+    /// `to`, the new state replaces the old one.
     fn advance(&mut self, seq: usize, next: usize, to: Option<u32>) -> (u32, u32) {
         let kept = &mut self.kept[seq];
         match (kept.last_mut(), to) {
             (Some(last), None) => {
-                *last = Kept { pos: next, before_turn: false, ..*last };
+                *last = KeptState { pos: next, before_turn: false, ..*last };
                 (last.slot, last.slot)
             }
             (last, to) => {
                 let from = last.map_or(EMPTY, |last| last.slot);
                 let slot = to.unwrap_or(EMPTY);
-                kept.push(Kept { pos: next, slot, before_turn: false });
+                kept.push(KeptState { pos: next, slot, before_turn: false });
                 (from, slot)
             }
         }
     }
 
-    /// Whether a state that sequence `seq` goes on from is needed as it is: others hold it, or the batch may be taken back.
-    fn must_stay(&self, seq: usize, state: Kept) -> bool {
-        self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
+    /// Whether the state that sequence `seq` continues from must not be overwritten: other sequences hold it, or the
+    /// batch may be taken back.
+    fn must_stay(&self, seq: usize, state: KeptState) -> bool {
+        self.protected[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
     }
 
-    /// Notes that a turn begins where sequence `seq` ends. What a template writes before an answer may be left out of later prompts,
-    /// so that the last end of a page may lie behind what these have in common with the text: the one before counts, too.
-    fn note_turn(&mut self, seq: usize) {
+    /// Marks the end of sequence `seq` as the beginning of a turn. Later prompts may lack what the template writes
+    /// before an answer, so that they differ before the last end of a page: the page end before that is marked as well.
+    fn mark_turn(&mut self, seq: usize) {
         let kept = &mut self.kept[seq];
         let end = kept.last().map_or(0, |state| state.pos);
         for state in kept.iter_mut().rev().take_while(|state| state.pos + 2 * PAGE > end) {
@@ -203,50 +214,50 @@ impl States {
         }
     }
 
-    /// Gives up what sequence `seq` kept for the last batch alone.
-    fn tidy(&mut self, seq: usize) {
-        let held = self.held[seq];
+    /// Releases the states of sequence `seq` that were kept for the last batch only.
+    fn drop_temporary(&mut self, seq: usize) {
+        let held = self.protected[seq];
         let mut kept = std::mem::take(&mut self.kept[seq]);
         let last = kept.last().copied();
         kept.retain(|state| {
             let stays = Some(*state) == last || held == Some(state.pos) || state.pos.is_multiple_of(PAGE);
             if !stays {
-                self.put_back(state.slot);
+                self.release_slot(state.slot);
             }
             stays
         });
         self.kept[seq] = kept;
     }
 
-    /// Finds slots for the states after each of the next `n` tokens of the sequences of `batch`; false, and nothing has changed,
-    /// where there are not so many.
+    /// Reserves slots for the states after each of the next `n` tokens of the sequences of `batch`. False, with nothing
+    /// changed, if there are not enough.
     pub(super) fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
         let none = vec![None; self.kept.len()];
         let more = |seq: usize| n.saturating_sub(self.reserved[seq].len());
         let needed: usize = batch.iter().map(|token| more(token.seq)).sum();
-        let never_used = self.room.n_states + 1 - self.counts.len();
+        let never_used = self.capacity.n_states + 1 - self.counts.len();
         let unused = self.free.len() + never_used;
         if needed > unused && needed > unused + self.worth(&none).into_iter().flatten().count() {
             return false;
         }
         for &BatchToken { seq, .. } in batch {
             while self.reserved[seq].len() < n {
-                let slot = self.take(&none).expect("as many slots as were counted");
+                let slot = self.take_slot(&none).expect("as many slots as were counted");
                 self.reserved[seq].push_back(slot);
             }
         }
         true
     }
 
-    /// Gives back the slots that are reserved for sequence `seq`.
+    /// Releases the reserved slots of sequence `seq`.
     pub(super) fn release(&mut self, seq: usize) {
         for slot in std::mem::take(&mut self.reserved[seq]) {
-            self.put_back(slot);
+            self.release_slot(slot);
         }
     }
 
-    /// What a step does with the states that runs `ahead` tokens after `batch`, which was appended last: one token of each
-    /// sequence, whose slot is reserved.
+    /// The segments of a lookahead step, `ahead` tokens after `batch`, which was appended last with one token of each
+    /// sequence.
     pub(super) fn segments_ahead(&self, batch: &[BatchToken], ahead: usize) -> Vec<Segment> {
         let Some(before) = ahead.checked_sub(1) else { return self.segments(batch).to_vec() };
         let segment = |&BatchToken { seq, pos, .. }: &BatchToken| {
@@ -258,8 +269,8 @@ impl States {
         batch.iter().map(segment).collect()
     }
 
-    /// The segments of `tokens`, which are those appended last or some that follow each other there, without parts of a
-    /// sequence's.
+    /// The segments of `tokens`: those appended last, or consecutive ones of these that include all of their sequences'
+    /// tokens.
     pub(super) fn segments(&self, tokens: &[BatchToken]) -> &[Segment] {
         let Some(first) = tokens.first() else { return &[] };
         let begins = |segment: &Segment| (segment.seq, segment.pos) == (first.seq, first.pos);
@@ -273,16 +284,16 @@ impl States {
         &self.segments[start..start + n.count()]
     }
 
-    /// Cuts sequence `seq` back to its first `n` tokens, whose state is there.
+    /// Cuts sequence `seq` back to its first `n` tokens, whose state is kept.
     pub(super) fn cut(&mut self, seq: usize, n: usize) {
         while let Some(state) = self.kept[seq].pop_if(|state| state.pos > n) {
-            self.put_back(state.slot);
+            self.release_slot(state.slot);
         }
-        self.held[seq] = self.held[seq].filter(|&pos| pos <= n);
+        self.protected[seq] = self.protected[seq].filter(|&pos| pos <= n);
         self.release(seq);
     }
 
-    /// Makes sequence `to`, which holds nothing, the first `n` tokens of sequence `from`.
+    /// Makes sequence `to`, which is empty, share the states of the first `n` tokens of sequence `from`.
     pub(super) fn share(&mut self, from: usize, to: usize, n: usize) {
         let shared: Vec<_> = self.kept[from].iter().copied().filter(|state| state.pos <= n).collect();
         for state in &shared {
@@ -292,25 +303,27 @@ impl States {
         self.grew_by_many[to] = None;
     }
 
-    /// Makes sequence `seq`, which holds nothing, one whose states after so many tokens are kept, the shortest first. Where there is
-    /// no room for all of them some are left out, never the last; false, and nothing has changed, where there is none for that.
-    pub(super) fn adopt(&mut self, seq: usize, states: &[usize]) -> bool {
+    /// Allocates slots for a restored sequence `seq`, which is empty, with states after the given numbers of tokens, in
+    /// ascending order. If slots run short, the shortest are left out, never the last. False, with nothing changed, if
+    /// there is none for the last.
+    pub(super) fn allocate(&mut self, seq: usize, states: &[usize]) -> bool {
         let none = vec![None; self.kept.len()];
         for (i, &pos) in states.iter().rev().enumerate() {
-            match self.take(&none) {
-                Some(slot) => self.kept[seq].insert(0, Kept { pos, slot, before_turn: false }),
+            match self.take_slot(&none) {
+                Some(slot) => self.kept[seq].insert(0, KeptState { pos, slot, before_turn: false }),
                 None if i == 0 => return false,
                 None => break,
             }
         }
-        self.held[seq] = None;
+        self.protected[seq] = None;
         self.grew_by_many[seq] = None;
         true
     }
 
-    /// A slot that nobody holds, if need be that of a checkpoint. `ends`: the last new token of each sequence that grows.
-    fn take(&mut self, ends: &[Option<usize>]) -> Option<u32> {
-        if self.free.is_empty() && self.counts.len() > self.room.n_states {
+    /// Takes a free slot, or that of the least useful checkpoint; `None` if there is neither. `ends`: position of the
+    /// last new token of each sequence that grows.
+    fn take_slot(&mut self, ends: &[Option<usize>]) -> Option<u32> {
+        if self.free.is_empty() && self.counts.len() > self.capacity.n_states {
             let slot = self.least_useful(ends)?;
             for kept in &mut self.kept {
                 kept.retain(|state| state.slot != slot);
@@ -326,22 +339,22 @@ impl States {
         Some((self.counts.len() - 1) as u32)
     }
 
-    /// The state without which the least is lost: the tokens that it spares a cut just before the next one, in proportion to
-    /// how far back they are.
+    /// The slot of the checkpoint with the least worth.
     fn least_useful(&self, ends: &[Option<usize>]) -> Option<u32> {
         let held = self.worth(ends).into_iter().enumerate().filter_map(|(slot, worth)| Some((slot, worth?)));
         held.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(slot, _)| slot as u32)
     }
 
-    /// What each state spares that may go. Those that sequences go on from, or may be taken back to, and those of the batch may
-    /// not, nor what is reserved.
+    /// The worth of each slot's state, if it may be replaced: the tokens that it saves a cut just before the next
+    /// state, divided by its distance from the end. `None` for states that sequences continue from or may be taken back
+    /// to, for those of the present batch, and for reserved slots.
     fn worth(&self, ends: &[Option<usize>]) -> Vec<Option<f64>> {
         let mut worth: Vec<Option<f64>> = vec![Some(-1.0); self.counts.len()];
         for segment in &self.segments {
             worth[segment.from as usize] = None;
             worth[segment.to as usize] = None;
         }
-        for (seq, (kept, held)) in self.kept.iter().zip(&self.held).enumerate() {
+        for (seq, (kept, held)) in self.kept.iter().zip(&self.protected).enumerate() {
             let end = kept.last().map_or(0, |state| state.pos);
             let before_last = |pos: usize| ends[seq].is_none() && pos + 1 == end;
             let stays = |pos: usize| held.is_some_and(|held| pos == held || before_last(pos));
@@ -361,8 +374,8 @@ impl States {
         worth.into_iter().map(|worth| worth.filter(|w| *w >= 0.0)).collect()
     }
 
-    /// A sequence holds `slot` no more.
-    fn put_back(&mut self, slot: u32) {
+    /// Removes one holder of `slot`.
+    fn release_slot(&mut self, slot: u32) {
         self.counts[slot as usize] -= 1;
         if self.counts[slot as usize] == 0 {
             self.free.insert(slot);

@@ -6,17 +6,17 @@ const N_SEQ: usize = 4;
 const N_PAGES: usize = 7;
 const N_CTX: usize = 3 * PAGE;
 const N_VOCAB: usize = 1000;
-/// Tokens that are appended at once.
+/// Maximum tokens appended at once.
 const N_UBATCH: usize = PAGE;
 
-/// What is done to a cache.
+/// A change of the cache.
 #[derive(Debug, Clone)]
 enum Action {
-    /// So many tokens to each sequence, interleaved.
+    /// Appends this many tokens to each sequence, interleaved.
     Append([usize; N_SEQ]),
     Rewind(usize, usize),
     Share(usize, usize, usize),
-    /// So many tokens of each of the sequences, which are written to the pages ahead of the time.
+    /// Reserves this many tokens for the marked sequences, and writes them to the pages ahead of time.
     Reserve([bool; N_SEQ], usize),
     Release,
 }
@@ -33,25 +33,25 @@ fn action(n_ctx: usize) -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A cache of token ids, page by page, as a backend would hold keys, beside the plain lists it stands for.
+/// A cache of token ids, page by page, as a backend would keep keys, beside the plain lists that it represents.
 struct Cache {
     table: PageTable,
-    /// Of each group.
+    /// The pages of each group.
     memory: Vec<Vec<[u32; PAGE]>>,
     lists: Vec<Vec<u32>>,
-    /// How long each sequence ever was, reserved tokens included, and those it was shared from.
+    /// The longest length that each sequence ever had, reserved tokens included, and that of those it was shared from.
     longest: Vec<usize>,
     next_id: u32,
 }
 
 impl Cache {
-    /// One whose layers all see everything.
+    /// A cache whose layers attend to everything.
     fn new() -> Self {
         Self::with(&[], N_CTX, N_PAGES, None)
     }
 
     fn with(masks: &[Mask], n_ctx: usize, n_pages: usize, n_windows: Option<usize>) -> Self {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx,
             n_seq: N_SEQ,
             n_cache: Some(n_pages * PAGE),
@@ -59,7 +59,7 @@ impl Cache {
             state_cache: 0,
             n_ubatch: N_UBATCH,
         };
-        let groups = CacheGroups::of_masks(room, masks.iter().copied());
+        let groups = CacheGroups::of_masks(capacity, masks.iter().copied());
         assert_eq!(groups.groups().len(), 1 + masks.len());
         Self {
             table: PageTable::new(&groups),
@@ -72,7 +72,7 @@ impl Cache {
 
     fn batch(&mut self, new: [usize; N_SEQ]) -> Vec<BatchToken> {
         let mut batch = Vec::new();
-        for i in 0..=self.table.room.n_ctx {
+        for i in 0..=self.table.capacity.n_ctx {
             for seq in (0..N_SEQ).filter(|&seq| i < new[seq]) {
                 self.next_id += 1;
                 let pos = self.lists[seq].len() + i;
@@ -86,28 +86,28 @@ impl Cache {
         &mut self.memory[group][self.table.page(group, seq, pos) as usize][pos % PAGE]
     }
 
-    /// Appends a piece of a batch that was checked, as backends do, and looks at what its tokens see.
-    fn append(&mut self, piece: &[BatchToken]) -> Vec<PageCopy> {
-        let copies = self.table.append(piece);
+    /// Appends a micro-batch of a checked batch, as backends do, and checks what its tokens attend to.
+    fn append(&mut self, micro_batch: &[BatchToken]) -> Vec<PageCopy> {
+        let copies = self.table.append(micro_batch);
         for &PageCopy { group, from, to } in &copies {
             self.memory[group][to as usize] = self.memory[group][from as usize];
         }
-        for t in piece {
+        for t in micro_batch {
             self.lists[t.seq].push(t.id);
             self.longest[t.seq] = self.longest[t.seq].max(t.pos + 1);
         }
         for group in 0..self.table.n_groups() {
-            for t in piece {
+            for t in micro_batch {
                 *self.place(group, t.seq, t.pos) = t.id;
             }
-            for t in piece {
+            for t in micro_batch {
                 self.see(group, t.seq, t.pos);
             }
         }
         copies
     }
 
-    /// Looks at what a token at `pos` sees of its sequence so far.
+    /// Checks what a token at `pos` attends to in its sequence so far.
     fn see(&self, group: usize, seq: usize, pos: usize) {
         let seen = self.table.pools[group].group.mask.seen(pos, pos + 1);
         for pos in seen.start..seen.end.min(self.lists[seq].len()) {
@@ -116,8 +116,8 @@ impl Cache {
         }
     }
 
-    /// Whether sequence `seq` could go on from its first `n` tokens, by the pages that it has.
-    fn can_go_on(&self, seq: usize, n: usize) -> bool {
+    /// Whether sequence `seq` could continue from its first `n` tokens, by the pages that it has.
+    fn can_continue(&self, seq: usize, n: usize) -> bool {
         self.table.pools.iter().all(|pool| {
             let first = pool.group.mask.seen(n, n + 1).start;
             first >= pool.lists[seq].n_dropped * PAGE || first == n && n.is_multiple_of(PAGE)
@@ -125,33 +125,33 @@ impl Cache {
     }
 
     fn run(&mut self, action: &Action) {
-        let n_ctx = self.table.room.n_ctx;
+        let n_ctx = self.table.capacity.n_ctx;
         match *action {
             Action::Append(new) => {
                 let batch = self.batch(new);
-                let needed = |pool: &Pool| pool.pages_needed(&self.table.n_past, &new);
+                let needed = |pool: &PagePool| pool.pages_needed(&self.table.n_past, &new);
                 let left: Vec<_> = self.table.pools.iter().map(|p| p.n_free().checked_sub(needed(p))).collect();
                 match self.table.check(&batch, N_VOCAB) {
                     Ok(()) => {
-                        batch.chunks(N_UBATCH).for_each(|piece| drop(self.append(piece)));
+                        batch.chunks(N_UBATCH).for_each(|micro_batch| drop(self.append(micro_batch)));
                         let found: Vec<_> = self.table.pools.iter().map(|pool| Some(pool.n_free())).collect();
                         assert_eq!(found, left);
                     }
                     Err(ForwardError::EmptyPrompt) => assert!(batch.is_empty()),
                     Err(ForwardError::ContextFull { seq, .. }) => assert!(self.lists[seq].len() + new[seq] > n_ctx),
                     Err(ForwardError::OutOfPages { needed, free, .. }) if left[0].is_some() => {
-                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        assert!(needed > free && self.table.capacity.n_windows.is_some());
                         let alone = new.iter().filter(|n| **n > 0).count() == 1;
                         let others = |seq: usize| new[seq] == 0 && !self.lists[seq].is_empty();
                         assert!(!alone || self.n_reserved() > 0 || (0..N_SEQ).any(others));
                     }
                     Err(ForwardError::OutOfPages { needed, free, total, .. }) => {
-                        // Where there is a whole window for each sequence, windows are not what is missing.
-                        let for_all = |pool: &Pool| pool.group.n_pages >= N_SEQ * pool.group.pages_of_a_sequence;
+                        // With a whole window for each sequence, windows are never short.
+                        let for_all = |pool: &PagePool| pool.group.n_pages >= N_SEQ * pool.group.max_pages_per_sequence;
                         let mut windows = self.table.pools.iter().zip(&left).skip(1);
                         assert!(windows.all(|(pool, left)| left.is_some() || !for_all(pool)));
                         assert!(needed > free && free + self.n_reserved() == self.table.usage().free);
-                        // A copy takes a page at most for each sequence.
+                        // A copy takes at most one page for each sequence.
                         let grown = |seq: usize| (self.lists[seq].len() + new[seq]).div_ceil(PAGE) + 1;
                         assert!((0..N_SEQ).map(grown).sum::<usize>() + self.n_reserved() > total);
                     }
@@ -186,7 +186,7 @@ impl Cache {
                     let has = |&seq: &usize| self.table.pages(0, seq).len();
                     let needed: usize = seqs.iter().map(|seq| pages(seq).saturating_sub(has(seq))).sum();
                     let too_far = self.table.n_groups() > 1 && n >= N_UBATCH;
-                    let no_windows = self.table.room.n_windows.is_some();
+                    let no_windows = self.table.capacity.n_windows.is_some();
                     assert!(too_far || no_windows || seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
                 }
             }
@@ -196,7 +196,7 @@ impl Cache {
             }
             Action::Rewind(seq, n) => {
                 let known = self.lists[seq].len();
-                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_go_on(seq, n));
+                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_continue(seq, n));
                 let reached = self.table.rewind(seq, n);
                 assert_eq!(Some(reached), possible);
                 self.lists[seq].truncate(reached);
@@ -206,7 +206,7 @@ impl Cache {
             }
             Action::Share(from, to, n) => {
                 let known = self.lists[from].len();
-                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_go_on(from, n));
+                let possible = (0..=n.min(known)).rev().find(|&n| n == known || self.can_continue(from, n));
                 match self.table.share(from, to, n) {
                     Ok(reached) => {
                         assert_eq!(Some(reached), possible);
@@ -240,7 +240,7 @@ impl Cache {
                 let n_dropped = pool.lists[seq].n_dropped;
                 assert!(group > 0 || n_dropped == 0);
                 let held = &pool.pages(seq)[n_dropped..];
-                assert!(held.len() <= pool.group.pages_of_a_sequence, "{held:?}");
+                assert!(held.len() <= pool.group.max_pages_per_sequence, "{held:?}");
                 assert!(pool.pages(seq).len() >= list.len().div_ceil(PAGE));
                 let reserved = &pool.pages(seq)[list.len().div_ceil(PAGE)..];
                 assert!(reserved.iter().all(|&page| pool.counts[page as usize] == 1));
@@ -258,13 +258,13 @@ impl Cache {
         let usage = self.table.usage();
         assert_eq!(usage.free, self.table.pools[0].n_free() + self.n_reserved());
         let all: Vec<usize> = (0..N_SEQ).collect();
-        assert_eq!(self.table.n_held(&all), usage.total - usage.free);
+        assert_eq!(self.table.pages_held(&all), usage.total - usage.free);
         for (seq, list) in self.lists.iter().enumerate() {
-            assert_eq!(self.table.n_held(&[seq]), list.len().div_ceil(PAGE));
+            assert_eq!(self.table.pages_held(&[seq]), list.len().div_ceil(PAGE));
         }
     }
 
-    /// Runs all, looks at everything after each, and empties the cache.
+    /// Runs all, checks everything after each, and empties the cache.
     fn run_all(&mut self, actions: &[Action]) {
         for action in actions {
             self.run(action);
@@ -279,7 +279,7 @@ impl Cache {
     }
 }
 
-/// Windows and chunks, more and less than a page, that begin with one and that do not.
+/// Windows and chunks of more and less than a page, aligned and not.
 const MASKS: [Mask; 7] = [
     Mask::Window(1),
     Mask::Window(2),
@@ -302,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn and_what_windows_and_chunks_see(
+    fn windows_and_chunks_hold_what_is_attended_to(
         masks in prop::sample::subsequence(MASKS.to_vec(), 1..4),
         n_pages in prop_oneof![Just(7), Just(9), Just(20), Just(4 * 9)],
         n_windows in prop::option::of(1..N_SEQ),
@@ -320,19 +320,22 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     cache.run(&Action::Share(0, 2, PAGE));
     cache.run(&Action::Share(0, 3, PAGE + 10));
     assert_eq!(cache.table.usage().free, N_PAGES - 2);
-    assert_eq!((cache.table.n_held(&[0, 1, 2, 3]), cache.table.n_held(&[2])), (2, 1));
+    assert_eq!((cache.table.pages_held(&[0, 1, 2, 3]), cache.table.pages_held(&[2])), (2, 1));
     let batch = cache.batch([1, 1, 1, 1]);
     let copies = cache.append(&batch);
-    // Sequences 0 and 1 copy the second page, 3 keeps it, 2 begins a page of its own.
+    // Sequences 0 and 1 copy the second page, 3 keeps it, 2 starts a new page.
     assert_eq!(copies, [PageCopy { group: 0, from: 1, to: 2 }, PageCopy { group: 0, from: 1, to: 3 }]);
     assert_eq!(cache.table.pages(0, 2), [0, 4]);
     assert_eq!(cache.table.pages(0, 3), [0, 1]);
     assert_eq!(cache.table.usage().free, N_PAGES - 5);
-    assert_eq!((cache.table.n_held(&[0, 1]), cache.table.n_held(&[1, 3]), cache.table.n_held(&[])), (3, 3, 0));
+    assert_eq!(
+        (cache.table.pages_held(&[0, 1]), cache.table.pages_held(&[1, 3]), cache.table.pages_held(&[])),
+        (3, 3, 0)
+    );
 }
 
 #[test]
-fn what_was_lost_is_begun_where_nothing_of_it_is_seen() {
+fn a_sequence_restarts_where_nothing_lost_is_attended_to() {
     for (mask, n, reached) in [
         (Mask::Window(1), 65, PAGE),
         (Mask::Window(1), 63, 0),
@@ -349,27 +352,27 @@ fn what_was_lost_is_begun_where_nothing_of_it_is_seen() {
 }
 
 #[test]
-fn a_sequence_alone_lies_in_order() {
+fn a_sequence_alone_has_contiguous_pages() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([3 * PAGE, 0, 0, 0]));
     assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
     cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Append([2 * PAGE + 1, 0, 0, 0]));
     assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
-    assert!(cache.table.in_order(0));
-    // A prefix of its own, tokens reserved and given back, more than before.
+    assert!(cache.table.pages_are_contiguous(0));
+    // Its own prefix, and tokens that are reserved and released, more than before.
     cache.run(&Action::Share(0, 0, PAGE - 3));
     cache.run(&Action::Reserve([true, false, false, false], PAGE));
     assert_eq!(cache.table.pages(0, 0), [0, 1]);
     cache.run(&Action::Release);
     cache.run(&Action::Append([2 * PAGE, 0, 0, 0]));
     assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
-    // Two that grow by turns do not, but whoever is alone after them does.
+    // Two that grow alternately do not, but one that is alone afterwards does.
     cache.run(&Action::Rewind(0, PAGE));
     cache.run(&Action::Append([0, PAGE, 0, 0]));
     cache.run(&Action::Append([PAGE, PAGE, 0, 0]));
     assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
-    assert!(!cache.table.in_order(0) && !cache.table.in_order(1));
+    assert!(!cache.table.pages_are_contiguous(0) && !cache.table.pages_are_contiguous(1));
     cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Rewind(1, 0));
     cache.run(&Action::Append([0, 0, 3 * PAGE, 0]));
@@ -377,7 +380,7 @@ fn a_sequence_alone_lies_in_order() {
 }
 
 #[test]
-fn reserved_pages_are_taken_first_and_given_back() {
+fn reserved_pages_are_used_first_and_released() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([PAGE - 1, PAGE - 1, 0, 0]));
     cache.run(&Action::Reserve([true, true, false, false], 2));
@@ -396,13 +399,13 @@ fn reserved_pages_are_taken_first_and_given_back() {
     cache.table.release();
     assert_eq!(cache.table.check(&batch, N_VOCAB), Ok(()));
     cache.append(&batch);
-    // What is shared is not written to.
+    // A shared page is not written to.
     cache.table.share(0, 2, PAGE - 1).unwrap();
     assert!(!cache.table.reserve(&[token(2)], 1));
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn a_batch_that_does_not_fit_is_refused() {
     let mut cache = Cache::new();
     cache.run(&Action::Append([3 * PAGE, 3 * PAGE, 0, 0]));
     let batch = cache.batch([0, 0, PAGE + 1, 0]);

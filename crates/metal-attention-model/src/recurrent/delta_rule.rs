@@ -1,47 +1,48 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) as Qwen 3.5 and Qwen3-Next have it, and that of Kimi Linear
-//! (Kimi Delta Attention, arXiv 2510.26692), whose channels decay each by itself.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), as in Qwen 3.5 and Qwen3-Next, and Kimi Delta Attention
+//! (arXiv 2510.26692), with a decay for each channel.
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// A gated delta rule. Queries, keys and values go through a causal convolution with SiLU, of each channel by itself; each
-/// head of queries and keys is divided by its length, queries by `sqrt(key_dim)`, too. Each head of values has a state `S`,
-/// `[key_dim, value_dim]`, and with `decay = exp(a softplus(W_decay x + dt_bias))`, `beta = sigmoid(W_beta x)` a token does
+/// A gated delta rule. Queries, keys and values go through a causal convolution over each channel, with SiLU. Each head
+/// of queries and keys is divided by its length, queries also by `sqrt(key_dim)`. Each value head has a state `S`,
+/// `[key_dim, value_dim]`. With `decay = exp(a softplus(W_decay x + dt_bias))` and `beta = sigmoid(W_beta x)`, one
+/// token does
 ///
-/// `S = decay S; S = S + k^T beta (v - k S); o = q S`, then `RMSNorm(o) * silu(gate)`, and `W_out` of all heads.
+/// `S = decay S; S = S + k^T beta (v - k S); o = q S`, then `RMSNorm(o) * silu(gate)`, and `W_out` over all heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleSpec {
     /// Heads of queries, and of keys.
     pub n_head_k: usize,
-    /// Heads of values, and so of the state; a multiple of `n_head_k`.
+    /// Heads of values, and of the state; a multiple of `n_head_k`.
     pub n_head_v: usize,
     /// Elements of a query or key head.
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
-    /// Tokens that a result of the convolution sees, its own included; at least 2.
+    /// Taps of the convolution: the tokens that it covers, its own included; at least 2.
     pub n_tap: usize,
     /// Which value heads read which key head.
     pub sharing: KeySharing,
-    /// What the gates come of.
+    /// Form of the decay and the output gate.
     pub gates: DeltaGates,
     /// Epsilon of the norms.
     pub eps: f32,
 }
 
-/// What the gates of a delta rule come of.
+/// The form of the decay and the output gate of a delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaGates {
-    /// A decay for each value head; decay and the result's gate are one product of the input each.
+    /// One decay for each value head. Decay and gate are one product of the input each.
     OfHeads {
-        /// Whether files have the matrices of `beta` and of the decay in one, `ssm_ba`: of each key head the rows of its value
-        /// heads for `beta`, then those for the decay.
+        /// Whether files have the matrices of `beta` and of the decay in one, `ssm_ba`: for each key head the rows of
+        /// its value heads for `beta`, then those for the decay.
         paired: bool,
     },
-    /// A decay for each channel of a key: `S = Diag(decay) S` in the place of `decay S`. Decay and the result's gate come of
-    /// two products, `W_b (W_a x)`, and the gate is `sigmoid(gate)`.
+    /// One decay for each channel of a key: `S = Diag(decay) S` instead of `decay S`. Decay and gate are two products
+    /// each, `W_b (W_a x)`, and the gate is `sigmoid(gate)` instead of `silu(gate)`.
     OfChannels {
-        /// Width between the two products.
+        /// Elements between the two products.
         rank: usize,
     },
 }
@@ -50,13 +51,13 @@ pub enum DeltaGates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySharing {
     /// Value head `h` reads key head `h mod n_head_k`.
-    InTurns,
+    Interleaved,
     /// Value head `h` reads key head `h / (n_head_v / n_head_k)`.
     Grouped,
 }
 
 impl DeltaRuleSpec {
-    /// Elements of a token's queries, or keys.
+    /// Elements of a token's queries, and of its keys.
     pub fn n_keys(&self) -> usize {
         self.n_head_k * self.key_dim
     }
@@ -79,12 +80,12 @@ impl DeltaRuleSpec {
     /// The `i`-th of the value heads that read key head `head`.
     pub fn value_head(&self, head: usize, i: usize) -> usize {
         match self.sharing {
-            KeySharing::InTurns => i * self.n_head_k + head,
+            KeySharing::Interleaved => i * self.n_head_k + head,
             KeySharing::Grouped => head * self.n_shared() + i,
         }
     }
 
-    /// Decays of a token: of each value head, or of each channel that one reads keys from.
+    /// Decays of a token: one for each value head, or one for each channel of each value head's key.
     pub fn n_decays(&self) -> usize {
         match self.gates {
             DeltaGates::OfHeads { paired: _ } => self.n_head_v,
@@ -92,13 +93,13 @@ impl DeltaRuleSpec {
         }
     }
 
-    /// Elements of the state: the last `n_tap - 1` inputs of the convolution, and a matrix for each value head.
+    /// F32 elements of the state: the last `n_tap - 1` inputs of the convolution, and a matrix for each value head.
     pub fn state_elements(&self) -> usize {
         (self.n_tap - 1) * self.n_channels() + self.n_head_v * self.key_dim * self.value_dim
     }
 }
 
-/// Weights of a gated delta rule.
+/// The weights of a gated delta rule.
 #[derive(Debug, Clone)]
 pub struct DeltaRuleWeights<L = Linear> {
     /// Queries, `[n_keys, n_embd]`.
@@ -107,19 +108,19 @@ pub struct DeltaRuleWeights<L = Linear> {
     pub k: L,
     /// Values, `[n_values, n_embd]`.
     pub v: L,
-    /// What `beta` comes of, `[n_head_v, n_embd]`.
+    /// Input matrix of `beta`, `[n_head_v, n_embd]`.
     pub beta: L,
-    /// What decay and gate have before them, `[rank, n_embd]` each, where they come of two products.
+    /// First matrices of decay and gate, `[rank, n_embd]` each, if they are two products.
     pub before: Option<[L; 2]>,
-    /// What the decay comes of, `[n_decays, n_embd or rank]`.
+    /// Matrix of the decay, `[n_decays, n_embd or rank]`.
     pub decay: L,
-    /// The gate of the result, `[n_values, n_embd or rank]`.
+    /// Matrix of the output gate, `[n_values, n_embd or rank]`.
     pub gate: L,
-    /// Factors of each channel, those of the oldest token first, `[n_tap, n_channels]`.
+    /// Taps of the convolution, those of the oldest token first, `[n_tap, n_channels]`.
     pub taps: Vec<f32>,
-    /// Added to what the decay comes of, `[n_decays]`.
+    /// Bias of the decay, `[n_decays]`.
     pub dt_bias: Vec<f32>,
-    /// How fast the state decays, `[n_head_v]`: below 0.
+    /// Decay rate `a`, `[n_head_v]`; negative.
     pub a: Vec<f32>,
     /// Weight of the norm of each head's result, `[value_dim]`.
     pub norm: Vec<f32>,
@@ -149,8 +150,8 @@ impl<L> DeltaRuleWeights<L> {
     }
 }
 
-/// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+/// The weights with the name prefix `p`.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -162,7 +163,8 @@ pub(crate) fn build<S: Source>(
     }
 }
 
-fn build_with_heads<S: Source>(
+/// The weights with one decay for each head.
+fn build_with_heads<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -172,17 +174,19 @@ fn build_with_heads<S: Source>(
     let (n_values, n_head_v) = (spec.n_values(), spec.n_head_v);
     let [q, k, v, gate] = inputs(source, spec, p, n_embd)?;
     let [beta, decay] = if paired {
-        // The row of a value head's beta; that of its decay comes as many rows later as value heads share the key head.
+        // The row of a value head's `beta`; its decay's row follows after the `n` rows of the key head's other value
+        // heads.
         let n = spec.n_shared();
         let row = move |head: usize| head / n * 2 * n + head % n;
         let parts = [(n_head_v, &row as &dyn Fn(usize) -> usize), (n_head_v, &move |head| row(head) + n)];
         source.reordered(&format!("{p}ssm_ba"), [n_embd, 2 * n_head_v], parts)?
     } else {
-        let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Need::None);
+        let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Presence::None);
         [of("ssm_beta")?, of("ssm_alpha")?]
     };
     let of_channels = source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, spec.n_channels())?;
-    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    let mut vector =
+        |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Presence::Required)?.unwrap_or_default());
     Ok(DeltaRuleWeights {
         q,
         k,
@@ -191,15 +195,16 @@ fn build_with_heads<S: Source>(
         before: None,
         decay,
         gate,
-        taps: turned(&of_channels, spec.n_tap),
+        taps: transposed(&of_channels, spec.n_tap),
         dt_bias: vector("ssm_dt.bias", n_head_v)?,
         a: vector("ssm_a", n_head_v)?,
         norm: vector("ssm_norm.weight", spec.value_dim)?,
-        out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Need::None)?,
+        out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Presence::None)?,
     })
 }
 
-fn build_with_channels<S: Source>(
+/// The weights with one decay for each channel.
+fn build_with_channels<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -208,30 +213,36 @@ fn build_with_channels<S: Source>(
 ) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
     let (n_keys, n_values, n_head_v, n_tap) = (spec.n_keys(), spec.n_values(), spec.n_head_v, spec.n_tap);
     let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
-    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, false)?;
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Presence::None, false)?;
     let mut of_channels = Vec::new();
     for (name, n) in [("q", n_keys), ("k", n_keys), ("v", n_values)] {
         of_channels.extend(source.single_channels(&format!("{p}ssm_conv1d_{name}.weight"), n_tap, n)?);
     }
-    let mut matrix = |name: &str, shape| source.required(&format!("{p}{name}"), shape, Need::None);
+    let mut matrix = |name: &str, shape| source.required(&format!("{p}{name}"), shape, Presence::None);
     let (beta, out) = (matrix("ssm_beta", [n_embd, n_head_v])?, matrix("attn_output", [n_values, n_embd])?);
     let before = [matrix("ssm_f_a", [n_embd, rank])?, matrix("ssm_g_a", [n_embd, rank])?];
     let (decay, gate) = (matrix("ssm_f_b", [rank, spec.n_decays()])?, matrix("ssm_g_b", [rank, n_values])?);
-    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    let mut vector =
+        |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Presence::Required)?.unwrap_or_default());
     let (dt_bias, norm) = (vector("ssm_dt.bias", spec.n_decays())?, vector("ssm_norm.weight", spec.value_dim)?);
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head_v)?;
-    let taps = turned(&of_channels, n_tap);
+    let taps = transposed(&of_channels, n_tap);
     Ok(DeltaRuleWeights { q, k, v, beta, before: Some(before), decay, gate, taps, dt_bias, a, norm, out })
 }
 
-/// `[n_tap, channels]` of `[channels, n_tap]`.
-fn turned(of_channels: &[f32], n_tap: usize) -> Vec<f32> {
+/// The transpose of `[channels, n_tap]`.
+fn transposed(of_channels: &[f32], n_tap: usize) -> Vec<f32> {
     (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect()
 }
 
-/// Queries, keys, values and gate: in `attn_qkv` and `attn_gate`, or, in older files of models with grouped heads, in one
-/// matrix, `ssm_in`, which has these four of each key head one below the other.
-fn inputs<S: Source>(source: &mut S, spec: &DeltaRuleSpec, p: &str, n_embd: usize) -> Result<[S::Linear; 4], S::Error> {
+/// Queries, keys, values and gate: in `attn_qkv` and `attn_gate`, or, in older files of models with grouped heads, in
+/// one matrix `ssm_in` with the rows of all four for each key head.
+fn inputs<S: WeightSource>(
+    source: &mut S,
+    spec: &DeltaRuleSpec,
+    p: &str,
+    n_embd: usize,
+) -> Result<[S::Linear; 4], S::Error> {
     let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
     let in_one = format!("{p}ssm_in");
     if spec.sharing == KeySharing::Grouped && source.has(&in_one) {
@@ -244,6 +255,6 @@ fn inputs<S: Source>(source: &mut S, spec: &DeltaRuleSpec, p: &str, n_embd: usiz
         return source.reordered(&in_one, [n_embd, 2 * (n_keys + n_values)], parts);
     }
     let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
-    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, true)?;
-    Ok([q, k, v, source.required(&format!("{p}attn_gate"), [n_embd, n_values], Need::None)?])
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Presence::None, true)?;
+    Ok([q, k, v, source.required(&format!("{p}attn_gate"), [n_embd, n_values], Presence::None)?])
 }

@@ -1,14 +1,14 @@
-//! Products of two small matrices in the place of a large one (as in arXiv 2106.09685), as RWKV has them.
+//! Low-rank products: two small matrices in place of a large one (as in arXiv 2106.09685), for RWKV.
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// `up f(down x)`; what `f` is depends on what it is used for.
+/// `up f(down x)`, where `f` depends on the use.
 #[derive(Debug, Clone)]
 pub struct LowRankWeights<L = Linear> {
-    /// `[rank, n_in]`
+    /// First matrix, `[rank, n_in]`.
     pub down: L,
-    /// `[n_out, rank]`
+    /// Second matrix, `[n_out, rank]`.
     pub up: L,
 }
 
@@ -18,12 +18,12 @@ impl<L> LowRankWeights<L> {
     }
 }
 
-/// The matrices of these names, from `n_in` elements through `rank` to `n_out`.
-pub(crate) fn build<S: Source>(
+/// The matrices of these names.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     [down, up]: [String; 2],
     [n_in, rank, n_out]: [usize; 3],
 ) -> Result<LowRankWeights<S::Linear>, S::Error> {
-    let down = source.required(&down, [n_in, rank], Need::None)?;
-    Ok(LowRankWeights { down, up: source.required(&up, [rank, n_out], Need::None)? })
+    let down = source.required(&down, [n_in, rank], Presence::None)?;
+    Ok(LowRankWeights { down, up: source.required(&up, [rank, n_out], Presence::None)? })
 }

@@ -1,25 +1,26 @@
-//! Mamba-2: a selective state space whose heads have one decay each (arXiv 2405.21060).
+//! Mamba-2: a selective state space with a decay for each head (arXiv 2405.21060).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// With `[z, xBC, dt] = W_in h`, `[x, B, C] = silu(conv(xBC) + bias)` and `dt = softplus(dt + dt_bias)`, each head:
-/// `S = exp(dt A) S + dt B^T x; y = C S + D x`, and then `W_out norm(y * silu(z))`.
+/// Mamba-2's mixer. With `[z, xBC, dt] = W_in h`, `[x, B, C] = silu(conv(xBC) + bias)` and
+/// `dt = softplus(dt + dt_bias)`, each head has `S = exp(dt A) S + dt B^T x; y = C S + D x`; then
+/// `W_out norm(y * silu(z))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2Spec {
     /// Heads.
     pub n_head: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Elements of `B` and of `C`, rows of a head's state.
+    /// Elements of `B` and of `C`; rows of a head's state.
     pub d_state: usize,
     /// Groups of heads that share `B` and `C`; divides `n_head`.
     pub n_group: usize,
-    /// Tokens that the convolution sees, the newest included; at least 2.
+    /// Taps of the convolution: the tokens that it covers, the newest included; at least 2.
     pub n_tap: usize,
-    /// Whether the convolution must have a bias; others may have one.
+    /// Whether the convolution must have a bias. If not, it may.
     pub conv_bias: bool,
-    /// Epsilon of the RMSNorm over each group's channels of the result, where there is one.
+    /// Epsilon of the RMSNorm over each group's channels of the result; `None`: no norm.
     pub norm: Option<f32>,
 }
 
@@ -34,24 +35,24 @@ impl Mamba2Spec {
         self.width() + 2 * self.n_group * self.d_state
     }
 
-    /// Rows of the input's matrix: `z`, what goes through the convolution, `dt` of each head.
+    /// Rows of the input matrix: `z`, the channels of the convolution, `dt` of each head.
     pub fn input_width(&self) -> usize {
         self.width() + self.conv_width() + self.n_head
     }
 
-    /// Elements of the state: the convolution's last inputs, oldest first, `[n_tap - 1, conv_width]`, then that of each head,
-    /// `[n_head, d_state, head_dim]`.
+    /// F32 elements of the state: the convolution's last inputs, oldest first, `[n_tap - 1, conv_width]`, then that of
+    /// each head, `[n_head, d_state, head_dim]`.
     pub fn state_elements(&self) -> usize {
         (self.n_tap - 1) * self.conv_width() + self.width() * self.d_state
     }
 }
 
-/// Weights of Mamba-2.
+/// The weights of Mamba-2.
 #[derive(Debug, Clone)]
 pub struct Mamba2Weights<L = Linear> {
-    /// `z`, `x`, `B`, `C` and `dt` one below the other, `[input_width, n_embd]`.
+    /// `z`, `x`, `B`, `C` and `dt`, stacked, `[input_width, n_embd]`.
     pub input: L,
-    /// Factors of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
+    /// Taps of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
     pub taps: Vec<f32>,
     /// Bias of the convolution, `[conv_width]`.
     pub conv_bias: Option<Vec<f32>>,
@@ -82,25 +83,25 @@ impl<L> Mamba2Weights<L> {
     }
 }
 
-/// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+/// The weights with the name prefix `p`.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Mamba2Spec,
     p: &str,
     n_embd: usize,
 ) -> Result<Mamba2Weights<S::Linear>, S::Error> {
     let (width, conv_width, n_head) = (spec.width(), spec.conv_width(), spec.n_head);
-    let input = source.required(&format!("{p}ssm_in"), [n_embd, spec.input_width()], Need::None)?;
+    let input = source.required(&format!("{p}ssm_in"), [n_embd, spec.input_width()], Presence::None)?;
     let taps = super::taps(&source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, conv_width)?, spec.n_tap);
-    let need = if spec.conv_bias { Need::Required } else { Need::Optional };
-    let conv_bias = source.vector(&format!("{p}ssm_conv1d.bias"), conv_width, need)?;
-    let dt_bias = source.vector(&format!("{p}ssm_dt.bias"), n_head, Need::Required)?.unwrap_or_default();
+    let presence = if spec.conv_bias { Presence::Required } else { Presence::Optional };
+    let conv_bias = source.vector(&format!("{p}ssm_conv1d.bias"), conv_width, presence)?;
+    let dt_bias = source.vector(&format!("{p}ssm_dt.bias"), n_head, Presence::Required)?.unwrap_or_default();
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head)?;
     let d = source.channels(&format!("{p}ssm_d"), 1, n_head)?;
     let norm = match spec.norm {
         Some(_) => Some(source.norm_weight(&format!("{p}ssm_norm.weight"), width, Some(spec.n_group))?),
         None => None,
     };
-    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Need::None)?;
+    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Presence::None)?;
     Ok(Mamba2Weights { input, taps, conv_bias, dt_bias, a, d, norm, out })
 }

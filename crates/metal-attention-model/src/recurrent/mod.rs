@@ -1,10 +1,9 @@
-//! Mixers that keep a recurrent state of a text in the place of keys and values, or beside them: what they are and their
-//! weights, a file each.
+//! Mixers with a recurrent state, instead of keys and values or beside them: their specs and weights, one file each.
 //!
-//! A state is a fixed number of F32 elements for each sequence and layer, zeros before the first token: the last inputs
-//! of a convolution, and what else a recurrence carries on. [`LayerSpec::state_elements`] says
-//! how many; how they are laid out is the affair of the backend's kernel. The states of all layers lie one after the
-//! other (`StateLayout`), so that one number stands for the whole state of a text at one position.
+//! A recurrent state is a fixed number of F32 elements for each sequence and layer, zeros before the first token: the
+//! last inputs of a convolution, and what the recurrence carries on. [`LayerSpec::state_elements`] is their number;
+//! their order is up to the backend's kernel. The states of all layers are concatenated (`StateLayout`), so that one
+//! slot holds the whole state of a sequence at one position.
 
 pub(crate) mod channel_mix;
 pub(crate) mod delta_rule;
@@ -21,21 +20,21 @@ use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
 pub use delta_rule::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 pub use low_rank::LowRankWeights;
-pub use mamba::{MambaDecay, MambaNorms, MambaSpec, MambaWeights, Selection};
+pub use mamba::{MambaDecay, MambaNorms, MambaSelection, MambaSpec, MambaWeights};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};
 pub use rwkv6::{RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 pub use rwkv7::{Rwkv7Spec, Rwkv7Weights};
 pub use short_conv::{ShortConvSpec, ShortConvWeights};
 
-/// Where the states of a model's layers lie in that of a text.
+/// Where each layer's state lies in a sequence's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateLayout {
-    /// Of each layer; empty where it has none.
-    of_layers: Vec<Range<usize>>,
+    /// Range of each layer; empty if it has no state.
+    ranges: Vec<Range<usize>>,
 }
 
 impl StateLayout {
-    /// That of `spec`.
+    /// The layout of `spec`.
     pub fn new(spec: &ModelSpec) -> Self {
         let mut end: usize = 0;
         let of_layer = |layer: &LayerSpec| {
@@ -43,22 +42,21 @@ impl StateLayout {
             end = end.saturating_add(layer.state_elements());
             start..end
         };
-        Self { of_layers: spec.layers.iter().map(of_layer).collect() }
+        Self { ranges: spec.layers.iter().map(of_layer).collect() }
     }
 
-    /// Elements of a text's state, over all layers.
+    /// F32 elements of a sequence's state, over all layers.
     pub fn n_elements(&self) -> usize {
-        self.of_layers.last().map_or(0, |range| range.end)
+        self.ranges.last().map_or(0, |range| range.end)
     }
 
-    /// Those of layer `i`.
+    /// The range of layer `i`.
     pub fn of_layer(&self, i: usize) -> Range<usize> {
-        self.of_layers[i].clone()
+        self.ranges[i].clone()
     }
 }
 
-/// Numbers of channels, `[width, n]`, the other way round, `[n, width]`: what stands for the same tap of all channels lies
-/// side by side.
+/// The transpose of `[width, n]`: values of the same tap of all channels are adjacent.
 fn taps(of_channels: &[f32], n: usize) -> Vec<f32> {
     (0..n).flat_map(|tap| of_channels.iter().skip(tap).step_by(n)).copied().collect()
 }

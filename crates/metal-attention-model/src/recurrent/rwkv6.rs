@@ -1,43 +1,44 @@
-//! RWKV-6 (Finch, arXiv 2404.05892), and its form with gated linear attention (QRWKV-6, arXiv 2505.03005).
+//! RWKV-6 (Finch, arXiv 2404.05892), and its variant with gated linear attention (QRWKV-6, arXiv 2505.03005).
 
 use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// Inputs that the token shift makes of one: of the decay, keys, values, receptance, gate.
+/// Number of interpolated inputs: of the decay, keys, values, receptance, gate.
 pub const RWKV6_MIXES: usize = 5;
 
-/// Epsilon of the norm of each head's result, whatever its length.
+/// Epsilon of the norm of each head's result, for any head size.
 const HEAD_NORM_EPS: f32 = 64e-5;
 
-/// The time mix of RWKV-6 (arXiv 2404.05892, section 4.2). Of the normalised input `x_t`, and that of the token before,
-/// `d = x_(t-1) - x_t`:
+/// The time mix of RWKV-6 (arXiv 2404.05892, section 4.2). With the normalised input `x_t`, that of the previous token,
+/// and `d = x_(t-1) - x_t`:
 ///
 /// - token shift: `x_m = x_t + d (lerp_m + W2_m tanh(W1_m (x_t + d lerp_x)))` for each `m` of `w k v r g`,
 /// - `r = R x_r`, `k = K x_k`, `v = V x_v`, gate `g = G x_g`, decay `w = exp(-exp(w0 + D2 tanh(D1 x_w)))`,
-/// - each head's state: `o = r (S + diag(u) k^T v)`, `S = diag(w) S + k^T v`, with a bonus `u` of each channel,
+/// - each head's state: `o = r (S + diag(u) k^T v)`, `S = diag(w) S + k^T v`, with a bonus `u` for each channel,
 /// - `y = silu(g) norm(o)`, norm over each head; then the output matrix.
 ///
 /// Without a bonus it is gated linear attention: `k *= 1 - w`, `S = diag(w) S + k^T v`, `o = r S / head_dim^(1/2)`,
 /// `y = sigmoid(g) o`, and several heads may share their keys and values.
 ///
-/// The state: each head's `S`, `[head_dim, head_dim]`, a row for each element of the key, and after them `x` of the last
-/// token, `[width]`.
+/// The recurrent state: each head's `S`, `[head_dim, head_dim]`, one row for each element of the key, followed by `x`
+/// of the last token, `[width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Spec {
-    /// Channels, shared out over the heads.
+    /// Channels; divided among the heads.
     pub width: usize,
     /// Elements of a head; divides `width`.
     pub head_dim: usize,
-    /// Heads of keys and values; divides the number of heads, which it is where there is a bonus.
+    /// KV heads; divides the number of heads. With a bonus, equal to it.
     pub n_head_kv: usize,
-    /// Rank of each part of the token shift.
+    /// Rank of each interpolation of the token shift.
     pub mix_rank: usize,
-    /// Rank of what the decay is made of.
+    /// Rank of the decay's matrices.
     pub decay_rank: usize,
-    /// Whether tokens have a bonus for themselves, and heads a norm; without, this is gated linear attention.
+    /// Whether there is a bonus for the present token, and a norm of each head's result. If not, this is gated linear
+    /// attention.
     pub bonus: bool,
-    /// Whether files have `lerp_m` in a tensor for each `m`, as older ones do.
+    /// Whether files have a tensor of `lerp_m` for each `m`, as older ones do.
     pub lerps_apart: bool,
 }
 
@@ -52,24 +53,24 @@ impl Rwkv6Spec {
         HEAD_NORM_EPS
     }
 
-    /// Elements of the state.
+    /// F32 elements of the state.
     pub fn state_elements(&self) -> usize {
         self.width.saturating_mul(self.head_dim).saturating_add(self.width)
     }
 }
 
-/// Weights of RWKV-6's time mix.
+/// The weights of RWKV-6's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv6Weights<L = Linear> {
-    /// How far the input of the token shift's matrices goes towards that of the token before, `[width]`.
+    /// `lerp_x`, `[width]`.
     pub lerp_x: Vec<f32>,
-    /// The same of `w k v r g`, before what the matrices add, `[5, width]`.
+    /// `lerp_m` of `w k v r g`, `[5, width]`.
     pub lerps: Vec<f32>,
-    /// `W1` of all parts, one below the other, `[5 * mix_rank, n_embd]`.
+    /// `W1` of all `m`, stacked, `[5 * mix_rank, n_embd]`.
     pub mix_down: L,
-    /// `W2` of each part, `[width, mix_rank]`.
+    /// `W2` of each `m`, `[width, mix_rank]`.
     pub mix_up: Vec<L>,
-    /// What the decay is made of.
+    /// `D1` and `D2`.
     pub decay: LowRankWeights<L>,
     /// `w0`, `[width]`.
     pub decay_bias: Vec<f32>,
@@ -109,8 +110,8 @@ impl<L> Rwkv6Weights<L> {
     }
 }
 
-/// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+/// The weights with the name prefix `p`.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Rwkv6Spec,
     p: &str,
@@ -119,11 +120,11 @@ pub(crate) fn build<S: Source>(
     let Rwkv6Spec { width, head_dim, n_head_kv, mix_rank, decay_rank, bonus, lerps_apart } = *spec;
     let name = |part: &str| format!("{p}time_mix_{part}");
     let values = |source: &mut S, part: &str, shape: &[usize]| {
-        let values = source.values(&format!("{p}time_mix_{part}"), shape, Need::Required)?;
+        let values = source.values(&format!("{p}time_mix_{part}"), shape, Presence::Required)?;
         Ok::<_, S::Error>(values.unwrap_or_default())
     };
-    let mix_down = source.required(&name("w1"), [n_embd, RWKV6_MIXES * mix_rank], Need::None)?;
-    let mix_up = source.matrices(&name("w2"), [mix_rank, n_embd, RWKV6_MIXES], Need::None)?;
+    let mix_down = source.required(&name("w1"), [n_embd, RWKV6_MIXES * mix_rank], Presence::None)?;
+    let mix_up = source.matrices(&name("w2"), [mix_rank, n_embd, RWKV6_MIXES], Presence::None)?;
     let lerp_x = values(source, "lerp_x.weight", &[n_embd])?;
     let lerps = if lerps_apart {
         let mut all = Vec::new();
@@ -138,12 +139,12 @@ pub(crate) fn build<S: Source>(
     let decay_bias = values(source, "decay.weight", &[width])?;
     let names = ["decay_w1", "decay_w2"].map(name);
     let decay = low_rank::build(source, names, [n_embd, decay_rank, width])?;
-    let bias = if bonus { Need::None } else { Need::Optional };
+    let bias = if bonus { Presence::None } else { Presence::Optional };
     let n_kv = n_head_kv * head_dim;
     let key = source.required(&name("key"), [n_embd, n_kv], bias)?;
     let value = source.required(&name("value"), [n_embd, n_kv], bias)?;
     let receptance = source.required(&name("receptance"), [n_embd, width], bias)?;
-    let gate = source.required(&name("gate"), [n_embd, width], Need::None)?;
+    let gate = source.required(&name("gate"), [n_embd, width], Presence::None)?;
     let norm =
         if bonus { Some([values(source, "ln.weight", &[width])?, values(source, "ln.bias", &[width])?]) } else { None };
     Ok(Rwkv6Weights {
@@ -159,6 +160,6 @@ pub(crate) fn build<S: Source>(
         value,
         gate,
         norm,
-        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+        out: source.required(&name("output"), [width, n_embd], Presence::None)?,
     })
 }

@@ -2,41 +2,42 @@
 
 use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// Epsilon of the norm of each head's result, whatever its length.
+/// Epsilon of the norm of each head's result, for any head size.
 const HEAD_NORM_EPS: f32 = 64e-5;
 
-/// The time mix of RWKV-7 (arXiv 2503.14456, section 4). Of the normalised input `x_t`, and that of the token before:
+/// The time mix of RWKV-7 (arXiv 2503.14456, section 4). With the normalised input `x_t`, and that of the previous
+/// token:
 ///
 /// - token shift: `x_m = x_t + (x_(t-1) - x_t) lerp_m` for each `m` of `r w k v a g`,
 /// - `r = R x_r`, `k = K x_k`, `v = V x_v`,
 /// - decay `w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 x_w)))`, rate `a = sigmoid(a0 + A2 A1 x_a)`, gate
 ///   `g = G2 sigmoid(G1 x_g)`,
 /// - in all layers but the first `v += (v_first - v) sigmoid(v0 + V2 V1 x_v)`, with the first layer's values,
-/// - `kappa = k k_k`, each head of it to length 1; `k *= 1 + (a - 1) k_a`,
+/// - `kappa = k k_k`, each head of it divided by its length; `k *= 1 + (a - 1) k_a`,
 /// - each head's state: `S = diag(w) S - (a kappa)^T (kappa S) + k^T v`, `o = r S`,
 /// - `y = g (norm(o) + v sum(r k r_k))`, norm and sum over each head; then the output matrix.
 ///
-/// The state: each head's `S`, `[head_dim, head_dim]`, a row for each element of the key, and after them `x` of the last
-/// token, `[width]`.
+/// The recurrent state: each head's `S`, `[head_dim, head_dim]`, one row for each element of the key, followed by `x`
+/// of the last token, `[width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv7Spec {
-    /// Channels, shared out over the heads.
+    /// Channels; divided among the heads.
     pub width: usize,
     /// Elements of a head; divides `width`.
     pub head_dim: usize,
-    /// Rank of what the decay is made of.
+    /// Rank of the decay's matrices.
     pub decay_rank: usize,
-    /// Rank of what the rate is made of.
+    /// Rank of the rate's matrices.
     pub rate_rank: usize,
-    /// Rank of how much of the first layer's values comes in.
+    /// Rank of the matrices for the first layer's share of the values.
     pub value_rank: usize,
-    /// Rank of the gate, where there is one.
+    /// Rank of the gate's matrices; `None`: no gate.
     pub gate_rank: Option<usize>,
     /// Whether each head's result is normalised.
     pub norm: bool,
-    /// Whether this is the layer whose values come into those of all others.
+    /// Whether this is the first layer, whose values enter those of all others.
     pub first: bool,
 }
 
@@ -46,7 +47,7 @@ impl Rwkv7Spec {
         self.width / self.head_dim
     }
 
-    /// Inputs that the token shift makes of one.
+    /// Number of interpolated inputs.
     pub fn n_mix(&self) -> usize {
         5 + usize::from(self.gate_rank.is_some())
     }
@@ -56,16 +57,16 @@ impl Rwkv7Spec {
         HEAD_NORM_EPS
     }
 
-    /// Elements of the state.
+    /// F32 elements of the state.
     pub fn state_elements(&self) -> usize {
         self.width.saturating_mul(self.head_dim).saturating_add(self.width)
     }
 }
 
-/// Weights of RWKV-7's time mix.
+/// The weights of RWKV-7's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv7Weights<L = Linear> {
-    /// How far each input goes towards that of the token before: of `r w k v a`, and `g` where there is a gate,
+    /// Interpolation factors towards the previous token's input: of `r w k v a`, and `g` if there is a gate,
     /// `[n_mix, width]`.
     pub lerps: Vec<f32>,
     /// Receptance, `[width, n_embd]`.
@@ -74,17 +75,17 @@ pub struct Rwkv7Weights<L = Linear> {
     pub key: L,
     /// Values, `[width, n_embd]`.
     pub value: L,
-    /// What the decay is made of.
+    /// `W1` and `W2`.
     pub decay: LowRankWeights<L>,
     /// `w0`, `[width]`.
     pub decay_bias: Vec<f32>,
-    /// What the rate is made of.
+    /// `A1` and `A2`.
     pub rate: LowRankWeights<L>,
     /// `a0`, `[width]`.
     pub rate_bias: Vec<f32>,
-    /// How much of the first layer's values comes in, with `v0`, `[width]`; none in the first layer.
+    /// `V1`, `V2` and `v0`, `[width]`: the first layer's share of the values; `None` in the first layer.
     pub first_value: Option<(LowRankWeights<L>, Vec<f32>)>,
-    /// The gate.
+    /// `G1` and `G2`.
     pub gate: Option<LowRankWeights<L>>,
     /// `k_k`, `[width]`.
     pub removed: Vec<f32>,
@@ -124,8 +125,8 @@ impl<L> Rwkv7Weights<L> {
     }
 }
 
-/// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+/// The weights with the name prefix `p`.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Rwkv7Spec,
     p: &str,
@@ -134,19 +135,19 @@ pub(crate) fn build<S: Source>(
     let width = spec.width;
     let name = |part: &str| format!("{p}time_mix_{part}");
     let vector = |source: &mut S, part: &str| {
-        let vector = source.vector(&format!("{p}time_mix_{part}"), width, Need::Required)?;
+        let vector = source.vector(&format!("{p}time_mix_{part}"), width, Presence::Required)?;
         Ok::<_, S::Error>(vector.unwrap_or_default())
     };
     let low_rank = |source: &mut S, part: char, rank: usize| {
         let names = [1, 2].map(|i| format!("{p}time_mix_{part}{i}"));
         low_rank::build(source, names, [n_embd, rank, width])
     };
-    let lerps = source.values(&name("lerp_fused.weight"), &[n_embd, 1, 1, spec.n_mix()], Need::Required)?;
+    let lerps = source.values(&name("lerp_fused.weight"), &[n_embd, 1, 1, spec.n_mix()], Presence::Required)?;
     let decay_bias = vector(source, "w0.weight")?;
     let decay = low_rank(source, 'w', spec.decay_rank)?;
     let rate_bias = vector(source, "a0.weight")?;
     let rate = low_rank(source, 'a', spec.rate_rank)?;
-    // Files have these in the first layer, too, of the rate's rank, where nothing reads them.
+    // Files have these in the first layer as well, with the rate's rank; they are not used.
     let value_rank = if spec.first { spec.rate_rank } else { spec.value_rank };
     let first_value = (vector(source, "v0.weight")?, low_rank(source, 'v', value_rank)?);
     let gate = spec.gate_rank.map(|rank| low_rank(source, 'g', rank)).transpose()?;
@@ -155,9 +156,9 @@ pub(crate) fn build<S: Source>(
     let norm = if spec.norm { Some([vector(source, "ln.weight")?, vector(source, "ln.bias")?]) } else { None };
     Ok(Rwkv7Weights {
         lerps: lerps.unwrap_or_default(),
-        receptance: source.required(&name("receptance"), [n_embd, width], Need::None)?,
-        key: source.required(&name("key"), [n_embd, width], Need::None)?,
-        value: source.required(&name("value"), [n_embd, width], Need::None)?,
+        receptance: source.required(&name("receptance"), [n_embd, width], Presence::None)?,
+        key: source.required(&name("key"), [n_embd, width], Presence::None)?,
+        value: source.required(&name("value"), [n_embd, width], Presence::None)?,
         decay,
         decay_bias,
         rate,
@@ -168,6 +169,6 @@ pub(crate) fn build<S: Source>(
         kept,
         bonus,
         norm,
-        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+        out: source.required(&name("output"), [width, n_embd], Presence::None)?,
     })
 }

@@ -1,31 +1,31 @@
 //! Gated short convolutions (LFM2).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
-/// A gated short convolution (LFM2): `[b, c, x] = W_in h`, `y_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, each
-/// channel by itself, and then `W_out y`.
+/// A gated short convolution (LFM2): `[b, c, x] = W_in h`, `y_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)` for
+/// each channel, and then `W_out y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortConvSpec {
     /// Channels.
     pub width: usize,
-    /// Tokens that a result sees, its own included; at least 2.
+    /// Taps: the tokens that a result depends on, its own included; at least 2.
     pub n_tap: usize,
 }
 
 impl ShortConvSpec {
-    /// Elements of the state: the last inputs of the convolution, oldest first, `[n_tap - 1, width]`.
+    /// F32 elements of the state: the last inputs of the convolution, oldest first, `[n_tap - 1, width]`.
     pub fn state_elements(&self) -> usize {
         (self.n_tap - 1) * self.width
     }
 }
 
-/// Weights of a short convolution.
+/// The weights of a short convolution.
 #[derive(Debug, Clone)]
 pub struct ShortConvWeights<L = Linear> {
-    /// Both gates and the input, `b`, `c` and `x` one below the other, `[3 * width, n_embd]`.
+    /// The gates `b` and `c` and the input `x`, stacked, `[3 * width, n_embd]`.
     pub input: L,
-    /// Factors of each channel, those of the oldest token first, `[n_tap, width]`.
+    /// Taps of each channel, those of the oldest token first, `[n_tap, width]`.
     pub taps: Vec<f32>,
     /// Output, `[n_embd, width]`.
     pub out: L,
@@ -37,8 +37,8 @@ impl<L> ShortConvWeights<L> {
     }
 }
 
-/// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+/// The weights with the name prefix `p`.
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     ShortConvSpec { width, n_tap }: ShortConvSpec,
     p: &str,
@@ -47,8 +47,8 @@ pub(crate) fn build<S: Source>(
     let of_channels = source.channels(&format!("{p}shortconv.conv.weight"), n_tap, width)?;
     let taps = (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect();
     Ok(ShortConvWeights {
-        input: source.required(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width], Need::None)?,
+        input: source.required(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width], Presence::None)?,
         taps,
-        out: source.required(&format!("{p}shortconv.out_proj"), [width, n_embd], Need::None)?,
+        out: source.required(&format!("{p}shortconv.out_proj"), [width, n_embd], Presence::None)?,
     })
 }

@@ -1,7 +1,8 @@
-//! Where a model's weights are found.
+//! The weights that a model has: their names in GGUF files and their shapes.
 //!
-//! [`build`] asks a [`Source`] for every weight by name and shape. A file is one source;
-//! [`ModelSpec::tensors`] asks another, which only notes what it is asked for. So there is one list of what a model has.
+//! [`build`] requests every weight from a [`WeightSource`] by name and shape. A file is one source.
+//! [`ModelSpec::tensors`] uses another, which only records the requests; so there is one list of a model's tensors. `p`
+//! is the prefix of a layer's names, `blk.N.`.
 
 use std::collections::HashMap;
 
@@ -14,10 +15,10 @@ use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, Q
 use crate::feed_forward::{Dense, Experts, FeedForward};
 use crate::recurrent::{channel_mix, delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv};
 use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputScale, Residual};
-use crate::tensors::{Need, Shape, Source};
+use crate::tensors::{MatrixShape, Presence, WeightSource};
 
-/// Everything that a model of this kind has, from `source`.
-pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
+/// All weights of a model of `spec`, from `source`.
+pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
     let Embedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
     let mut b = Builder { source };
@@ -26,8 +27,8 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
         None => None,
         Some(head) if head.tied == Some(true) => Some(None),
         Some(head) => {
-            let bias = if head.bias { Need::Optional } else { Need::None };
-            Some(b.source.linear("output", [n_embd, spec.n_vocab], Need::Optional, bias)?)
+            let bias = if head.bias { Presence::Optional } else { Presence::None };
+            Some(b.source.linear("output", [n_embd, spec.n_vocab], Presence::Optional, bias)?)
         }
     };
     let output_norm = b.norm(output.norm, "", n_embd)?;
@@ -39,7 +40,7 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     let embedding_norm = b.norm(*norm, "", n_embd)?;
     let per_layer = match per_layer {
         Some(p) => {
-            // As long a row as any embedding: both sizes were checked, their product was not.
+            // Saturating: both factors were checked, their product was not.
             let width = p.width.saturating_mul(n_layer);
             Some(PerLayerTables {
                 token_embd: b.matrix("per_layer_token_embd", [width, spec.n_vocab])?,
@@ -51,8 +52,8 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     };
     let streams = match streams {
         Some(s) => Some(StreamsWeights {
-            proj: b.source.matrices("altup_proj", [n_embd, n_embd, s.n - 1], Need::None)?,
-            unembd_proj: b.source.matrices("altup_unembd_proj", [n_embd, n_embd, s.n - 1], Need::None)?,
+            proj: b.source.matrices("altup_proj", [n_embd, n_embd, s.n - 1], Presence::None)?,
+            unembd_proj: b.source.matrices("altup_unembd_proj", [n_embd, n_embd, s.n - 1], Presence::None)?,
         }),
         None => None,
     };
@@ -74,17 +75,17 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
         Some(c) => Some(ClassifierWeights {
             dense: b.source.any_rows("cls", n_embd)?,
             norm: {
-                let weight = b.source.vector("cls.norm.weight", n_embd, Need::Optional)?;
+                let weight = b.source.vector("cls.norm.weight", n_embd, Presence::Optional)?;
                 weight.map(|weight| NormWeights { weight, bias: None })
             },
             out: {
                 let shape = [n_embd, c.labels.len().max(1)];
-                b.source.linear("cls.output", shape, Need::Optional, Need::Optional)?
+                b.source.linear("cls.output", shape, Presence::Optional, Presence::Optional)?
             },
         }),
         None => None,
     };
-    let output = head.map(|own| own.unwrap_or_else(|| token_embd.clone()));
+    let output = head.map(|tensor| tensor.unwrap_or_else(|| token_embd.clone()));
     Ok(Weights {
         token_embd,
         token_type,
@@ -101,37 +102,42 @@ pub(crate) fn build<S: Source>(spec: &ModelSpec, source: &mut S) -> Result<Weigh
     })
 }
 
+/// The parts of [`build`] that need the source.
 struct Builder<'s, S> {
+    /// The source of the weights.
     source: &'s mut S,
 }
 
-impl<S: Source> Builder<'_, S> {
+impl<S: WeightSource> Builder<'_, S> {
     /// A matrix without a bias.
-    fn matrix(&mut self, name: &str, shape: Shape) -> Result<S::Linear, S::Error> {
-        self.source.required(name, shape, Need::None)
+    fn matrix(&mut self, name: &str, shape: MatrixShape) -> Result<S::Linear, S::Error> {
+        self.source.required(name, shape, Presence::None)
     }
 
-    /// A matrix whose bias may be there.
-    fn linear(&mut self, name: &str, shape: Shape) -> Result<S::Linear, S::Error> {
-        self.source.required(name, shape, Need::Optional)
+    /// A matrix that may have a bias.
+    fn linear(&mut self, name: &str, shape: MatrixShape) -> Result<S::Linear, S::Error> {
+        self.source.required(name, shape, Presence::Optional)
     }
 
+    /// The weights of a norm over `n` elements, if there is one.
     fn norm(&mut self, norm: Option<Norm>, prefix: &str, n: usize) -> Result<Option<NormWeights>, S::Error> {
         norm.map(|norm| self.one_norm(norm, prefix, n)).transpose()
     }
 
+    /// The weights of a norm over `n` elements.
     fn one_norm(&mut self, norm: Norm, prefix: &str, n: usize) -> Result<NormWeights, S::Error> {
         if !norm.weight {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
         }
         let name = format!("{prefix}{}", norm.tensor);
         let suffix = if norm.bare { "" } else { ".weight" };
-        let weight = self.source.vector(&format!("{name}{suffix}"), n, Need::Required)?.unwrap_or_default();
-        let bias = if norm.bias { Need::Required } else { Need::None };
+        let weight = self.source.vector(&format!("{name}{suffix}"), n, Presence::Required)?.unwrap_or_default();
+        let bias = if norm.bias { Presence::Required } else { Presence::None };
         let bias = self.source.vector(&format!("{name}.bias"), n, bias)?;
         Ok(NormWeights { weight, bias })
     }
 
+    /// The weights of layer `i`.
     fn layer(&mut self, spec: &ModelSpec, i: usize) -> Result<LayerWeights<S::Linear>, S::Error> {
         let LayerSpec {
             mixer_norm,
@@ -178,10 +184,10 @@ impl<S: Source> Builder<'_, S> {
             }
         };
         let per_layer = match &spec.embedding.per_layer {
-            Some(own) => Some(PerLayerWeights {
-                gate: self.matrix(&format!("{p}inp_gate"), [n_embd, own.width])?,
-                proj: self.matrix(&format!("{p}proj"), [own.width, n_embd])?,
-                post_norm: self.one_norm(own.post_norm, &p, n_embd)?,
+            Some(embedding) => Some(PerLayerWeights {
+                gate: self.matrix(&format!("{p}inp_gate"), [n_embd, embedding.width])?,
+                proj: self.matrix(&format!("{p}proj"), [embedding.width, n_embd])?,
+                post_norm: self.one_norm(embedding.post_norm, &p, n_embd)?,
             }),
             None => None,
         };
@@ -201,7 +207,7 @@ impl<S: Source> Builder<'_, S> {
         let output_scale = match output_scale {
             OutputScale::Fixed(scale) => *scale,
             OutputScale::Stored => {
-                let stored = self.source.vector(&format!("{p}layer_output_scale.weight"), 1, Need::Optional)?;
+                let stored = self.source.vector(&format!("{p}layer_output_scale.weight"), 1, Presence::Optional)?;
                 stored.and_then(|scale| scale.first().copied()).unwrap_or(1.0)
             }
         };
@@ -219,10 +225,12 @@ impl<S: Source> Builder<'_, S> {
         })
     }
 
+    /// A vector that must be there.
     fn required_vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, S::Error> {
-        Ok(self.source.vector(name, n, Need::Required)?.unwrap_or_default())
+        Ok(self.source.vector(name, n, Presence::Required)?.unwrap_or_default())
     }
 
+    /// The weights of softmax attention.
     fn attention(
         &mut self,
         a: &AttentionSpec,
@@ -231,7 +239,7 @@ impl<S: Source> Builder<'_, S> {
     ) -> Result<AttentionWeights<S::Linear>, S::Error> {
         let n_gate = if a.output_gate { a.n_head * a.head_dim } else { 0 };
         let (n_q, n_kv) = (a.n_head * a.head_dim + n_gate, a.n_head_kv * a.head_dim);
-        let bias = if a.qkv_bias { Need::Required } else { Need::Optional };
+        let bias = if a.qkv_bias { Presence::Required } else { Presence::Optional };
         let (q, k, v) = match a.kv {
             KvSource::Own => {
                 let parts = [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)];
@@ -252,7 +260,7 @@ impl<S: Source> Builder<'_, S> {
             };
             let each = (norm.over == NormOver::EachHead).then_some(n_head);
             let weight = this.source.norm_weight(&format!("{p}{name}.weight"), n, each)?;
-            let bias = if norm.kind == NormKind::Layer { Need::Optional } else { Need::None };
+            let bias = if norm.kind == NormKind::Layer { Presence::Optional } else { Presence::None };
             Ok(NormWeights { weight, bias: this.source.vector(&format!("{p}{name}.bias"), n, bias)? })
         };
         let q_norm = a.qk_norm.map(|qk| norm(self, "attn_q_norm", a.n_head, qk)).transpose()?;
@@ -260,12 +268,13 @@ impl<S: Source> Builder<'_, S> {
             Some(qk) => Some(norm(self, "attn_k_norm", a.n_head_kv, qk)?),
             None => None,
         };
-        let sinks = if a.sinks { Need::Required } else { Need::None };
+        let sinks = if a.sinks { Presence::Required } else { Presence::None };
         let sinks = self.source.vector(&format!("{p}attn_sinks.weight"), a.n_head, sinks)?;
         let out = self.linear(&format!("{p}attn_output"), [a.n_head * a.head_dim, n_embd])?;
         Ok(AttentionWeights { q, k, v, out, q_norm, k_norm, sinks })
     }
 
+    /// The weights of latent attention.
     fn latent_attention(
         &mut self,
         a: &LatentAttentionSpec,
@@ -289,6 +298,7 @@ impl<S: Source> Builder<'_, S> {
         Ok(LatentAttentionWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, out })
     }
 
+    /// The weights of a dense feed-forward; `suffix` follows the names of its matrices.
     fn dense(
         &mut self,
         dense: &Dense,
@@ -300,7 +310,7 @@ impl<S: Source> Builder<'_, S> {
         let (gate, up, down) = (format!("ffn_gate{suffix}"), format!("ffn_up{suffix}"), format!("{p}ffn_down{suffix}"));
         let (gate, up) = if dense.gated {
             let parts = [(gate.as_str(), n_ff), (up.as_str(), n_ff)];
-            let [gate, up] = self.source.parts(p, &up, parts, n_embd, Need::Optional, dense.fused)?;
+            let [gate, up] = self.source.parts(p, &up, parts, n_embd, Presence::Optional, dense.fused)?;
             (Some(gate), up)
         } else {
             (None, self.linear(&format!("{p}{up}"), [n_embd, n_ff])?)
@@ -308,18 +318,19 @@ impl<S: Source> Builder<'_, S> {
         Ok(DenseWeights { gate, up, down: self.linear(&down, [n_ff, n_embd])? })
     }
 
+    /// The weights of a mixture of experts.
     fn experts(&mut self, e: &Experts, p: &str, n_embd: usize) -> Result<ExpertsWeights<S::Linear>, S::Error> {
-        let bias = if e.biases { Need::Required } else { Need::None };
+        let bias = if e.biases { Presence::Required } else { Presence::None };
         let router = self.source.required(&format!("{p}ffn_gate_inp"), [n_embd, e.n_expert], bias)?;
-        let router_scale = match e.own_norms {
+        let router_scale = match e.expert_norms {
             Some(_) => Some(self.required_vector(&format!("{p}ffn_gate_inp.scale"), n_embd)?),
             None => None,
         };
-        let need = if e.router.choice_bias { Need::Optional } else { Need::None };
-        let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, need)?;
+        let presence = if e.router.choice_bias { Presence::Optional } else { Presence::None };
+        let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, presence)?;
         if choice_bias.is_none() {
-            // Hunyuan 3's.
-            choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, need)?;
+            // Hunyuan 3 names it without `.bias`.
+            choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, presence)?;
         }
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
         let latent = match e.latent {
@@ -340,7 +351,7 @@ impl<S: Source> Builder<'_, S> {
         let downs = self.source.matrices(&format!("{p}ffn_down_exps"), [n_ff, n_in, n], bias)?;
         let parts = gates.into_iter().zip(ups).zip(downs);
         let experts = parts.map(|((gate, up), down)| DenseWeights { gate, up, down }).collect();
-        let expert_scale = self.source.vector(&format!("{p}ffn_down_exps.scale"), n, Need::Optional)?;
+        let expert_scale = self.source.vector(&format!("{p}ffn_down_exps.scale"), n, Presence::Optional)?;
         let (mut shared, mut shared_gate) = (None, None);
         if let Some(s) = &e.shared {
             let suffix = if s.plain_names { "" } else { "_shexp" };
@@ -349,11 +360,11 @@ impl<S: Source> Builder<'_, S> {
             }
             shared = Some(self.dense(&s.dense, p, suffix, n_embd)?);
         }
-        let own_norms = match e.own_norms {
-            Some(own) => Some([
-                self.one_norm(own.input, p, n_embd)?,
-                self.one_norm(own.result, p, n_embd)?,
-                self.one_norm(own.shared_result, p, n_embd)?,
+        let expert_norms = match e.expert_norms {
+            Some(norms) => Some([
+                self.one_norm(norms.input, p, n_embd)?,
+                self.one_norm(norms.result, p, n_embd)?,
+                self.one_norm(norms.shared_result, p, n_embd)?,
             ]),
             None => None,
         };
@@ -366,7 +377,7 @@ impl<S: Source> Builder<'_, S> {
             expert_scale,
             shared,
             shared_gate,
-            own_norms,
+            expert_norms,
         })
     }
 }

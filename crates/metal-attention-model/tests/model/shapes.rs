@@ -1,6 +1,8 @@
 //! Named shapes: their metadata read back, and they have as many parameters as the models they are named after.
 
-use metal_attention_model::{DeltaGates, DeltaRuleSpec, FeedForward, Key, Mask, Mixer, ModelShape, ModelSpec};
+use metal_attention_model::{
+    DeltaGates, DeltaRuleSpec, FeedForward, Mask, MetadataValue, Mixer, ModelShape, ModelSpec,
+};
 
 #[test]
 fn named_shapes_have_the_published_number_of_parameters() {
@@ -76,8 +78,11 @@ fn metadata_read_back_as_the_shape() {
                     assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (shape.n_head, shape.n_head_kv, shape.head_dim));
                     if let (Some(rope), Mask::Causal) = (a.rope(), a.mask) {
                         let n_rot = shape.keys.iter().find(|(name, _)| *name == "rope.dimension_count");
-                        let n_rot = n_rot.map_or(Key::U(shape.head_dim as u32), |(_, value)| *value);
-                        assert_eq!((Key::U(rope.n_rot as u32), rope.freq_base), (n_rot, shape.rope_freq_base));
+                        let n_rot = n_rot.map_or(MetadataValue::U(shape.head_dim as u32), |(_, value)| *value);
+                        assert_eq!(
+                            (MetadataValue::U(rope.n_rot as u32), rope.freq_base),
+                            (n_rot, shape.rope_freq_base)
+                        );
                     }
                 }
                 Mixer::LatentAttention(a) => assert_eq!((a.n_head, a.head_dim()), (shape.n_head, shape.head_dim)),

@@ -1,80 +1,85 @@
-//! What all requests share.
+//! The state that all requests share: options, metrics, connections, models.
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::body::Bodies;
+use super::body::BodyBudget;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
-use super::models::{Entry, ModelLease, Models, ModelsOptions};
-use super::work::Work;
-use super::{ApiError, HttpOptions, apart, in_time};
+use super::models::{ModelLease, Models, ModelsOptions, RegisteredModel};
+use super::work::WorkLimiter;
+use super::{ApiError, HttpOptions, run_blocking, within_timeout};
 
-/// What all requests share; clones are the same.
+/// The shared state. A clone refers to the same state.
 #[derive(Clone)]
-pub struct App(Arc<Parts>);
+pub struct App(Arc<AppState>);
 
-/// The parts of an [`App`].
-pub struct Parts {
-    /// How the server is set up.
+/// The fields of an [`App`].
+pub struct AppState {
+    /// The options of the server.
     pub options: HttpOptions,
-    /// What was counted.
+    /// Counters of requests and connections.
     pub metrics: HttpMetrics,
-    /// Those that are open.
+    /// The open connections.
     pub connections: Arc<Connections>,
-    /// The bodies of the requests that are read or worked on.
-    pub bodies: Arc<Bodies>,
-    /// Shares out the threads that may block.
-    pub work: Work,
-    /// Taken as long as there is a copy of a slot's text.
+    /// The memory that request bodies occupy.
+    pub bodies: Arc<BodyBudget>,
+    /// Limits the CPU work of requests on blocking threads.
+    pub work: WorkLimiter,
+    /// Held while a copy of a slot's sequence is in memory: one at a time.
     pub slot_copy: Arc<tokio::sync::Mutex<()>>,
-    /// When the server started, in seconds since 1970.
+    /// The start of the server, in seconds since 1970.
     pub started: u64,
     /// The models that requests can name.
     pub models: Arc<Models>,
-    /// Clients may change which models there are, which are loaded, and what is on disk.
+    /// Whether clients may add, load, unload and delete models and slots.
     pub may_manage: bool,
-    leaving: AtomicBool,
+    /// The shutdown has begun: `/ready` fails, requests are still accepted.
+    shutdown_announced: AtomicBool,
+    /// New requests are refused.
     shutting_down: AtomicBool,
 }
 
 impl Deref for App {
-    type Target = Parts;
+    type Target = AppState;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
 
 impl App {
-    /// A server whose models are yet to be loaded. Called within a runtime, which loads them. `on_loopback`: it listens on
-    /// the loopback and nowhere else.
+    /// The state of a server whose models are not loaded yet. Must be called within a tokio runtime, which loads them.
+    /// `on_loopback`: the server listens on the loopback interface only.
     pub fn new(options: HttpOptions, models: ModelsOptions, on_loopback: bool) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self(Arc::new(Parts {
+        Self(Arc::new(AppState {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
-            bodies: Bodies::new(options.max_bodies, options.max_body),
-            work: Work::default(),
+            bodies: BodyBudget::new(options.max_bodies, options.max_body),
+            work: WorkLimiter::default(),
             slot_copy: Arc::default(),
             may_manage: may_manage(&options, on_loopback),
             options,
             metrics: HttpMetrics::default(),
             started,
             models: Arc::new(Models::new(models)),
-            leaving: AtomicBool::new(false),
+            shutdown_announced: AtomicBool::new(false),
             shutting_down: AtomicBool::new(false),
         }))
     }
 
-    /// The model for a request that calls it `name`: waits until it is loaded. The only model answers by any name.
+    /// Leases the model that a request names, and waits until it is loaded. Where the server has only one model, any
+    /// name means it.
     pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
-        self.lease_found(name, Models::meant).await
+        self.lease_with(name, Models::resolve).await
     }
 
-    /// The model that `look_up` finds for a request that calls it `name`: waits until it is loaded.
-    pub async fn lease_found(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
+    /// Leases the model that `look_up` finds for `name`, and waits until it is loaded.
+    ///
+    /// Errors: no such model, a load that failed, a shutdown, or the request timeout.
+    pub async fn lease_with(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
         self.check_open()?;
         let lease = async {
             for _ in 0..LOOK_UPS {
@@ -85,55 +90,56 @@ impl App {
             }
             Err(self.models.unknown(name.unwrap_or_default()))
         };
-        in_time(self, lease).await
+        within_timeout(self, lease).await
     }
 
-    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<Entry>, ApiError> {
+    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<RegisteredModel>, ApiError> {
         if !self.models.has_store() {
             return look_up(&self.models, name);
         }
-        // It may look through folders.
+        // Reading the model folder may block.
         let name = name.map(str::to_owned);
-        apart(self, move |app| look_up(&app.models, name.as_deref())).await
+        run_blocking(self, move |app| look_up(&app.models, name.as_deref())).await
     }
 }
 
-/// How often a model is looked up for a request: one that is removed before it is loaded may have been replaced.
+/// Attempts to look up a model: a model that is removed while the request waits may have been replaced by a new
+/// version.
 const LOOK_UPS: usize = 2;
 
-/// Finds the model of a request by the name that it has for it.
-pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<Entry>, ApiError>;
+/// Finds a model by the name in a request; `None`: the request names none.
+pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<RegisteredModel>, ApiError>;
 
-impl Parts {
-    /// From now on `/ready` says that the server ends.
-    pub fn leave(&self) {
-        self.leaving.store(true, Ordering::Release);
+impl AppState {
+    /// Makes `/ready` report that the server shuts down. Requests are still accepted.
+    pub fn announce_shutdown(&self) {
+        self.shutdown_announced.store(true, Ordering::Release);
     }
 
-    /// From now on requests are refused.
+    /// Refuses all new requests.
     pub fn shut_down(&self) {
-        // In this order: whoever hears that it ends is refused, too.
+        // In this order: a client that sees `/ready` fail is refused from then on.
         self.shutting_down.store(true, Ordering::Release);
-        self.leave();
+        self.announce_shutdown();
     }
 
-    /// An error where requests had better go elsewhere.
+    /// Fails where a load balancer should send requests elsewhere: loading, shutting down, or a failed engine.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_open()?;
         if !self.models.has_started() {
             return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
         }
-        if self.leaving.load(Ordering::Acquire) { Err(ApiError::shutting_down()) } else { Ok(()) }
+        if self.shutdown_announced.load(Ordering::Acquire) { Err(ApiError::shutting_down()) } else { Ok(()) }
     }
 
-    /// An error where the server takes no requests any more.
+    /// Fails where the server accepts no more requests.
     fn check_open(&self) -> Result<(), ApiError> {
         self.check_engine()?;
         if self.shutting_down.load(Ordering::Relaxed) { Err(ApiError::shutting_down()) } else { Ok(()) }
     }
 
-    /// An error where the engine of the only model, or each replica of it, met a defect: nothing can be answered any more.
-    /// Where there are several models, one that met a defect is loaded again.
+    /// Fails where the engine of the only model, or each of its replicas, has panicked: no request can be answered any
+    /// more. Where there are several models, one whose engine panicked is loaded again instead.
     pub fn check_engine(&self) -> Result<(), ApiError> {
         match self.models.only_scheduler().and_then(|scheduler| scheduler.defect()) {
             Some(_) => Err(ApiError::engine_failed()),
@@ -141,13 +147,14 @@ impl Parts {
         }
     }
 
-    /// Refuses a request that changes models where clients may not.
+    /// Refuses a request that changes models, unless clients may do that.
     pub fn check_may_manage(&self) -> Result<(), ApiError> {
         if self.may_manage { Ok(()) } else { Err(ApiError::may_not_manage()) }
     }
 }
 
-/// Whether clients may change models. Where pages of any origin may ask without a key, the loopback is open to strangers.
+/// Whether clients may change models. With `--cors '*'` and without a key, any web page in a browser of this machine
+/// could do it, even on the loopback.
 fn may_manage(options: &HttpOptions, on_loopback: bool) -> bool {
     let has_keys = !options.keys.is_empty();
     let any_page = options.cors_origin.as_ref().is_some_and(|origin| origin == "*");
@@ -157,12 +164,12 @@ fn may_manage(options: &HttpOptions, on_loopback: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::Keys;
+    use crate::http::ApiKeys;
 
     #[test]
     fn models_are_changed_on_the_loopback_or_with_a_key() {
         let may = |on_loopback, allow_manage, key: &str, cors: Option<&'static str>| {
-            let keys = Keys::new(Some(key.to_owned()).filter(|key| !key.is_empty())).unwrap();
+            let keys = ApiKeys::new(Some(key.to_owned()).filter(|key| !key.is_empty())).unwrap();
             let cors_origin = cors.map(axum::http::HeaderValue::from_static);
             may_manage(&HttpOptions { keys, allow_manage, cors_origin, ..Default::default() }, on_loopback)
         };

@@ -1,6 +1,8 @@
-//! Reads a request's JSON body, with errors that name the field.
+//! Reads a request's JSON body into a typed request. Errors name the field.
 //!
-//! The body is split into its fields once ([`Object`]); each field is then read by the one type that has it.
+//! Steps ([`Json`]): check the content type; read the bytes within the limits of [`BodyBudget`]; split the object into
+//! its fields once ([`Object`]); check their sizes ([`limits`]); then each type of the interface reads its own fields
+//! with [`FromJson`]. All steps after the bytes run on a blocking thread.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,29 +21,30 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IntoDeserial
 use serde::forward_to_deserialize_any;
 use serde_json::value::RawValue;
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 use super::dialect::Dialect;
 use super::limits::{self, MAX_FIELDS};
 use super::peer::Peer;
-use super::work::Weight;
+use super::work::WorkSize;
 use super::{ApiError, App, HttpOptions};
 
-/// Bytes of a body that count for nothing: connections are few enough for so many each.
-const FREE: usize = 64 << 10;
+/// Bytes of each body that are not counted: the number of connections bounds their sum.
+const FREE_BYTES: usize = 64 << 10;
 
-/// A type that a JSON object describes.
+/// A request type that is read from a JSON object.
 pub trait FromJson: Sized {
-    /// Reads the fields it knows; unknown ones are passed over.
+    /// Reads the known fields; unknown ones are ignored.
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError>;
 }
 
-/// A JSON object, split into its fields. A field's value is read when a type takes it.
+/// A JSON object, split into its fields. Values stay unparsed until a type reads them.
 pub struct Object<'a> {
+    /// Names and unparsed values, in the order of the body.
     fields: Vec<(Cow<'a, str>, &'a RawValue)>,
 }
 
 impl<'a> Object<'a> {
-    /// Splits `json`, which has to be one object.
+    /// Splits `json`, which must be one object of at most [`MAX_FIELDS`] fields.
     pub fn split(json: &'a [u8]) -> Result<Self, ApiError> {
         let (mut reader, mut fields) = (serde_json::Deserializer::from_slice(json), Vec::new());
         match reader.deserialize_map(FieldsVisitor(&mut fields)).and_then(|()| reader.end()) {
@@ -54,23 +57,23 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The fields, as the body has them.
+    /// The fields in the order of the body.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
         self.fields.iter().map(|(name, value)| (&**name, *value))
     }
 
-    /// The value of a field; where the body has several of the name, the last one.
+    /// The unparsed value of a field. Where the body has the name several times, the last one.
     pub fn get(&self, name: &str) -> Option<&'a RawValue> {
         self.fields().filter(|(known, _)| *known == name).last().map(|(_, value)| value)
     }
 
-    /// Reads the fields that `T` has. An error names the field.
+    /// Reads the fields of `T`. An error names the field.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         serde_path_to_error::deserialize(self).map_err(|error| field_error(&error.path().to_string(), error.inner()))
     }
 }
 
-/// Collects the fields of an object, and one more than it may have at most.
+/// Collects the fields of an object, up to one more than [`MAX_FIELDS`].
 struct FieldsVisitor<'f, 'a>(&'f mut Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de> Visitor<'de> for FieldsVisitor<'_, 'de> {
@@ -91,11 +94,11 @@ impl<'de> Visitor<'de> for FieldsVisitor<'_, 'de> {
     }
 }
 
-/// A field's name, borrowed where it has no escapes.
+/// A field's name, borrowed unless it has escapes.
 #[derive(serde::Deserialize)]
 struct BorrowedName<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// A value of a field. Where a type passes the field over nothing is read.
+/// A field's unparsed value.
 struct FieldValue<'a>(&'a RawValue);
 
 impl<'de> IntoDeserializer<'de, serde_json::Error> for FieldValue<'de> {
@@ -114,7 +117,7 @@ impl<'de> Deserializer<'de> for &Object<'de> {
         MapDeserializer::new(fields).deserialize_any(visitor)
     }
 
-    /// Hands out the fields that the struct has, and no others.
+    /// Passes only the fields that the struct has.
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
@@ -131,7 +134,7 @@ impl<'de> Deserializer<'de> for &Object<'de> {
     }
 }
 
-/// A `T` that an object describes: serde takes a list of a struct's fields, too.
+/// A `T` that must be sent as an object: serde would also accept a list of a struct's fields.
 #[derive(Debug, Clone)]
 pub struct OnlyObject<T>(pub T);
 
@@ -155,14 +158,16 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObjectVisitor<T> {
     }
 }
 
-/// A request's body, read as JSON. It counts as held by the server as long as this lives.
+/// A request that was read from a JSON body. Its body counts against [`BodyBudget`] as long as this lives.
 pub struct Json<T> {
+    /// The request.
     request: T,
-    /// Who asks.
+    /// The client's address.
     pub peer: Peer,
-    /// How much work it is.
-    pub weight: Weight,
-    _held: Held,
+    /// The amount of CPU work that the request causes.
+    pub work_size: WorkSize,
+    /// The body's bytes in the budget.
+    _reservation: BodyReservation,
 }
 
 impl<T> Deref for Json<T> {
@@ -178,13 +183,16 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         check_content_type(request.headers(), Dialect::of_path(request.uri().path()))?;
-        let peer = *request.extensions().get::<Peer>().ok_or_else(|| ApiError::internal("a request of nobody"))?;
-        let connection = request.extensions().get::<Arc<Connection>>().cloned();
-        let mut held = app.bodies.hold(peer);
+        let peer = *request
+            .extensions()
+            .get::<Peer>()
+            .ok_or_else(|| ApiError::internal("the request has no client address"))?;
+        let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
+        let mut reserved = app.bodies.reserve(peer);
         if let Some(connection) = &connection {
             connection.waits_for_body();
         }
-        let body = read(request.into_body(), &app.options, &mut held).await?;
+        let body = read(request.into_body(), &app.options, &mut reserved).await?;
         if let Some(connection) = &connection {
             connection.waits_for_answer();
         }
@@ -192,15 +200,15 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         let parse = move || {
             let object = Object::split(&body)?;
             let schema_values = limits::check(&object)?;
-            let weight = Weight::new(n, schema_values);
-            Ok(Self { request: T::from_json(&object)?, peer, weight, _held: held })
+            let work_size = WorkSize::new(n, schema_values);
+            Ok(Self { request: T::from_json(&object)?, peer, work_size, _reservation: reserved })
         };
-        app.work.run(peer, Weight::new(n, 0), parse).await
+        app.work.run(peer, WorkSize::new(n, 0), parse).await
     }
 }
 
-/// A body that may be left out: then the request has no fields. A page elsewhere can make a browser send that without asking this
-/// server first, so a request of a page needs a body.
+/// A request whose body may be empty; it then has no fields. A web page of another site can make a browser send an
+/// empty body without a CORS preflight, so requests from pages need a body.
 pub struct OptionalJson<T>(pub T);
 
 impl<T: FromJson + Clone + Default + Send + 'static> FromRequest<App> for OptionalJson<T> {
@@ -214,18 +222,19 @@ impl<T: FromJson + Clone + Default + Send + 'static> FromRequest<App> for Option
     }
 }
 
-/// The error of the field at `path`.
+/// Returns the error of the field at `path`.
 fn field_error(path: &str, error: &serde_json::Error) -> ApiError {
     let mut message = error.to_string();
-    // The place in the body is of use only to those who wrote it by hand.
+    // The position in the body only helps a person who wrote it by hand.
     if let Some(at) = message.rfind(&format!(" at line {} column {}", error.line(), error.column())) {
         message.truncate(at);
     }
     if path == "." { ApiError::invalid(message) } else { ApiError::field(path, format!("{path}: {message}")) }
 }
 
-/// A page elsewhere can make a browser send other types without asking this server first. ollama's paths take what
-/// `curl -d` sends where no browser does: a browser names the page's origin.
+/// Refuses content types other than JSON: a web page of another site can make a browser send those without a CORS
+/// preflight. The paths of ollama also accept what `curl -d` sends, unless a browser sends it, which names the page's
+/// origin.
 fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiError> {
     let value = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let essence = value.split(';').next().unwrap_or_default().trim();
@@ -239,27 +248,27 @@ fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiEr
     Err(ApiError::invalid(format!("the Content-Type must be application/json, not {essence:?}")))
 }
 
-/// Whether a page of any origin sends the request.
+/// Whether a browser sends the request for a web page.
 fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
-/// The whole body: within `read_timeout`, not longer than `max_body`, and as long as `held` may grow.
-async fn read(body: Body, options: &HttpOptions, held: &mut Held) -> Result<Vec<u8>, ApiError> {
-    let most = options.max_body;
-    if body.size_hint().lower() > most as u64 {
-        return Err(ApiError::too_large(most));
+/// Reads the whole body. Fails after `read_timeout`, beyond `max_body` bytes, or where `reserved` cannot grow.
+async fn read(body: Body, options: &HttpOptions, reserved: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
+    let max = options.max_body;
+    if body.size_hint().lower() > max as u64 {
+        return Err(ApiError::too_large(max));
     }
     let collect = async {
         let mut bytes = Vec::new();
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|_| ApiError::invalid("the body could not be read to its end"))?;
-            if chunk.len() > most - bytes.len() {
-                return Err(ApiError::too_large(most));
+            if chunk.len() > max - bytes.len() {
+                return Err(ApiError::too_large(max));
             }
             bytes.extend_from_slice(&chunk);
-            held.grow(bytes.len())?;
+            reserved.grow(bytes.len())?;
         }
         Ok(bytes)
     };
@@ -268,75 +277,82 @@ async fn read(body: Body, options: &HttpOptions, held: &mut Held) -> Result<Vec<
         .unwrap_or_else(|_| Err(ApiError::request_timeout(options.read_timeout)))
 }
 
-/// The bodies of all requests that are being read or worked on.
-pub struct Bodies {
-    /// Most bytes of all of them.
-    all: usize,
-    /// Most bytes of one client's.
-    each: usize,
-    held: Mutex<HashMap<Peer, usize>>,
+/// The memory that request bodies occupy, from their first byte until their request is answered.
+pub struct BodyBudget {
+    /// Maximum bytes of all bodies.
+    max_total: usize,
+    /// Maximum bytes of the bodies of one client.
+    max_per_client: usize,
+    /// Bytes by client.
+    reserved: Mutex<HashMap<Peer, usize>>,
 }
 
-impl Bodies {
-    /// At most `all` bytes, and of one client half of that. A single body of `max_body` has room in any case.
-    pub fn new(all: usize, max_body: usize) -> Arc<Self> {
-        Arc::new(Self { all: all.max(max_body), each: (all / 2).max(max_body), held: Mutex::default() })
+impl BodyBudget {
+    /// A budget of `max_total` bytes, half of which one client may use. A single body of `max_body` bytes always fits.
+    pub fn new(max_total: usize, max_body: usize) -> Arc<Self> {
+        Arc::new(Self {
+            max_total: max_total.max(max_body),
+            max_per_client: (max_total / 2).max(max_body),
+            reserved: Mutex::default(),
+        })
     }
 
-    /// A body of `peer`, of which nothing has arrived yet.
-    fn hold(self: &Arc<Self>, peer: Peer) -> Held {
-        Held { bodies: Arc::clone(self), peer, bytes: 0 }
+    /// Returns a reservation of no bytes for a body of `peer`.
+    fn reserve(self: &Arc<Self>, peer: Peer) -> BodyReservation {
+        BodyReservation { bodies: Arc::clone(self), peer, bytes: 0 }
     }
 
-    /// Bytes that are held now.
+    /// Bytes that bodies occupy now.
     pub fn bytes(&self) -> usize {
-        self.held().values().sum()
+        self.reserved().values().sum()
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Peer, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reserved(&self) -> MutexGuard<'_, HashMap<Peer, usize>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A body's part of what may be held, released on drop.
-struct Held {
-    bodies: Arc<Bodies>,
+/// The bytes of one body in the budget. Dropping it releases them.
+struct BodyReservation {
+    /// The budget.
+    bodies: Arc<BodyBudget>,
+    /// The client.
     peer: Peer,
-    /// Bytes that count.
+    /// Bytes that count, without the first [`FREE_BYTES`].
     bytes: usize,
 }
 
-impl Held {
-    /// The body has `len` bytes by now. An error where there is no room for them.
+impl BodyReservation {
+    /// Grows the reservation to a body of `len` bytes. Fails, without a change, where that exceeds the budget.
     fn grow(&mut self, len: usize) -> Result<(), ApiError> {
-        let more = len.saturating_sub(FREE).saturating_sub(self.bytes);
-        if more == 0 {
+        let growth = len.saturating_sub(FREE_BYTES).saturating_sub(self.bytes);
+        if growth == 0 {
             return Ok(());
         }
-        let Bodies { all, each, .. } = *self.bodies;
-        let mut held = self.bodies.held();
-        let of_all: usize = held.values().sum();
-        let of_peer = held.get(&self.peer).copied().unwrap_or(0);
-        if of_all + more > all || of_peer + more > each {
-            return Err(ApiError::too_many_bodies(all, each));
+        let BodyBudget { max_total, max_per_client, .. } = *self.bodies;
+        let mut reserved = self.bodies.reserved();
+        let of_all: usize = reserved.values().sum();
+        let of_peer = reserved.get(&self.peer).copied().unwrap_or(0);
+        if of_all + growth > max_total || of_peer + growth > max_per_client {
+            return Err(ApiError::too_many_bodies(max_total, max_per_client));
         }
-        held.insert(self.peer, of_peer + more);
-        self.bytes += more;
+        reserved.insert(self.peer, of_peer + growth);
+        self.bytes += growth;
         Ok(())
     }
 }
 
-impl Drop for Held {
+impl Drop for BodyReservation {
     fn drop(&mut self) {
         if self.bytes == 0 {
             return;
         }
-        let mut held = self.bodies.held();
-        let left = held.get(&self.peer).copied().unwrap_or(0).saturating_sub(self.bytes);
+        let mut reserved = self.bodies.reserved();
+        let left = reserved.get(&self.peer).copied().unwrap_or(0).saturating_sub(self.bytes);
         if left == 0 {
-            held.remove(&self.peer);
+            reserved.remove(&self.peer);
         } else {
-            held.insert(self.peer, left);
+            reserved.insert(self.peer, left);
         }
     }
 }
@@ -391,11 +407,11 @@ mod tests {
     }
 
     #[test]
-    fn curl_needs_no_type_for_ollama_but_a_page_does() {
-        let check = |kind: &str, more: &[(&'static str, &str)]| {
+    fn ollama_paths_accept_form_bodies_from_curl_but_not_from_pages() {
+        let check = |kind: &str, growth: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, kind.parse().unwrap());
-            headers.extend(more.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())));
+            headers.extend(growth.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())));
             check_content_type(&headers, Dialect::Ollama).is_ok()
         };
         assert!(check("application/x-www-form-urlencoded", &[]) && check("application/json", &[("origin", "null")]));
@@ -407,20 +423,20 @@ mod tests {
     #[test]
     fn bodies_share_one_budget() {
         let peer = |n: u8| Peer::at([10, 0, 0, n].into());
-        let bodies = Bodies::new(1000, 100);
-        let hold = |n: u8, len: usize| {
-            let mut held = bodies.hold(peer(n));
-            held.grow(FREE + len / 2).and_then(|()| held.grow(FREE + len)).map(|()| held)
+        let bodies = BodyBudget::new(1000, 100);
+        let reserve = |n: u8, len: usize| {
+            let mut reserved = bodies.reserve(peer(n));
+            reserved.grow(FREE_BYTES + len / 2).and_then(|()| reserved.grow(FREE_BYTES + len)).map(|()| reserved)
         };
-        let (one, two) = (hold(1, 400).unwrap(), hold(1, 100).unwrap());
-        assert!(hold(1, 1).is_err(), "one client has half");
-        let other = hold(2, 450).unwrap();
-        assert!(hold(3, 51).is_err(), "there is no more than all");
-        assert!(hold(3, 50).is_ok() && hold(1, 0).is_ok());
+        let (one, two) = (reserve(1, 400).unwrap(), reserve(1, 100).unwrap());
+        assert!(reserve(1, 1).is_err(), "one client has half");
+        let other = reserve(2, 450).unwrap();
+        assert!(reserve(3, 51).is_err(), "there is no more than all");
+        assert!(reserve(3, 50).is_ok() && reserve(1, 0).is_ok());
         drop((one, other));
-        assert!(hold(2, 500).is_ok());
+        assert!(reserve(2, 500).is_ok());
         drop(two);
-        assert!(bodies.held().is_empty());
-        assert!(Bodies::new(10, 1000).hold(peer(1)).grow(FREE + 1000).is_ok(), "one body has room");
+        assert!(bodies.reserved().is_empty());
+        assert!(BodyBudget::new(10, 1000).reserve(peer(1)).grow(FREE_BYTES + 1000).is_ok(), "one body has room");
     }
 }

@@ -1,4 +1,5 @@
-//! On whose behalf a request comes: whoever shows a key is that key's, everybody else their address's.
+//! Extracts the scheduler's [`Client`] from a request: the unit of fair queueing. Requests with the same API key are
+//! one client; without a key, those from one address.
 
 use std::convert::Infallible;
 
@@ -18,7 +19,7 @@ impl FromRequestParts<App> for Client {
 }
 
 fn client(parts: &Parts) -> Client {
-    // Set where the key was checked.
+    // Set by `guard::check_key`.
     let key = parts.extensions.get::<Client>().copied();
     let address = || parts.extensions.get::<Peer>().map(|peer| Client::Address(peer.0));
     key.or_else(address).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A connection's bytes, and whether its client takes them.
+//! The byte stream of a connection, which detects clients that do not read their response.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -13,34 +13,37 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 
-/// A connection whose writes fail where the client takes nothing for too long.
+/// A connection whose writes fail after a timeout without progress.
 pub struct ClientStream {
+    /// The socket.
     stream: TcpStream,
-    connection: Arc<Connection>,
+    /// The connection's state, which is notified of stalled writes.
+    connection: Arc<ClientConnection>,
+    /// Maximum time without progress of a write.
     timeout: Duration,
-    /// Runs while the client takes nothing.
+    /// Runs while a write makes no progress.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
 impl ClientStream {
-    /// The client of `stream` may take nothing for `timeout`.
-    pub fn new(stream: TcpStream, connection: Arc<Connection>, timeout: Duration) -> Self {
+    /// Wraps `stream`; writes fail with `TimedOut` after `timeout` without progress.
+    pub fn new(stream: TcpStream, connection: Arc<ClientConnection>, timeout: Duration) -> Self {
         Self { stream, connection, timeout, limit: None }
     }
 
-    /// Passes on what a write gave, and notes whether it went on.
+    /// Returns `written`, and starts or stops the timeout.
     fn note<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             if self.limit.take().is_some() {
-                self.connection.takes_answer(true);
+                self.connection.set_reading(true);
             }
             return written;
         }
         let timeout = self.timeout;
         let limit = self.limit.get_or_insert_with(|| {
-            self.connection.takes_answer(false);
+            self.connection.set_reading(false);
             Box::pin(sleep(timeout))
         });
         limit.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
@@ -83,15 +86,17 @@ impl AsyncWrite for ClientStream {
     }
 }
 
-/// An answer's body, at whose end its connection waits for the next request.
+/// A response body that marks its connection as waiting for the next request when it ends.
 pub struct AnswerBody {
+    /// The body.
     body: Body,
-    connection: Arc<Connection>,
+    /// The connection that it is sent over.
+    connection: Arc<ClientConnection>,
 }
 
 impl AnswerBody {
-    /// `body`, sent over `connection`.
-    pub fn new(body: Body, connection: Arc<Connection>) -> Self {
+    /// Wraps `body`, which is sent over `connection`.
+    pub fn new(body: Body, connection: Arc<ClientConnection>) -> Self {
         Self { body, connection }
     }
 }

@@ -1,8 +1,10 @@
-//! The open connections: how many there may be, and which is given up where another needs its place.
+//! The open connections: their limits, and which one is closed for a new one.
 //!
-//! Every connection is taken. Where there are as many as there may be, one that waits for its client makes room. Where
-//! none does, the new one gets an extra place, which serves those that watch over the server and tells others to come
-//! back later.
+//! Every connection is accepted. At a limit, a connection that waits for its client (an idle one, or one that does not
+//! send or read) is closed to admit the new one. Where there is none, the new connection is admitted beyond the limit
+//! as an extra one: it serves the monitoring paths and answers everything else with 429 or 503.
+//!
+//! "Evict" means: close a connection for another.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,216 +16,237 @@ use tokio::sync::Notify;
 
 use super::peer::Peer;
 
-/// Places beyond the limits.
-pub const EXTRA_PLACES: usize = 64;
-/// What a client has to send may be on its way for so long: where only a few connections wait for their clients, those that
-/// are so new are not given up.
-pub const ON_ITS_WAY: Duration = Duration::from_millis(50);
-const FEW: usize = 4;
-/// How long a new connection waits for an extra place, and how often it looks: requests there are answered at once.
-const LOOKS: u32 = 25;
-const LOOK: Duration = Duration::from_millis(10);
-/// A client that takes nothing of its answer for so long may lose its place to another.
+/// Extra connections beyond the limits.
+pub const EXTRA_CONNECTIONS: usize = 64;
+/// The time in which data of a client may still be in transit. Where at most [`FEW_WAITING`] connections wait for their
+/// clients, those that began to wait within this time are not evicted.
+pub const TRANSIT_TIME: Duration = Duration::from_millis(50);
+/// The number of waiting connections up to which [`TRANSIT_TIME`] protects new ones.
+const FEW_WAITING: usize = 4;
+/// Attempts to admit a new connection where not even an extra one is free: extra connections end soon.
+const PERMIT_TRIES: u32 = 25;
+/// The time between two attempts.
+const PERMIT_RETRY: Duration = Duration::from_millis(10);
+/// The time without progress of a response after which a connection counts as waiting for its client.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Why a connection has an extra place only.
+/// The limit that a connection exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
-    /// Its address has as many connections as one may have.
+pub enum ExceededLimit {
+    /// The maximum of its address.
     Address,
-    /// There are as many connections as there may be.
+    /// The maximum of the server.
     Server,
 }
 
-/// What a connection waits for, in the order in which they are given up.
+/// The side and message that a connection waits for. The order is the order of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wait {
-    /// The client, to send a request's head: it may never have another one.
+enum WaitsFor {
+    /// The client, which has to send the head of a request: it may never send another one.
     Head,
-    /// The client, to send the rest of a body.
+    /// The client, which has to send the rest of a body.
     Body,
-    /// The server, which makes an answer.
+    /// The server, which computes a response.
     Answer,
 }
 
-/// An open connection: an extension of its requests.
-pub struct Connection {
-    /// Whose it is.
+/// An open connection, as its requests see it (a request extension).
+pub struct ClientConnection {
+    /// The client's address.
     peer: Peer,
-    /// Set where it has an extra place only.
-    pub full: Option<Full>,
-    state: Mutex<State>,
-    given_up: Notify,
+    /// The limit that this connection exceeds: it is an extra one. `None`: an ordinary one.
+    pub exceeded_limit: Option<ExceededLimit>,
+    /// Whom it waits for, since when.
+    state: Mutex<ConnectionState>,
+    /// Notified when it is evicted.
+    evicted: Notify,
 }
 
-struct State {
-    wait: Wait,
+/// The wait of a connection.
+struct ConnectionState {
+    /// The awaited side and message.
+    wait: WaitsFor,
+    /// The begin of the wait.
     since: Instant,
-    /// Since when the client takes nothing of its answer.
+    /// The time at which the client stopped to read its response; `None`: it reads.
     stuck: Option<Instant>,
 }
 
-impl Connection {
-    fn new(peer: Peer, full: Option<Full>) -> Self {
-        let state = State { wait: Wait::Head, since: Instant::now(), stuck: None };
-        Self { peer, full, state: Mutex::new(state), given_up: Notify::new() }
+impl ClientConnection {
+    fn new(peer: Peer, exceeded_limit: Option<ExceededLimit>) -> Self {
+        let state = ConnectionState { wait: WaitsFor::Head, since: Instant::now(), stuck: None };
+        Self { peer, exceeded_limit, state: Mutex::new(state), evicted: Notify::new() }
     }
 
-    /// Its client has sent a head, or the whole of a body: it waits for the server.
+    /// Sets that the client has sent a head, or a whole body, and waits for the server.
     pub fn waits_for_answer(&self) {
-        self.set(Wait::Answer);
+        self.set(WaitsFor::Answer);
     }
 
-    /// Its client is about to send a body.
+    /// Sets that the client is about to send a body.
     pub fn waits_for_body(&self) {
-        self.set(Wait::Body);
+        self.set(WaitsFor::Body);
     }
 
-    /// The answer is on its way: the next thing is another request.
+    /// Sets that the response was sent: the next thing is another request.
     pub fn waits_for_head(&self) {
-        self.set(Wait::Head);
+        self.set(WaitsFor::Head);
     }
 
-    /// Whether the client takes its answer.
-    pub fn takes_answer(&self, takes: bool) {
+    /// Sets whether the client reads its response.
+    pub fn set_reading(&self, reads: bool) {
         let mut state = self.state();
-        if takes {
+        if reads {
             state.stuck = None;
         } else {
             state.stuck.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Ready once the place is wanted by another.
-    pub async fn given_up(&self) {
-        self.given_up.notified().await;
+    /// Waits until the connection is evicted.
+    pub async fn evicted(&self) {
+        self.evicted.notified().await;
     }
 
-    fn set(&self, wait: Wait) {
+    fn set(&self, wait: WaitsFor) {
         let mut state = self.state();
         (state.wait, state.since) = (wait, Instant::now());
     }
 
-    /// What the client is waited for, and since when; `None` where it is not its turn.
-    fn waits_for_client(&self) -> Option<(Wait, Instant)> {
+    /// The wait for the client and its begin; `None`: the connection waits for the server, or its client reads.
+    fn waits_for_client(&self) -> Option<(WaitsFor, Instant)> {
         let state = self.state();
         match (state.wait, state.stuck) {
             (_, Some(since)) => (since.elapsed() >= STUCK).then_some((state.wait, since)),
-            (Wait::Head | Wait::Body, None) => Some((state.wait, state.since)),
-            (Wait::Answer, None) => None,
+            (WaitsFor::Head | WaitsFor::Body, None) => Some((state.wait, state.since)),
+            (WaitsFor::Answer, None) => None,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All open connections.
+/// All open connections, and their limits.
 pub struct Connections {
-    /// Most at a time.
-    all: usize,
-    /// Most of one address.
-    each: usize,
-    open: Mutex<Vec<Arc<Connection>>>,
-    given_up: AtomicU64,
+    /// Maximum number of connections.
+    max_total: usize,
+    /// Maximum number of connections of one address.
+    max_per_address: usize,
+    /// The open connections, extra ones included.
+    open: Mutex<Vec<Arc<ClientConnection>>>,
+    /// Connections that were evicted so far.
+    evicted: AtomicU64,
+    /// Connections that exceeded a limit so far, refused ones included.
     refused: AtomicU64,
 }
 
 impl Connections {
-    /// None yet, and at most `all` at a time, `each` of one address.
-    pub fn new(all: usize, each: usize) -> Self {
-        Self { all, each, open: Mutex::default(), given_up: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    /// No connections; at most `max_total` at a time, and `max_per_address` of one address.
+    pub fn new(max_total: usize, max_per_address: usize) -> Self {
+        Self {
+            max_total,
+            max_per_address,
+            open: Mutex::default(),
+            evicted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
     }
 
-    /// How many are open.
+    /// The number of open connections.
     pub fn len(&self) -> usize {
         self.open().len()
     }
 
-    /// How many were given up for others so far, and how many got an extra place or none.
-    pub fn turned_away(&self) -> (u64, u64) {
-        (self.given_up.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
+    /// Counts since the start: connections that were evicted, and those that exceeded a limit.
+    pub fn evicted_and_refused(&self) -> (u64, u64) {
+        (self.evicted.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
     }
 
-    /// A place for a connection of `peer`. `None` where not even an extra one comes free within a quarter of a second.
-    pub async fn enter_soon(self: &Arc<Self>, peer: Peer) -> Option<Place> {
-        for _ in 0..LOOKS {
-            if let Some(place) = self.enter(peer) {
-                return Some(place);
+    /// Admits a connection of `peer`, if need be as an extra one. `None`: no extra one became free within
+    /// [`PERMIT_TRIES`] times [`PERMIT_RETRY`]; the connection is to be closed.
+    pub async fn admit_soon(self: &Arc<Self>, peer: Peer) -> Option<ConnectionPermit> {
+        for _ in 0..PERMIT_TRIES {
+            if let Some(permit) = self.admit(peer) {
+                return Some(permit);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(PERMIT_RETRY).await;
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
         None
     }
 
-    /// A place for a connection of `peer`. `None` where not even an extra one is free.
-    fn enter(self: &Arc<Self>, peer: Peer) -> Option<Place> {
+    /// Admits a connection of `peer`, if need be as an extra one; `None` where not even an extra one is free.
+    fn admit(self: &Arc<Self>, peer: Peer) -> Option<ConnectionPermit> {
         let mut open = self.open();
-        let count = |open: &[Arc<Connection>], of: Option<Peer>| {
-            let counts = |c: &&Arc<Connection>| c.full.is_none() && of.is_none_or(|peer| c.peer == peer);
+        let count = |open: &[Arc<ClientConnection>], peer: Option<Peer>| {
+            let counts =
+                |c: &&Arc<ClientConnection>| c.exceeded_limit.is_none() && peer.is_none_or(|peer| c.peer == peer);
             open.iter().filter(counts).count()
         };
-        let full = if count(&open, Some(peer)) >= self.each
-            && !self.give_up(&mut open, |c| c.full.is_none() && c.peer == peer)
+        let exceeded_limit = if count(&open, Some(peer)) >= self.max_per_address
+            && !self.evict(&mut open, |c| c.exceeded_limit.is_none() && c.peer == peer)
         {
-            Some(Full::Address)
-        } else if count(&open, None) >= self.all && !self.give_up(&mut open, |c| c.full.is_none()) {
-            Some(Full::Server)
+            Some(ExceededLimit::Address)
+        } else if count(&open, None) >= self.max_total && !self.evict(&mut open, |c| c.exceeded_limit.is_none()) {
+            Some(ExceededLimit::Server)
         } else {
             None
         };
-        if full.is_some() {
-            let n_extra = open.iter().filter(|c| c.full.is_some()).count();
-            let may_go = |c: &Connection| c.full.is_some() && c.state().since.elapsed() >= ON_ITS_WAY;
-            if n_extra >= EXTRA_PLACES && !self.give_up(&mut open, may_go) {
+        if exceeded_limit.is_some() {
+            let n_extra = open.iter().filter(|c| c.exceeded_limit.is_some()).count();
+            let may_evict =
+                |c: &ClientConnection| c.exceeded_limit.is_some() && c.state().since.elapsed() >= TRANSIT_TIME;
+            if n_extra >= EXTRA_CONNECTIONS && !self.evict(&mut open, may_evict) {
                 return None;
             }
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
-        let connection = Arc::new(Connection::new(peer, full));
+        let connection = Arc::new(ClientConnection::new(peer, exceeded_limit));
         open.push(Arc::clone(&connection));
-        Some(Place { connections: Arc::clone(self), connection })
+        Some(ConnectionPermit { connections: Arc::clone(self), connection })
     }
 
-    /// Gives up one connection that waits for its client: the system has no room for more.
-    pub fn make_room(&self) {
-        self.give_up(&mut self.open(), |_| true);
+    /// Evicts one connection that waits for its client, after the system has run out of file descriptors.
+    pub fn evict_any(&self) {
+        self.evict(&mut self.open(), |_| true);
     }
 
-    /// Gives up one of the connections that `may_go` and wait for their clients: of the address that has most of them, the
-    /// one whose client has least to lose. False where there is none.
-    fn give_up(&self, open: &mut Vec<Arc<Connection>>, may_go: impl Fn(&Connection) -> bool) -> bool {
+    /// Evicts one of the connections that `may_evict` accepts and that wait for their clients. Chosen is the address
+    /// with most connections, and there the connection in the order of [`WaitsFor`], the longest wait first. Returns
+    /// whether there was one.
+    fn evict(&self, open: &mut Vec<Arc<ClientConnection>>, may_evict: impl Fn(&ClientConnection) -> bool) -> bool {
         let mut of_peer = HashMap::new();
         for connection in &*open {
             *of_peer.entry(connection.peer).or_insert(0) += 1;
         }
-        let waiting = open.iter().enumerate().filter(|(_, connection)| may_go(connection));
+        let waiting = open.iter().enumerate().filter(|(_, connection)| may_evict(connection));
         let waiting = waiting.filter_map(|(i, c)| Some((Reverse(of_peer[&c.peer]), c.waits_for_client()?, i)));
         let mut waiting: Vec<_> = waiting.collect();
-        if waiting.len() <= FEW {
-            waiting.retain(|(_, (_, since), _)| since.elapsed() >= ON_ITS_WAY);
+        if waiting.len() <= FEW_WAITING {
+            waiting.retain(|(_, (_, since), _)| since.elapsed() >= TRANSIT_TIME);
         }
         let Some((.., i)) = waiting.into_iter().min() else { return false };
-        open.swap_remove(i).given_up.notify_one();
-        self.given_up.fetch_add(1, Ordering::Relaxed);
+        open.swap_remove(i).evicted.notify_one();
+        self.evicted.fetch_add(1, Ordering::Relaxed);
         true
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<ClientConnection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection's place, released on drop.
-pub struct Place {
+/// The permit of an open connection. Dropping it removes the connection from [`Connections`].
+pub struct ConnectionPermit {
+    /// The connections from which it is removed on drop.
     connections: Arc<Connections>,
-    /// Whose place it is.
-    pub connection: Arc<Connection>,
+    /// The connection.
+    pub connection: Arc<ClientConnection>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.connections.open().retain(|open| !Arc::ptr_eq(open, &self.connection));
     }
@@ -237,86 +260,92 @@ mod tests {
         Peer::at([10, 0, 0, n].into())
     }
 
-    fn is_open(connections: &Connections, place: &Place) -> bool {
-        connections.open().iter().any(|open| Arc::ptr_eq(open, &place.connection))
+    fn is_open(connections: &Connections, permit: &ConnectionPermit) -> bool {
+        connections.open().iter().any(|open| Arc::ptr_eq(open, &permit.connection))
     }
 
-    /// Lets all connections have waited for a while.
+    /// Makes all connections look as if they had waited for a while.
     fn wait_a_while(connections: &Connections) {
         for connection in &*connections.open() {
             let mut state = connection.state();
-            state.since = state.since.checked_sub(ON_ITS_WAY).unwrap();
+            state.since = state.since.checked_sub(TRANSIT_TIME).unwrap();
         }
     }
 
-    /// Connections of `peer` that wait for answers.
-    fn busy(connections: &Arc<Connections>, of: Peer, n: usize) -> Vec<Place> {
-        let enter = |_| {
-            let place = connections.enter(of).unwrap();
-            place.connection.waits_for_answer();
-            place
+    /// Connections of `peer` that wait for responses.
+    fn busy(connections: &Arc<Connections>, peer: Peer, n: usize) -> Vec<ConnectionPermit> {
+        let admit = |_| {
+            let permit = connections.admit(peer).unwrap();
+            permit.connection.waits_for_answer();
+            permit
         };
-        (0..n).map(enter).collect()
+        (0..n).map(admit).collect()
     }
 
     #[test]
-    fn who_waits_for_a_client_makes_room() {
+    fn connections_that_wait_for_their_client_are_evicted() {
         let connections = Arc::new(Connections::new(3, 3));
-        let [idle, uploads, works] = [(); 3].map(|()| connections.enter(peer(1)).unwrap());
+        let [idle, uploads, works] = [(); 3].map(|()| connections.admit(peer(1)).unwrap());
         uploads.connection.waits_for_body();
         works.connection.waits_for_answer();
-        assert!(connections.enter(peer(2)).unwrap().connection.full.is_some(), "their requests may be on their way");
+        assert!(
+            connections.admit(peer(2)).unwrap().connection.exceeded_limit.is_some(),
+            "their requests may be on their way"
+        );
         wait_a_while(&connections);
-        let place = connections.enter(peer(2)).unwrap();
-        place.connection.waits_for_answer();
-        assert_eq!((place.connection.full, is_open(&connections, &idle)), (None, false));
-        let place = connections.enter(peer(1)).unwrap();
-        assert_eq!((place.connection.full, is_open(&connections, &uploads)), (None, false));
+        let permit = connections.admit(peer(2)).unwrap();
+        permit.connection.waits_for_answer();
+        assert_eq!((permit.connection.exceeded_limit, is_open(&connections, &idle)), (None, false));
+        let permit = connections.admit(peer(1)).unwrap();
+        assert_eq!((permit.connection.exceeded_limit, is_open(&connections, &uploads)), (None, false));
         assert!(is_open(&connections, &works));
         assert_eq!(connections.len(), 3);
     }
 
     #[test]
-    fn who_has_most_makes_room_first() {
+    fn the_address_with_most_connections_is_evicted_first() {
         let connections = Arc::new(Connections::new(4, 4));
-        let one = connections.enter(peer(1)).unwrap();
-        let many = [(); 3].map(|()| connections.enter(peer(2)).unwrap());
+        let one = connections.admit(peer(1)).unwrap();
+        let many = [(); 3].map(|()| connections.admit(peer(2)).unwrap());
         for connection in &many {
             connection.connection.waits_for_body();
         }
         wait_a_while(&connections);
-        let _new = connections.enter(peer(3)).unwrap();
+        let _new = connections.admit(peer(3)).unwrap();
         assert!(is_open(&connections, &one) && !is_open(&connections, &many[0]));
     }
 
     #[test]
-    fn an_address_has_its_share() {
+    fn an_address_has_a_limit_of_its_own() {
         let connections = Arc::new(Connections::new(4, 2));
         let _busy = busy(&connections, peer(1), 2);
-        assert_eq!(connections.enter(peer(1)).unwrap().connection.full, Some(Full::Address));
+        assert_eq!(connections.admit(peer(1)).unwrap().connection.exceeded_limit, Some(ExceededLimit::Address));
         let _others = busy(&connections, peer(2), 2);
-        assert_eq!(connections.enter(peer(3)).unwrap().connection.full, Some(Full::Server));
+        assert_eq!(connections.admit(peer(3)).unwrap().connection.exceeded_limit, Some(ExceededLimit::Server));
     }
 
     #[test]
-    fn extra_places_come_to_an_end_too() {
+    fn extra_connections_have_a_limit_too() {
         let connections = Arc::new(Connections::new(1, 1));
-        let mut places = busy(&connections, peer(1), 1 + EXTRA_PLACES);
-        assert!(connections.enter(peer(2)).is_none());
-        assert_eq!(connections.len(), 1 + EXTRA_PLACES);
+        let mut places = busy(&connections, peer(1), 1 + EXTRA_CONNECTIONS);
+        assert!(connections.admit(peer(2)).is_none());
+        assert_eq!(connections.len(), 1 + EXTRA_CONNECTIONS);
         places.pop();
-        assert_eq!(connections.enter(peer(2)).unwrap().connection.full, Some(Full::Server));
+        assert_eq!(connections.admit(peer(2)).unwrap().connection.exceeded_limit, Some(ExceededLimit::Server));
         places.clear();
         assert_eq!(connections.len(), 0);
     }
 
     #[test]
-    fn a_client_that_does_not_read_makes_room() {
+    fn the_connection_of_a_client_that_does_not_read_is_evicted() {
         let connections = Arc::new(Connections::new(1, 1));
         let places = busy(&connections, peer(1), 1);
-        places[0].connection.takes_answer(false);
-        assert!(connections.enter(peer(2)).unwrap().connection.full.is_some(), "for a moment that is nothing special");
+        places[0].connection.set_reading(false);
+        assert!(
+            connections.admit(peer(2)).unwrap().connection.exceeded_limit.is_some(),
+            "for a moment that is nothing special"
+        );
         places[0].connection.state().stuck = Instant::now().checked_sub(STUCK);
-        assert_eq!(connections.enter(peer(2)).unwrap().connection.full, None);
+        assert_eq!(connections.admit(peer(2)).unwrap().connection.exceeded_limit, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Which interface a path belongs to, and the form that its errors have.
+//! The HTTP interface (dialect) of a path, and the form of its errors.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -9,21 +9,21 @@ use serde::Serialize;
 use super::error::ErrorBody;
 use super::{ApiError, anthropic, llama_cpp, ollama};
 
-/// The interface that a path belongs to.
+/// The HTTP interface of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's, and all paths of no other: `/v1/chat/completions`, `/v1/responses`, ...
+    /// OpenAI's, and that of all other paths: `/v1/chat/completions`, `/v1/responses`, ...
     OpenAi,
-    /// Anthropic's: `/v1/messages` and what is below it.
+    /// Anthropic's: `/v1/messages` and the paths below.
     Anthropic,
     /// ollama's: `/api/...`.
     Ollama,
-    /// llama.cpp's own paths: `/completion`, `/infill`, `/props`, ...
+    /// llama.cpp's: `/completion`, `/infill`, `/props`, ...
     LlamaCpp,
 }
 
 impl Dialect {
-    /// That of `path`.
+    /// The interface of `path`.
     pub fn of_path(path: &str) -> Self {
         let is_below =
             |base: &str| path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -38,7 +38,7 @@ impl Dialect {
         }
     }
 
-    /// An error's body.
+    /// The JSON of an error.
     fn error_body(self, error: &ApiError) -> Vec<u8> {
         fn json(body: &impl Serialize) -> Vec<u8> {
             serde_json::to_vec(body).unwrap_or_default()
@@ -52,7 +52,8 @@ impl Dialect {
     }
 }
 
-/// Writes the body of an answer that is an error, in the form of the path's interface.
+/// Middleware: writes the body of an error response in the form of the path's interface. Handlers return [`ApiError`],
+/// whose response has no body.
 pub async fn write_errors(request: Request, next: Next) -> Response<Body> {
     let dialect = Dialect::of_path(request.uri().path());
     let mut response = next.run(request).await;

@@ -1,4 +1,5 @@
-//! What every request passes first: its name in the log, where it may come from, its key.
+//! Middleware that every request passes before its handler: request id, log line and metrics ([`observe`]), the
+//! connection limit, the Host header, and the API key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,37 +14,37 @@ use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 use super::dialect::Dialect;
-use super::options::Keys;
+use super::options::ApiKeys;
 use super::request_line::RequestLine;
 use super::{ApiError, App, ids};
 
-/// The header in which Anthropic's clients send the key.
+/// The header in which clients of Anthropic's interface send the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 const WRONG_KEY: &str = "the API key is wrong";
 const NO_KEY: &str = "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY";
 
-/// The header with a request's name.
+/// The response header with the request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The same, as Anthropic's clients read it.
+/// The header with the request's id in Anthropic's interface.
 pub const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// The header with the seconds that the request waited for its model to be loaded.
+/// The response header with the seconds that the request waited for its model to load.
 pub const MODEL_LOAD_SECONDS: HeaderName = HeaderName::from_static("x-model-load-seconds");
 
-/// Names the request, counts it, and has a line in the log say how it went ([`RequestLine`]).
+/// Gives the request an id, counts it, and logs one line when its response has ended ([`RequestLine`]).
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let id = ids::unique("req-");
-    // A path that no route has may be anything: it is neither logged nor counted by its name.
+    // A path without a route may be anything: it is neither logged nor counted by its name.
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let span = tracing::info_span!("request", id, method = %method_name(request.method()), route);
-    let watches = WATCHED_PATHS.contains(&route.as_str());
+    let is_monitoring = MONITORING_PATHS.contains(&route.as_str());
     let dialect = Dialect::of_path(request.uri().path());
-    let line = RequestLine::new(id.clone(), method_name(request.method()), &route, watches);
+    let line = RequestLine::new(id.clone(), method_name(request.method()), &route, is_monitoring);
     let mut response = Arc::clone(&line).scope(next.run(request).instrument(span)).await;
     let status = response.status();
     line.status(status.as_u16());
@@ -63,34 +64,35 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
     response
 }
 
-/// Where a connection has an extra place only, answers those that watch over the server, and tells others to come back.
-/// Then the place is for the next.
-pub async fn check_room(request: Request, next: Next) -> Response {
-    let full = request.extensions().get::<Arc<Connection>>().and_then(|connection| connection.full);
-    let Some(full) = full else { return next.run(request).await };
-    let mut response = if WATCHED_PATHS.contains(&request.uri().path()) {
+/// Refuses a request on an extra connection, unless it is for a monitoring path, and closes the connection after the
+/// response: the next new connection may need it.
+pub async fn check_connection_limit(request: Request, next: Next) -> Response {
+    let exceeded_limit =
+        request.extensions().get::<Arc<ClientConnection>>().and_then(|connection| connection.exceeded_limit);
+    let Some(exceeded_limit) = exceeded_limit else { return next.run(request).await };
+    let mut response = if MONITORING_PATHS.contains(&request.uri().path()) {
         next.run(request).await
     } else {
-        ApiError::full(full).into_response()
+        ApiError::too_many_connections(exceeded_limit).into_response()
     };
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Paths that are answered however many connections there are.
-const WATCHED_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/metrics"];
+/// Paths that are served also on extra connections.
+const MONITORING_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/metrics"];
 
-/// A method of the standard; others may be anything.
+/// The name of a standard method; others may be anything and are "other".
 fn method_name(method: &Method) -> &str {
     let known = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH];
     if known.contains(method) { method.as_str() } else { "other" }
 }
 
-/// Characters of a foreign Host header that its error repeats.
+/// Maximum characters of a wrong Host header that its error quotes.
 const MAX_SHOWN_HOST: usize = 100;
 
-/// Where the server is only meant for this machine and asks for no key, refuses requests by names that are not this
-/// machine's: a page elsewhere can make its own name lead here (DNS rebinding).
+/// Refuses requests whose Host header is not a name of this machine. Used where the server listens on the loopback
+/// without a key: a page of another site can make its own name resolve to this machine (DNS rebinding).
 pub async fn check_host(State(app): State<App>, request: Request, next: Next) -> Response {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if is_local(host, &app.options.hosts) {
@@ -104,7 +106,7 @@ pub async fn check_host(State(app): State<App>, request: Request, next: Next) ->
     ApiError::forbidden(message).into_response()
 }
 
-/// Whether a Host header names this machine, or is one of the names in `also`.
+/// Whether a Host header is a name of this machine, or one of `also`.
 pub fn is_local(host: &str, also: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();
@@ -114,7 +116,8 @@ pub fn is_local(host: &str, also: &[String]) -> bool {
         || also.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Refuses requests without one of the keys, where there are any, and notes whose key it is.
+/// Refuses requests without a valid API key, where keys are configured. Sets the scheduler's client to the key's
+/// number.
 pub async fn check_key(State(app): State<App>, mut request: Request, next: Next) -> Response {
     if app.options.keys.is_empty() {
         return next.run(request).await;
@@ -128,9 +131,9 @@ pub async fn check_key(State(app): State<App>, mut request: Request, next: Next)
     }
 }
 
-/// The number of the key that a request shows, else why it is refused. Clients of Anthropic's interface may send two
-/// headers, of which one is a placeholder.
-fn key_number(headers: &HeaderMap, keys: &Keys) -> Result<usize, &'static str> {
+/// Returns the number of the key that a request sends, or the reason why it is refused. Clients of Anthropic's
+/// interface may send two headers, one of which is a placeholder: one valid key suffices.
+fn key_number(headers: &HeaderMap, keys: &ApiKeys) -> Result<usize, &'static str> {
     let header = |name: HeaderName| headers.get(name).map(HeaderValue::as_bytes);
     let given = [header(AUTHORIZATION).and_then(bearer), header(API_KEY).map(<[u8]>::trim_ascii)];
     match given.into_iter().flatten().map(|key| keys.number(key)).reduce(Option::or) {
@@ -171,7 +174,7 @@ mod tests {
 
     #[test]
     fn keys_come_in_two_headers() {
-        let keys = Keys::new(["one".to_owned(), "two".to_owned()]).unwrap();
+        let keys = ApiKeys::new(["one".to_owned(), "two".to_owned()]).unwrap();
         let number = |headers: &[(HeaderName, &'static str)]| {
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
             key_number(&headers.collect(), &keys)

@@ -1,4 +1,4 @@
-//! `/health` and `/ready`: for those who watch over the server.
+//! `/health` and `/ready`, for load balancers and monitoring.
 
 use axum::extract::State;
 use serde::Serialize;
@@ -7,14 +7,14 @@ use utoipa::ToSchema;
 use super::error::ErrorBody;
 use super::{ApiError, App};
 
-/// How the server is.
+/// The state of the server.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Health {
     /// `ok`.
     status: &'static str,
 }
 
-/// Says that the server runs, whether or not it has a model yet.
+/// Reports that the server runs, also before a model is loaded.
 #[utoipa::path(get, path = "/health", tag = "operations", responses(
     (status = 200, description = "The server runs", body = Health),
     (status = 503, description = "The engine met a defect, and the server ends", body = ErrorBody)))]
@@ -23,7 +23,8 @@ pub async fn health(State(app): State<App>) -> Result<axum::Json<Health>, ApiErr
     Ok(axum::Json(Health { status: "ok" }))
 }
 
-/// Says whether requests can be answered: the model has evaluated a first token, and the server was not told to end.
+/// Reports whether requests can be answered: the models of the start have evaluated a first token, and no shutdown has
+/// begun.
 #[utoipa::path(get, path = "/ready", tag = "operations", responses(
     (status = 200, description = "Requests can be answered", body = Health),
     (status = 503, description = "The model is loading, the server shuts down, or its engine met a defect",

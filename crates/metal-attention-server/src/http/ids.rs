@@ -1,11 +1,11 @@
-//! Names for requests and answers.
+//! Ids of requests and responses.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A name that no other answer has: `prefix` and 24 hexadecimal digits.
+/// Returns an id that no other request or response has: `prefix` and 24 hexadecimal digits.
 pub fn unique(prefix: &str) -> String {
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -16,7 +16,7 @@ pub fn unique(prefix: &str) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn no_two_are_equal() {
+    fn ids_are_unique() {
         let (a, b) = (super::unique("x-"), super::unique("x-"));
         assert_ne!(a, b);
         assert_eq!(a.len(), 26);

@@ -1,82 +1,86 @@
-//! How much a request may hold. It is counted on a first reading that keeps nothing, before anything is made of the
-//! body: a few bytes of JSON can become a hundred in memory.
+//! Limits on the contents of a request's fields. They are checked in a first pass over the JSON that keeps nothing:
+//! a few bytes of JSON can become a hundred in memory.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::ApiError;
 use super::body::Object;
 
-/// Most fields of a request.
+/// Maximum fields of a request.
 pub const MAX_FIELDS: usize = 1 << 10;
-/// Most texts of a prompt.
+/// Maximum prompts of a request.
 pub const MAX_PROMPTS: usize = 256;
-/// Most documents of a request.
+/// Maximum documents of a request.
 pub const MAX_DOCUMENTS: usize = 256;
-/// Most bytes of a model's name in a request, which each part of the answer repeats.
+/// Maximum bytes of a model's name, which every chunk of a stream repeats.
 pub const MAX_MODEL_NAME: usize = 256;
-/// Most token ids of a request.
+/// Maximum token ids of a request.
 pub const MAX_IDS: usize = 1 << 20;
-/// Most texts that one request may ask for after each prompt.
+/// Maximum choices (`n`) of each prompt.
 pub const MAX_CHOICES: u32 = 16;
-/// Most stop strings of a request.
+/// Maximum stop strings of a request.
 pub const MAX_STOP_STRINGS: usize = 32;
-/// Most bytes of a stop string.
+/// Maximum bytes of a stop string.
 pub const MAX_STOP_BYTES: usize = 1 << 10;
-/// Most bytes of all stop strings together.
+/// Maximum bytes of all stop strings of a request.
 pub const MAX_STOP_BYTES_IN_ALL: usize = 16 << 10;
-/// Most tokens that end a text: each token is compared with them.
+/// Maximum stop tokens of a request: each generated token is compared with them.
 pub const MAX_STOP_IDS: usize = 64;
-/// Most samplers that are applied one after the other.
+/// Maximum samplers in a chain.
 pub const MAX_SAMPLERS: usize = 32;
-/// Most strings that end a repetition: each is looked for in each token of the vocabulary.
+/// Maximum sequence breakers of DRY: each is searched in every token of the vocabulary.
 pub const MAX_BREAKERS: usize = 32;
-/// Most bytes of such a string.
+/// Maximum bytes of a sequence breaker.
 pub const MAX_BREAKER_BYTES: usize = 64;
-/// Most tokens whose logits a request changes.
+/// Maximum tokens with a logit bias.
 pub const MAX_LOGIT_BIAS: usize = 1 << 10;
-/// Most items of a conversation.
+/// Maximum items of a conversation (Responses interface).
 pub const MAX_ITEMS: usize = 1 << 13;
-/// Most messages of a conversation.
+/// Maximum messages of a conversation.
 pub const MAX_MESSAGES: usize = 1 << 12;
-/// Most bytes of a text of which it is not clear from its length whether the context has room for it.
+/// Texts up to this many bytes are tokenised even where their length suggests that they exceed the context.
 pub const MAX_UNCLEAR_BYTES: usize = 1 << 20;
-/// Most bytes of text that token ids are turned into.
+/// Maximum bytes of the text that token ids are decoded to.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
-/// Lists and objects inside each other, the field's own value included.
+/// Maximum nesting of lists and objects in a field, its own value included.
 const MAX_DEPTH: usize = 64;
 
-/// The most that a field may hold: values, in all its lists and objects together, and bytes of strings and names.
+/// The maximum contents of one field.
 struct Limit {
+    /// The field's name.
     field: &'static str,
+    /// Values, in all lists and objects together.
     values: usize,
+    /// Bytes of strings and names.
     bytes: usize,
-    work: Work,
+    /// Additional CPU work of its contents.
+    work: WorkCost,
 }
 
-/// What of a field is work besides reading it.
-enum Work {
-    /// Nothing.
+/// The CPU work of a field's contents besides parsing JSON.
+enum WorkCost {
+    /// None.
     Nothing,
-    /// Each value: it is part of a schema, which takes far longer to follow than to read.
+    /// Per value: it is a JSON schema, and compiling one takes far longer than parsing it.
     Values,
-    /// Each value and each byte: texts may be grammars or schemas.
+    /// Per value and byte: strings may be grammars or schemas.
     Bytes,
 }
 
 const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
-    Limit { field, values, bytes, work: Work::Nothing }
+    Limit { field, values, bytes, work: WorkCost::Nothing }
 }
 
 const fn schema(field: &'static str, bytes: usize) -> Limit {
-    Limit { field, values: 8 << 10, bytes, work: Work::Values }
+    Limit { field, values: 8 << 10, bytes, work: WorkCost::Values }
 }
 
 const fn grammar(field: &'static str, values: usize, bytes: usize) -> Limit {
-    Limit { field, values, bytes, work: Work::Bytes }
+    Limit { field, values, bytes, work: WorkCost::Bytes }
 }
 
-/// Fields that may hold more or less than [`OTHERS`].
+/// Fields with other limits than [`OTHERS`].
 const LIMITS: [Limit; 25] = [
     limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
@@ -105,38 +109,44 @@ const LIMITS: [Limit; 25] = [
     limit("stream_options", 64, 64 << 10),
 ];
 
-/// What any other field may hold; of bytes, what the body may.
+/// The limits of all other fields; their bytes are bounded by the body's.
 const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
 
-/// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas and grammars have.
+/// Checks the fields of `object` against their limits. Returns the number of values in its schemas and grammars (see
+/// [`WorkCost`]), by which the CPU work is estimated.
 pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
     let mut schema_values = 0;
     for (field, value) in object.fields() {
         let limit = LIMITS.iter().find(|limit| limit.field == field).unwrap_or(&OTHERS);
-        let mut count = Count { limit, values: 0, bytes: 0, exceeded: None };
-        let read = Counted { count: &mut count, depth: 1 }.deserialize(value);
+        let mut count = FieldCount { limit, values: 0, bytes: 0, exceeded: None };
+        let read = ValueCounter { count: &mut count, depth: 1 }.deserialize(value);
         if let Some(what) = count.exceeded {
             return Err(ApiError::field(field, format!("{field} {what}")));
         }
         read.map_err(|error| ApiError::invalid(format!("the body is no JSON: in {field}, {error}")))?;
         schema_values += match limit.work {
-            Work::Nothing => 0,
-            Work::Values => count.values,
-            Work::Bytes => count.values + count.bytes,
+            WorkCost::Nothing => 0,
+            WorkCost::Values => count.values,
+            WorkCost::Bytes => count.values + count.bytes,
         };
     }
     Ok(schema_values)
 }
 
-/// What a field holds so far.
-struct Count {
+/// The contents of a field that were counted so far.
+struct FieldCount {
+    /// The limits of the field.
     limit: &'static Limit,
+    /// Values so far.
     values: usize,
+    /// Bytes of strings and names so far.
     bytes: usize,
+    /// The limit that is exceeded, as the rest of a message.
     exceeded: Option<String>,
 }
 
-impl Count {
+impl FieldCount {
+    /// Adds to the count; fails beyond the limit.
     fn add<E: Error>(&mut self, values: usize, bytes: usize) -> Result<(), E> {
         self.values += values;
         self.bytes += bytes;
@@ -156,14 +166,16 @@ impl Count {
     }
 }
 
-/// Counts a value, which is `depth` deep in its field.
-struct Counted<'a> {
-    count: &'a mut Count,
+/// Counts a value at nesting `depth` of its field.
+struct ValueCounter<'a> {
+    /// The count of its field.
+    count: &'a mut FieldCount,
+    /// Its nesting; 1 for the value of the field itself.
     depth: usize,
 }
 
-impl Counted<'_> {
-    /// Counts a list or an object.
+impl ValueCounter<'_> {
+    /// Counts the beginning of a list or an object.
     fn enter<E: Error>(&mut self) -> Result<(), E> {
         if self.depth > MAX_DEPTH {
             let what = format!("has lists and objects more than {MAX_DEPTH} deep inside each other");
@@ -172,12 +184,12 @@ impl Counted<'_> {
         self.count.add(1, 0)
     }
 
-    fn inner(&mut self) -> Counted<'_> {
-        Counted { count: self.count, depth: self.depth + 1 }
+    fn inner(&mut self) -> ValueCounter<'_> {
+        ValueCounter { count: self.count, depth: self.depth + 1 }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Counted<'_> {
+impl<'de> DeserializeSeed<'de> for ValueCounter<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -185,7 +197,7 @@ impl<'de> DeserializeSeed<'de> for Counted<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Counted<'_> {
+impl<'de> Visitor<'de> for ValueCounter<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -224,19 +236,20 @@ impl<'de> Visitor<'de> for Counted<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         self.enter()?;
-        while let Some(()) = map.next_key_seed(Name { count: self.count })? {
+        while let Some(()) = map.next_key_seed(NameCounter { count: self.count })? {
             map.next_value_seed(self.inner())?;
         }
         Ok(())
     }
 }
 
-/// Counts the name of a field.
-struct Name<'a> {
-    count: &'a mut Count,
+/// Counts a field's name.
+struct NameCounter<'a> {
+    /// The count of its field.
+    count: &'a mut FieldCount,
 }
 
-impl<'de> DeserializeSeed<'de> for Name<'_> {
+impl<'de> DeserializeSeed<'de> for NameCounter<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -244,7 +257,7 @@ impl<'de> DeserializeSeed<'de> for Name<'_> {
     }
 }
 
-impl Visitor<'_> for Name<'_> {
+impl Visitor<'_> for NameCounter<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -271,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_field_may_hold_is_counted() {
+    fn the_contents_of_a_field_are_limited() {
         let list = |n: usize, item: &str| vec![item; n].join(",");
         let field = |json: String| {
             let (field, message) = refused(&json);
@@ -293,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_the_limits_is_let_through() {
+    fn contents_up_to_the_limits_are_accepted() {
         let ids = vec!["511"; MAX_IDS].join(",");
         assert_eq!(check(format!(r#"{{"prompt": [{ids}]}}"#).as_bytes()), Ok(0));
         let nested = format!(r#"{{"x": {}1{}}}"#, "[".repeat(64), "]".repeat(64));
@@ -306,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn a_body_that_is_no_object_is_refused() {
         for json in ["[]", "1", "null", "\"x\""] {
             assert_eq!(refused(json), (None, "the body must be a JSON object".into()), "{json}");
         }

@@ -1,8 +1,8 @@
-//! `/mcp/`: the tools of MCP servers for this server's own page. No other path calls a tool.
+//! `/mcp/`: the tools of MCP servers, for this server's own web page. No other path calls a tool.
 //!
-//! A call needs the user's consent, which the page asks for. So that no other web page, and no machine that reaches the
-//! server, can give it in the user's place, requests must come from the page itself over the loopback; with
-//! `--mcp-remote` they must show a key instead.
+//! A call needs the user's consent, which the page obtains. So that neither another web page nor another machine can
+//! give it in the user's place, requests must come from the page itself over the loopback; with `--mcp-remote` they
+//! must send an API key instead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,42 +22,44 @@ use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::body::{FromJson, Json, Object};
-use super::{ApiError, App, guard, in_time};
+use super::{ApiError, App, guard, within_timeout};
 
-/// The header in which a browser says whether a page of another site sends the request.
+/// The header in which a browser states whether a page of another site sends the request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Headers that proxies add.
 const FORWARDED: [HeaderName; 4] =
     [header::FORWARDED, header::VIA, HeaderName::from_static("x-forwarded-for"), HeaderName::from_static("x-real-ip")];
 
-/// The tools that the page may call.
+/// The tools of MCP servers that the page may call.
 #[derive(Debug)]
 pub struct PageTools {
+    /// The MCP servers.
     toolbox: Arc<Toolbox>,
-    /// Pages on other machines may call the tools, with a key.
+    /// Whether pages on other machines may call the tools, with an API key.
     is_remote: bool,
-    /// One call of a server at a time: a server that hangs takes one thread, and no other server waits for it.
+    /// By server: one call at a time. A server that hangs occupies one thread and blocks no other server.
     calls: BTreeMap<String, Arc<Semaphore>>,
-    /// One list at a time.
+    /// One listing of tools at a time.
     lists: Arc<Semaphore>,
 }
 
 impl PageTools {
-    /// The tools of `toolbox`. `is_remote`: also for pages on other machines, which show a key.
+    /// The tools of `toolbox`. `is_remote`: pages on other machines may call them, too, with an API key.
     pub fn new(toolbox: Toolbox, is_remote: bool) -> Self {
         let one = || Arc::new(Semaphore::new(1));
         let calls = toolbox.servers().map(|name| (name.to_owned(), one())).collect();
         Self { toolbox: Arc::new(toolbox), is_remote, calls, lists: one() }
     }
 
-    /// Ends the MCP servers, but those that are busy with a call.
+    /// Ends the MCP servers, except those that are busy with a call.
     pub fn close(&self) {
         self.toolbox.close();
     }
 }
 
-/// The routes. None where no MCP server is configured, or where other machines reach the server without `--mcp-remote` and a key.
+/// The routes; none where no MCP server is configured, or where other machines reach this server without `--mcp-remote`
+/// and a key.
 pub fn router(app: &App, is_loopback: bool) -> Router<App> {
     match &app.options.tools {
         Some(tools) if is_loopback || (tools.is_remote && !app.options.keys.is_empty()) => Router::new()
@@ -81,8 +83,8 @@ async fn check_page(State(app): State<App>, request: Request, next: Next) -> Res
     }
 }
 
-/// Why a request does not come from this server's own page; `None`: it does. `has_key`: pages on other machines may call, with
-/// the key that the request has shown, and so may programs with the key.
+/// Returns the reason why a request does not come from this server's own page; `None`: it does. `has_key`: the request
+/// has sent a valid key, so pages on other machines and programs may call, too.
 fn page_problem(headers: &HeaderMap, has_key: bool) -> Option<&'static str> {
     let header = |name: HeaderName| Some(headers.get(name)?.to_str().unwrap_or_default());
     let host = header(HOST).unwrap_or_default();
@@ -96,7 +98,7 @@ fn page_problem(headers: &HeaderMap, has_key: bool) -> Option<&'static str> {
     if has_key {
         return None;
     }
-    // Not even the names of --allowed-host: behind a proxy others reach the server, too.
+    // The names of --allowed-host do not count: behind a proxy, other machines reach the server under them.
     if !guard::is_local(host, &[]) {
         return Some("the Host header does not name this machine; for others there is --mcp-remote, with a key");
     }
@@ -116,43 +118,46 @@ fn is_origin_of(origin: &str, host: &str) -> bool {
         && origin.authority().is_some_and(|authority| authority.as_str().eq_ignore_ascii_case(host))
 }
 
-/// The tools of all servers.
+/// The tools of all servers (JSON).
 #[derive(Serialize)]
-struct ToolList {
+struct PageToolList {
+    /// The tools.
     tools: Vec<PageTool>,
     /// Servers that could not be started, and tools that are left out.
     problems: Vec<Problem>,
 }
 
-/// A tool.
+/// A tool (JSON).
 #[derive(Serialize)]
 struct PageTool {
     /// Its server.
     server: String,
     /// Its name there.
     tool: String,
-    /// It is called without asking for consent.
+    /// Whether it is called without the user's consent.
     allowed: bool,
-    /// The tool as `/v1/chat/completions` takes it. Its name is unique among all.
+    /// The tool in the form of `/v1/chat/completions`. Its name is unique among all tools.
     function: Value,
 }
 
-/// A problem of a server, for the user.
+/// A message about a server, for the user.
 #[derive(Serialize)]
 struct Problem {
+    /// The server.
     server: String,
+    /// The message.
     message: String,
 }
 
 async fn list(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let toolbox = Arc::clone(&tools.toolbox);
-    let work = move |cancelled: Cancelled<'_>| ToolList::new(&toolbox, toolbox.connect(cancelled));
-    in_time(&app, on_thread(&tools.lists, work)).await.map(axum::Json)
+    let work = move |cancelled: Cancelled<'_>| PageToolList::new(&toolbox, toolbox.connect(cancelled));
+    within_timeout(&app, on_thread(&tools.lists, work)).await.map(axum::Json)
 }
 
-impl ToolList {
-    /// The tools of `reports`, each with whether `toolbox` allows it, for which a file may be read.
+impl PageToolList {
+    /// The tools in `reports`. Reads the file of consents to set `allowed`.
     fn new(toolbox: &Toolbox, reports: Vec<ServerReport>) -> Self {
         let tool = |offered: OfferedTool| PageTool {
             allowed: toolbox.allows(&offered.server, &offered.tool.name),
@@ -173,9 +178,9 @@ impl ToolList {
     }
 }
 
-/// A call of a tool.
+/// A call of a tool (JSON).
 #[derive(Debug, Deserialize)]
-struct Call {
+struct ToolCallRequest {
     /// The server.
     server: String,
     /// The tool's name there.
@@ -187,31 +192,33 @@ struct Call {
     consent: Option<Consent>,
 }
 
-impl FromJson for Call {
+impl FromJson for ToolCallRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         object.parse()
     }
 }
 
-/// The result of a call.
+/// The result of a call (JSON).
 #[derive(Serialize)]
 struct CallResult {
-    /// The text of the message to the model: plain text.
+    /// Plain text for the model.
     text: String,
-    /// The call, or the tool, failed.
+    /// Whether the call or the tool failed.
     is_error: bool,
 }
 
-async fn call(State(app): State<App>, request: Json<Call>) -> Result<impl IntoResponse, ApiError> {
+/// Calls a tool with the user's consent. A failed call is a result, which the model reads; only unknown tools and a
+/// missing consent are errors.
+async fn call(State(app): State<App>, request: Json<ToolCallRequest>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
-    let Call { server, tool, arguments, consent } = &*request;
+    let ToolCallRequest { server, tool, arguments, consent } = &*request;
     let Some(semaphore) = tools.calls.get(server) else {
         return Err(ApiError::not_found("server_not_found", format!("no MCP server {server:?} is configured")));
     };
     let toolbox = Arc::clone(&tools.toolbox);
     let (server, tool, arguments, consent) = (server.clone(), tool.clone(), arguments.clone(), *consent);
     let work = move |cancelled: Cancelled<'_>| toolbox.call(&server, &tool, &arguments, consent, cancelled);
-    let result = match in_time(&app, on_thread(semaphore, work)).await? {
+    let result = match within_timeout(&app, on_thread(semaphore, work)).await? {
         Ok(result) => CallResult { text: result.for_model(), is_error: result.is_error },
         Err(error @ (McpError::NoServer { .. } | McpError::NoTool { .. })) => {
             return Err(ApiError::not_found("tool_not_found", error.to_string()));
@@ -229,8 +236,8 @@ fn tools(app: &App) -> Result<&Arc<PageTools>, ApiError> {
     app.options.tools.as_ref().ok_or_else(|| ApiError::internal("there are no tools"))
 }
 
-/// Runs what may block for long on a thread of its own, when it has the semaphore: the runtime's threads stay free. It is cancelled
-/// when this future is dropped.
+/// Runs `work`, which may block for long, on a new thread once the semaphore is free. The work is cancelled when this
+/// future is dropped.
 async fn on_thread<T: Send + 'static>(
     semaphore: &Arc<Semaphore>,
     work: impl FnOnce(Cancelled<'_>) -> T + Send + 'static,
@@ -252,7 +259,7 @@ async fn on_thread<T: Send + 'static>(
     receiver.await.map_err(|_| ApiError::internal("the call met a defect"))
 }
 
-/// Sets the flag when it is dropped.
+/// Sets the flag on drop.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

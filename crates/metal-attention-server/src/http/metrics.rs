@@ -1,4 +1,4 @@
-//! `/metrics`: what was counted, in Prometheus' text format.
+//! `/metrics`: counters and gauges in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,29 +15,30 @@ use super::connections::Connections;
 use super::error::ErrorBody;
 use super::{App, llama_cpp, vllm_metrics};
 
-/// Upper bounds in seconds of the buckets of times.
+/// Upper bounds of the buckets of time histograms, in seconds.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// What is counted about requests and connections.
+/// Counters of the HTTP layer.
 #[derive(Default)]
 pub struct HttpMetrics {
-    /// Answers by route and status.
+    /// Responses by route and status.
     answers: Mutex<BTreeMap<(String, u16), u64>>,
-    /// From a request's head to the head of its answer.
-    answer_time: Times,
-    /// From the submission of a request to its first token.
-    first_token: Times,
+    /// The time from a request's head to the head of its response.
+    answer_time: TimeHistogram,
+    /// The time from the submission of a request to its first token.
+    first_token: TimeHistogram,
 }
 
-/// A histogram of times.
+/// A histogram of times with the bounds [`SECONDS`].
 #[derive(Default)]
-struct Times {
-    /// One more than [`SECONDS`]; not cumulated.
+struct TimeHistogram {
+    /// Counts by bucket, not cumulated; the last bucket has no upper bound.
     buckets: [AtomicU64; SECONDS.len() + 1],
+    /// The sum of all times.
     microseconds: AtomicU64,
 }
 
-impl Times {
+impl TimeHistogram {
     fn add(&self, time: Duration) {
         let seconds = time.as_secs_f64();
         let bucket = SECONDS.iter().position(|&bound| seconds <= bound).unwrap_or(SECONDS.len());
@@ -47,7 +48,7 @@ impl Times {
 }
 
 impl HttpMetrics {
-    /// Counts an answer of `route`, a pattern of the router.
+    /// Counts a response. `route` is a pattern of the router, not a path.
     pub fn answered(&self, route: &str, status: u16, time: Duration) {
         let mut answers = self.answers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *answers.entry((route.to_owned(), status)).or_default() += 1;
@@ -55,13 +56,13 @@ impl HttpMetrics {
         self.answer_time.add(time);
     }
 
-    /// Counts the first token of a text.
+    /// Records the time to the first token of a sequence.
     pub fn first_token(&self, time: Duration) {
         self.first_token.add(time);
     }
 }
 
-/// What the server has done so far, in Prometheus' text format.
+/// Reports all metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses(
     (status = 200, description = "Counters and gauges", body = String, content_type = "text/plain"),
     (status = 401, description = "No key, or a wrong one", body = ErrorBody),
@@ -86,61 +87,66 @@ pub async fn metrics(State(app): State<App>) -> Response {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// What was counted of a model that is loaded.
+/// The metrics of one loaded model.
 pub(super) struct ModelMetrics {
     /// The model's main name.
     pub name: String,
-    /// The label that its values have; empty where there is one model.
+    /// The label of its values, such as `model="name"`; empty where the server has one model.
     pub label: String,
-    /// Its replicas, and how many of them met a defect.
+    /// Number of its replicas.
     pub n_replicas: usize,
+    /// Replicas that have panicked.
     pub n_failed: usize,
-    /// What was counted about its requests.
+    /// The scheduler's metrics.
     pub scheduler: Metrics,
 }
 
 impl ModelMetrics {
-    /// The labels of a value, `own` among them.
-    fn labels(&self, own: &str) -> String {
-        let both: Vec<_> = [self.label.as_str(), own].into_iter().filter(|label| !label.is_empty()).collect();
+    /// Returns the labels of a value in braces: the model's and `extra`; empty where there are none.
+    fn labels(&self, extra: &str) -> String {
+        let both: Vec<_> = [self.label.as_str(), extra].into_iter().filter(|label| !label.is_empty()).collect();
         if both.is_empty() { String::new() } else { format!("{{{}}}", both.join(",")) }
     }
 }
 
-/// `text` as the value of a label.
+/// Escapes `text` for the value of a label.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Lines of Prometheus' format.
-pub(super) struct Lines {
-    /// What all names begin with.
+/// Builds metrics in Prometheus' text format.
+pub(super) struct MetricLines {
+    /// The prefix of all names.
     prefix: &'static str,
-    /// The lines so far.
+    /// The text so far.
     pub(super) text: String,
 }
 
-impl Lines {
+impl MetricLines {
+    /// An empty text.
     pub(super) fn new(prefix: &'static str) -> Self {
         Self { prefix, text: String::new() }
     }
 
+    /// Adds the HELP and TYPE lines of a metric.
     pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
         let prefix = self.prefix;
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} {kind}");
     }
 
+    /// Adds a value; `labels` are in braces, or empty.
     pub(super) fn value(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
         let _ = writeln!(self.text, "{}{name}{labels} {value}", self.prefix);
     }
 
+    /// Adds a metric that has one value without labels.
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
         self.head(name, kind, help);
         self.value(name, "", value);
     }
 
-    /// A value of each model.
+    /// Adds a metric with one value of each model.
     pub(super) fn each<T: std::fmt::Display>(
         &mut self,
         models: &[ModelMetrics],
@@ -153,7 +159,8 @@ impl Lines {
         }
     }
 
-    /// The values of a histogram whose buckets are not cumulated yet; `labels` gives those of a value.
+    /// Adds the values of a histogram. `buckets` are not cumulated; `labels` returns the labels of a value from its
+    /// own.
     fn buckets(&mut self, name: &str, labels: impl Fn(&str) -> String, bounds: &[f64], buckets: &[u64], sum: f64) {
         let mut total = 0;
         let bounds = bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
@@ -165,7 +172,8 @@ impl Lines {
         self.value(&format!("{name}_count"), &labels(""), total);
     }
 
-    fn times(&mut self, name: &str, help: &str, times: &Times) {
+    /// Adds a histogram of times.
+    fn times(&mut self, name: &str, help: &str, times: &TimeHistogram) {
         let buckets: Vec<u64> = times.buckets.iter().map(|n| n.load(Ordering::Relaxed)).collect();
         let seconds = times.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
         self.head(name, "histogram", help);
@@ -174,12 +182,13 @@ impl Lines {
     }
 }
 
+/// The metrics under this server's own names.
 fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, models: &[ModelMetrics]) -> String {
-    let mut lines = Lines::new("metal_attention_");
+    let mut lines = MetricLines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
-    let (given_up, refused) = connections.turned_away();
+    let (evicted, refused) = connections.evicted_and_refused();
     let help = "Connections that were closed while they waited for their clients, because others needed the room.";
-    lines.one("connections_given_up_total", "counter", help, given_up);
+    lines.one("connections_given_up_total", "counter", help, evicted);
     let help = "Connections for which there was no room, or an extra place only.";
     lines.one("connections_refused_total", "counter", help, refused);
     lines.one(
@@ -206,10 +215,10 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, mode
     lines.text
 }
 
-/// A number of a scheduler, with its name and what it is.
-type Number = (&'static str, &'static str, fn(&Metrics) -> u64);
+/// A metric of a scheduler: name, help, and value.
+type MetricColumn = (&'static str, &'static str, fn(&Metrics) -> u64);
 
-const COUNTERS: [Number; 8] = [
+const COUNTERS: [MetricColumn; 8] = [
     ("prompt_tokens_total", "Prompt tokens that were evaluated.", |m| m.prompt_tokens),
     ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", |m| m.cached_tokens),
     ("generated_tokens_total", "Tokens that were generated.", |m| m.generated_tokens),
@@ -220,7 +229,7 @@ const COUNTERS: [Number; 8] = [
     ("prefix_store_tokens_total", "Prompt tokens that came back from there.", |m| m.stored.tokens),
 ];
 
-const GAUGES: [Number; 12] = [
+const GAUGES: [MetricColumn; 12] = [
     ("requests_running", "Requests that are running now.", |m| m.running as u64),
     ("requests_waiting", "Requests that wait now.", |m| m.waiting as u64),
     ("kv_cache_pages_used", "Pages of the KV cache that hold something.", |m| m.pages_used as u64),
@@ -231,13 +240,14 @@ const GAUGES: [Number; 12] = [
         m.states.checkpoints as u64
     }),
     ("recurrent_states_free", "Recurrent states that there is room for yet.", |m| m.states.free as u64),
-    ("prefix_store_ram_texts", "Finished texts that main memory holds.", |m| m.stored.ram_texts as u64),
+    ("prefix_store_ram_texts", "Finished texts that main memory holds.", |m| m.stored.ram_sequences as u64),
     ("prefix_store_ram_bytes", "Bytes of main memory that they take.", |m| m.stored.ram_bytes),
-    ("prefix_store_disk_texts", "Finished texts that the disk holds.", |m| m.stored.disk_texts as u64),
+    ("prefix_store_disk_texts", "Finished texts that the disk holds.", |m| m.stored.disk_sequences as u64),
     ("prefix_store_disk_bytes", "Bytes of the disk that they take.", |m| m.stored.disk_bytes),
 ];
 
-fn render_schedulers(lines: &mut Lines, models: &[ModelMetrics]) {
+/// Adds the metrics of the models' schedulers.
+fn render_schedulers(lines: &mut MetricLines, models: &[ModelMetrics]) {
     for (name, help, value) in COUNTERS {
         lines.each(models, (name, "counter", help), |model| value(&model.scheduler));
     }
@@ -265,7 +275,7 @@ fn render_schedulers(lines: &mut Lines, models: &[ModelMetrics]) {
     lines.head("batch_tokens", "histogram", "Tokens of a step.");
     for model in models {
         let m = &model.scheduler;
-        let labels = |own: &str| model.labels(own);
+        let labels = |extra: &str| model.labels(extra);
         lines.buckets("batch_tokens", labels, &bounds, &m.batch_sizes, m.batch_tokens as f64);
     }
 }

@@ -1,10 +1,11 @@
-//! The server's HTTP side: OpenAI's interface over a [`Scheduler`](metal_attention::scheduler::Scheduler).
+//! The HTTP server: the interfaces of OpenAI, Anthropic, ollama and llama.cpp over a
+//! [`Scheduler`](metal_attention::scheduler::Scheduler).
 //!
-//! `server.rs` takes connections and ends them; `routes.rs` says which path leads where and what a request passes
-//! before; one file an endpoint has its types and what it does. `answer.rs` turns the scheduler's events into a whole
-//! answer or a stream.
+//! A request passes: `server.rs` (accepts connections), `routes.rs` and `guard.rs` (middleware), `body.rs` (JSON to a
+//! typed request), the handler in the folder of its interface (`openai/`, `responses/`, `anthropic/`, `ollama/`,
+//! `llama_cpp/`), `models/` (leases the model), `job/` (prompt, grammar and submission, without an interface's names),
+//! and `streaming.rs` (events to a response).
 
-mod answer;
 mod anthropic;
 mod app;
 mod body;
@@ -33,6 +34,7 @@ mod request_line;
 mod responses;
 mod routes;
 mod server;
+mod streaming;
 mod unsupported;
 mod vllm_metrics;
 mod work;
@@ -47,51 +49,56 @@ use error::ApiError;
 pub use job::sampling::SamplingFields;
 pub use mcp::PageTools;
 pub use models::{
-    Capabilities, KeepAlive, LoadError, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
+    Capabilities, KeepAlive, LoadError, LoadedModel, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
     ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
-pub use options::{EmptyKey, HttpOptions, Keys};
+pub use options::{ApiKeys, EmptyKey, HttpOptions};
 pub use request_line::LOG_TARGET;
 pub use responses::{ResponseStore, StoreError, StoreLimits};
 pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 
-/// Does with a request what takes a moment, where it holds up nobody. The request is gone when it is done.
+/// Runs `work`, the CPU-bound part of a request (templates, tokenisation, grammars, submission), on a blocking thread
+/// within the request timeout. The request and its body are dropped afterwards.
 async fn prepare<R: Send + 'static, T: Send + 'static>(
     app: &App,
     request: Json<R>,
     work: impl FnOnce(&App, &R) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    in_time(app, app.work.run(request.peer, request.weight, move || work(&owned, &request))).await
+    within_timeout(app, app.work.run(request.peer, request.work_size, move || work(&owned, &request))).await
 }
 
-/// Does what takes a moment and belongs to no body, where it holds up nobody.
-async fn apart<T: Send + 'static>(
+/// Runs `work` that needs no body, such as reading folders, on a blocking thread.
+async fn run_blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    joined(tokio::task::spawn_blocking(move || work(&owned)).await)
+    task_outcome(tokio::task::spawn_blocking(move || work(&owned)).await)
 }
 
-/// What a task came to. Its panic is the request's; the layer that catches panics makes an answer of it.
-fn joined<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
+/// The outcome of a task. A panic is resumed here: the middleware `catch_panic` turns it into an error response.
+fn task_outcome<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
     outcome.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => Err(ApiError::shutting_down()),
     })
 }
 
-/// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.
-async fn in_time<T>(app: &app::Parts, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+/// Waits for `work` at most for the request timeout (`--timeout`). Afterwards `work` is dropped, which cancels the
+/// sequences that it has submitted.
+async fn within_timeout<T>(
+    app: &app::AppState,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
     match app.options.timeout {
         Some(timeout) => tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(ApiError::deadline())),
         None => work.await,
     }
 }
 
-/// Seconds since 1970.
+/// The time in seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

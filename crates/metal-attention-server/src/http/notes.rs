@@ -1,5 +1,5 @@
-//! Response headers that say how a request was read: which fields had no effect, which parts of a schema are not enforced,
-//! what was cut off, which model answered.
+//! Response headers that report how a request was read: fields without effect, schema keywords that are not enforced,
+//! truncated parts, and the model that answered.
 
 use std::collections::BTreeSet;
 
@@ -8,60 +8,65 @@ use axum::http::header::HeaderName;
 use axum::response::Response;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-/// Fields that were accepted and have no effect here, separated by commas.
+/// Fields that were accepted but have no effect, separated by commas.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-ignored");
-/// Keywords of the request's JSON schemas that the grammar does not enforce, with their places, separated by commas.
+/// Keywords of the request's JSON schemas that the grammar does not enforce, as JSON pointers, separated by commas.
 pub const SCHEMA_UNSUPPORTED: HeaderName = HeaderName::from_static("x-schema-unsupported");
-/// Parts of the request of which the context had no room for all, separated by commas.
+/// Parts of the request that were truncated to fit the context, separated by commas.
 pub const TRUNCATED: HeaderName = HeaderName::from_static("x-truncated");
-/// How many of the conversation's oldest turns the context had no room for.
+/// The number of the conversation's oldest turns that were dropped to fit the context.
 pub const DROPPED_TURNS: HeaderName = HeaderName::from_static("x-dropped-turns");
-/// The name of the model that answered, where the request named another.
+/// The main name of the model that answered, where the request named another.
 pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
-/// Most bytes of a header's value; a longer list ends in `...`.
+/// Maximum bytes of a header's value; a longer list is cut and ends in `...`.
 const MAX_VALUE: usize = 2048;
 
-/// What is escaped in a header's value: other bytes than visible ASCII (always), and the separator.
+/// Escaped in a header's value besides bytes that are not visible ASCII: the separator and `%`.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b',');
 
-/// Collects what the response headers say while a request is read.
+/// Collects the contents of these headers while a request is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notes {
+    /// Names of fields without effect.
     ignored: BTreeSet<String>,
+    /// Places of schema keywords that are not enforced.
     schema_unsupported: BTreeSet<String>,
+    /// Names of truncated parts.
     truncated: BTreeSet<String>,
+    /// The number of dropped turns.
     dropped_turns: Option<String>,
+    /// The model that answers, if it is another one than the request names.
     model: Option<String>,
 }
 
 impl Notes {
-    /// The field `name` has no effect.
+    /// Records that the field `name` has no effect.
     pub fn ignored(&mut self, name: impl Into<String>) {
         self.ignored.insert(name.into());
     }
 
-    /// The schema keyword at `place`, such as `#/properties/d/uniqueItems`, is not enforced.
+    /// Records that the schema keyword at `place`, such as `#/properties/d/uniqueItems`, is not enforced.
     pub fn schema_unsupported(&mut self, place: impl Into<String>) {
         self.schema_unsupported.insert(place.into());
     }
 
-    /// The context has no room for all of the part `name`.
+    /// Records that the part `name` was truncated to fit the context.
     pub fn truncated(&mut self, name: impl Into<String>) {
         self.truncated.insert(name.into());
     }
 
-    /// The prompt is without the conversation's oldest `n` turns.
+    /// Records that the prompt lacks the conversation's oldest `n` turns.
     pub fn dropped_turns(&mut self, n: usize) {
         self.dropped_turns = Some(n.to_string());
     }
 
-    /// The request named another model than `model`, which answers it.
+    /// Records that `model` answers, where the request named another.
     pub fn answered_by(&mut self, model: impl Into<String>) {
         self.model = Some(model.into());
     }
 
-    /// Adds what `other` says.
+    /// Adds the notes of `other`, which take precedence.
     pub fn extend(&mut self, other: &Self) {
         self.ignored.extend(other.ignored.iter().cloned());
         self.schema_unsupported.extend(other.schema_unsupported.iter().cloned());
@@ -70,7 +75,7 @@ impl Notes {
         self.model = other.model.clone().or(self.model.take());
     }
 
-    /// `response` with a header for each kind of note that there is.
+    /// Adds the headers to `response`, one for each kind of note that there is.
     pub fn attach(&self, mut response: Response) -> Response {
         let headers = response.headers_mut();
         for (name, value) in [
@@ -86,7 +91,8 @@ impl Notes {
     }
 }
 
-/// `items` as a header's value: separated by commas, other bytes than visible ASCII percent-encoded. None where there are none.
+/// Returns `items` as a header's value: separated by commas, bytes other than visible ASCII percent-encoded; `None` if
+/// there are no items.
 fn list<'a>(items: impl IntoIterator<Item = &'a String>) -> Option<HeaderValue> {
     let mut value = String::new();
     for item in items {

@@ -1,4 +1,5 @@
-//! `/openapi.json`: the interface as an OpenAPI 3.1 description, made of the same types that answer requests.
+//! `/openapi.json`: the OpenAPI 3.1 description, generated from the types that read requests and write responses. Their
+//! doc comments are its descriptions.
 
 use utoipa::ToSchema;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -11,7 +12,7 @@ use super::dialect::Dialect;
 use super::error::ErrorBody;
 use super::{HttpOptions, anthropic, llama_cpp, ollama};
 
-/// Makes the schema of a request that is read as several types.
+/// Implements the schema of a request that is read as several types, as `allOf` of theirs.
 macro_rules! all_of {
     ($name:ident, $($part:ident),+) => {
         impl utoipa::PartialSchema for $name {
@@ -35,7 +36,7 @@ macro_rules! all_of {
 }
 pub(crate) use all_of;
 
-/// The description to which the routes add theirs.
+/// The empty description, to which the routes are added.
 pub fn base() -> OpenApi {
     let info = InfoBuilder::new()
         .title("metal-attention")
@@ -44,15 +45,15 @@ pub fn base() -> OpenApi {
     OpenApiBuilder::new().info(info.build()).build()
 }
 
-/// Adds what all routes share: errors and keys.
+/// Adds the errors and the API key to all operations.
 pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> OpenApi {
     let components = api.components.get_or_insert_default();
     components.schemas.extend(schemas::<ErrorBody>());
     components.schemas.extend(schemas::<anthropic::ErrorBody>());
     components.schemas.extend(schemas::<ollama::ErrorBody>());
     components.schemas.extend(schemas::<llama_cpp::ErrorBody>());
-    let asks_for_key = !options.keys.is_empty();
-    if asks_for_key {
+    let requires_key = !options.keys.is_empty();
+    if requires_key {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         components.security_schemes.insert("key".into(), RefOr::T(SecurityScheme::Http(bearer)));
     }
@@ -67,7 +68,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
             if checks_host {
                 add_error(operation, "403", "The Host header does not name this machine");
             }
-            if asks_for_key && !is_open {
+            if requires_key && !is_open {
                 add_error(operation, "401", "No key, or a wrong one");
                 operation.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
             }
@@ -89,24 +90,24 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
     api
 }
 
-/// Paths that need no key, whatever the options.
+/// Paths that never need an API key.
 pub const OPEN_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/openapi.json"];
 
-/// The operations of a path, and whether each has a body.
+/// The operations of a path, each with whether its request has a body.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
     let get = item.get.iter_mut().map(|operation| (operation, false));
     let delete = item.delete.iter_mut().map(|operation| (operation, false));
     get.chain(delete).chain(item.post.iter_mut().map(|operation| (operation, true)))
 }
 
-/// The schema of `T`, and those that it is made of, with their names.
+/// The schema of `T` and all schemas that it refers to, by name.
 fn schemas<T: ToSchema>() -> Vec<(String, RefOr<Schema>)> {
     let mut schemas = vec![(T::name().into_owned(), T::schema())];
     T::schemas(&mut schemas);
     schemas
 }
 
-/// The schema of an error's body.
+/// A reference to the schema of an interface's errors.
 fn error_body(dialect: Dialect) -> Ref {
     Ref::from_schema_name(match dialect {
         Dialect::OpenAi => ErrorBody::name(),

@@ -1,4 +1,4 @@
-//! How the server is set up.
+//! The options of the HTTP server, as the command line sets them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,54 +11,55 @@ use subtle::ConstantTimeEq;
 use super::PageTools;
 use super::responses::ResponseStore;
 
-/// How the server is set up.
+/// The options of the HTTP server.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Keys that clients must show one of; empty: everybody may ask.
-    pub keys: Keys,
-    /// Clients with a key may change models, also where the server does not listen on the loopback alone.
+    /// API keys, one of which each request must send; empty: no key is required.
+    pub keys: ApiKeys,
+    /// Whether clients with a key may change models even where the server does not listen on the loopback alone.
     pub allow_manage: bool,
-    /// `/metrics` needs no key, as a scraper that cannot send one wants it.
+    /// Whether `/metrics` needs no key, for scrapers that cannot send one.
     pub open_metrics: bool,
-    /// The origin whose pages may ask from a browser, `*` for any; `None`: this server's own page only.
+    /// The origin whose pages may send requests from a browser (CORS), `*` for any; `None`: only this server's own
+    /// page.
     pub cors_origin: Option<HeaderValue>,
-    /// Names besides `localhost` and IP addresses of the loopback that the Host header may have, where the server listens
-    /// on the loopback and asks for no key: that of `--host`, and those of a proxy (`--allowed-host`).
+    /// Host names that requests may have besides `localhost` and the loopback's IP addresses, where the server listens
+    /// on the loopback without keys: that of `--host`, and those of a proxy (`--allowed-host`).
     pub hosts: Vec<String>,
-    /// Conversations that the context has no room for lose their oldest turns, instead of being refused.
+    /// Whether a conversation that exceeds the context loses its oldest turns instead of being refused.
     pub context_shift: bool,
-    /// The folder for the files of slots; `None`: none is saved.
+    /// The folder for saved slots; `None`: saving is disabled.
     pub slot_save_path: Option<PathBuf>,
-    /// Most bytes of a request's body.
+    /// Maximum bytes of a request's body.
     pub max_body: usize,
-    /// Most bytes of all bodies that are held at a time.
+    /// Maximum bytes of all bodies in memory.
     pub max_bodies: usize,
-    /// Where responses are kept.
+    /// The store of responses (Responses interface).
     pub responses: ResponseStore,
-    /// Most connections at a time. Where there are more, those that wait for their clients are given up.
+    /// Maximum connections. At the limit, connections that wait for their clients are closed for new ones.
     pub max_connections: usize,
-    /// Most connections of one address at a time; `None`: three quarters of all.
+    /// Maximum connections of one address; `None`: three quarters of all.
     pub max_connections_per_address: Option<usize>,
-    /// Longest time between a connection and the end of a request's head, or between two requests.
+    /// Maximum time from the start of a connection, or from the previous response, to the end of a request's head.
     pub header_timeout: Duration,
-    /// Longest time from a request's head to the end of its body.
+    /// Maximum time from a request's head to the end of its body.
     pub read_timeout: Duration,
-    /// Longest time that a client may take no data of its answer.
+    /// Maximum time in which a client reads nothing of its response.
     pub write_timeout: Duration,
-    /// Longest time a request may take, waiting included.
+    /// Maximum time of a request, queueing included; `None`: unlimited.
     pub timeout: Option<Duration>,
-    /// How long requests are still taken after a shutdown was asked for, while `/ready` says that the server ends.
+    /// The time after a shutdown signal in which requests are still accepted while `/ready` fails.
     pub drain_delay: Duration,
-    /// How long running requests may go on after that.
+    /// The time after that in which running requests may finish.
     pub grace: Duration,
-    /// The tools of MCP servers that the page may call.
+    /// The MCP tools that the page may call; `None`: no MCP server is configured.
     pub tools: Option<Arc<PageTools>>,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
         Self {
-            keys: Keys::default(),
+            keys: ApiKeys::default(),
             allow_manage: false,
             open_metrics: false,
             cors_origin: None,
@@ -82,40 +83,40 @@ impl Default for HttpOptions {
 }
 
 impl HttpOptions {
-    /// Most connections of one address.
+    /// Maximum connections of one address.
     pub(super) fn connections_of_one(&self) -> usize {
         self.max_connections_per_address.unwrap_or(self.max_connections - self.max_connections / 4)
     }
 }
 
-/// No key can be so: it would match no request, or let everybody in.
+/// The error of an empty API key: it would match no request, or every one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an API key is empty")]
 pub struct EmptyKey;
 
-/// Keys of which a client must show one. They appear in no log.
+/// The API keys of the server. Their `Debug` output does not show them.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<String>);
+pub struct ApiKeys(Vec<String>);
 
-impl Keys {
-    /// These keys, without the white space around them.
+impl ApiKeys {
+    /// Keeps `keys` without surrounding white space. Fails if one is empty.
     pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Self, EmptyKey> {
         let key = |key: String| Some(key.trim().to_owned()).filter(|key| !key.is_empty()).ok_or(EmptyKey);
         Ok(Self(keys.into_iter().map(key).collect::<Result<_, _>>()?))
     }
 
-    /// Whether there is no key, so that everybody may ask.
+    /// Whether no key is required.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The number of `key`, where it is one of them, in a time that does not tell how much of it is right.
+    /// Returns the index of `key`; `None`: it is no valid key. Takes the same time however much of the key is correct.
     pub fn number(&self, key: &[u8]) -> Option<usize> {
         let equal = self.0.iter().map(|known| bool::from(known.as_bytes().ct_eq(key)));
         equal.enumerate().fold(None, |found, (i, equal)| if equal { Some(i) } else { found })
     }
 
-    /// A name for key `number` that tells nothing of it, and is the same as long as the key is.
+    /// Returns a stable identifier of key `number` from which the key cannot be derived.
     pub(super) fn fingerprint(&self, number: usize) -> Option<String> {
         let digest = Sha256::new_with_prefix("metal-attention key\n").chain_update(self.0.get(number)?).finalize();
         let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
@@ -123,7 +124,7 @@ impl Keys {
     }
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} keys", self.0.len())
     }
@@ -134,8 +135,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_key_opens_and_nothing_else() {
-        let keys = Keys::new(["one".to_owned(), " three\n".to_owned()]).unwrap();
+    fn any_key_is_accepted_and_nothing_else() {
+        let keys = ApiKeys::new(["one".to_owned(), " three\n".to_owned()]).unwrap();
         assert_eq!((keys.number(b"one"), keys.number(b"three")), (Some(0), Some(1)));
         for wrong in [&b""[..], b"on", b"onee", b"One", b"three "] {
             assert_eq!(keys.number(wrong), None, "{wrong:?}");
@@ -143,9 +144,9 @@ mod tests {
         assert_eq!(format!("{keys:?}"), "2 keys");
         assert_eq!(keys.fingerprint(0).map(|name| name.len()), Some(64));
         assert!(keys.fingerprint(0) != keys.fingerprint(1) && keys.fingerprint(2).is_none());
-        assert!(Keys::default().is_empty() && Keys::default().number(b"").is_none());
+        assert!(ApiKeys::default().is_empty() && ApiKeys::default().number(b"").is_none());
         for empty in ["", " ", "\n"] {
-            assert_eq!(Keys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);
+            assert_eq!(ApiKeys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The page at `/`: a chat in the browser.
+//! The web page at `/`: a chat in the browser. Its files lie in `page/`.
 
 use std::borrow::Cow;
 
@@ -10,12 +10,12 @@ use axum::response::{IntoResponse, Response};
 
 use super::ollama;
 
-/// Nothing but this server's own files, and no script or style inside the page.
+/// Content security policy: only files of this server, no inline script or style.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page; for a client that is no browser what ollama has here, by which its clients know that the server runs. `has_tools`: the
-/// page may call the tools of MCP servers.
+/// The page. A client that does not accept HTML gets the text of ollama's `/`, by which ollama's clients detect a
+/// running server. `has_tools`: the page may call the tools of MCP servers.
 pub fn html(headers: &HeaderMap, has_tools: bool) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {
@@ -26,42 +26,42 @@ pub fn html(headers: &HeaderMap, has_tools: bool) -> Response {
     file("text/html; charset=utf-8", page)
 }
 
-/// Its styles.
+/// The styles.
 pub async fn css() -> Response {
     file("text/css; charset=utf-8", include_str!("page/chat.css"))
 }
 
-/// What it does.
+/// The script of the chat.
 pub async fn script() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/chat.js"))
 }
 
-/// What the browser keeps.
+/// The script that stores settings and conversations in the browser.
 pub async fn store() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/store.js"))
 }
 
-/// Messages as elements.
+/// The script that renders messages.
 pub async fn view() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/view.js"))
 }
 
-/// The tools of MCP servers.
+/// The script that calls the tools of MCP servers.
 pub async fn tools() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/tools.js"))
 }
 
-/// From Markdown to elements of the page.
+/// The script that turns Markdown into elements.
 pub async fn markdown() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
 }
 
-/// The clipboard.
+/// The script that copies to the clipboard.
 pub async fn clipboard() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/clipboard.js"))
 }
 
-/// Its icon.
+/// The icon.
 pub async fn icon() -> Response {
     file("image/svg+xml", include_str!("page/icon.svg"))
 }

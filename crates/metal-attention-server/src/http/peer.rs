@@ -1,14 +1,14 @@
-//! Who is at the other end of a connection.
+//! The client of a connection, by its address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The address that a request came from: an extension of every request. Of an IPv6 address it is the network, as a
-/// single client has all addresses of one.
+/// The address that a request came from (an extension of every request). Of an IPv6 address only the /64 network is
+/// kept: one client has all addresses of its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer(pub IpAddr);
 
 impl Peer {
-    /// The client at `address`.
+    /// The peer at `address`.
     pub fn at(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),

@@ -1,4 +1,4 @@
-//! One line in the log for each request, when its answer has ended.
+//! One log line for each request, written when its response has ended.
 
 use std::fmt::Write;
 use std::future::Future;
@@ -11,131 +11,139 @@ tokio::task_local! {
     static CURRENT: Arc<RequestLine>;
 }
 
-/// The target of the lines, for log filters.
+/// The target of these lines, for log filters.
 pub const LOG_TARGET: &str = "requests";
 
-/// What the log says about a request. The line is written when the last handle is dropped: that of the response's head, or
-/// that of a stream that goes on after it. Neither prompts nor keys nor queries are in it.
+/// The log line of one request. It is written when the last reference is dropped: by the response's head, or by a
+/// stream that continues after it. It contains no prompts, keys or queries.
 #[derive(Debug)]
 pub struct RequestLine {
+    /// The request's id.
     id: String,
+    /// The HTTP method.
     method: String,
+    /// The router's pattern, not the path.
     route: String,
-    /// Watchers come every few seconds: their lines have the level debug.
-    watches: bool,
+    /// Whether a monitoring path is requested: such lines have the level debug.
+    is_monitoring: bool,
+    /// The start of the request.
     started: Instant,
-    so_far: Mutex<SoFar>,
+    /// The contents that are known so far.
+    state: Mutex<LineState>,
 }
 
-/// What is known of a request so far.
+/// The contents of the line that are known so far.
 #[derive(Debug, Default)]
-struct SoFar {
-    /// The status, once the head of the answer is there.
+struct LineState {
+    /// The status; `None` until the head of the response is ready.
     status: Option<u16>,
-    /// How long it waited for its model to be loaded.
+    /// The time that the request waited for its model to load; `None`: it was loaded.
     model_load: Option<Duration>,
-    /// Tokens of the prompts, those of them that were in the KV cache, and tokens generated.
+    /// Tokens of the prompts, tokens of them found in the prefix cache, and generated tokens.
     tokens: Option<(usize, usize, usize)>,
-    /// From a text's submission to its first token, and to its last one: of the texts the first, and the last.
+    /// The time from the submission to the first token of any sequence.
     first_token: Option<Duration>,
+    /// The time from the submission to the last token of any sequence.
     last_token: Option<Duration>,
-    /// Texts that have begun and not ended, and their tokens so far.
+    /// Sequences that have not ended.
     open: usize,
+    /// Tokens that were generated so far.
     sent: usize,
+    /// Whether a sequence has failed.
     failed: bool,
 }
 
 impl RequestLine {
-    /// Of a request that begins now.
-    pub fn new(id: String, method: &str, route: &str, watches: bool) -> Arc<Self> {
+    /// The line of a request that begins now. `route`: the router's pattern, not the path.
+    pub fn new(id: String, method: &str, route: &str, is_monitoring: bool) -> Arc<Self> {
         let (method, route) = (method.to_owned(), route.to_owned());
-        Arc::new(Self { id, method, route, watches, started: Instant::now(), so_far: Mutex::default() })
+        Arc::new(Self { id, method, route, is_monitoring, started: Instant::now(), state: Mutex::default() })
     }
 
-    /// Runs `request`, within which [`current`](Self::current) is this line.
+    /// Runs `request`, inside which [`current`](Self::current) returns this line.
     pub fn scope<F: Future>(self: Arc<Self>, request: F) -> impl Future<Output = F::Output> {
         CURRENT.scope(self, request)
     }
 
-    /// The line of the request that runs; none outside of one.
+    /// The line of the running request; `None` outside of one.
     pub fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// The head of the answer has this status.
+    /// Sets the status of the response.
     pub fn status(&self, status: u16) {
-        self.so_far().status = Some(status);
+        self.state().status = Some(status);
     }
 
-    /// The request waited this long for its model to be loaded.
+    /// Sets the time that the request waited for its model to load.
     pub fn waited_for_model(&self, time: Duration) {
-        self.so_far().model_load = Some(time);
+        self.state().model_load = Some(time);
     }
 
-    /// How long the request waited for its model to be loaded; `None`: it was loaded.
+    /// The time that the request waited for its model to load; `None`: it was loaded.
     pub fn model_load(&self) -> Option<Duration> {
-        self.so_far().model_load
+        self.state().model_load
     }
 
-    /// The request had so many tokens in all its texts, and none are generated.
+    /// Sets the number of prompt tokens of a request that generates none (embeddings, ranking).
     pub fn prompt_tokens(&self, n: usize) {
-        self.so_far().tokens = Some((n, 0, 0));
+        self.state().tokens = Some((n, 0, 0));
     }
 
-    /// The request has so many texts.
-    pub fn texts(&self, n: usize) {
-        self.so_far().open = n;
+    /// Sets the number of the request's sequences.
+    pub fn sequences(&self, n: usize) {
+        self.state().open = n;
     }
 
-    /// Something happened to one of its texts.
+    /// Counts an event of one of its sequences.
     pub fn event(&self, event: &Event) {
-        let mut so_far = self.so_far();
+        let mut state = self.state();
         match event {
             Event::Prompt(_) => {}
-            Event::Token { .. } => so_far.sent += 1,
+            Event::Token { .. } => state.sent += 1,
             Event::Done { usage, timings, .. } => {
                 let first = timings.queued + timings.prefill;
                 let last = first + timings.decode;
                 if usage.generated_tokens > 0 {
-                    so_far.first_token = Some(so_far.first_token.map_or(first, |other| other.min(first)));
-                    so_far.last_token = Some(so_far.last_token.map_or(last, |other| other.max(last)));
+                    state.first_token = Some(state.first_token.map_or(first, |other| other.min(first)));
+                    state.last_token = Some(state.last_token.map_or(last, |other| other.max(last)));
                 }
-                so_far.open = so_far.open.saturating_sub(1);
-                let (prompt, cached, generated) = so_far.tokens.unwrap_or_default();
-                so_far.tokens = Some((
+                state.open = state.open.saturating_sub(1);
+                let (prompt, cached, generated) = state.tokens.unwrap_or_default();
+                state.tokens = Some((
                     prompt + usage.prompt_tokens,
                     cached + usage.cached_tokens,
                     generated + usage.generated_tokens,
                 ));
             }
-            Event::Failed(_) => so_far.failed = true,
+            Event::Failed(_) => state.failed = true,
         }
     }
 
-    fn so_far(&self) -> MutexGuard<'_, SoFar> {
-        self.so_far.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, LineState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line, after `took`.
+    /// The line of a request that took `took`.
     fn text(&self, took: Duration) -> String {
-        let so_far = self.so_far();
+        let state = self.state();
         let mut line = format!("{} {} ", self.method, self.route);
-        let _ = match so_far.status {
+        let _ = match state.status {
             Some(status) => write!(line, "{status}"),
             None => write!(line, "client left"),
         };
-        if so_far.failed {
+        if state.failed {
             line += " failed";
-        } else if so_far.status.is_some() && so_far.open > 0 {
-            let _ = write!(line, " client left after {} tokens", so_far.sent);
+        } else if state.status.is_some() && state.open > 0 {
+            let _ = write!(line, " client left after {} tokens", state.sent);
         }
         let _ = write!(line, " in {:.2} s", took.as_secs_f64());
-        if let Some((prompt, cached, generated)) = so_far.tokens {
+        if let Some((prompt, cached, generated)) = state.tokens {
             let _ = write!(line, ", tokens: {prompt} in, {cached} cached, {generated} out");
         }
-        if let (Some(first), Some(last)) = (so_far.first_token, so_far.last_token) {
+        if let (Some(first), Some(last)) = (state.first_token, state.last_token) {
             let _ = write!(line, ", first after {:.2} s", first.as_secs_f64());
-            let n = so_far.tokens.map_or(0, |(_, _, generated)| generated);
+            let n = state.tokens.map_or(0, |(_, _, generated)| generated);
             let seconds = last.saturating_sub(first).as_secs_f64();
             if n > 1 && seconds > 0.0 {
                 let _ = write!(line, ", {:.1} tokens/s", (n - 1) as f64 / seconds);
@@ -149,7 +157,7 @@ impl RequestLine {
 impl Drop for RequestLine {
     fn drop(&mut self) {
         let line = self.text(self.started.elapsed());
-        if self.watches {
+        if self.is_monitoring {
             tracing::debug!(target: LOG_TARGET, parent: None, "{line}");
         } else {
             tracing::info!(target: LOG_TARGET, parent: None, "{line}");
@@ -168,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_a_request_took() {
+    fn a_line_has_the_tokens_and_times_of_a_request() {
         let line = RequestLine::new("req-1".into(), "POST", "/v1/completions", false);
         assert_eq!(line.text(Duration::from_millis(10)), "POST /v1/completions client left in 0.01 s, req-1");
         line.status(200);
-        line.texts(1);
+        line.sequences(1);
         line.event(&token());
         assert_eq!(
             line.text(Duration::from_millis(10)),
@@ -195,7 +203,7 @@ mod tests {
             line.text(Duration::from_millis(1250)),
             "POST /v1/completions 200 in 1.25 s, tokens: 12 in, 8 cached, 1 out, first after 0.25 s, req-1"
         );
-        let mut more = line.so_far();
+        let mut more = line.state();
         more.tokens = Some((12, 8, 41));
         more.last_token = Some(Duration::from_millis(1250));
         drop(more);

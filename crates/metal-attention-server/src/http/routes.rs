@@ -1,4 +1,4 @@
-//! Which path leads where, and what a request passes before.
+//! The routes of the server, and the middleware before them.
 
 use std::panic::AssertUnwindSafe;
 
@@ -18,7 +18,8 @@ use super::openai::{chat, completions, embeddings, models, rerank};
 use super::responses::{create, stored};
 use super::{ApiError, App, anthropic, dialect, guard, health, mcp, metrics, notes, ollama, openapi, page};
 
-/// All routes. `is_loopback`: only this machine reaches the server; `checks_host`: only its names may lead here.
+/// All routes. `is_loopback`: the server listens on the loopback only; `checks_host`: Host headers must name this
+/// machine.
 pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
@@ -98,7 +99,7 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     layers(router, app, checks_host).with_state(app.clone())
 }
 
-/// The route of `handler` at another path, as llama.cpp has OpenAI's.
+/// The route of `handler` at an additional path, as llama.cpp has them for OpenAI's.
 fn at(path: &str, handler: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
     let (schemas, mut paths, methods) = handler;
     paths.paths = std::mem::take(&mut paths.paths).into_values().map(|item| (path.to_owned(), item)).collect();
@@ -110,8 +111,8 @@ fn at(path: &str, handler: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
     (schemas, paths, methods)
 }
 
-/// What those that watch over the server read, and nothing else: without a key, and with room of its own.
-pub fn watchers_router(app: &App, checks_host: bool) -> Router {
+/// The monitoring routes alone (`--metrics-port`): without a key, and with connections of their own.
+pub fn monitoring_router(app: &App, checks_host: bool) -> Router {
     let router = Router::new()
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
@@ -122,9 +123,9 @@ pub fn watchers_router(app: &App, checks_host: bool) -> Router {
     layers(router, app, checks_host).with_state(app.clone())
 }
 
-/// What a request passes before any route, from the last to the first.
+/// The middleware before all routes. The last layer here is the outermost: it sees a request first.
 fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
-    let mut router = router.layer(from_fn(catch_panic)).layer(from_fn(guard::check_room));
+    let mut router = router.layer(from_fn(catch_panic)).layer(from_fn(guard::check_connection_limit));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }
@@ -133,7 +134,8 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
         let cors = CorsLayer::new()
             .allow_origin(origin)
             .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::DELETE])
-            // Libraries send headers of their own, such as x-stainless-os: those that the browser asks for are allowed.
+            // Client libraries send headers of their own, such as x-stainless-os: all headers that the browser requests
+            // are allowed.
             .allow_headers(AllowHeaders::mirror_request())
             .allow_private_network(true)
             .expose_headers([
@@ -161,7 +163,8 @@ async fn method_not_allowed(request: Request) -> ApiError {
     ApiError::method_not_allowed(format!("{path} does not take {}; see /openapi.json", request.method()))
 }
 
-/// Answers where a request met a defect. The panic's message may quote the request, so it is not told.
+/// Middleware: turns a handler's panic into a 500 response. The panic's message may quote the request, so it is not
+/// shown.
 async fn catch_panic(request: Request, next: Next) -> Response<Body> {
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
         tracing::error!("a request panicked");
@@ -179,11 +182,10 @@ mod tests {
 
     use super::*;
     use crate::http::peer::Peer;
-    use crate::http::work::Weight;
+    use crate::http::work::WorkSize;
     use crate::http::{HttpOptions, ModelsOptions, metrics};
 
-    /// A handler that panics, itself or on a thread that may block, is answered with 500, and tells nothing of the
-    /// request.
+    /// A panic of a handler, in its task or on a blocking thread, becomes a 500 that shows nothing of the request.
     #[test]
     fn a_panic_of_a_handler_is_an_error_of_its_request() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -192,7 +194,7 @@ mod tests {
         let work = app.clone();
         let blocks = async move || {
             let panics = || -> Result<(), ApiError> { panic!("the secret prompt") };
-            work.work.run(Peer::at([127, 0, 0, 1].into()), Weight::Small, panics).await
+            work.work.run(Peer::at([127, 0, 0, 1].into()), WorkSize::Small, panics).await
         };
         let router = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
         let router = router.route("/metrics", get(metrics::metrics));
@@ -212,7 +214,7 @@ mod tests {
             let error = &serde_json::from_str::<Value>(&body).unwrap()["error"];
             assert_eq!((&error["code"], &error["type"]), (&"internal_error".into(), &"server_error".into()));
         }
-        // It is counted like every other answer, and the server goes on.
+        // The request is counted like any other, and the server continues.
         let counted = "http_responses_total{route=\"/panics\",status=\"500\"} 2";
         let (head, body) = ask("/metrics");
         assert!(head.status == StatusCode::OK && body.contains(counted), "{body}");

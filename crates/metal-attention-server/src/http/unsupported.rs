@@ -1,9 +1,9 @@
-//! Fields that other servers know and this one does not: where a request asks for something by one of them, it is
-//! refused rather than answered as if it had not asked.
+//! Fields that other servers support and this one does not. A request that uses one is refused rather than answered as
+//! if the field were absent.
 //!
-//! A field is refused only with a value that asks for something: null, false, and what is empty never do, nor do the
-//! values listed with it. What changes nothing that the client could miss (`user`, `metadata`, ...) is passed over and
-//! named in the header `x-ignored`. Each dialect has a table of both.
+//! A field is refused only with a value that has an effect elsewhere: null, false and empty values never have one, nor
+//! do the neutral values listed with the field. Fields that do not change the result (`user`, `metadata`, ...) are
+//! ignored and reported in the header `x-ignored`. Each interface has a table of both.
 
 use std::fmt;
 
@@ -16,35 +16,36 @@ use super::notes::Notes;
 /// A field that is refused.
 #[derive(Debug, PartialEq)]
 pub struct RefusedField {
-    /// The field.
+    /// The field's name.
     pub name: &'static str,
-    /// Values that ask for nothing, besides null, false and what is empty.
+    /// Values without effect, besides null, false and empty ones.
     pub neutral: &'static [Neutral],
-    /// What to do instead.
+    /// A replacement, for the error.
     pub instead: &'static str,
 }
 
-/// A row of a dialect's table of fields that are refused.
+/// Returns a row of an interface's table of refused fields.
 pub const fn refused(name: &'static str, neutral: &'static [Neutral], instead: &'static str) -> RefusedField {
     RefusedField { name, neutral, instead }
 }
 
-/// A value that asks for nothing.
+/// A value without effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Neutral {
-    /// True; false asks for something then.
+    /// True; then false has an effect.
     True,
     /// A number.
     Number(f64),
-    /// All numbers below 0.
+    /// All negative numbers.
     Negative,
-    /// A string, a list of it alone, or an object with it as `type`.
+    /// A string, a list of only this string, or an object with it as `type`.
     Word(&'static str),
 }
 
 use Neutral::{Negative, Number, True, Word};
 
-/// Refuses a request that asks for something by one of the fields `refused`, and notes those of `ignored` by which it does.
+/// Refuses a request in which one of the fields `refused` has an effect. Returns notes of those `ignored` fields that
+/// would have one.
 pub fn check<'a>(
     object: &Object<'_>,
     refused: impl IntoIterator<Item = &'a RefusedField>,
@@ -52,26 +53,26 @@ pub fn check<'a>(
 ) -> Result<Notes, ApiError> {
     let mut notes = Notes::default();
     let refused: Vec<_> = refused.into_iter().collect();
-    // What is no value is for those to say who read it.
-    let asks = |value, neutral| Asks(neutral).deserialize(value).unwrap_or(false);
+    // A value of a wrong type is reported by the type that reads the field.
+    let has_effect = |value, neutral| HasEffect(neutral).deserialize(value).unwrap_or(false);
     for (name, value) in object.fields() {
         if let Some(field) = refused.iter().find(|field| field.name == name) {
-            if asks(value, field.neutral) {
+            if has_effect(value, field.neutral) {
                 let message = format!("{name} is not supported: {}", field.instead);
                 return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
             }
-        } else if ignored.contains(&name) && asks(value, &[]) {
+        } else if ignored.contains(&name) && has_effect(value, &[]) {
             notes.ignored(name);
         }
     }
     Ok(notes)
 }
 
-/// Tells whether a value asks for something, given values that do not.
+/// Whether a value has an effect, given the values without one.
 #[derive(Clone, Copy)]
-struct Asks(&'static [Neutral]);
+struct HasEffect(&'static [Neutral]);
 
-impl Asks {
+impl HasEffect {
     fn unless(self, neutral: Neutral) -> bool {
         !self.0.contains(&neutral)
     }
@@ -81,7 +82,7 @@ impl Asks {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Asks {
+impl<'de> DeserializeSeed<'de> for HasEffect {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
@@ -89,7 +90,7 @@ impl<'de> DeserializeSeed<'de> for Asks {
     }
 }
 
-impl<'de> Visitor<'de> for Asks {
+impl<'de> Visitor<'de> for HasEffect {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,7 +102,7 @@ impl<'de> Visitor<'de> for Asks {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<bool, E> {
-        // Where true asks for nothing, false does.
+        // Where true has no effect, false has one.
         Ok(value == self.unless(True))
     }
 
@@ -122,18 +123,18 @@ impl<'de> Visitor<'de> for Asks {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
-        let mut asks = false;
+        let mut has_effect = false;
         while let Some(one) = list.next_element_seed(self)? {
-            asks |= one || !self.has_words();
+            has_effect |= one || !self.has_words();
         }
-        Ok(asks)
+        Ok(has_effect)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut asks = false;
+        let mut has_effect = false;
         while let Some(name) = map.next_key::<String>()? {
-            asks |= map.next_value_seed(self)? || name != "type" || !self.has_words();
+            has_effect |= map.next_value_seed(self)? || name != "type" || !self.has_words();
         }
-        Ok(asks)
+        Ok(has_effect)
     }
 }

@@ -1,21 +1,19 @@
-//! The part of `/metrics` under vLLM's names: what routers of inference requests read, as the [model server protocol] of
-//! the Gateway API Inference Extension wants it.
-//!
-//! [model server protocol]: https://gateway-api-inference-extension.sigs.k8s.io/concepts/model-server-protocol/
+//! The part of `/metrics` under vLLM's names, which routers of inference requests read: the [model server protocol] of
+//! the Gateway API Inference Extension.
 
 use metal_attention::scheduler::Metrics;
 
-use super::metrics::{Lines, ModelMetrics, escaped};
+use super::metrics::{MetricLines, ModelMetrics, escaped};
 
-/// The metrics of `models`, of a server that was started at `started`, in seconds since 1970.
+/// Returns the metrics of `models`. `started`: the start of the server, in seconds since 1970.
 pub fn render(started: u64, models: &[ModelMetrics]) -> String {
     if models.is_empty() {
         return String::new();
     }
-    let mut lines = Lines::new("vllm:");
+    let mut lines = MetricLines::new("vllm:");
     let name = |model: &ModelMetrics| format!("model_name=\"{}\"", escaped(&model.name));
     let of_model = |model: &ModelMetrics| format!("{{{},engine=\"0\"}}", name(model));
-    // vLLM serves one model, and does not name it here.
+    // vLLM serves one model and has no model label here.
     let or_several = |model: &ModelMetrics, labels: String| match models {
         [_] => format!("{{{labels}}}"),
         _ => format!("{{{},{labels}}}", name(model)),
@@ -41,7 +39,7 @@ pub fn render(started: u64, models: &[ModelMetrics]) -> String {
         or_several(model, labels)
     };
     gauge("cache_config_info", "The KV cache: positions of a page, and pages.", &cache, &|_| 1.0);
-    // Without adapters nothing changes after the start. Readers take the value for the time of the last change.
+    // There are no adapters. Routers read the value as the time of the last change of adapters.
     let adapters = |model: &ModelMetrics| {
         or_several(model, "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"".to_owned())
     };
@@ -54,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_types_and_labels_are_those_of_the_protocol() {
+    fn names_types_and_labels_follow_the_protocol() {
         let metrics = Metrics {
             running: 3,
             waiting: 5,
@@ -89,7 +87,7 @@ mod tests {
                 r#"vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1795293423"#,
             ]
         );
-        // A model without a cache that is counted uses nothing of it.
+        // Without a KV cache the share in use is 0.
         let two = render(0, &[model("m", Metrics::default()), model("n", Metrics::default())]);
         assert!(two.contains("vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0\n"));
         assert!(two.contains("vllm:lora_requests_info{model_name=\"n\",max_lora=\"0\","));

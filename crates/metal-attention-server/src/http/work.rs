@@ -1,7 +1,8 @@
-//! Work that takes a moment: on threads that may block, shared out so that nobody's large requests hold up others.
+//! Limits the CPU work of requests (parsing, templates, tokenisation, grammars) on blocking threads, so that large
+//! requests of one client do not delay other clients.
 //!
-//! Small work has threads of its own. Large work takes units of a few by its size, and of these one client has half at
-//! most: what others ask for begins while its next piece waits.
+//! Small work and large work have separate limits. Large work occupies units by its size; one client may occupy half of
+//! them, so other clients' work starts while its own is queued.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,31 +10,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::peer::Peer;
-use super::{ApiError, joined};
+use super::{ApiError, task_outcome};
 
-/// Pieces of small work that run at once.
+/// Maximum concurrent pieces of small work.
 const SMALL_AT_ONCE: usize = 4;
-/// Units of large work that run at once.
+/// Total units of large work.
 const LARGE_UNITS: usize = 4;
-/// Units of large work of one client that run at once.
+/// Units of large work that one client may occupy.
 const UNITS_OF_ONE: usize = 2;
-/// Threads that this takes, if it is to have its way.
+/// Blocking threads that the limits can occupy: the runtime's pool should have at least as many.
 pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS;
 
-/// How much work a request makes.
+/// The size of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
-    /// Done at once.
+pub enum WorkSize {
+    /// A body of at most 64 KiB without schemas.
     Small,
-    /// So many units.
+    /// A larger body, or schemas: occupies this many units.
     Large(u32),
 }
 
-impl Weight {
-    /// Of a request with a body of `bytes`, whose schemas have `schema_values` values.
+impl WorkSize {
+    /// The size for a body of `bytes` bytes whose schemas have `schema_values` values (see `limits::check`).
     pub fn new(bytes: usize, schema_values: usize) -> Self {
         match (bytes, schema_values) {
-            // A format that is no schema has two values. A small schema can make much work.
+            // A format that is no schema has two values. Even a small schema can cause much work.
             (0..=0x1_0000, 0..=2) => Self::Small,
             (0..=0x10_0000, 0..=2048) => Self::Large(1),
             _ => Self::Large(UNITS_OF_ONE as u32),
@@ -41,15 +42,17 @@ impl Weight {
     }
 }
 
-/// Shares the threads out.
-pub struct Work {
+/// The limits on concurrent work.
+pub struct WorkLimiter {
+    /// Permits of small work.
     small: Arc<Semaphore>,
+    /// Units of large work.
     large: Arc<Semaphore>,
-    /// The units of clients that have large work.
+    /// Units of large work by client, of clients that have some.
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 
-impl Default for Work {
+impl Default for WorkLimiter {
     fn default() -> Self {
         Self {
             small: Arc::new(Semaphore::new(SMALL_AT_ONCE)),
@@ -59,67 +62,77 @@ impl Default for Work {
     }
 }
 
-impl Work {
-    /// Runs `work` for `peer` where it holds up nobody, once it is its turn.
+impl WorkLimiter {
+    /// Runs `work` for `peer` on a blocking thread, once a permit of its size is free.
     pub async fn run<T: Send + 'static>(
         &self,
         peer: Peer,
-        weight: Weight,
+        work_size: WorkSize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = self.turn(peer, weight).await;
-        // Where the client goes away the work goes on to its end, and keeps its turn as long.
+        let permit = self.acquire(peer, work_size).await;
+        // The work runs to its end even if the client disconnects, and keeps its permit until then.
         let work = move || {
-            let _turn = turn;
+            let _permit = permit;
             work()
         };
-        joined(tokio::task::spawn_blocking(work).await)
+        task_outcome(tokio::task::spawn_blocking(work).await)
     }
 
-    async fn turn(&self, peer: Peer, weight: Weight) -> Turn {
-        // The semaphores are never closed.
-        match weight {
-            Weight::Small => Turn { _shared: Arc::clone(&self.small).acquire_owned().await.ok(), _own: None },
-            Weight::Large(units) => {
-                let own = self.client(peer).acquire(units).await;
-                let shared = Arc::clone(&self.large).acquire_many_owned(units).await.ok();
-                Turn { _shared: shared, _own: Some(own) }
+    /// Waits for a permit: for large work first for the client's units, so that a waiting client occupies none of the
+    /// server's.
+    async fn acquire(&self, peer: Peer, work_size: WorkSize) -> WorkPermit {
+        // The semaphores are never closed, so `ok` loses no error.
+        match work_size {
+            WorkSize::Small => {
+                WorkPermit { _total_units: Arc::clone(&self.small).acquire_owned().await.ok(), _client_units: None }
+            }
+            WorkSize::Large(units) => {
+                let client_units = self.client(peer).acquire(units).await;
+                let total_units = Arc::clone(&self.large).acquire_many_owned(units).await.ok();
+                WorkPermit { _total_units: total_units, _client_units: Some(client_units) }
             }
         }
     }
 
-    fn client(&self, peer: Peer) -> Client {
+    fn client(&self, peer: Peer) -> ClientUnits {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let units = clients.entry(peer).or_insert_with(|| Arc::new(Semaphore::new(UNITS_OF_ONE)));
-        Client { peer, units: Arc::clone(units), permit: None, clients: Arc::clone(&self.clients) }
+        ClientUnits { peer, units: Arc::clone(units), permit: None, clients: Arc::clone(&self.clients) }
     }
 }
 
-/// The right to run a piece of work.
-struct Turn {
-    _shared: Option<OwnedSemaphorePermit>,
-    _own: Option<Client>,
+/// The permit to run a piece of work.
+struct WorkPermit {
+    /// Units of the server: a permit of small work, or units of large work.
+    _total_units: Option<OwnedSemaphorePermit>,
+    /// Units of the client's share; `None` for small work.
+    _client_units: Option<ClientUnits>,
 }
 
-/// A client's share of the large work, which is forgotten with the client's last piece.
-struct Client {
+/// A client's units of large work. The client's entry in `clients` is removed with its last piece of work.
+struct ClientUnits {
+    /// The client.
     peer: Peer,
+    /// The client's share.
     units: Arc<Semaphore>,
+    /// The acquired units; `None` before.
     permit: Option<OwnedSemaphorePermit>,
+    /// The shares of all clients.
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 
-impl Client {
+impl ClientUnits {
     async fn acquire(mut self, units: u32) -> Self {
         self.permit = Arc::clone(&self.units).acquire_many_owned(units).await.ok();
         self
     }
 }
 
-impl Drop for Client {
+impl Drop for ClientUnits {
     fn drop(&mut self) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        // A permit holds its semaphore, too.
+        // The permit holds a reference to the semaphore, too.
         self.permit = None;
         if Arc::strong_count(&self.units) == 2 {
             clients.remove(&self.peer);
@@ -137,8 +150,13 @@ mod tests {
         Peer::at([10, 0, 0, n].into())
     }
 
-    /// Large work of one client that goes on until it is told to end, and how to tell it.
-    fn block(work: &Arc<Work>, peer: Peer, weight: Weight) -> (tokio::task::JoinHandle<()>, Sender<()>, Receiver<()>) {
+    /// Starts large work of one client that runs until a message is sent; returns the sender and what signals its
+    /// start.
+    fn block(
+        work: &Arc<WorkLimiter>,
+        peer: Peer,
+        work_size: WorkSize,
+    ) -> (tokio::task::JoinHandle<()>, Sender<()>, Receiver<()>) {
         let (end, ended) = channel::<()>();
         let (begin, begun) = channel();
         let work = Arc::clone(work);
@@ -147,16 +165,16 @@ mod tests {
             let _ = ended.recv();
             Ok(())
         };
-        (tokio::spawn(async move { work.run(peer, weight, blocked).await.unwrap() }), end, begun)
+        (tokio::spawn(async move { work.run(peer, work_size, blocked).await.unwrap() }), end, begun)
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn one_client_does_not_hold_up_another() {
-        let work = Arc::new(Work::default());
-        let many: Vec<_> = (0..40).map(|i| block(&work, peer(1), Weight::Large(1 + i % 2))).collect();
-        let run = async |peer, weight| work.run(peer, weight, || Ok(7)).await.unwrap();
-        assert_eq!(run(peer(2), Weight::Large(2)).await, 7);
-        assert_eq!(run(peer(1), Weight::Small).await, 7);
+    async fn large_work_of_one_client_does_not_delay_another() {
+        let work = Arc::new(WorkLimiter::default());
+        let many: Vec<_> = (0..40).map(|i| block(&work, peer(1), WorkSize::Large(1 + i % 2))).collect();
+        let run = async |peer, work_size| work.run(peer, work_size, || Ok(7)).await.unwrap();
+        assert_eq!(run(peer(2), WorkSize::Large(2)).await, 7);
+        assert_eq!(run(peer(1), WorkSize::Small).await, 7);
         let begun = || many.iter().filter(|(.., begun)| begun.try_recv().is_ok()).count();
         assert!(begun() <= UNITS_OF_ONE, "of what one client wants little runs at once");
         for (_, end, _) in &many {
@@ -165,7 +183,7 @@ mod tests {
         for (task, ..) in many {
             task.await.unwrap();
         }
-        // Answers come a moment before the threads that made them are through.
+        // A response arrives shortly before the thread has released its permit.
         let start = std::time::Instant::now();
         while !work.clients.lock().unwrap().is_empty() {
             assert!(start.elapsed().as_secs() < 10, "nothing is kept of clients that have no work");
@@ -174,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn more_weighs_more() {
-        assert_eq!(Weight::new(1000, 0), Weight::Small);
-        assert_eq!(Weight::new(100_000, 0), Weight::Large(1));
-        assert_eq!(Weight::new(1000, 2), Weight::Small);
-        assert_eq!(Weight::new(1000, 3), Weight::Large(1));
-        assert_eq!(Weight::new(1000, 10_000), Weight::Large(2));
-        assert_eq!(Weight::new(8 << 20, 0), Weight::Large(2));
+    fn larger_bodies_are_larger_work() {
+        assert_eq!(WorkSize::new(1000, 0), WorkSize::Small);
+        assert_eq!(WorkSize::new(100_000, 0), WorkSize::Large(1));
+        assert_eq!(WorkSize::new(1000, 2), WorkSize::Small);
+        assert_eq!(WorkSize::new(1000, 3), WorkSize::Large(1));
+        assert_eq!(WorkSize::new(1000, 10_000), WorkSize::Large(2));
+        assert_eq!(WorkSize::new(8 << 20, 0), WorkSize::Large(2));
     }
 }

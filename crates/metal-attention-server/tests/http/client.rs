@@ -9,7 +9,8 @@ use std::time::Duration;
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{
-    HttpOptions, Listeners, Loaded, ModelCard, ModelSource, ModelsOptions, Placement, ServeError, SourceError, serve,
+    HttpOptions, Listeners, LoadedModel, ModelCard, ModelSource, ModelsOptions, Placement, ServeError, SourceError,
+    serve,
 };
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -25,27 +26,32 @@ pub struct Server {
 }
 
 /// The built-in model, ready to answer.
-pub fn load(n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
+pub fn load(n_parallel: usize, n_queue: usize) -> Result<LoadedModel, Error> {
     load_model(Model::built_in()?, n_parallel, n_queue)
 }
 
 /// `model`, ready to answer.
-pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
+pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<LoadedModel, Error> {
     let engine = EngineOptions { device: Device::Cpu, n_seq: n_parallel, n_threads: Some(1), ..Default::default() };
     load_with(model, &engine, n_parallel, n_queue)
 }
 
 /// `model` as `engine` runs it, ready to answer.
-pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queue: usize) -> Result<Loaded, Error> {
+pub fn load_with(
+    model: Model,
+    engine: &EngineOptions,
+    n_parallel: usize,
+    n_queue: usize,
+) -> Result<LoadedModel, Error> {
     let pass = model.forward_pass(engine)?;
     let options = SchedulerOptions { n_parallel, n_queue, ..Default::default() };
-    Ok(Loaded::start(model, pass, &options).unwrap())
+    Ok(LoadedModel::start(model, pass, &options).unwrap())
 }
 
 /// A model that this loads once.
 pub struct Once<F>(Mutex<Option<F>>);
 
-impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
+impl<F: FnOnce() -> Result<LoadedModel, Error> + Send> ModelSource for Once<F> {
     fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
     }
@@ -54,7 +60,7 @@ impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
         Ok(Vec::new())
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         let load = self.0.lock().unwrap().take().ok_or("the model was loaded before")?;
         Ok(load()?)
     }
@@ -69,7 +75,10 @@ impl Server {
     }
 
     /// With a model that may take its time. Its name is `stories`.
-    pub fn with_model(options: HttpOptions, load: impl FnOnce() -> Result<Loaded, Error> + Send + 'static) -> Self {
+    pub fn with_model(
+        options: HttpOptions,
+        load: impl FnOnce() -> Result<LoadedModel, Error> + Send + 'static,
+    ) -> Self {
         Self::with_models(options, ModelsOptions::one(vec!["stories".into()], Once(Mutex::new(Some(load)))))
     }
 
@@ -86,7 +95,8 @@ impl Server {
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(Listeners { requests: vec![requests], watchers: Some(watchers) }, options, models, stopped).await
+                serve(Listeners { requests: vec![requests], monitoring: Some(watchers) }, options, models, stopped)
+                    .await
             })
         });
         let (address, watchers) = address.recv().unwrap();

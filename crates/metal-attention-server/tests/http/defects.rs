@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_server::http::{HttpOptions, Loaded, ServeError};
+use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
@@ -23,7 +23,7 @@ fn server() -> (Server, Arc<AtomicUsize>) {
         let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
         let pass = Wrapped { panic_in: lever, ..Wrapped::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(Loaded::start(model, Box::new(pass), &options).unwrap())
+        Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
     });
     server.wait_until_ready();
     (server, panic_in)

@@ -27,7 +27,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use client::{Answer, Server, load};
-use metal_attention_server::http::{HttpOptions, Keys};
+use metal_attention_server::http::{ApiKeys, HttpOptions};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "Once upon a time";
@@ -244,7 +244,7 @@ fn answers_have_the_name_that_was_asked_for() {
 
 #[test]
 fn keys_are_asked_for() {
-    let server = Server::new(HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
+    let server = Server::new(HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
     for path in ["/v1/models", "/metrics"] {
         assert_eq!(server.get(path).error(), (401, Value::Null, json!("invalid_api_key")));
         assert_eq!(server.send("GET", path, &["Authorization: Bearer Secret"], b"").status, 401);

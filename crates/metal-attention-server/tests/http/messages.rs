@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_server::http::{HttpOptions, Keys};
+use metal_attention_server::http::{ApiKeys, HttpOptions};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, load, load_with};
@@ -352,7 +352,7 @@ fn hostile_bodies_are_refused() {
 
 #[test]
 fn keys_and_pages_of_other_origins() {
-    let keys = Keys::new(["secret".to_owned()]).unwrap();
+    let keys = ApiKeys::new(["secret".to_owned()]).unwrap();
     let options = HttpOptions { keys, cors_origin: Some("*".parse().unwrap()), ..Default::default() };
     let server = Server::new(options);
     let send = |method: &str, headers: &[&str]| {

@@ -1,6 +1,6 @@
 //! ollama's interface.
 
-use metal_attention_server::http::{HttpOptions, Keys};
+use metal_attention_server::http::{ApiKeys, HttpOptions};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
@@ -337,7 +337,7 @@ fn clients_find_ollama() {
 
 #[test]
 fn keys_hold_for_ollama() {
-    let server = Server::new(HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
+    let server = Server::new(HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
     assert_eq!(refused(&server.get("/api/version")).0, 401);
     assert_eq!(server.send("GET", "/api/version", &["Authorization: Bearer secret"], b"").status, 200);
     assert_eq!(server.get("/").body, "Ollama is running");

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions,
-    Placement, PullProgress, SourceError, StoredModel,
+    HttpOptions, LoadedModel, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelStore,
+    ModelsOptions, Placement, PullProgress, SourceError, StoredModel,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ impl ModelSource for Source {
         Ok(vec![vec![need("cpu", 300), need("cuda:0", 50)]])
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         Ok(load(4, 64)?)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, ForwardPass, Model};
-use metal_attention_server::http::{HttpOptions, Loaded, ServeError};
+use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
@@ -39,7 +39,7 @@ fn servers(n: usize) -> (Server, Vec<Levers>) {
             Ok(Box::new(pass) as Box<dyn ForwardPass>)
         };
         let passes = held.into_iter().map(pass).collect::<Result<_, metal_attention::Error>>()?;
-        Ok(Loaded::start_replicas(model.clone(), passes, &options).unwrap())
+        Ok(LoadedModel::start_replicas(model.clone(), passes, &options).unwrap())
     });
     server.wait_until_ready();
     // Without the first tokens that were evaluated before requests came.

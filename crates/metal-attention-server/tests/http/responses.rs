@@ -1,6 +1,6 @@
 //! OpenAI's Responses interface, with the built-in model.
 
-use metal_attention_server::http::{HttpOptions, Keys, ResponseStore, StoreLimits};
+use metal_attention_server::http::{ApiKeys, HttpOptions, ResponseStore, StoreLimits};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
@@ -250,7 +250,7 @@ fn turns_go_on_from_each_other() {
 
 #[test]
 fn a_response_is_of_one_key() {
-    let keys = Keys::new(["one".to_owned(), "two".to_owned()]).unwrap();
+    let keys = ApiKeys::new(["one".to_owned(), "two".to_owned()]).unwrap();
     let limits = StoreLimits { responses: 2, ..Default::default() };
     let server = Server::new(HttpOptions { keys, responses: ResponseStore::in_memory(limits), ..Default::default() });
     let send = |key: &str, method: &str, path: &str, body: &str| {

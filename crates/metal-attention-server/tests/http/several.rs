@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelsOptions,
+    HttpOptions, KeepAlive, LoadedModel, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelsOptions,
     Placement, SamplingFields, SourceError,
 };
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ impl ModelSource for Source {
         Ok(vec![vec![MemoryNeed { device: "cpu".into(), bytes: self.bytes, capacity: Some(1000) }]])
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         self.log.lock().unwrap().push(format!("+{}", self.name));
         let now = self.loading.0.fetch_add(1, Ordering::SeqCst) + 1;
         self.loading.1.fetch_max(now, Ordering::SeqCst);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,
+    HttpOptions, LoadedModel, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,
     SourceError, StoredModel,
 };
 use serde_json::{Value, json};
@@ -77,7 +77,7 @@ impl ModelSource for Source {
         Ok(vec![vec![MemoryNeed { device: "cpu".into(), bytes: 100, capacity: Some(1000) }]])
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         self.folder.loads.lock().unwrap().push(format!("{}@{}", self.name, self.version));
         Ok(load(4, 64)?)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention_mcp::{Consents, ServerOptions, Toolbox, Transport};
-use metal_attention_server::http::{HttpOptions, Keys, PageTools};
+use metal_attention_server::http::{ApiKeys, HttpOptions, PageTools};
 use serde_json::{Value, json};
 
 use super::client::{Answer, Server};
@@ -27,7 +27,7 @@ fn with_tools(mcp: &HttpServer, is_remote: bool, keys: &[&str]) -> Server {
     let silent = HttpServer::start(|_, _| std::thread::sleep(Duration::from_secs(3)));
     let servers = vec![options("web", mcp.url()), options("silent", silent.url())];
     let tools = PageTools::new(Toolbox::new(servers, Consents::default()), is_remote);
-    let keys = Keys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
+    let keys = ApiKeys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
     Server::new(HttpOptions { tools: Some(Arc::new(tools)), keys, ..Default::default() })
 }
 

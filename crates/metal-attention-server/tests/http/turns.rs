@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use metal_attention_server::http::{HttpOptions, Keys};
+use metal_attention_server::http::{ApiKeys, HttpOptions};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, load};
@@ -16,7 +16,7 @@ fn many() -> Value {
 }
 
 fn server(keys: &[&str]) -> Server {
-    let keys = Keys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
+    let keys = ApiKeys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
     let server = Server::with_model(HttpOptions { keys, ..Default::default() }, || load(4, 256));
     server.wait_until_ready();
     server

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_server::http::{HttpOptions, Keys, LoadError, Loaded};
+use metal_attention_server::http::{ApiKeys, HttpOptions, LoadError, LoadedModel};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
@@ -14,7 +14,7 @@ use crate::completion;
 use crate::support::Wrapped;
 
 fn with_key() -> HttpOptions {
-    HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
+    HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
 /// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
@@ -30,7 +30,7 @@ pub fn held_up_with(model: Model, options: HttpOptions) -> (Server, Wrapped) {
     let server = Server::with_model(options, move || {
         let pass = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
-        Ok(Loaded::start(model, Box::new(pass), &options).unwrap())
+        Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
     });
     (server, levers)
 }
@@ -142,7 +142,7 @@ fn a_server_whose_model_cannot_answer_is_never_ready() {
     let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
     let pass = Wrapped::new(model.forward_pass(&engine).unwrap());
     pass.fail.store(true, Ordering::Relaxed);
-    let error = Loaded::start(model, Box::new(pass), &SchedulerOptions::default()).err().unwrap();
+    let error = LoadedModel::start(model, Box::new(pass), &SchedulerOptions::default()).err().unwrap();
     assert!(matches!(error, LoadError::FirstToken(_)), "{error}");
     assert!(error.to_string().contains("the device is gone"), "{error}");
 }

@@ -1,12 +1,13 @@
-//! Byte-pair encoding with ranked merges: the file's merges are those of `tokenizer.json`.
+//! Export of byte-pair encoding with ranked merges. The merges of the GGUF file become the merges of `tokenizer.json`.
 
 use super::{
-    Parts, byte_pair_model, escape_blanks, has_bytes, not_exportable, sequence, unescape_blanks, vocabulary_map,
+    TokenizerStages, byte_pair_model, escape_blanks, has_bytes, not_exportable, sequence, unescape_blanks,
+    vocabulary_map,
 };
 use crate::TokenId;
 use crate::bpe::{Bpe, MERGES, merge_parts};
 use crate::error::TokenizerError;
-use crate::pre::{Spelling, Whole};
+use crate::pre::{Spelling, WholePieces};
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{BYTE, CONTROL, UNKNOWN, Vocabulary};
 use foldhash::fast::RandomState;
@@ -14,7 +15,7 @@ use metal_attention_gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let (merges, used) = merges(tokenizer, metadata)?;
     let unknown = vocabulary.roles.unknown.map(|id| vocabulary.text(id));
@@ -40,7 +41,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
             (if bpe.lowercase { lowercase() } else { Value::Null }, unescape_blanks(tokenizer))
         }
     };
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer,
         pre_tokenizer: sequence("pretokenizers", passes),
         model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &merges, options),
@@ -48,7 +49,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
     })
 }
 
-/// The merges that text may take, and all tokens that they are of.
+/// The merges that user text may take, and the ids of all tokens in them.
 #[allow(clippy::type_complexity)] // two lists
 fn merges<'m>(
     tokenizer: &Tokenizer,
@@ -67,7 +68,7 @@ fn merges<'m>(
             vocabulary.find(text.as_bytes()).ok_or_else(why)
         };
         let (left_id, right_id, id) = (find(left)?, find(right)?, find(&joined)?);
-        // User text never becomes a control token, and of equal pairs the first counts.
+        // User text must not become a control token. Of equal pairs the first merge counts.
         if !vocabulary.is(id, CONTROL | UNKNOWN) && pairs.insert((left_id, right_id)) {
             merges.push((left, right));
             used.extend([left_id, right_id, id]);
@@ -76,14 +77,14 @@ fn merges<'m>(
     Ok((merges, used))
 }
 
-/// Whether pieces that are a token as a whole are taken before any merge.
+/// The value of `ignore_merges`: whether a piece that is a token as a whole becomes that token without merges.
 fn ignores_merges(tokenizer: &Tokenizer, bpe: &Bpe) -> Result<bool, TokenizerError> {
     match bpe.pre.whole {
-        Whole::None => Ok(false),
-        Whole::All => Ok(true),
-        // `tokenizer.json` has this for all pieces or for none. It may have it for none where merges make these pieces too,
-        // and for all where other pieces that are a token are made by merges anyway.
-        Whole::LineBreaks => {
+        WholePieces::None => Ok(false),
+        WholePieces::All => Ok(true),
+        // `tokenizer.json` has this option for all pieces or for none. False is equivalent if merges make runs of line
+        // breaks, too. True is equivalent if merges make every other piece that is a token.
+        WholePieces::LineBreaks => {
             let vocabulary = &tokenizer.vocabulary;
             let breaks = |id: &TokenId| vocabulary.bytes(*id).iter().all(|&byte| byte == b'\n');
             let made = |id: TokenId| bpe.merges_make(vocabulary, vocabulary.text(id));
@@ -105,17 +106,17 @@ fn ignores_merges(tokenizer: &Tokenizer, bpe: &Bpe) -> Result<bool, TokenizerErr
     }
 }
 
-/// The tokens that text may become.
+/// The tokens that user text may become.
 fn in_text(vocabulary: &Vocabulary) -> impl Iterator<Item = TokenId> {
     vocabulary.ids().filter(|&id| vocabulary.find_in_text(vocabulary.bytes(id)) == Some(id) && !vocabulary.is(id, BYTE))
 }
 
-/// The pre-tokenizer that takes each match of `expression`, and the text between two, as pieces.
+/// The pre-tokenizer whose pieces are the matches of `expression` and the text between them.
 fn split(expression: &str) -> Value {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }
 
-/// Lower case by single characters: "İ" is the only one whose lower case has two.
+/// A normalizer to lower case, character by character. "İ" is the only character whose lower case has two.
 fn lowercase() -> Value {
     let dotted = json!({"type": "Replace", "pattern": {"String": "\u{130}"}, "content": "i"});
     sequence("normalizers", vec![dotted, json!({"type": "Lowercase"})])

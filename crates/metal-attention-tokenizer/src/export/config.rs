@@ -1,4 +1,4 @@
-//! The files beside `tokenizer.json`: what `transformers` and servers ask about a model before they read its weights.
+//! The configuration files beside `tokenizer.json`. `transformers` and servers read them before they load weights.
 
 use super::{ExportedFile, special_tokens};
 use crate::TokenId;
@@ -7,9 +7,9 @@ use crate::tokenizer::Tokenizer;
 use metal_attention_gguf::Metadata;
 use serde_json::{Map, Value, json};
 
-/// The key of the chat template.
+/// The metadata key of the chat template.
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// Templates that are for no conversation: that of a query and a document.
+/// The name of a template that is not for conversations: it renders a query and a document.
 const NO_CHAT: &str = "rerank";
 
 pub(super) fn files(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<ExportedFile>, TokenizerError> {
@@ -24,7 +24,7 @@ pub(super) fn files(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<Ex
     Ok(files)
 }
 
-/// A file of what is not null.
+/// A JSON file with the fields that are not null.
 fn file(name: &'static str, fields: Vec<(&str, Value)>) -> ExportedFile {
     let given = fields.into_iter().filter(|(_, value)| !value.is_null());
     let object: Map<String, Value> = given.map(|(key, value)| (key.to_owned(), value)).collect();
@@ -32,7 +32,7 @@ fn file(name: &'static str, fields: Vec<(&str, Value)>) -> ExportedFile {
 }
 
 fn tokenizer_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let text = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id));
     let bert = tokenizer.model() == "bert";
     Ok(vec![
@@ -40,20 +40,20 @@ fn tokenizer_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Ve
         ("added_tokens_decoder", special_tokens::added_tokens_decoder(&tokenizer.vocabulary).into()),
         ("add_bos_token", tokenizer.adds_bos().into()),
         ("add_eos_token", tokenizer.last().is_some().into()),
-        ("bos_token", text(roles.bos.filter(|_| !bert)).into()),
-        ("cls_token", text(roles.bos.filter(|_| bert)).into()),
-        ("eos_token", text(roles.eos).into()),
+        ("bos_token", text(tokens.bos.filter(|_| !bert)).into()),
+        ("cls_token", text(tokens.bos.filter(|_| bert)).into()),
+        ("eos_token", text(tokens.eos).into()),
         ("unk_token", text(tokenizer.unknown()).into()),
         ("sep_token", text(tokenizer.separator()).into()),
-        ("pad_token", text(roles.padding).into()),
-        ("mask_token", text(roles.mask).into()),
+        ("pad_token", text(tokens.padding).into()),
+        ("mask_token", text(tokens.mask).into()),
         ("clean_up_tokenization_spaces", false.into()),
         ("model_max_length", size(metadata, "context_length")?),
         ("chat_template", chat_templates(metadata)?),
     ])
 }
 
-/// The template, or a list where the file has several by name.
+/// The chat template; a list of named templates if the file has several; null if it has none.
 fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
     let default = metadata.str(TEMPLATE)?;
     let mut named = Vec::new();
@@ -70,10 +70,10 @@ fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
     Ok(default.into_iter().chain(named).collect())
 }
 
-/// The sizes of the model. `model_type` is the architecture's name in GGUF; it has the same name elsewhere as a rule, and
-/// no weights are read by it.
+/// The fields of `config.json`. `model_type` is the architecture's name in GGUF, which is usually the same elsewhere;
+/// no weights are loaded by it.
 fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let architecture = metadata.str("general.architecture")?;
     let capital = |word: &str| {
         let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
@@ -90,42 +90,42 @@ fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str
         ("num_hidden_layers", size(metadata, "block_count")?),
         ("num_attention_heads", size(metadata, "attention.head_count")?),
         ("num_key_value_heads", size(metadata, "attention.head_count_kv")?),
-        ("bos_token_id", roles.bos.into()),
-        ("eos_token_id", roles.eos.into()),
-        ("pad_token_id", roles.padding.into()),
+        ("bos_token_id", tokens.bos.into()),
+        ("eos_token_id", tokens.eos.into()),
+        ("pad_token_id", tokens.padding.into()),
     ])
 }
 
 fn generation_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let ends = tokenizer.end_of_generation().iter().copied();
-    let ends: Vec<TokenId> = ends.filter(|&id| roles.eos == Some(id) || tokenizer.eos() != Some(id)).collect();
+    let ends: Vec<TokenId> = ends.filter(|&id| tokens.eos == Some(id) || tokenizer.eos() != Some(id)).collect();
     Ok(vec![
-        ("bos_token_id", roles.bos.into()),
+        ("bos_token_id", tokens.bos.into()),
         ("eos_token_id", if ends.is_empty() { Value::Null } else { ends.into() }),
-        ("pad_token_id", roles.padding.into()),
+        ("pad_token_id", tokens.padding.into()),
     ])
 }
 
-/// A size of the model, `null` where the file does not say or has one for each layer.
+/// A hyperparameter of the model; null if the file lacks it or has one value per layer.
 fn size(metadata: &Metadata, name: &str) -> Result<Value, TokenizerError> {
     let Some(architecture) = metadata.str("general.architecture")? else { return Ok(Value::Null) };
     Ok(metadata.usize(&format!("{architecture}.{name}")).ok().flatten().into())
 }
 
-/// Tokens with a role that others are told of.
-struct Roles {
+/// The tokens with a role, as the configuration files name them.
+struct ConfigTokens {
     bos: Option<TokenId>,
     eos: Option<TokenId>,
     padding: Option<TokenId>,
     mask: Option<TokenId>,
 }
 
-impl Roles {
+impl ConfigTokens {
     fn read(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Self, TokenizerError> {
         let vocabulary = &tokenizer.vocabulary;
         let role = |key| vocabulary.read_role(metadata, key);
-        // A default that the file does not confirm may be any token.
+        // A default id that the file does not confirm may be an ordinary token, so it is left out.
         let meant =
             |id: Option<TokenId>, key: &str| id.filter(|&id| vocabulary.is_special(id) || metadata.get(key).is_some());
         Ok(Self {

@@ -1,53 +1,53 @@
-//! Pre-tokenizers as regular expressions, in the notation of Oniguruma.
+//! Export of pre-tokenizers as regular expressions, in the notation of Oniguruma.
 //!
-//! Letter case and contractions are spelled out for ASCII, as the rules have them: an expression with `(?i)` would also
-//! take "ſ" for an "s".
+//! Letter case and contractions are written out for ASCII, as in `rules.rs`. An expression with `(?i)` would also
+//! match "ſ" as an "s".
 
 use crate::classes;
-use crate::rules::{Pass, Rule, Set};
+use crate::rules::{CharSet, SplitPass, SplitRule};
 
 /// `'s|'t|'re|'ve|'m|'ll|'d`
 const CONTRACTION: &str = "'s|'t|'re|'ve|'m|'ll|'d";
-/// The same in any case.
+/// The contractions in any case.
 const CONTRACTION_ANY_CASE: &str = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
 
-impl Pass {
-    /// The expression whose matches are pieces, and so is what lies between two matches.
+impl SplitPass {
+    /// The expression of a pass: its matches, and the text between them, are the pieces.
     pub(crate) fn expression(self) -> String {
         match self {
-            Pass::Rules(rules) => rules.iter().map(|rule| rule.expression()).collect::<Vec<_>>().join("|"),
-            Pass::TrailingSpace => r"\s+\z".to_owned(),
-            // From the number's end so many digits are left that they fill groups of three.
-            Pass::DigitGroups => r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))".to_owned(),
-            // Matches nothing, where a piece ends.
-            Pass::Thousands => "(?=(?:[0-9]{3})+(?![0-9]))".to_owned(),
+            SplitPass::Rules(rules) => rules.iter().map(|rule| rule.expression()).collect::<Vec<_>>().join("|"),
+            SplitPass::TrailingSpace => r"\s+\z".to_owned(),
+            // The lookahead requires that the remaining digits of the number are groups of three.
+            SplitPass::DigitGroups => r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))".to_owned(),
+            // An empty match at each position where a piece ends.
+            SplitPass::Thousands => "(?=(?:[0-9]{3})+(?![0-9]))".to_owned(),
         }
     }
 }
 
-impl Rule {
+impl SplitRule {
     fn expression(self) -> String {
         match self {
-            Rule::Contraction { any_case: false } => CONTRACTION.to_owned(),
-            Rule::Contraction { any_case: true } => CONTRACTION_ANY_CASE.to_owned(),
-            Rule::Run { lead, body, max, tail, tail_max } => {
+            SplitRule::Contraction { any_case: false } => CONTRACTION.to_owned(),
+            SplitRule::Contraction { any_case: true } => CONTRACTION_ANY_CASE.to_owned(),
+            SplitRule::Run { lead, body, max, tail, tail_max } => {
                 optional(lead) + &repeated(body, 1, max) + &repeated(tail, 0, tail_max)
             }
-            Rule::Exactly { count, set } => format!("{}{{{count}}}", set.expression()),
-            Rule::Headed { head, body } => head.expression() + &repeated(body, 1, usize::MAX),
-            Rule::CasedWord { lead, upper, lower, contraction } => {
+            SplitRule::Exactly { count, set } => format!("{}{{{count}}}", set.expression()),
+            SplitRule::Headed { head, body } => head.expression() + &repeated(body, 1, usize::MAX),
+            SplitRule::CasedWord { lead, upper, lower, contraction } => {
                 let end = if contraction { format!("(?:{CONTRACTION_ANY_CASE})?") } else { String::new() };
                 let (lead, upper, lower) = (optional(lead), upper.expression(), lower.expression());
                 format!("{lead}{upper}*{lower}+{end}|{lead}{upper}+{lower}*{end}")
             }
-            Rule::LineBreaks => r"\s*[\r\n]+".to_owned(),
-            Rule::Spaces => r"\s+(?!\S)|\s+".to_owned(),
-            Rule::Special { expression, .. } => expression.to_owned(),
+            SplitRule::LineBreaks => r"\s*[\r\n]+".to_owned(),
+            SplitRule::Spaces => r"\s+(?!\S)|\s+".to_owned(),
+            SplitRule::Special { expression, .. } => expression.to_owned(),
         }
     }
 }
 
-impl Set {
+impl CharSet {
     fn expression(self) -> String {
         match (self.any, self.none) {
             (0, 0) => r"[\s\S]".to_owned(),
@@ -59,13 +59,13 @@ impl Set {
 }
 
 /// `set?`
-fn optional(set: Set) -> String {
-    if set == Set::NOTHING { String::new() } else { set.expression() + "?" }
+fn optional(set: CharSet) -> String {
+    if set == CharSet::NOTHING { String::new() } else { set.expression() + "?" }
 }
 
 /// `set{min,max}`, in the shortest notation.
-fn repeated(set: Set, min: usize, max: usize) -> String {
-    if set == Set::NOTHING {
+fn repeated(set: CharSet, min: usize, max: usize) -> String {
+    if set == CharSet::NOTHING {
         return String::new();
     }
     let count = match (min, max) {
@@ -81,7 +81,7 @@ fn repeated(set: Set, min: usize, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use crate::pre::{PRE_TOKENIZERS, find};
-    use crate::rules::Pass;
+    use crate::rules::SplitPass;
 
     fn expressions(name: &str) -> Vec<String> {
         find(name).expect("a pre-tokenizer").passes.iter().map(|pass| pass.expression()).collect()
@@ -106,7 +106,8 @@ mod tests {
         assert!(kimi.contains(r"[^\p{L}\p{N}\r\n]?[\p{L}&&[^"), "{kimi}");
     }
 
-    /// What has no look-around is read by the crate whose notation the classes have; sets and counts are sound then.
+    /// `regex-syntax`, whose notation the classes use, parses the expressions without lookaround. This checks sets and
+    /// counts.
     #[test]
     fn the_expressions_are_well_formed() {
         for pre in PRE_TOKENIZERS {
@@ -116,7 +117,7 @@ mod tests {
                 let plain = plain.replace("(?=", "(?:");
                 let parsed = regex_syntax::parse(&plain);
                 assert!(parsed.is_ok(), "{:?}: {expression}", pre.names);
-                assert!(!expression.is_empty() || matches!(pass, Pass::Rules([])));
+                assert!(!expression.is_empty() || matches!(pass, SplitPass::Rules([])));
             }
         }
     }

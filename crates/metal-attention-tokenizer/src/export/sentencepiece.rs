@@ -1,7 +1,7 @@
-//! SentencePiece's byte-pair encoding. The file has scores, and `tokenizer.json` ranked merges: every way to make a token
-//! of two others is a merge, and those of the token with the best score come first.
+//! Export of SentencePiece's byte-pair encoding. The GGUF file has scores, `tokenizer.json` needs ranked merges. Every
+//! way to make a token of two others becomes a merge, in the order of the resulting token's score.
 
-use super::{Parts, byte_pair_model, escape_blanks, has_bytes, sequence, unescape_blanks, vocabulary_map};
+use super::{TokenizerStages, byte_pair_model, escape_blanks, has_bytes, sequence, unescape_blanks, vocabulary_map};
 use crate::TokenId;
 use crate::error::TokenizerError;
 use crate::spm::descending;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-/// Bytes of all merges. Those of real vocabularies take some MiB.
+/// The maximum size in bytes of all merges. Real vocabularies have a few MiB.
 const MAX_MERGES: usize = 256 << 20;
 
-pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(tokenizer: &Tokenizer) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let merges = merges(vocabulary)?;
     let used: HashSet<TokenId, RandomState> =
@@ -30,7 +30,7 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
         normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
     }
     normalizers.push(escape_blanks());
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: Value::Null,
         model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, options),
@@ -38,16 +38,16 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
     })
 }
 
-/// Two tokens that become one.
+/// Two tokens, `left` and `right`, that merge into the token `joined`.
 struct Merge {
     left: TokenId,
     right: TokenId,
     joined: TokenId,
 }
 
-/// All merges, best first: by the score of the token that they make. Of equal scores SentencePiece takes the leftmost pair
-/// in the text, which no order of merges says; there the longer left part comes first, as others have it who convert such
-/// vocabularies.
+/// All merges, in order of rank: by the score of the resulting token, highest first. Among equal scores SentencePiece
+/// merges the leftmost pair in the text, which ranks cannot express. Here the merge with the longer left part comes
+/// first, as in other converters.
 fn merges(vocabulary: &Vocabulary) -> Result<Vec<Merge>, TokenizerError> {
     let mut merges = Vec::new();
     let mut bytes = 0;

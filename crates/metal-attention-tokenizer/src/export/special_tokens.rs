@@ -1,12 +1,12 @@
-//! Special tokens: which are cut out of a text, and which begin and end it.
+//! Export of special tokens: those that are split off a text, and those that are put before and after it.
 
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{CONTROL, STRIP_LEFT, STRIP_RIGHT, UNKNOWN, Vocabulary};
 use serde_json::{Map, Value, json};
 
-/// The tokens that are cut out of a text before anything else, in the order of their ids: control tokens, which
-/// `tokenizer.json` calls special, and user-defined ones.
+/// The `added_tokens` of `tokenizer.json`: the tokens that are split off a text first, in the order of their ids.
+/// These are the control tokens, which it calls special, and the user-defined ones.
 pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<Value> {
     let entry = |id| {
         let mut token = json!({"id": id});
@@ -18,7 +18,7 @@ pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<Value> {
     special(vocabulary).map(entry).collect()
 }
 
-/// The same by id, as `tokenizer_config.json` has them.
+/// The special tokens by id: the `added_tokens_decoder` of `tokenizer_config.json`.
 pub(super) fn added_tokens_decoder(vocabulary: &Vocabulary) -> Map<String, Value> {
     special(vocabulary).map(|id| (id.to_string(), added_token(vocabulary, id))).collect()
 }
@@ -39,7 +39,8 @@ fn added_token(vocabulary: &Vocabulary, id: TokenId) -> Value {
     })
 }
 
-/// What surrounds a text, and two texts that are read together.
+/// The `post_processor` of `tokenizer.json`: the tokens around a text, and around the two texts of a pair. Null if
+/// there are none.
 pub(super) fn post_processor(tokenizer: &Tokenizer) -> Value {
     let first = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let last = tokenizer.last();
@@ -50,10 +51,10 @@ pub(super) fn post_processor(tokenizer: &Tokenizer) -> Value {
     let special =
         |id: Option<TokenId>, text_id: u32| id.map(|id| json!({"SpecialToken": {"id": text(id), "type_id": text_id}}));
     let sequence = |name: &str, text_id: u32| Some(json!({"Sequence": {"id": name, "type_id": text_id}}));
-    // Those of RoBERTa have one more between two texts.
+    // RoBERTa's vocabularies have one more separator between two texts.
     let bert = tokenizer.model() == "bert";
     let between = tokenizer.separator().filter(|_| last.is_some() && tokenizer.adds_separator() && !bert);
-    // BERT numbers the texts.
+    // For BERT the second text of a pair has type id 1.
     let second = u32::from(bert);
     let single = [special(first, 0), sequence("A", 0), special(last, 0)];
     let pair = [

@@ -1,6 +1,6 @@
-//! SentencePiece's unigram model: the scores are those of the file; blanks are added and removed before.
+//! Export of SentencePiece's unigram model. Scores are copied from the GGUF file; normalizers add and remove blanks.
 
-use super::{Parts, sequence, unescape_blanks};
+use super::{TokenizerStages, sequence, unescape_blanks};
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
 use crate::tokenizer::Tokenizer;
@@ -11,7 +11,11 @@ use base64::engine::general_purpose::STANDARD;
 use metal_attention_gguf::Metadata;
 use serde_json::{Value, json};
 
-pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadata) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(
+    tokenizer: &Tokenizer,
+    unigram: &Unigram,
+    metadata: &Metadata,
+) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let mut normalizers = Vec::new();
     if let Some(map) = CharsMap::bytes(metadata)? {
@@ -26,15 +30,15 @@ pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadat
     } else {
         if unigram.add_space_prefix {
             normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
-            // Blanks alone get no other.
+            // A text of blanks alone gets no further blank.
             normalizers.push(replace(&format!(r"\A{ESCAPED_BLANK}(?= +\z)"), ""));
         }
         normalizers.push(replace(" ", ESCAPED_BLANK));
     }
-    // Words are read one by one where no token goes across a blank; that is faster.
+    // If no token crosses a blank, the text is split into words first, which is faster.
     let by_words = unigram.remove_extra_whitespaces && begins_words_only(vocabulary);
     let split = json!({"type": "Metaspace", "replacement": ESCAPED_BLANK, "prepend_scheme": "never", "split": true});
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: if by_words { split } else { Value::Null },
         model: json!({
@@ -47,14 +51,14 @@ pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadat
     })
 }
 
-/// Whether "▁" is a token, and otherwise only the first character of tokens.
+/// Whether "▁" is a token and otherwise occurs only as the first character of tokens.
 fn begins_words_only(vocabulary: &Vocabulary) -> bool {
     let later = |text: &str| text.chars().skip(1).any(|c| ESCAPED_BLANK.starts_with(c));
     vocabulary.find(ESCAPED_BLANK.as_bytes()).is_some() && !vocabulary.ids().any(|id| later(vocabulary.text(id)))
 }
 
-/// Each token with its score. The worst decides how bad an unknown character is, so that tokens that no text becomes get
-/// the worst of the others.
+/// Each token with its score. `tokenizers` derives the score of an unknown character from the lowest score, so tokens
+/// that text cannot become get the lowest score of the others.
 fn scores(vocabulary: &Vocabulary) -> Vec<(&str, f32)> {
     let worst = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL)).map(|id| vocabulary.score(id));
     let worst = worst.fold(f32::MAX, f32::min);

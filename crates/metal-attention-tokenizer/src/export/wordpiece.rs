@@ -1,7 +1,7 @@
-//! WordPiece: in `tokenizer.json` a token that continues a word begins with "##", and one that starts a word stands as it
-//! is; in GGUF files the one stands as it is, and the other begins with "▁".
+//! Export of WordPiece. In `tokenizer.json` a token that continues a word begins with "##" and one that starts a word
+//! has no mark. In GGUF files the former has no mark and the latter begins with "▁".
 
-use super::{Parts, sequence};
+use super::{TokenizerStages, sequence};
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
@@ -9,10 +9,11 @@ use crate::wordpiece::WordPiece;
 use serde_json::{Map, Value, json};
 
 const CONTINUES: &str = "##";
-/// Longer words are the unknown token, in the models themselves: greedy search takes time quadratic in a word's length.
+/// The maximum length of a word, in characters. A longer one becomes the unknown token, as in the original models: the
+/// greedy search is quadratic in the word's length.
 const MAX_WORD_CHARS: usize = 100;
 
-pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
+pub(super) fn stages(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> TokenizerStages {
     let vocabulary = &tokenizer.vocabulary;
     let found = |&id: &TokenId| vocabulary.find(vocabulary.bytes(id)) == Some(id);
     let ids = vocabulary.ids().filter(found);
@@ -25,7 +26,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
         "strip_accents": wordpiece.strip_accents,
         "lowercase": wordpiece.lowercase,
     }));
-    Parts {
+    TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: json!({"type": "BertPreTokenizer"}),
         model: json!({
@@ -39,8 +40,8 @@ pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
     }
 }
 
-/// Of what a character is composed of, only the first part stays: the normalizer of BERT by itself keeps the vowel signs of
-/// Indic scripts, and vowels and last consonants of Hangul syllables.
+/// Normalizers that keep only the first character of each canonical decomposition. BERT's own normalizer keeps the
+/// vowel signs of Indic scripts, and the vowels and final consonants of Hangul syllables.
 fn first_of_decomposed() -> Vec<Value> {
     let drop = |expression: &str| json!({"type": "Replace", "pattern": {"Regex": expression}, "content": ""});
     vec![
@@ -50,7 +51,7 @@ fn first_of_decomposed() -> Vec<Value> {
     ]
 }
 
-/// The token as `tokenizer.json` spells it. Names in brackets, such as `[unused1]`, are no part of words.
+/// The token as `tokenizer.json` spells it. Names in brackets, such as `[unused1]`, are not parts of words.
 fn spelling(vocabulary: &Vocabulary, id: TokenId) -> String {
     let text = vocabulary.text(id);
     if vocabulary.is_special(id) || text.starts_with('[') && text.ends_with(']') && text.len() > 2 {

@@ -1,8 +1,8 @@
 // out[t][c] = f(bias[c] + sum over j < WIDTH of taps[j][c] * x[t - (WIDTH - 1) + j][c]), where inputs before the run's first token
-// come from its state. One invocation a channel and TOKENS tokens of a run: it keeps the last inputs in registers. The one
-// with the first tokens, which alone reads the state, writes the states after the run's segments, too.
-// Bounds: runs are compared with those there are, tokens with those of the run, which the rows have (`segments.wgsl`), channels
-// with CHANNELS. Rows of the state are below WIDTH - 1. Loops end with the tokens and the segments of the run.
+// come from its state. One invocation for each channel and TOKENS tokens of a run: it keeps the last inputs in registers. The one
+// with the first tokens, which alone reads the state, also writes the states after the run's segments.
+// Bounds: runs are compared with their number, tokens with those of the run, which the rows hold (`segments.wgsl`), channels with
+// CHANNELS. Rows of the state are below WIDTH - 1. Loops end with the tokens and the segments of the run.
 {{ declarations }}
 {% include "recurrent/segments.wgsl" %}
 const CHANNELS: u32 = {{ channels }}u;
@@ -18,7 +18,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
     if first >= run.n_tokens { return; }
     let end = min(first + TOKENS, run.n_tokens);
 {% if width > 1 %}
-    // Before tokens first..: x_1 is the oldest input, then x_2 and so on.
+    // The inputs before tokens first..: x_1 is the oldest, then x_2 and so on.
 {% for j in range(1, width) %}
     var x_{{ j }} = 0.0;
 {% endfor %}
@@ -53,7 +53,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
         x_{{ width - 1 }} = newest;
 {% endif %}
 {% if silu %}
-        // The bound keeps infinities out, of which drivers may take it that there are none.
+        // The bound avoids infinities: drivers may assume that there are none.
         sum /= 1.0 + exp(min(-sum, 80.0));
 {% endif %}
         set_out(run.token + t, channel, sum);
@@ -66,7 +66,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
         after += segment.n_tokens;
         let place = state_place(segment.to_slot) + channel;
 {% for j in range(1, width) %}
-        // Input {{ j - 1 }} of the last BEFORE ones: token after - BEFORE + {{ j - 1 }}, or one of those before the run.
+        // Input {{ j - 1 }} of the last BEFORE ones: token after - BEFORE + {{ j - 1 }}, or one before the run.
         if after >= {{ width - j }}u {
             state[place + {{ (j - 1) * channels }}u] = x(run.token + after - {{ width - j }}u, channel);
         } else {

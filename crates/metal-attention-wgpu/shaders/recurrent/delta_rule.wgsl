@@ -1,5 +1,5 @@
 {% extends "recurrent/heads.wgsl" %}
-// The gated delta rule: S = g S; u = beta (v - k S); S = S + k^T u; out = q S, where g is one number of a head or one of each
+// The gated delta rule: S = g S; u = beta (v - k S); S = S + k^T u; out = q S, where g is one number for each head or for each
 // channel of the key. Since q (g S + k^T u) = q (g S) + (q.k) u, one pass over the state before gives all products.
 // Bounds: those of heads.wgsl; heads and channels follow from constants.
 {% block channels %}
@@ -29,7 +29,7 @@ fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% endif %}
 }
 
-// What is left of the state, and how much of the token is written.
+// The factor on the state, and the writing strength.
 fn gates_of(token: u32, head: u32) -> vec2<f32> {
 {% if by_channel %}
     return vec2(1.0, sigmoid(beta(token, head)));

@@ -1,10 +1,10 @@
-// Gates of recurrences.
+// Activations of the recurrences' gates.
 // Bounds: no buffer is accessed, and nothing loops.
 
-// The bound keeps infinities out, of which drivers may take it that there are none.
+// The bound avoids infinities: drivers may assume that there are none.
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(min(-x, 80.0))); }
 
-// ln(1 + e^x), precise also where it is next to nothing: max(x, 0) + ln(1 + y), y = e^-|x|, and ln(1 + y) = 2 artanh(s) with
+// ln(1 + e^x), precise also where it is tiny: max(x, 0) + ln(1 + y), y = e^-|x|, and ln(1 + y) = 2 artanh(s) with
 // s = y / (2 + y), at most a third, as a series.
 fn softplus(x: f32) -> f32 {
     let y = exp(-min(abs(x), 80.0));

@@ -1,5 +1,5 @@
-// y[t][g] = norm(x[t][g]) * weight{{ "[g]" if of_groups }}{{ " + bias[g]" if bias }}{% if gate == "silu" %} * SiLU(gate[t][g]){% elif gate != "none" %} * {{ gate }}(gate[t][g]){% endif %}: what comes of a recurrence's heads, or of groups of them. One workgroup a row.
-// Bounds: tokens are those that the rows have (`Dispatch`), groups those of the grid; the loops count to N, a constant.
+// y[t][g] = norm(x[t][g]) * weight{{ "[g]" if of_groups }}{{ " + bias[g]" if bias }}{% if gate == "silu" %} * SiLU(gate[t][g]){% elif gate != "none" %} * {{ gate }}(gate[t][g]){% endif %}: the norm of a recurrence's results, by heads or groups of them. One workgroup for each row.
+// Bounds: tokens are those that the rows hold (`Dispatch`), groups those of the grid; the loops count to N, a constant.
 {{ declarations }}
 {% include "recurrent/gates.wgsl" %}
 

@@ -1,17 +1,17 @@
-// What the recurrences with a matrix a head have in common: kernels extend this file with the arithmetic of a token.
+// The common part of the recurrences with a matrix for each head: kernels extend this file with the arithmetic of a token.
 //
-// A workgroup goes through the tokens of one run with COLUMNS columns of one head's state. SPLITS invocations, neighbours, share
-// a column: each holds every SPLITS-th four of its rows in registers, so that a product of a vector with the column is a sum over
-// the invocation's rows and then over its neighbours. The vectors of BLOCK tokens lie in workgroup memory (`staged`), those
-// of the next ones are on their way to registers meanwhile.
+// A workgroup processes the tokens of one run with COLUMNS columns of one head's state. SPLITS neighbouring invocations share a
+// column: each keeps every SPLITS-th four of its rows in registers, so that a product of a vector with the column is a sum over
+// the invocation's rows and then over its neighbours. The vectors of BLOCK tokens are in workgroup memory (`staged`), while those
+// of the next ones are being read into registers.
 {% if fused %}
 //
-// It takes raw inputs, and does all that stands between the layer's matrix products for a whole head: the convolution's last
-// inputs are in workgroup memory (`before`). Of channels that several heads read, the workgroup that comes last to have read the
+// It reads raw inputs, and computes everything between the layer's matrix products for a whole head: the convolution's last
+// inputs are in workgroup memory (`before`). For channels that several heads read, the workgroup that is the last to have read the
 // state before writes the states after.
 {% endif %}
-// Bounds: runs are compared with those there are; tokens are those of the run, which the rows have, and slots those of the states
-// (segments.wgsl). Rows and columns of a head are compared with KEY_DIM and VALUE_DIM before they are read or written; places in
+// Bounds: runs are compared with their number; tokens are those of the run, which the rows hold, and slots those of the states
+// (segments.wgsl). Rows and columns of a head are compared with KEY_DIM and VALUE_DIM before they are read or written; indices of
 // workgroup memory follow from constants. Loops end with the tokens and segments of the run, or count to constants.
 {% set threads = columns * splits %}
 {% set units = (key_dim + 4 * splits - 1) // (4 * splits) %}
@@ -31,7 +31,7 @@ const COLUMNS: u32 = {{ columns }}u;
 const SPLITS: u32 = {{ splits }}u;
 const CHUNKS: u32 = {{ (value_dim + columns - 1) // columns }}u;
 const BLOCK: u32 = {{ block }}u;
-const VECTORS: u32 = {{ n_vectors }}u; // that a token has of KEY_DIM elements; those of VALUE_DIM come after them
+const VECTORS: u32 = {{ n_vectors }}u; // vectors of KEY_DIM elements of a token; those of VALUE_DIM follow them
 const KEY_UNITS: u32 = {{ key_units }}u;
 const VALUE_UNITS: u32 = {{ value_units }}u;
 const ROW_UNITS: u32 = {{ row_units }}u;
@@ -41,12 +41,12 @@ var<workgroup> staged: array<vec4<f32>, {{ block * row_units }}>;
 var<workgroup> gates: array<vec2<f32>, {{ block }}>;
 {% endif %}
 {% if not shuffles %}
-// What neighbours add up, by turns in two halves.
+// The values that neighbours add up, alternating between two halves.
 var<workgroup> partial: array<f32, {{ 2 * n_sums * threads }}>;
 {% endif %}
 
 {% if convolved %}
-// The channels of a head, one vector after the other and then the value: `channel_of(head, local)`.
+// The channels of a head: one vector after the other, then the value: `channel_of(head, local)`.
 const LOCAL: u32 = {{ 2 * key_dim + value_dim }}u;
 {% block channels %}
 {% endblock %}
@@ -59,14 +59,14 @@ fn convolution_place(slot: u32) -> u32 { return slot * {{ state_stride }}u + {{ 
 var<workgroup> arrived: u32;
 {% endif %}
 
-// The input before the run's token `t`, by `BEFORE - i` tokens.
+// The input `BEFORE - i` tokens before the run's token `t`.
 fn raw(run: Run, i: u32, channel: u32, local: u32) -> f32 {
     if i < BEFORE { return before[i * LOCAL + local]; }
     return x(run.token + i - BEFORE, channel);
 }
 {% endif %}
 
-// An input of the head from its channels.
+// An input of the head, from its channels.
 fn input(run: Run, t: u32, head: u32, local: u32) -> f32 {
     let channel = channel_of(head, local);
 {% if fused %}
@@ -81,11 +81,11 @@ fn input(run: Run, t: u32, head: u32, local: u32) -> f32 {
 }
 {% endif %}
 
-// `element(run, t, head, vector, i)`, and what kernels need besides.
+// `element(run, t, head, vector, i)`, and other functions that kernels need.
 {% block functions %}
 {% endblock %}
 
-// Four elements of what is staged of the run's token `t`.
+// Four elements of the staged data of the run's token `t`.
 fn unit_of(run: Run, t: u32, head: u32, first_column: u32, unit: u32) -> vec4<f32> {
     let value_unit = max(unit, VECTORS * KEY_UNITS) - VECTORS * KEY_UNITS;
     let is_value = unit >= VECTORS * KEY_UNITS;
@@ -99,13 +99,13 @@ fn unit_of(run: Run, t: u32, head: u32, first_column: u32, unit: u32) -> vec4<f3
     return v;
 }
 
-// What is staged of a vector of values, for the invocation's column.
+// The staged element of a vector of values for the invocation's column.
 fn value_of(at: u32, i: u32, tid: u32) -> f32 {
     let place = tid / SPLITS;
     return staged[at + VECTORS * KEY_UNITS + i * VALUE_UNITS + place / 4u][place % 4u];
 }
 
-// Four rows of a column of the state, and back.
+// Reads four rows of a column of the state; then writes them.
 fn read_state(place: u32, row: u32, column: u32) -> vec4<f32> {
     var v = vec4<f32>();
     if column < VALUE_DIM {
@@ -198,8 +198,8 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     var gate_ahead = vec2<f32>();
 {% endif %}
 {{ fetch("0u") }}
-    var index = 0u; // of the segment in the run
-    var next = segment.n_tokens; // where it ends
+    var index = 0u; // index of the segment in the run
+    var next = segment.n_tokens; // the token where it ends
     for (var first = 0u; first < run.n_tokens; first += BLOCK) {
 {% for j in range(n_ahead) %}
         if tid + {{ j * threads }}u < BLOCK * ROW_UNITS { staged[tid + {{ j * threads }}u] = ahead_{{ j }}; }

@@ -1,10 +1,10 @@
-// y[t][p] = up_p squash_p(x[t][p]) for {{ n_parts }} part(s) p, each of its own number of elements, one after the other in x and in the rows of `up`.
+// y[t][p] = up_p squash_p(x[t][p]) for {{ n_parts }} part(s) p, each with its own number of elements, one after the other in x and in the rows of `up`.
 //
-// A workgroup has {{ columns }} channels of a part's result and {{ tokens }} token(s); {{ splits }} invocations share a channel, each with every {{ splits }}th
+// A workgroup computes {{ columns }} channels of a part's result for {{ tokens }} token(s); {{ splits }} invocations share a channel, each with every {{ splits }}th
 // element. So neighbours read neighbouring weights.
-// Bounds: tokens are cut off at the batch's last, which `x` and `y` have (`Dispatch`), and channels at the last; results past them are
-// not written. Elements are compared with the part's. Places in workgroup memory follow from constants; loops end with the
-// part's elements, or count to constants.
+// Bounds: tokens are clamped to the batch's last, which `x` and `y` hold (`Dispatch`), and channels to the last; results beyond
+// them are not written. Elements are compared with the part's. Indices of workgroup memory follow from constants; loops end with
+// the part's elements, or count to constants.
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> up: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
@@ -14,7 +14,7 @@
 {% include "recurrent/gates.wgsl" %}
 
 const WIDTH: u32 = {{ width }}u;
-const GROUPS: u32 = {{ (width + columns - 1) // columns }}u; // of a part
+const GROUPS: u32 = {{ (width + columns - 1) // columns }}u; // workgroups for the channels of a part
 const COLUMNS: u32 = {{ columns }}u;
 const SPLITS: u32 = {{ splits }}u;
 const TOKENS: u32 = {{ tokens }}u;

@@ -1,6 +1,6 @@
 {% extends "recurrent/heads.wgsl" %}
 // The selective scan of Mamba: h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = sum over s of C[s] h[s] + D x{% if gated %}, times SiLU of a gate{% endif %}. Channels are
-// the columns of one head, elements of their states its rows; each decays by itself.
+// the columns of one head, elements of their states its rows, each with a decay of its own.
 // Bounds: those of heads.wgsl.
 {% block functions %}
 fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {

@@ -21,7 +21,7 @@ fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% endif %}
 }
 
-// What is left of the state, and dt.
+// The factor on the state, and dt.
 fn gates_of(token: u32, head: u32) -> vec2<f32> {
     let step = softplus(dt(token, head) + dt_bias[head]);
     return vec2(exp(step * a[head]), step);

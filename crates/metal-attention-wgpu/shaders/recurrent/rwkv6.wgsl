@@ -1,8 +1,8 @@
 {% extends "recurrent/heads.wgsl" %}
 // The recurrence of RWKV-6: out = r (S + diag(u) k^T v); S = diag(w) S + k^T v.
 {% if mixed %}
-// With what stands around it: w = exp(-exp(w + w0)){% if linear %}, k = k (1 - w), r over the square root of a head's elements and S as it is after
-// the token, without u: gated linear attention, its result times the sigmoid of a gate; {{ share }} head(s) share k and v{% else %}, and after it a norm of the head and SiLU of a gate{% endif %}.
+// With everything around it: w = exp(-exp(w + w0)){% if linear %}, k = k (1 - w), r divided by the square root of a head's elements and S taken after
+// the token, without u: gated linear attention, its result times the sigmoid of a gate; {{ share }} head(s) share k and v{% else %}, then a norm of the head and SiLU of a gate{% endif %}.
 {% endif %}
 // Bounds: those of heads.wgsl; channels of weights are those of a head.
 {% block functions %}

@@ -2,7 +2,7 @@
 // The recurrence of RWKV-7: S = diag(w) S + b^T (a S) + k^T v; out = r S. Since r S = (r w) S + (r.b) (a S) + (r.k) v, one pass over
 // the state before gives all products.
 {% if mixed %}
-// With what stands around it: w = exp(-0.606531 sigmoid(w + w0)), alpha = sigmoid(a + a0), the removed key kk = k k_k as a vector of
+// With everything around it: w = exp(-0.606531 sigmoid(w + w0)), alpha = sigmoid(a + a0), the removed key kk = k k_k scaled to
 // length 1, a = -kk, b = kk alpha, k = k (1 + (alpha - 1) k_a){% if residual %}, v = v + (first - v) sigmoid(mix + v0){% endif %}, and after it {% if normed %}a norm of the head, {% endif %}the bonus
 // (r.k r_k) v{% if gated %} and a gate{% endif %}.
 {% endif %}
@@ -13,7 +13,7 @@
 {% include "reduce.wgsl" %}
 {% endif %}
 
-// One of `weights`, [8, channels].
+// Element `channel` of row `i` of `weights`, [8, channels].
 fn weight(i: u32, channel: u32) -> f32 { return weights[i * {{ n_head * key_dim }}u + channel]; }
 {% endif %}
 
@@ -90,7 +90,7 @@ fn element(run: Run, t: u32, head: u32, vector: u32, i: u32) -> f32 {
 {% endfor %}
 {{ over_splits(["as_", "rs", "rb", "rk", "aa", "bonus"] if mixed else ["as_", "rs", "rb", "rk"]) }}
 {% if mixed %}
-            // Both vectors are to be of the removed key's direction, and the first is taken away.
+            // Both vectors get the direction of the removed key; the first one is negated.
             let length = max(sqrt(aa), 1e-12);
             let put = -as_ / length / length;
 {% else %}

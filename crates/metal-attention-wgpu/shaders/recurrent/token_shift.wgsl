@@ -1,10 +1,10 @@
 // out_j[t] = x[t] + (before[t] - x[t]) * mu_j[t] for {{ n_out }} results, where before[t] is the row of the token before: x[t - 1], or for the
-// run's first token its state. {% if by_token %}mu_j[t] is a factor of each channel and what each token adds to it.{% endif %}
+// run's first token its state. {% if by_token %}mu_j[t] is a factor of each channel plus what each token adds to it.{% endif %}
 
-// One invocation a channel and TOKENS tokens of a run; the one with the first tokens, which alone reads the state, writes the
-// states after the run's segments{% if advance %}, too{% else %} elsewhere: here they stay{% endif %}.
-// Bounds: runs are compared with those there are, tokens with those of the run, which the rows have (segments.wgsl), channels
-// with CHANNELS. Loops end with the tokens and the segments of the run.
+// One invocation for each channel and TOKENS tokens of a run. The one with the first tokens, which alone reads the state, {% if advance %}also
+// writes the states after the run's segments{% else %}leaves it to another dispatch to write the states after{% endif %}.
+// Bounds: runs are compared with their number, tokens with those of the run, which the rows hold (segments.wgsl), channels with
+// CHANNELS. Loops end with the tokens and the segments of the run.
 {{ declarations }}
 {% include "recurrent/segments.wgsl" %}
 

@@ -1,4 +1,4 @@
-// Twice the values of a unit's 4-bit floats, and 14 more, as bytes. src/matrix/layout.rs chose the codes for this: such a
+// Twice the values of a unit's 4-bit floats, plus 14, as bytes. src/matrix/layout.rs renumbers the codes for this: such a
 // number is the code itself, or 13 more where two or three of these hold: bit 0 is set, bit 1 is not, bit 3 is not.
 fn packed8(raw: Raw8) -> vec2<u32> {
     let a = raw.q; // of each code, at its bit 0

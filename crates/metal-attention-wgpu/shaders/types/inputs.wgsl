@@ -1,22 +1,22 @@
-// Inputs of a product as whole numbers of three bytes, as exact as floats: then a unit of eight takes six products of four
-// bytes each, in the place of conversions of eight codes and eight products.
+// Inputs of a product as integers of three bytes, as exact as floats: then a unit of eight takes six dot products of four
+// bytes, instead of eight conversions of codes and eight products.
 //
-// `even` holds the even elements' high, middle and low bytes, all signed, and what one of them is worth; `odd` those of
-// the odd ones, and the sum of all eight inputs.
-// Bounds: none are needed; lanes next to each other have quads next to each other.
+// `even` holds the even elements' high, middle and low bytes, all signed, and the value of one step; `odd` those of the odd
+// elements, and the sum of all eight inputs.
+// Bounds: none are needed; neighbouring lanes have neighbouring quads.
 struct X8 { even: vec4<u32>, odd: vec4<u32> }
 
-// One half of an X8: `even` for even quads, `odd` for odd ones. Quads 2 i and 2 i + 1 of a vector make a unit, and lanes
-// next to each other make them.
+// One half of an X8: `even` for even quads, `odd` for odd ones. Quads 2 i and 2 i + 1 of a vector make up a unit, and
+// neighbouring lanes compute them.
 fn input_bytes(quad: u32, v: vec4<f32>) -> vec4<u32> {
     let size = abs(v);
     var most = max(max(size.x, size.y), max(size.z, size.w));
     most = max(most, subgroupShuffleXor(most, 1u));
     var sum = v.x + v.y + v.z + v.w;
     sum += subgroupShuffleXor(sum, 1u);
-    // At most 127 * 65536 + 127 * 256 + 127 = 8355711. Where all eight are next to nothing they count as nothing.
+    // At most 127 * 65536 + 127 * 256 + 127 = 8355711. If all eight are tiny they count as zero.
     let factor = min(8355000.0 / most, 1e37);
-    // Elements 0 and 2 to the lower half, 1 and 3 to the upper.
+    // Elements 0 and 2 go to the lower half, 1 and 3 to the upper.
     let low = vec4<i32>(round(v * factor)).xzyw;
     let middle = (low + vec4(128)) >> vec4(8u);
     let high = (middle + vec4(128)) >> vec4(8u);

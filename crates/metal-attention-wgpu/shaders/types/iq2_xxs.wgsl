@@ -2,7 +2,7 @@
 
 {% include "types/packed.wgsl" %}
 
-// Per 4 units 4 codes of a byte, and a word of four times 7 signs and a scale; then d for 32 units.
+// For each 4 units 4 codes of a byte, and a word of four times 7 signs and a scale; then d for 32 units.
 const SIGNS: u32 = {{ n_rows * (n_in // 32) }}u;
 const BLOCKS: u32 = SIGNS + {{ n_rows * (n_in // 32) }}u;
 const GRID: u32 = BLOCKS + {{ n_rows * ((n_in + 511) // 512) }}u;

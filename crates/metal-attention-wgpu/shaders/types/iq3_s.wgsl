@@ -2,7 +2,7 @@
 
 {% include "types/packed.wgsl" %}
 
-// Looked up at load: the values, odd numbers from -15 to 15, as nibbles. A nibble of scale for 4 units, and d for 32.
+// Decoded when loaded: the values, odd numbers from -15 to 15, as nibbles. A nibble of scale for 4 units, and d for 32.
 const SCALES: u32 = {{ n_rows }}u * UNITS;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 256) }}u;
 struct Raw8 { q: u32, scale: u32, d: u32 }

@@ -2,8 +2,8 @@
 
 {% include "types/packed.wgsl" %}
 
-// Half a word for a unit, two codes; per 4 units a word of four times 7 signs and a scale; then d for 32 units. The
-// codebook behind the rows has a word for a point: its elements 0, 2, 1, 3.
+// Half a word for a unit, two codes; for each 4 units a word of four times 7 signs and a scale; then d for 32 units. The
+// codebook behind the rows has a word for an entry: its elements 0, 2, 1, 3.
 const SIGNS: u32 = {{ n_rows * (n_in // 16) }}u;
 const BLOCKS: u32 = SIGNS + {{ n_rows * (n_in // 32) }}u;
 const GRID: u32 = BLOCKS + {{ n_rows * ((n_in + 511) // 512) }}u;

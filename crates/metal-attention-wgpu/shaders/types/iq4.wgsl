@@ -1,4 +1,4 @@
-// The values of the codes of IQ4_NL and IQ4_XS, as bytes above 128: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38,
+// The values of the codes of IQ4_NL and IQ4_XS, as bytes plus 128: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38,
 // 53 69 89 113.
 fn iq4_value(codes: vec4<u32>) -> vec4<f32> {
     let low = select(vec4<u32>(0x3f2d1801u), vec4<u32>(0x766a5d4fu), (codes & vec4<u32>(4u)) != vec4<u32>(0u));

@@ -2,7 +2,7 @@
 
 {% include "types/iq4.wgsl" %}
 
-// Per block of 256: nibbles, 8 scales plus 32, each for 4 units; then d.
+// For each super-block of 256: nibbles, 8 scales plus 32, each for 4 units; then d.
 const SCALES: u32 = {{ n_rows }}u * UNITS;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 128) }}u;
 struct Raw8 { q: u32, scale: u32, d: u32 }

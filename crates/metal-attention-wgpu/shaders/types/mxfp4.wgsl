@@ -14,7 +14,7 @@ fn load8(row: u32, unit: u32) -> Raw8 {
 }
 {% include "types/fp4.wgsl" %}
 
-// 2^(e - 128), codes being twice the values. Of 2^(e - 127) the smallest is no exponent but a bit of the mantissa.
+// 2^(e - 128), as codes are twice the values. The smallest 2^(e - 127) is denormal: a bit of the mantissa, not an exponent.
 fn scale8(raw: Raw8) -> f32 {
     return 0.5 * bitcast<f32>(max((raw.e << 23u) & 0x7f800000u, 0x00400000u));
 }

@@ -11,7 +11,7 @@ fn load8(row: u32, unit: u32) -> Raw8 {
 }
 {% include "types/fp4.wgsl" %}
 
-// Half the value of 4 bits of exponent and 3 of mantissa; 127 is 0.
+// Half the value of a float with 4 bits of exponent and 3 of mantissa; 127 is 0.
 fn scale8(raw: Raw8) -> f32 {
     let mantissa = raw.d & 7u;
     let exponent = (raw.d >> 3u) & 15u;

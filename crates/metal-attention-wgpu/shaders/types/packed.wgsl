@@ -1,5 +1,5 @@
-// Codes of 8 bits or less are whole numbers: `packed8` has those of a unit's even elements and those of its odd ones as
-// bytes, signed ones, and a weight is affine8.x * code + affine8.y.
+// Weights whose codes have 8 bits or less, for integer dot products: `packed8` returns the codes of a unit's even elements
+// and of its odd ones as signed bytes, and a weight is affine8.x * code + affine8.y.
 {% if integer %}
 
 // Sum over a unit of weight times input.
@@ -16,8 +16,8 @@ fn dots8(raw: Raw8, x: X8) -> f32 {
 {% if in_blocks %}
 
 {#
-  A block of 32, four units, for products with inputs as whole numbers: `scales` of these have numbers of their own, `affine32`, those
-  of a unit. Types that say how many read a block as vectors of words, with `w4`, as they lie; of the others it is four units.
+  A block of 32, four units, for products with quantised inputs. `scales` is how many of these have scales of their own;
+  `affine32` returns those of a unit. Types that define it read a block as vectors of words, in `w4`; for others it is four units.
 #}
 {% if scales is undefined %}
 {% set scales = 4 %}

@@ -3,7 +3,7 @@
 {% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
-// Per block of 256: 16 bytes of (scale, minimum) nibbles, each for 2 units; then (d, dmin).
+// For each super-block of 256: 16 bytes of (scale, minimum) nibbles, each for 2 units; then (d, dmin).
 const SCALES: u32 = {{ n_rows * (n_in // 16) }}u;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;
 struct Raw8 { q: u32, scale: u32, d: u32 }

@@ -3,7 +3,7 @@
 {% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
-// Per block of 256: a plane of low pairs of bits, a plane of third bits, 16 scales plus 32, each for 2 units; then d.
+// For each super-block of 256: a plane of the low two bits, a plane of third bits, 16 scales plus 32, each for 2 units; then d.
 const HIGH: u32 = {{ n_rows * (n_in // 16) }}u;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 32) }}u;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;

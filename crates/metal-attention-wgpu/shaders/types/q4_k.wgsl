@@ -3,7 +3,7 @@
 {% set scales = 1 %}
 {% include "types/packed.wgsl" %}
 
-// Per block of 256: 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
+// For each super-block of 256: 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
 const SCALES: u32 = {{ n_rows }}u * UNITS;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;
 struct Raw8 { q: u32, scale: u32, d: u32 }

@@ -3,7 +3,7 @@
 {% set scales = 1 %}
 {% include "types/packed.wgsl" %}
 
-// Per block of 256: nibbles, a plane of fifth bits, 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
+// For each super-block of 256: nibbles, a plane of fifth bits, 8 pairs of bytes (scale, minimum), each for 4 units; then (d, dmin).
 const HIGH: u32 = {{ n_rows }}u * UNITS;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 32) }}u;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;

@@ -3,7 +3,7 @@
 {% set scales = 2 %}
 {% include "types/packed.wgsl" %}
 
-// Per block of 256: nibbles, a plane of upper pairs of bits, 16 scales plus 128, each for 2 units; then d.
+// For each super-block of 256: nibbles, a plane of the upper two bits, 16 scales plus 128, each for 2 units; then d.
 const HIGH: u32 = {{ n_rows }}u * UNITS;
 const SCALES: u32 = HIGH + {{ n_rows * (n_in // 16) }}u;
 const BLOCKS: u32 = SCALES + {{ n_rows * (n_in // 64) }}u;

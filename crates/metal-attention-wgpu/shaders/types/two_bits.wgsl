@@ -2,7 +2,7 @@
 
 {% include "types/packed.wgsl" %}
 
-// A plane of pairs of bits, and a scale for every {{ block_units }} units.
+// A plane of 2-bit codes, and a scale for every {{ block_units }} units.
 const SCALES: u32 = {{ n_rows * (n_in // 16) }}u;
 struct Raw8 { q: u32, d: u32 }
 fn load8(row: u32, unit: u32) -> Raw8 {

@@ -1,8 +1,8 @@
-// Shared by the files of this folder. They read `w`, the packed rows of a matrix part, as src/matrix/layout.rs lays
-// them out. A unit is 8 elements of a row: `load8` fetches what it takes, `codes8` and `scale8` turn that into numbers,
-// where a weight is scale8 * code (the scale of types with a minimum or without scales is 1).
-// Bounds: rows are below {{ n_rows }} and units below UNITS, which every caller sees to; the sections that `load8` of
-// each type reads are as long as src/matrix/layout.rs makes them, {{ n_rows }} rows each, and so long the part is
+// Shared by the files of this folder. They read `w`, the repacked rows of a matrix part, in the layout of
+// src/matrix/layout.rs. A unit is 8 elements of a row: `load8` fetches its words, `codes8` and `scale8` turn them into
+// numbers, where a weight is scale8 * code (the scale of types with a minimum or without scales is 1).
+// Bounds: rows are below {{ n_rows }} and units below UNITS, which every caller ensures; the sections that `load8` of each
+// type reads have the lengths of src/matrix/layout.rs, {{ n_rows }} rows each, and the part is as long as all of them
 // (`Dispatch`).
 const UNITS: u32 = {{ (n_in + 7) // 8 }}u;
 

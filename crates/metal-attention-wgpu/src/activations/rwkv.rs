@@ -1,4 +1,4 @@
-//! Scratch memory of RWKV's mixes.
+//! Scratch buffers of RWKV's time mix and channel mix, and of low-rank products (which the delta rule has, too).
 
 use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
@@ -6,27 +6,30 @@ use wgpu::Buffer;
 use crate::WgpuError;
 use crate::kernels::{LowRankShape, MAX_INPUTS};
 
-/// Elements a token, 0 of what a model does without: the widest of its layers.
+/// The width of each buffer of [`RwkvScratch`]: elements for each token, those of the widest layer; 0 where none uses
+/// it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RwkvWidths {
-    /// Inputs that a token shift makes, of which there are so many at most.
+    /// One result of a token shift.
     mixed: usize,
+    /// Number of results of a token shift.
     n_mix: usize,
-    /// Receptances, keys and values, and gates, each.
+    /// Each of receptances, keys and values.
     heads: usize,
+    /// Gates.
     gate: usize,
-    /// What the first matrices of low-rank products give.
+    /// Results of the first matrices of low-rank products.
     small: usize,
-    /// What the second ones give.
+    /// Results of the second matrices of low-rank products.
     large: usize,
-    /// What the tokens add to the factors of a token shift.
+    /// The addition of each token to the factors of a token shift.
     lerps: usize,
     /// Values of the first layer.
     first_value: usize,
 }
 
 impl RwkvWidths {
-    /// Room for RWKV-6's time mix.
+    /// Widens the buffers for RWKV-6's time mix.
     pub(super) fn rwkv6(&mut self, of: &Rwkv6Spec) {
         self.widen(of.width, RWKV6_MIXES);
         self.heads = self.heads.max(of.width);
@@ -36,7 +39,7 @@ impl RwkvWidths {
         self.lerps = self.lerps.max(RWKV6_MIXES * of.width);
     }
 
-    /// Room for RWKV-7's, whose low-rank products are `low_rank`.
+    /// Widens the buffers for RWKV-7's time mix, whose low-rank products are `low_rank`.
     pub(super) fn rwkv7(&mut self, of: &Rwkv7Spec, low_rank: &LowRankShape) {
         self.widen(of.width, of.n_mix());
         self.heads = self.heads.max(of.width);
@@ -44,13 +47,13 @@ impl RwkvWidths {
         self.first_value = self.first_value.max(of.width);
     }
 
-    /// Room for low-rank products, also of others.
+    /// Widens the buffers for low-rank products of any mixer.
     pub(super) fn low_rank(&mut self, of: &LowRankShape) {
         self.small = self.small.max(of.n_in());
         self.large = self.large.max(of.n_out());
     }
 
-    /// Room for a channel mix.
+    /// Widens the buffers for a channel mix.
     pub(super) fn channel_mix(&mut self, of: &ChannelMixSpec) {
         self.widen(of.n_embd, of.n_mix());
         if of.gated {
@@ -64,7 +67,7 @@ impl RwkvWidths {
         self.n_mix = self.n_mix.max(n_mix);
     }
 
-    /// Elements of all buffers.
+    /// The widths of all buffers.
     pub(super) fn rows(self) -> impl Iterator<Item = usize> {
         let Self { mixed, n_mix, heads, gate, small, large, lerps, first_value } = self;
         let one_each = [heads, heads, heads, gate, small, large, lerps, first_value];
@@ -72,31 +75,31 @@ impl RwkvWidths {
     }
 }
 
-/// Activations of RWKV's mixes.
+/// The buffers.
 #[derive(Debug)]
 pub(crate) struct RwkvScratch {
-    /// Inputs between each token's and that of the one before, `[n_tokens, n_embd]` each.
+    /// Results of a token shift: each token's row mixed with that of the token before, `[n_tokens, n_embd]` each.
     pub(crate) mixed: Vec<Buffer>,
     /// Receptances, `[n_tokens, width]`.
     pub(crate) r: Buffer,
-    /// Keys, no longer than that.
+    /// Keys, `[n_tokens, width]` at most.
     pub(crate) k: Buffer,
-    /// Values, no longer than that.
+    /// Values, `[n_tokens, width]` at most.
     pub(crate) v: Buffer,
     /// Gates, `[n_tokens, width]`.
     pub(crate) gate: Buffer,
-    /// What the first matrices of low-rank products give, `[n_tokens, ranks]`.
+    /// Results of the first matrices of low-rank products, `[n_tokens, sum of ranks]`.
     pub(crate) small: Buffer,
-    /// What the second ones give, `[n_tokens, n_parts, width]`.
+    /// Results of the second matrices, `[n_tokens, n_parts, width]`.
     pub(crate) large: Buffer,
-    /// What tokens add to the factors of a token shift, `[n_tokens, 5, width]`.
+    /// The addition of each token to the factors of a token shift, `[n_tokens, 5, width]`.
     pub(crate) lerps: Buffer,
-    /// The first layer's values, `[n_tokens, width]`.
+    /// The first layer's values, which later layers mix into theirs, `[n_tokens, width]`.
     pub(crate) first_value: Buffer,
 }
 
 impl RwkvScratch {
-    /// With `rows` that makes a buffer for so many elements a token.
+    /// Makes the buffers. `rows(n)` makes one of `n` elements for each token.
     pub(super) fn new(of: RwkvWidths, rows: &dyn Fn(usize) -> Result<Buffer, WgpuError>) -> Result<Self, WgpuError> {
         Ok(Self {
             mixed: (0..of.n_mix.min(MAX_INPUTS)).map(|_| rows(of.mixed)).collect::<Result<_, _>>()?,

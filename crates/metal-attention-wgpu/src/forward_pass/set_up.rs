@@ -1,4 +1,5 @@
-//! How a model gets onto the GPU: everything that steps need is made here, once.
+//! Loads a model onto the GPU: [`WgpuForwardPass::new`] makes every buffer, uploads the weights and compiles every
+//! pipeline, so that evaluating a batch allocates and compiles nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,33 +9,35 @@ use metal_attention_model::{
 };
 use wgpu::Buffer;
 
-use super::{STATE, TOP_K, WgpuForwardPass, log_layers_at_once};
-use crate::activations::{Activations, Widths, experts_shapes};
-use crate::at_once::{LayersAtOnceBuilder, groups_to_try};
+use super::{FLAG_BYTES, TOP_K, WgpuForwardPass, log_persistent_layers};
+use crate::activations::{ActivationWidths, Activations, experts_shapes};
 use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
 use crate::options::{WgpuForwardPassOptions, distinct_ropes};
-use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
-use crate::plan::{FEW, PlanBuilder, few_on};
-use crate::pso::PsoCache;
+use crate::parts::{MixerKernels, UNROTATED_ELEMENTS, plain_layers, supports};
+use crate::persistent_layers::{PersistentLayersBuilder, workgroup_counts_to_try};
+use crate::pipelines::PipelineCache;
+use crate::plan::{MAX_GEMV_TOKENS, PlanBuilder, few_limits};
 use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
 use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 
-/// How long setting a model up waits for the kernels of all layers at once, without which there are others.
+/// The time that loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for
+/// each kernel are used.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 impl WgpuForwardPass {
-    /// Sets a model up on `gpu`: uploads its weights, makes the KV cache and every buffer and pipeline that steps need.
+    /// Loads a model onto `gpu`. Errors: an option out of range, a part of the model without kernels, too little
+    /// memory, a pipeline that the driver rejects.
     pub fn new(
         gpu: Arc<WgpuDevice>,
         spec: ModelSpec,
         weights: &Weights,
         options: &WgpuForwardPassOptions,
     ) -> Result<Self, WgpuError> {
-        let room = options.capacity(&spec, gpu.summary().max_binding);
-        if let Some((option, max)) = room.out_of_range() {
+        let cache_capacity = options.capacity(&spec, gpu.summary().max_binding);
+        if let Some((option, max)) = cache_capacity.out_of_range() {
             return Err(WgpuError::Option { option, max });
         }
         supports(&spec)?;
@@ -46,43 +49,53 @@ impl WgpuForwardPass {
                 available,
             });
         }
-        let cache_groups = CacheGroups::new(&spec, room);
+        let cache_groups = CacheGroups::new(&spec, cache_capacity);
         let mixers = MixerKernels::of_layers(&spec, weights, &cache_groups, options.cache_type);
         let before = gpu.allocated_bytes();
-        let widths = Widths::new(&spec, &mixers);
-        let n_ubatch = room.n_tokens(&spec);
-        let capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
-        if !spec.is_causal() && capacity.0 < n_ubatch {
-            let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
+        let widths = ActivationWidths::new(&spec, &mixers);
+        let n_ubatch = cache_capacity.n_tokens(&spec);
+        let scratch_capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
+        if !spec.is_causal() && scratch_capacity.0 < n_ubatch {
+            let why =
+                format!("a text has to be evaluated whole, and this GPU has room for {} tokens", scratch_capacity.0);
             return Err(WgpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
         let begin = Instant::now();
-        // First, as these are what too many sequences or a context too long make too large.
+        // The page tables and the KV cache first: they are what too many sequences or too long a context make too
+        // large.
         let n_pages: Vec<_> = cache_groups.groups().iter().map(|group| group.n_pages).collect();
-        let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), &n_pages);
+        let batch_buffer =
+            |n_tokens| BatchBuffer::new(&gpu, n_tokens, cache_capacity.n_seq, cache_capacity.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
-        let batch = batch_buffer(capacity.0)?;
+        let batch = batch_buffer(scratch_capacity.0)?;
         let cache =
             WgpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, options.layers_in_a_buffer)?;
-        let states = WgpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
+        let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
         let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
-        let rope = rope_tables(&gpu, &spec, weights, room)?;
+        let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, room.n_seq.min(FEW))?;
-        let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
-        let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
-        // Of plain layers, which all have a cache of their own.
+        let scratch = Activations::new(
+            &gpu,
+            &widths,
+            &mixers,
+            &experts_shapes(&spec),
+            scratch_capacity,
+            cache_capacity.n_seq.min(MAX_GEMV_TOKENS),
+        )?;
+        let ids = gpu.buffer("ids", 4 * scratch.n_wanted as u64)?;
+        let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_wanted) as u64)?;
+        // Only read where all layers are plain; each of those has keys and values of its own.
         let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
-        let at_once = LayersAtOnceBuilder {
+        let persistent = PersistentLayersBuilder {
             gpu: &gpu,
             spec: &spec,
             layers: plain_layers(&spec, weights, &mixers),
             weights: &gpu_weights,
             cache: &keys_and_values,
             rope: &rope,
-            x: &s.x,
+            x: &scratch.x,
             batch: &batch_of_one,
         };
         let plan = |kind, batch| {
@@ -90,7 +103,7 @@ impl WgpuForwardPass {
                 gpu: &gpu,
                 spec: &spec,
                 weights: &gpu_weights,
-                s: &s,
+                scratch: &scratch,
                 cache: &cache,
                 states: &states,
                 mixers: &mixers,
@@ -103,12 +116,13 @@ impl WgpuForwardPass {
             };
             builder.build()
         };
-        let groups = options.layers_at_once.as_ref().map_or(groups_to_try(&gpu), std::slice::from_ref);
-        // Pipelines are compiled while the weights are on their way, the one that takes longest first.
-        let builders = PsoCache::build_beside(&gpu);
-        let layers_at_once = match groups {
+        let groups = options.persistent_workgroups.as_ref().map_or(workgroup_counts_to_try(&gpu), std::slice::from_ref);
+        // Threads compile pipelines while the weights are uploaded. The persistent kernel, which takes longest, is
+        // queued first.
+        let builders = PipelineCache::start_builders(&gpu);
+        let persistent_layers = match groups {
             [] | [0] => Err("this GPU is not known to run workgroups side by side"),
-            [most, ..] => at_once.build(*most)?,
+            [most, ..] => persistent.build(*most)?,
         };
         let [few, many, mut one, sequences] = [
             plan(BatchKind::Few, batch.buffer())?,
@@ -116,7 +130,8 @@ impl WgpuForwardPass {
             plan(BatchKind::One, batch_of_one.buffer())?,
             plan(BatchKind::Sequences, batch.buffer())?,
         ];
-        // A card that is idle all the while would take the first prompt slowly. The output head is there first.
+        // A discrete GPU that idles during the upload clocks down, and then evaluates the first prompt slowly. The
+        // products that keep it awake need the output head, which is uploaded first.
         let mut waker = Waker::new(&gpu);
         let before_uploads = gpu.allocated_bytes();
         uploads.run(&gpu, &|done| waker.beside_upload(&gpu, &one, done))?;
@@ -125,29 +140,29 @@ impl WgpuForwardPass {
         let all_ready = || [&few, &many, &one, &sequences].into_iter().all(|plan| plan.is_ready(&gpu));
         while !all_ready() && waker.wake(&gpu, &one) {}
         for plan in [&few, &many, &one, &sequences] {
-            plan.ready(&gpu)?;
+            plan.wait_ready(&gpu)?;
         }
-        tracing::debug!(elapsed = ?begin.elapsed(), pipelines = gpu.pso().len(), "pipelines are compiled");
-        let mut late = None;
-        let tried = match layers_at_once {
+        tracing::debug!(elapsed = ?begin.elapsed(), pipelines = gpu.pipelines().len(), "pipelines are compiled");
+        let mut compiling_layers = None;
+        let tried = match persistent_layers {
             Err(why) => Err(why),
             Ok(first) => {
-                // Compiling it for the first time takes longer than anything else.
-                let waits = || options.layers_at_once.is_some() || begin.elapsed() < PATIENCE;
+                // Compiling the persistent kernel for the first time takes longer than all other work of loading.
+                let waits = || options.persistent_workgroups.is_some() || begin.elapsed() < PATIENCE;
                 while !first.is_ready(&gpu) && waits() && waker.wake(&gpu, &one) {}
                 if first.is_ready(&gpu) || waits() {
-                    at_once.try_out(first, &groups[1..])?
+                    persistent.try_out(first, &groups[1..])?
                 } else {
-                    late = Some(first);
+                    compiling_layers = Some(first);
                     Err("the kernel for all of them is still being compiled, and is used from then on")
                 }
             }
         };
-        let at_once = match tried {
+        let persistent_timed_out = match tried {
             Ok(layers) => {
-                log_layers_at_once(&layers);
-                one.layers_at_once = Some(layers.dispatches);
-                Some(layers.gave_up)
+                log_persistent_layers(&layers);
+                one.persistent_layers = Some(layers.dispatches);
+                Some(layers.timed_out)
             }
             Err(why) => {
                 tracing::info!("a token goes through the layers in many dispatches: {why}");
@@ -156,25 +171,25 @@ impl WgpuForwardPass {
         };
         builders.finish();
         tracing::debug!(elapsed = ?begin.elapsed(), "all layers at once are tried");
-        gpu.pso().save();
+        gpu.pipelines().save();
         tracing::debug!(elapsed = ?begin.elapsed(), "pipelines are kept");
-        let readback = Readback::new(&gpu, 8 * TOP_K as u64 + STATE)?;
+        let readback = Readback::new(&gpu, 8 * TOP_K as u64 + FLAG_BYTES)?;
         let memory = MemoryUse {
             weights: weight_bytes,
             kv_cache: cache.bytes() + states.bytes(),
             scratch: gpu.allocated_bytes() - uploaded_through - before - weight_bytes - cache.bytes() - states.bytes(),
         };
         Ok(Self {
-            few_are: few_on(&gpu, options.exact),
+            few_limits: few_limits(&gpu, options.exact),
             gpu,
             spec,
-            s,
+            scratch,
             cache,
             states,
-            one,
-            sequences,
-            few,
-            many,
+            plan_one: one,
+            plan_sequences: sequences,
+            plan_few: few,
+            plan_many: many,
             batch_of_one,
             batch,
             ids,
@@ -186,28 +201,30 @@ impl WgpuForwardPass {
             prepared: None,
             unread: None,
             trace: None,
-            at_once,
+            persistent_timed_out,
             logits: Vec::new(),
             memory,
-            n_ctx: room.n_ctx,
+            n_ctx: cache_capacity.n_ctx,
             profiler: None,
             waker,
-            late,
+            compiling_layers,
         })
     }
 }
 
-/// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
-/// layers without turns by nothing.
+/// The RoPE cos/sin table of each layer, F32 `[n_positions, n_rot / 2, 2]`. Layers with equal RoPE share a buffer. A
+/// layer without RoPE has a table of angles 0, as the fast attention kernels always rotate.
 fn rope_tables(
     gpu: &WgpuDevice,
     spec: &ModelSpec,
     weights: &Weights,
-    room: Capacity,
+    cache_capacity: Capacity,
 ) -> Result<Vec<Buffer>, WgpuError> {
     let table = |rope: &Option<Rope>| match rope {
-        Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, room.n_ctx), room.n_positions()),
-        None => [1.0, 0.0].repeat(room.n_positions() * UNTURNED / 2),
+        Some(rope) => {
+            kernels::rope_table(rope, weights.rope_factors(rope, cache_capacity.n_ctx), cache_capacity.n_positions())
+        }
+        None => [1.0, 0.0].repeat(cache_capacity.n_positions() * UNROTATED_ELEMENTS / 2),
     };
     let made = distinct_ropes(spec)
         .into_iter()

@@ -1,19 +1,23 @@
-//! Snapshots of sequences: copies blocks of the KV cache from the GPU to main memory and back.
+//! Snapshots of sequences: copies blocks (KV pages, recurrent states) between GPU and host memory. The bytes of a block
+//! are those of all layers one after the other.
 
-use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
+use metal_attention_model::{
+    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
+};
 
 use super::WgpuForwardPass;
 use crate::arena::runs;
 use crate::{Readback, Slice, WgpuError};
 
-/// Bytes that are read at once at most, unless a layer alone has more.
+/// Most bytes that one submission copies to the host, unless a single layer's part of a block has more.
 const AT_ONCE: u64 = 64 << 20;
 
 impl WgpuForwardPass {
-    fn parts_of(&self, block: Block) -> Vec<Slice> {
+    /// The slices of GPU memory that make up a block, in the order of its bytes.
+    fn parts_of(&self, block: CacheBlock) -> Vec<Slice> {
         match block {
-            Block::Page { group, page } => self.cache.of_page(group, page).collect(),
-            Block::State { slot } => self.states.of_slot(slot).collect(),
+            CacheBlock::Page { group, page } => self.cache.of_page(group, page).collect(),
+            CacheBlock::State { slot } => self.states.of_slot(slot).collect(),
         }
     }
 
@@ -49,7 +53,7 @@ impl WgpuForwardPass {
             self.gpu.write_with(part, part.size(), |view| view.copy_from_slice(own));
             bytes = rest;
         }
-        // What is written waits in memory until something is submitted and done.
+        // wgpu keeps written data in staging buffers until a submission is done: submit now, so that they are freed.
         let submission = self.gpu.submit(self.gpu.encoder());
         self.gpu.wait(Some(submission))
     }
@@ -68,21 +72,21 @@ impl SequenceCache for WgpuForwardPass {
         &self.cache.pages
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.clear_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.settle();
-        self.cache.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.discard_lookahead();
+        self.cache.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         let parts = self.parts_of(block);
         Ok(self.read_parts(&parts, bytes)?)
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         let parts = self.parts_of(block);
         Ok(self.write_parts(&parts, bytes)?)
     }

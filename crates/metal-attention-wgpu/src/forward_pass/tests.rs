@@ -1,4 +1,5 @@
-//! What happens when workgroups that should run side by side do not.
+//! Tests of the persistent kernel's fallbacks (time-outs, late compilation, pages out of order) and of keeping the GPU
+//! awake.
 
 use crate::{WgpuForwardPassOptions, WgpuOptions};
 use metal_attention_gguf::GgufFile;
@@ -7,7 +8,7 @@ use metal_attention_model::{Weights, argmax};
 use super::*;
 
 fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
-    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, layers_at_once: Some(groups), ..Default::default() })
+    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, persistent_workgroups: Some(groups), ..Default::default() })
 }
 
 fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
@@ -18,7 +19,7 @@ fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuFo
 }
 
 #[test]
-fn a_step_that_was_given_up_is_taken_again() {
+fn a_step_that_timed_out_is_evaluated_again() {
     let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
         Ok(gpu) => Arc::new(gpu),
         Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
@@ -28,48 +29,48 @@ fn a_step_that_was_given_up_is_taken_again() {
     let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<_> = (0..4).map(|pos| one_by_one.forward_greedy(&[token(pos)]).unwrap()).collect();
     for greedy in [false, true] {
-        let mut at_once = start(&gpu, 1);
+        let mut persistent = start(&gpu, 1);
         for (pos, want) in want.iter().enumerate() {
             if pos == 2 {
-                gpu.write(at_once.at_once.as_ref().unwrap(), &[1u32]);
+                gpu.write(persistent.persistent_timed_out.as_ref().unwrap(), &[1u32]);
             }
             let got = if greedy {
-                at_once.forward_greedy(&[token(pos)]).unwrap()
+                persistent.forward_greedy(&[token(pos)]).unwrap()
             } else {
-                let top = at_once.forward_top_k(&[token(pos)], 1).unwrap();
+                let top = persistent.forward_top_k(&[token(pos)], 1).unwrap();
                 top.iter().map(|list| list[0].0).collect()
             };
             assert_eq!(got, *want, "position {pos}");
-            assert_eq!(at_once.at_once.is_none(), pos >= 2);
+            assert_eq!(persistent.persistent_timed_out.is_none(), pos >= 2);
         }
     }
 }
 
 #[test]
-fn waking_changes_nothing() {
+fn keeping_the_gpu_awake_changes_no_results() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
-    let texts = [false, true].map(|wakes| {
+    let results = [false, true].map(|wakes| {
         let mut pass = start(&gpu, 0);
         pass.waker.is_of_use = true;
         let mut id = pass.forward_prompt(&[5, 6, 7]).unwrap();
-        let mut text = vec![id];
+        let mut generated = vec![id];
         for i in 0..12 {
-            // With steps in flight, and with one recorded ahead.
+            // In the first half with greedy steps in flight, in the second with a recorded next step.
             if wakes && i % 3 == 0 {
                 assert!(pass.wake());
             }
             id = if i < 6 { pass.forward_token_greedy(id).unwrap() } else { argmax(pass.forward_token(id).unwrap()) };
-            text.push(id);
+            generated.push(id);
         }
-        text
+        generated
     });
-    assert_eq!(texts[0].len(), 13);
-    assert_eq!(texts[0], texts[1]);
+    assert_eq!(results[0].len(), 13);
+    assert_eq!(results[0], results[1]);
 }
 
 #[test]
-fn kernels_that_come_late_are_taken() {
+fn late_kernels_are_used() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let want: Vec<_> = {
@@ -78,55 +79,59 @@ fn kernels_that_come_late_are_taken() {
         greedy(&mut pass, 0, id, 12).iter().map(|t| t.0).collect()
     };
     let mut pass = start(&gpu, 1);
-    let Some(gave_up) = pass.at_once.take() else { return };
-    let dispatches = pass.one.layers_at_once.take().unwrap();
+    let Some(timed_out) = pass.persistent_timed_out.take() else { return };
+    let dispatches = pass.plan_one.persistent_layers.take().unwrap();
     let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
-    let mut text = greedy(&mut pass, 0, id, 5);
-    assert!(pass.at_once.is_none());
-    // Steps are in flight.
-    pass.late = Some(Untried { layers: LayersAtOnce { dispatches, gave_up }, ended: Vec::new(), groups: 1 });
-    let last = text[4].0;
-    text.extend(greedy(&mut pass, 0, last, 7));
-    assert!(pass.at_once.is_some() && pass.late.is_none());
-    assert_eq!(text.iter().map(|t| t.0).collect::<Vec<_>>(), want);
+    let mut generated = greedy(&mut pass, 0, id, 5);
+    assert!(pass.persistent_timed_out.is_none());
+    // At this point greedy steps are in flight.
+    pass.compiling_layers =
+        Some(UntestedLayers { layers: PersistentLayers { dispatches, timed_out }, ended: Vec::new(), groups: 1 });
+    let last = generated[4].0;
+    generated.extend(greedy(&mut pass, 0, last, 7));
+    assert!(pass.persistent_timed_out.is_some() && pass.compiling_layers.is_none());
+    assert_eq!(generated.iter().map(|t| t.0).collect::<Vec<_>>(), want);
 }
 
-/// The ids that greedy decoding appends to sequence `seq` after `id`, and whether each step had its pages in order.
+/// Decodes `n` tokens of sequence `seq` greedily after `id`. Returns each id, and whether the step found the sequence's
+/// pages consecutive.
 fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
-    let mut text = Vec::new();
+    let mut generated = Vec::new();
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
-        text.push((id, pass.step_of(&[token], 0, Output::Id).in_order));
+        generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).consecutive_pages));
     }
-    text
+    generated
 }
 
 #[test]
-fn pages_out_of_order_go_layer_by_layer() {
+fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
-    let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|layers_at_once| {
+    let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|persistent_workgroups| {
         let options = WgpuForwardPassOptions {
             n_ctx: 256,
             n_seq: 3,
             cache_type: metal_attention_model::CacheType::F32,
-            layers_at_once,
+            persistent_workgroups,
             ..Default::default()
         };
         let mut pass = start_with(&gpu, &options);
-        let at_once = pass.at_once.is_some();
+        let is_persistent = pass.persistent_timed_out.is_some();
         let prompt: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 200).collect();
         let id = pass.forward_prompt(&prompt).unwrap();
-        // Alone in the cache: in order, from page to page, cut and shared with itself.
-        let mut texts = greedy(&mut pass, 0, id, 40);
+        // A sequence alone in the cache keeps consecutive pages: across page boundaries, after a cut, after sharing
+        // with itself.
+        let mut results = greedy(&mut pass, 0, id, 40);
         pass.truncate(70);
-        texts.extend(greedy(&mut pass, 0, 9, 70));
+        results.extend(greedy(&mut pass, 0, 9, 70));
         pass.share_prefix(0, 0, 60).unwrap();
-        texts.extend(greedy(&mut pass, 0, 9, 10));
-        assert!(texts.iter().all(|&(_, in_order)| in_order));
-        // Shared with another: whoever grows first copies the last page, and is in order by chance at best.
+        results.extend(greedy(&mut pass, 0, 9, 10));
+        assert!(results.iter().all(|&(_, consecutive_pages)| consecutive_pages));
+        // Three sequences share a prefix: each one that appends first copies the last page, so that pages are seldom
+        // consecutive.
         pass.share_prefix(0, 1, 70).unwrap();
         pass.share_prefix(0, 2, 70).unwrap();
         let others = [0, 1, 2].map(|seq| greedy(&mut pass, seq, 11, 80));
@@ -138,25 +143,25 @@ fn pages_out_of_order_go_layer_by_layer() {
             others[0].iter().map(|t| t.0).collect::<Vec<_>>(),
             others[2].iter().map(|t| t.0).collect::<Vec<_>>()
         );
-        assert!(others.iter().flatten().any(|&(_, in_order)| !in_order));
-        // Alone again.
+        assert!(others.iter().flatten().any(|&(_, consecutive_pages)| !consecutive_pages));
+        // Alone in the cache again.
         pass.reset();
         pass.forward_prompt(&prompt).unwrap();
         let again = greedy(&mut pass, 0, id, 40);
-        assert!(again.iter().all(|&(_, in_order)| in_order));
-        assert_eq!(again, texts[..40]);
-        assert_eq!(pass.at_once.is_some(), at_once, "no step was given up");
-        texts.extend(others.concat());
-        texts
+        assert!(again.iter().all(|&(_, consecutive_pages)| consecutive_pages));
+        assert_eq!(again, results[..40]);
+        assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");
+        results.extend(others.concat());
+        results
     });
     assert_eq!(got, want);
 }
 
 #[test]
-fn more_workgroups_than_run_side_by_side_are_not_used() {
+fn more_workgroups_than_run_at_the_same_time_are_not_used() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     if gpu.summary().kind == wgpu::DeviceType::Cpu {
         let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-        assert!(start(&Arc::new(gpu), groups).at_once.is_none());
+        assert!(start(&Arc::new(gpu), groups).persistent_timed_out.is_none());
     }
 }

@@ -1,34 +1,34 @@
-//! Activations of a feed-forward, of any kind.
+//! Activations of a feed-forward: any function, with or without a gate.
 
 use metal_attention_model::Activation;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
-/// What the activated gate is multiplied by.
+/// The factor of the activated gate, and the layout of `x`.
 #[derive(Debug, Clone, Copy)]
 pub enum Gating<'a> {
-    /// Nothing: `x` is `[n_tokens, n]`.
+    /// By nothing: `x` is `[n_tokens, n]`.
     None,
-    /// Up, which takes turns with the gate: `x` is `[n_tokens, 2 n]`, gate `i` at `2 i` and up `i` at `2 i + 1`.
+    /// By up, interleaved with the gate: `x` is `[n_tokens, 2 n]`, gate `i` at `2 i` and up `i` at `2 i + 1`.
     Pairs,
-    /// Elements `at..at + n` of rows of another buffer, `[n_tokens, stride]`; `x` is `[n_tokens, n]`.
+    /// By elements `at..at + n` of the rows of another buffer, `[n_tokens, stride]`; `x` is `[n_tokens, n]`.
     Rows {
-        /// The buffer.
+        /// The other buffer.
         up: &'a wgpu::Buffer,
         /// Elements of its rows.
         stride: usize,
-        /// The first that is taken.
+        /// The first element used.
         at: usize,
     },
 }
 
-/// `y[t][i] = activation(gate[t][i]) * up[t][i]`: `x` as `gating` says, `y` `[n_tokens, n]`.
+/// `y[t][i] = activation(gate[t][i]) * up[t][i]`. `x` has the layout that `gating` states; `y` is `[n_tokens, n]`.
 pub fn activation(
     gpu: &WgpuDevice,
     activation: Activation,
@@ -39,9 +39,10 @@ pub fn activation(
 ) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * n as u64;
     let width = if matches!(gating, Gating::Pairs) { 2 * bytes } else { bytes };
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, Reach::Tokens(width)), (y, Reach::Tokens(bytes))];
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> =
+        vec![(x, AccessRange::Tokens(width)), (y, AccessRange::Tokens(bytes))];
     if let Gating::Rows { up, stride, .. } = gating {
-        buffers.push((up, Reach::Tokens(4 * stride as u64)));
+        buffers.push((up, AccessRange::Tokens(4 * stride as u64)));
     }
     let columns = match activation {
         Activation::SparseGelu { .. } => 1,
@@ -49,11 +50,11 @@ pub fn activation(
             n.div_ceil(THREADS)
         }
     };
-    let grid = [Extent::Fixed(columns as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let grid = [GridExtent::Fixed(columns as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(activation, n, gating), &buffers, grid)
 }
 
-fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
+fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PipelineKey {
     let (kind, parameter) = match activation {
         Activation::Silu => ("silu", 0.0),
         Activation::Gelu => ("gelu", 0.0),
@@ -66,7 +67,7 @@ fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
         Gating::Pairs => ("pairs", 0, 0),
         Gating::Rows { up: _, stride, at } => ("rows", stride, at),
     };
-    PsoKey::new(
+    PipelineKey::new(
         "activation",
         [
             ("n", n.into()),
@@ -80,7 +81,7 @@ fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
     )
 }
 
-/// The scalar twin: one row of the gate and, where there is one, of up.
+/// The scalar twin: one row of the gate and, if there is one, of up.
 pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>) -> Vec<f32> {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let gelu = |x: f64| {
@@ -91,7 +92,7 @@ pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>)
     let mean = gate.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = gate.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
     let deviation = (squares / (n - 1.0).max(1.0)).sqrt();
-    let of = |(i, &g): (usize, &f32)| {
+    let activated = |(i, &g): (usize, &f32)| {
         let g = f64::from(g);
         let up = up.map(|up| f64::from(up[i]));
         let (activated, up) = match activation {
@@ -106,9 +107,9 @@ pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>)
         };
         (activated * up.unwrap_or(1.0)) as f32
     };
-    gate.iter().enumerate().map(of).collect()
+    gate.iter().enumerate().map(activated).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(Activation::Gelu, 1536, Gating::Pairs)]
 }

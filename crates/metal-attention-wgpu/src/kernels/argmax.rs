@@ -1,25 +1,25 @@
-//! The id of the largest logit.
+//! Argmax: the id of the largest logit, in two dispatches.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Logits that a workgroup of the first stage looks at: four for each invocation.
+/// Logits of a workgroup of the first dispatch, four for each invocation.
 const CHUNK: usize = 1024;
 
-/// Bytes of `scratch` in [`argmax`] for up to `n_rows` rows.
+/// Bytes of the `scratch` of [`argmax`] for up to `n_rows` rows.
 pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
     (n_vocab.div_ceil(CHUNK) * n_rows * 8) as u64
 }
 
-/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index on ties, NaN skipped, 0 where
-/// nothing compares; bit for bit what [`metal_attention_model::argmax`] gives. `logits` `[n_wanted, n_vocab]`, `ids`
+/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index among equals; NaN is skipped;
+/// 0 if all are NaN. Identical to [`metal_attention_model::argmax`]. `logits` is `[n_wanted, n_vocab]`, `ids`
 /// `[n_wanted]` u32.
 ///
-/// With `advance`, a batch buffer, the `i`-th wanted token of the batch becomes `ids[i]`, one position on, which makes
-/// the batch of a decode step that of the next one.
+/// With `advance`, a batch buffer, the `i`-th wanted token of the batch gets the id `ids[i]` and the next position, so
+/// that the batch of a decode step becomes that of the next step.
 pub fn argmax(
     gpu: &WgpuDevice,
     n_vocab: usize,
@@ -29,33 +29,33 @@ pub fn argmax(
     advance: Option<&wgpu::Buffer>,
 ) -> Result<Vec<Dispatch>, WgpuError> {
     let [first, second] = keys(n_vocab, advance.is_some());
-    let one = Extent::Fixed(1);
+    let one = GridExtent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
-    let row = Reach::Wanted(4 * n_vocab as u64);
-    let chunks = Reach::Wanted(8 * u64::from(n_chunks));
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(scratch, chunks), (ids, Reach::Wanted(4))];
-    buffers.extend(advance.map(|b| (b as &dyn Bind, Reach::Batch)));
+    let row = AccessRange::Wanted(4 * n_vocab as u64);
+    let chunks = AccessRange::Wanted(8 * u64::from(n_chunks));
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(scratch, chunks), (ids, AccessRange::Wanted(4))];
+    buffers.extend(advance.map(|b| (b as &dyn Bind, AccessRange::Batch)));
     Ok(vec![
         Dispatch::new(
             gpu,
             &first,
             &[(logits, row), (scratch, chunks)],
-            [Extent::Fixed(n_chunks), Extent::Wanted(1), one],
+            [GridExtent::Fixed(n_chunks), GridExtent::Wanted(1), one],
         )?,
-        Dispatch::new(gpu, &second, &buffers, [Extent::Wanted(1), one, one])?,
+        Dispatch::new(gpu, &second, &buffers, [GridExtent::Wanted(1), one, one])?,
     ])
 }
 
-fn keys(n_vocab: usize, advance: bool) -> [PsoKey; 2] {
+fn keys(n_vocab: usize, advance: bool) -> [PipelineKey; 2] {
     let n_chunks = n_vocab.div_ceil(CHUNK);
     let name = if advance { "argmax_advance" } else { "argmax" };
     [
-        PsoKey::new("argmax_chunks", [("n_vocab", n_vocab.into()), ("chunk", CHUNK.into())]),
-        PsoKey::new("argmax", [("n_chunks", n_chunks.into()), ("advance", advance.into())]).named(name),
+        PipelineKey::new("argmax_chunks", [("n_vocab", n_vocab.into()), ("chunk", CHUNK.into())]),
+        PipelineKey::new("argmax", [("n_chunks", n_chunks.into()), ("advance", advance.into())]).named(name),
     ]
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let [chunks, argmax] = keys(49_152, false);
     let [_, advance] = keys(49_152, true);
     vec![chunks, argmax, advance]

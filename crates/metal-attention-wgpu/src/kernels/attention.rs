@@ -1,67 +1,68 @@
-//! Sizes and buffers of an attention layer, and the scalar twin of both attention kernels.
+//! Sizes and buffers of the fast attention kernels (`rope_append`, `prefill_attention`, `decode_attention`), and their
+//! scalar twin.
 
 use half::f16;
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
-use crate::dispatch::Reach;
+use crate::dispatch::AccessRange;
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::Constant;
 
-/// Elements of a head for which the workgroups' memory suffices.
+/// Most elements of a head: more do not fit the workgroups' memory.
 pub const MAX_FAST_HEAD_DIM: usize = 256;
 
-/// Positions for which what the kernels add to one stays within 32 bits.
+/// Most positions: with more, indices would not fit 32 bits.
 const MAX_CONTEXT: usize = 1 << 31;
 
-/// Sizes of an attention layer.
+/// The sizes of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads; divides `n_head`.
+    /// KV heads; divides `n_head`.
     pub n_head_kv: usize,
-    /// Elements of a head, at most 256.
+    /// Elements of a head, at most [`MAX_FAST_HEAD_DIM`].
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// Whether each head has a score that has no value. Not together with a norm.
+    /// Whether each head has a sink: one more score in the softmax, without a value. Not together with `qk_norm_eps`.
     pub sinks: bool,
-    /// Positions a token sees, itself included; `None`: all.
+    /// Positions that a token attends to, its own included; `None`: all.
     pub window: Option<usize>,
-    /// Positions that a sequence has room for.
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
     pub n_rot: usize,
-    /// Which elements are rotated together.
+    /// Which elements form a pair that is rotated.
     pub rope_layout: RopeLayout,
-    /// Epsilon of the RMSNorm over each query and key head before RoPE, for models that have one.
+    /// Epsilon of the RMSNorm of each query and key head before RoPE, if there is one.
     pub qk_norm_eps: Option<f32>,
-    /// Whether each query head has a gate, as long as it, whose sigmoid multiplies the head's result.
+    /// Whether each query head has a gate of `head_dim` elements, whose sigmoid multiplies the head's result.
     pub gated: bool,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind Q, K and V in a token's row: the inputs of a mixer beside it.
+    /// Elements behind Q, K and V in a token's row: the inputs of a mixer that runs beside attention.
     pub beside: usize,
 }
 
 impl AttentionShape {
-    /// Elements of a token's row of gates, where there are some, Q, K and V.
+    /// Elements of a token's gates (if any), Q, K and V.
     pub fn qkv_len(&self) -> usize {
         (self.n_gate() + self.n_head + 2 * self.n_head_kv) * self.head_dim
     }
 
-    /// Gates before the first query head.
+    /// Number of heads of gates before the first query head.
     fn n_gate(&self) -> usize {
         if self.gated { self.n_head } else { 0 }
     }
 
-    /// Refuses gates, for kernels that know none.
+    /// An error if heads have gates, for kernels that do not support them.
     pub(crate) fn check_ungated(&self) -> Result<(), WgpuError> {
         if self.gated {
             let why = "heads have gates, which this kernel does not know".to_owned();
@@ -70,41 +71,39 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// Elements from a token's Q, K and V to the next one's.
+    /// Elements from one token's row of `qkv` to the next.
     pub fn qkv_row(&self) -> usize {
         self.qkv_len() + self.beside
     }
 
-    /// Elements of a token's row of results.
+    /// Elements of a token's result.
     pub fn att_len(&self) -> usize {
         self.n_head * self.head_dim
     }
 
-    /// Elements of a row of the cache: `head_dim` rounded up to a multiple of 4.
+    /// Elements of a row of the KV cache: `head_dim` rounded up to a multiple of 4.
     pub fn padded_head_dim(&self) -> usize {
         self.head_dim.next_multiple_of(4)
     }
 
-    /// Bytes of the keys, and as many of the values, of a cache of `n_pages` pages: `[n_pages, n_head_kv, PAGE, padded
-    /// head_dim]`.
+    /// Bytes of the keys of `n_pages` pages, and likewise of the values: `[n_pages, n_head_kv, PAGE, padded head_dim]`.
     pub fn cache_bytes(&self, n_pages: usize) -> u64 {
         [self.n_head_kv, PAGE, self.padded_head_dim(), self.cache.bytes()]
             .iter()
             .fold(n_pages as u64, |bytes, &n| bytes.saturating_mul(n as u64))
     }
 
-    /// Index of the first element of the row of the cache for position `pos` of a sequence, which is in `page`.
+    /// Index of the first cached element for position `pos` of a sequence, which is on `page`.
     pub fn cache_row(&self, page: u32, kv_head: usize, pos: usize) -> usize {
         ((page as usize * self.n_head_kv + kv_head) * PAGE + pos % PAGE) * self.padded_head_dim()
     }
 
-    /// Positions that a token at `pos` sees.
+    /// Positions that a token at `pos` attends to.
     pub fn seen(&self, pos: usize) -> std::ops::RangeInclusive<usize> {
         self.window.map_or(0, |w| (pos + 1).saturating_sub(w))..=pos
     }
 
-    /// Refuses heads that the attention kernels cannot hold, and sizes that do not go together: what the bounds of their
-    /// accesses rest on.
+    /// An error if the kernels do not support these sizes. The bounds of their accesses rely on this check.
     pub(crate) fn check(&self) -> Result<(), WgpuError> {
         let n = self.head_dim;
         let why = if n > MAX_FAST_HEAD_DIM {
@@ -140,11 +139,11 @@ impl AttentionShape {
     }
 
     pub(crate) fn window_constant(&self) -> (&'static str, Constant) {
-        // A window beyond the context is none.
+        // A window as long as the context has no effect.
         ("window", self.window.filter(|&w| w < self.n_ctx).unwrap_or(0).into())
     }
 
-    /// What happens to a score: its factor, the cap, the sink.
+    /// The constants of what happens to a score: its factor, the cap, the sink.
     pub(crate) fn score_constants(&self) -> Vec<(&'static str, Constant)> {
         vec![
             ("scale", self.scale.into()),
@@ -163,15 +162,15 @@ impl AttentionShape {
         ]
     }
 
-    /// The key of an attention kernel of this shape.
-    pub(crate) fn key(&self, file: &'static str, more: &[&[(&'static str, Constant)]]) -> PsoKey {
-        let mut key = PsoKey::new(file, []);
+    /// The key of a kernel of this shape with `more` constants.
+    pub(crate) fn key(&self, file: &'static str, more: &[&[(&'static str, Constant)]]) -> PipelineKey {
+        let mut key = PipelineKey::new(file, []);
         key.constants = self.constants();
         key.constants.extend(more.iter().copied().flatten().cloned());
         key
     }
 
-    /// An attention layer of SmolLM-135M, the example in [`catalogue`](super::catalogue).
+    /// The attention of SmolLM-135M, for [`catalogue`](super::catalogue).
     pub(crate) const EXAMPLE: Self = Self {
         n_head: 9,
         n_head_kv: 3,
@@ -191,92 +190,92 @@ impl AttentionShape {
     };
 }
 
-/// Buffers of an attention layer.
+/// The buffers of the fast attention kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBuffers<'a> {
-    /// F32 `[n_tokens, n_head + 2 n_head_kv, head_dim]`: query heads, key heads, value heads; where heads have gates, these
-    /// before them, `[n_tokens, 2 n_head + 2 n_head_kv, head_dim]`; what is beside them after those of each token.
+    /// F32 `[n_tokens, qkv_row]`: in each row gates of heads (if any), query heads, key heads, value heads, and the
+    /// inputs of a mixer beside attention.
     pub qkv: &'a wgpu::Buffer,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle.
+    /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table.
     pub rope: &'a wgpu::Buffer,
-    /// F32 `[2, head_dim]`: weights of the RMSNorm of query heads, then of key heads. There exactly when the shape has
-    /// a `qk_norm_eps`.
+    /// F32 `[2, head_dim]`: weights of the RMSNorm of query heads, then of key heads. `Some` exactly if the shape has a
+    /// `qk_norm_eps`.
     pub qk_norm: Option<&'a wgpu::Buffer>,
-    /// F32 `[n_head, 2]`: the sink's score of each head first. There where the shape has sinks.
-    pub of_heads: Option<&'a wgpu::Buffer>,
+    /// F32 `[n_head, 2]`, of which the first is the sink's score. `Some` exactly if the shape has sinks.
+    pub head_params: Option<&'a wgpu::Buffer>,
     /// Cached keys, [`AttentionShape::cache_bytes`] long.
     pub keys: &'a dyn Bind,
-    /// Cached values, as long.
+    /// Cached values, equally long.
     pub values: &'a dyn Bind,
     /// F32 `[n_tokens, n_head, head_dim]`: the result.
     pub att: &'a wgpu::Buffer,
-    /// Scratch of decode attention, [`partial_bytes`](super::partial_bytes) long.
+    /// Partial results of split-KV attention, [`partial_bytes`](super::partial_bytes) long.
     pub partial: &'a wgpu::Buffer,
-    /// The batch, with the pages of its sequences where the kernel uses the cache: see
-    /// [`BatchBuffer`](crate::BatchBuffer).
+    /// The batch; a [`BatchBuffer`](crate::BatchBuffer), with page tables, for kernels that access the KV cache.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// [`AttentionBuffers`] with how much of each the kernels reach.
+/// [`AttentionBuffers`] with the ranges that the kernels access.
 pub(super) struct BoundAttention<'a> {
-    pub(super) qkv: (&'a dyn Bind, Reach),
-    pub(super) rope: (&'a dyn Bind, Reach),
-    pub(super) qk_norm: Option<(&'a dyn Bind, Reach)>,
-    pub(super) sinks: Option<(&'a dyn Bind, Reach)>,
-    pub(super) keys: (&'a dyn Bind, Reach),
-    pub(super) values: (&'a dyn Bind, Reach),
-    pub(super) att: (&'a dyn Bind, Reach),
-    pub(super) partial: (&'a dyn Bind, Reach),
-    pub(super) batch: (&'a dyn Bind, Reach),
+    pub(super) qkv: (&'a dyn Bind, AccessRange),
+    pub(super) rope: (&'a dyn Bind, AccessRange),
+    pub(super) qk_norm: Option<(&'a dyn Bind, AccessRange)>,
+    pub(super) sinks: Option<(&'a dyn Bind, AccessRange)>,
+    pub(super) keys: (&'a dyn Bind, AccessRange),
+    pub(super) values: (&'a dyn Bind, AccessRange),
+    pub(super) att: (&'a dyn Bind, AccessRange),
+    pub(super) partial: (&'a dyn Bind, AccessRange),
+    pub(super) batch: (&'a dyn Bind, AccessRange),
 }
 
 impl<'a> AttentionBuffers<'a> {
     pub(super) fn bound(&self, shape: &AttentionShape) -> BoundAttention<'a> {
         let floats = |n: usize| 4 * n as u64;
-        // Of the cache, the pages that `BatchBuffer` lets into its table.
-        let cache = Reach::Fixed(shape.cache_bytes(1));
+        // Kernels access only the KV pages in the page tables, which `BatchBuffer` checks.
+        let cache = AccessRange::Fixed(shape.cache_bytes(1));
         BoundAttention {
-            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_row()))),
-            rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
-            qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
+            qkv: (self.qkv, AccessRange::Tokens(floats(shape.qkv_row()))),
+            rope: (self.rope, AccessRange::floats(shape.n_ctx * shape.n_rot)),
+            qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, AccessRange::floats(2 * shape.head_dim))),
             sinks: self
-                .of_heads
+                .head_params
                 .filter(|_| shape.sinks)
-                .map(|heads| (heads as &dyn Bind, Reach::floats(2 * shape.n_head))),
+                .map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))),
             keys: (self.keys, cache),
             values: (self.values, cache),
-            att: (self.att, Reach::Tokens(floats(shape.att_len()))),
-            partial: (self.partial, Reach::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
-            batch: (self.batch, Reach::Batch),
+            att: (self.att, AccessRange::Tokens(floats(shape.att_len()))),
+            partial: (self.partial, AccessRange::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
+            batch: (self.batch, AccessRange::Batch),
         }
     }
 }
 
-/// The scalar twin of the attention kernels: queries, keys and values of every token of every sequence so far, in
-/// 64-bit floats.
+/// The scalar twin of the attention kernels, in 64-bit floats. Keeps keys and values of all sequences.
 #[derive(Debug, Clone)]
 pub struct AttentionTwin {
+    /// The sizes.
     shape: AttentionShape,
-    /// As [`AttentionBuffers::rope`].
+    /// The RoPE cos/sin table, as [`AttentionBuffers::rope`].
     rope: Vec<f32>,
-    /// As [`AttentionBuffers::qk_norm`].
+    /// Weights of the head norms, as [`AttentionBuffers::qk_norm`]; empty without.
     qk_norm: Vec<f32>,
-    /// As [`AttentionBuffers::of_heads`].
-    of_heads: Vec<f32>,
-    /// `[n_seq, n_head_kv, n_ctx]`
+    /// Sinks, as [`AttentionBuffers::head_params`]; empty without.
+    head_params: Vec<f32>,
+    /// Keys of each row, `[n_seq, n_head_kv, n_ctx]` rows of `head_dim`.
     keys: Vec<Vec<f64>>,
+    /// Values of each row.
     values: Vec<Vec<f64>>,
 }
 
 impl AttentionTwin {
-    /// An empty cache of `n_seq` sequences.
-    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], of_heads: &[f32]) -> Self {
+    /// A twin with an empty cache of `n_seq` sequences.
+    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], head_params: &[f32]) -> Self {
         let rows = n_seq * shape.n_head_kv * shape.n_ctx;
         Self {
             shape,
             rope: rope.to_vec(),
             qk_norm: qk_norm.to_vec(),
-            of_heads: of_heads.to_vec(),
+            head_params: head_params.to_vec(),
             keys: vec![Vec::new(); rows],
             values: vec![Vec::new(); rows],
         }
@@ -286,7 +285,7 @@ impl AttentionTwin {
         (seq * self.shape.n_head_kv + kv_head) * self.shape.n_ctx + pos
     }
 
-    /// As the cache would hold it.
+    /// `x` as the KV cache stores it.
     fn rounded(&self, x: f64) -> f64 {
         match self.shape.cache {
             CacheType::F16 => f16::from_f64(x).to_f64(),
@@ -294,7 +293,8 @@ impl AttentionTwin {
         }
     }
 
-    /// Appends the tokens and returns their results: `qkv` and the result as in [`AttentionBuffers`].
+    /// Appends `tokens` to their sequences and returns their results. `qkv` and the result are as in
+    /// [`AttentionBuffers`].
     pub fn step(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<f32> {
         let n_head = self.shape.n_head;
         let (dim, row) = (self.shape.head_dim, self.shape.qkv_len());
@@ -312,7 +312,7 @@ impl AttentionTwin {
         heads.collect()
     }
 
-    /// Appends the tokens and returns their queries.
+    /// Appends `tokens` to their sequences and returns their queries.
     pub fn append(&mut self, tokens: &[BatchToken], qkv: &[f32]) -> Vec<Vec<f64>> {
         let shape = self.shape;
         let mut queries = Vec::new();
@@ -349,7 +349,7 @@ impl AttentionTwin {
             .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))
             .map(|score| shape.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()))
             .collect();
-        let sink = shape.sinks.then(|| f64::from(self.of_heads[2 * head]));
+        let sink = shape.sinks.then(|| f64::from(self.head_params[2 * head]));
         let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());

@@ -1,58 +1,59 @@
-//! Queries, keys and values of attention of any kind, on the way from their projections to the cache.
+//! The inputs of general attention: clamps, norms and rotates projected queries and keys, writes the queries to a
+//! buffer, and appends keys and values to the KV cache.
 
 use half::f16;
 use metal_attention_model::{CacheType, NormKind, NormOver, PAGE, QkNorm, RopeLayout};
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Where keys and values come from.
+/// Where a layer's keys and values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvInputs {
-    /// Projections of their own.
+    /// Both are projected.
     Own,
-    /// Values are the projected keys.
+    /// The values are the projected keys.
     KeysAsValues,
-    /// There are none: another layer's cache is read.
+    /// The layer has none: it reads another layer's KV cache.
     None,
 }
 
-/// What [`attention_inputs`] does.
+/// The sizes of [`attention_inputs`], and what it does.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct InputsShape {
+pub struct AttentionInputsShape {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// KV heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Rotated elements at the start of each head, at most `head_dim`, and which of them pair up.
+    /// Rotated elements at the start of each head, at most `head_dim`, and which of them form pairs; `None`: no RoPE.
     pub rope: Option<(usize, RopeLayout)>,
-    /// Norm of queries and keys. One of whole rows comes before RoPE.
+    /// The norm of queries and keys. A norm of whole rows comes before RoPE.
     pub qk_norm: Option<QkNorm>,
-    /// Whether that norm adds something to each element.
+    /// Whether that norm has a bias.
     pub qk_norm_bias: bool,
-    /// Epsilon of an RMSNorm of each value head.
+    /// Epsilon of the RMSNorm of each value head, if there is one.
     pub value_norm: Option<f32>,
-    /// What projections are cut off at.
+    /// The bound that projections are clamped to, if any.
     pub clamp: Option<f32>,
     /// Where keys and values come from.
     pub kv: KvInputs,
-    /// Positions that a sequence has room for.
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind them in a token's row: the inputs of a mixer beside it.
+    /// Elements behind them in a token's row: the inputs of a mixer that runs beside attention.
     pub beside: usize,
 }
 
-impl InputsShape {
-    /// Elements of a token's queries, keys and values, as far as there are any.
+impl AttentionInputsShape {
+    /// Elements of a token's projected queries, keys and values.
     pub fn projected(&self) -> usize {
         let kv = match self.kv {
             KvInputs::Own => 2,
@@ -62,12 +63,12 @@ impl InputsShape {
         (self.n_head + kv * self.n_head_kv) * self.head_dim
     }
 
-    /// Elements of a token's row of projections.
+    /// Elements from one token's row to the next.
     pub fn row(&self) -> usize {
         self.projected() + self.beside
     }
 
-    /// Factors of the norm of queries and keys.
+    /// Number of weights of the norm of queries and keys.
     pub fn weights_of_norm(&self) -> usize {
         match self.qk_norm.map(|norm| norm.over) {
             None | Some(NormOver::Unweighted) => 0,
@@ -84,7 +85,7 @@ impl InputsShape {
         (self.n_head_kv * PAGE * self.head_dim.next_multiple_of(4) * self.cache.bytes()) as u64
     }
 
-    fn key(&self) -> PsoKey {
+    fn key(&self) -> PipelineKey {
         let (norm, over) = match self.qk_norm {
             None => ("none", "none"),
             Some(norm) => {
@@ -102,7 +103,7 @@ impl InputsShape {
             }
         };
         let (n_rot, layout) = self.rope.unwrap_or((0, RopeLayout::Halves));
-        PsoKey::new(
+        PipelineKey::new(
             "attention_inputs",
             [
                 ("n_head", self.n_head.into()),
@@ -133,63 +134,77 @@ impl InputsShape {
     }
 }
 
-/// Buffers of [`attention_inputs`].
+/// The buffers of [`attention_inputs`].
 #[derive(Debug, Clone, Copy)]
-pub struct InputsBuffers<'a> {
-    /// F32 `[n_tokens, n_head + key heads + value heads, head_dim]`: projections.
+pub struct AttentionInputsBuffers<'a> {
+    /// F32 `[n_tokens, row]`: projected query heads, key heads, value heads.
     pub qkv: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n_head, head_dim]`: the queries that come of it.
+    /// F32 `[n_tokens, n_head, head_dim]`: receives the queries.
     pub queries: &'a wgpu::Buffer,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle, where there is RoPE.
+    /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table; `Some` exactly if the shape has RoPE.
     pub rope: Option<&'a wgpu::Buffer>,
-    /// F32: the norm's factors for queries, those for keys, then as many numbers to be added where it has some.
+    /// F32: the norm's weights for queries, those for keys, then as many biases if it has some.
     pub qk_norm: Option<&'a wgpu::Buffer>,
-    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded head_dim]`, and values, as many.
+    /// Cached keys and values, `[n_pages, n_head_kv, PAGE, padded head_dim]` each. `None`: the layer has none.
     pub cache: Option<(&'a dyn Bind, &'a dyn Bind)>,
-    /// The batch, with the pages of its sequences.
+    /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Cuts off, normalises and rotates what the projections left in `qkv`, as the shape says: queries go to `queries`, keys and
-/// values to the cache.
-pub fn attention_inputs(gpu: &WgpuDevice, of: &InputsShape, b: &InputsBuffers<'_>) -> Result<Dispatch, WgpuError> {
-    let bad_rope = of.rope.is_some_and(|(n_rot, _)| n_rot > of.head_dim || !n_rot.is_multiple_of(2));
-    let late_row = of.qk_norm.is_some_and(|norm| norm.over == NormOver::Row && norm.after_rope);
-    let bad_cache = b.cache.is_none() == (of.kv != KvInputs::None);
-    if bad_rope || late_row || bad_cache || of.head_dim == 0 || of.n_head_kv == 0 {
-        let why = format!("{of:?} asks for what no kernel does");
+/// Clamps, norms and rotates the projections in `qkv` as the shape specifies. Writes the queries to `queries` and
+/// appends keys and values to the KV cache.
+pub fn attention_inputs(
+    gpu: &WgpuDevice,
+    shape: &AttentionInputsShape,
+    b: &AttentionInputsBuffers<'_>,
+) -> Result<Dispatch, WgpuError> {
+    let bad_rope = shape.rope.is_some_and(|(n_rot, _)| n_rot > shape.head_dim || !n_rot.is_multiple_of(2));
+    let late_row = shape.qk_norm.is_some_and(|norm| norm.over == NormOver::Row && norm.after_rope);
+    let bad_cache = b.cache.is_none() == (shape.kv != KvInputs::None);
+    if bad_rope || late_row || bad_cache || shape.head_dim == 0 || shape.n_head_kv == 0 {
+        let why = format!("{shape:?} asks for what no kernel does");
         return Err(WgpuError::Mismatch { what: "queries, keys and values".into(), why });
     }
-    let row = |n: usize| Reach::Tokens(4 * n as u64);
-    let mut buffers: Vec<(&dyn Bind, Reach)> =
-        vec![(b.qkv, row(of.row())), (b.queries, row(of.n_head * of.head_dim)), (b.batch, Reach::Batch)];
+    let row = |n: usize| AccessRange::Tokens(4 * n as u64);
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> =
+        vec![(b.qkv, row(shape.row())), (b.queries, row(shape.n_head * shape.head_dim)), (b.batch, AccessRange::Batch)];
     if let Some((keys, values)) = b.cache {
-        // Of the cache, the pages that `BatchBuffer` lets into its table.
-        let page = Reach::Fixed(of.cache_bytes());
+        // The kernel accesses only the KV pages in the page tables, which `BatchBuffer` checks.
+        let page = AccessRange::Fixed(shape.cache_bytes());
         buffers.extend([(keys, page), (values, page)]);
     }
-    if let (Some((n_rot, _)), Some(rope)) = (of.rope, b.rope) {
-        buffers.push((rope, Reach::floats(of.n_ctx * n_rot)));
+    if let (Some((n_rot, _)), Some(rope)) = (shape.rope, b.rope) {
+        buffers.push((rope, AccessRange::floats(shape.n_ctx * n_rot)));
     }
-    let n_weights = of.weights_of_norm() * if of.qk_norm_bias { 2 } else { 1 };
-    buffers.extend(b.qk_norm.filter(|_| n_weights > 0).map(|w| (w as &dyn Bind, Reach::floats(n_weights))));
-    let heads = of.n_head + 2 * of.key_heads();
-    Dispatch::new(gpu, &of.key(), &buffers, [Extent::Fixed(heads as u32), Extent::Tokens(1), Extent::Fixed(1)])
+    let n_weights = shape.weights_of_norm() * if shape.qk_norm_bias { 2 } else { 1 };
+    buffers.extend(b.qk_norm.filter(|_| n_weights > 0).map(|w| (w as &dyn Bind, AccessRange::floats(n_weights))));
+    let heads = shape.n_head + 2 * shape.key_heads();
+    Dispatch::new(
+        gpu,
+        &shape.key(),
+        &buffers,
+        [GridExtent::Fixed(heads as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)],
+    )
 }
 
-/// The scalar twin: of one token's projections the queries, keys and values, `[heads, head_dim]` each. `angles`: the row of
-/// the table of its position; `weights`: as [`InputsBuffers::qk_norm`].
-pub fn attention_inputs_twin(of: &InputsShape, qkv: &[f32], angles: &[f32], weights: &[f32]) -> [Vec<f32>; 3] {
-    let dim = of.head_dim;
-    let all: Vec<f64> = qkv.iter().map(|&x| f64::from(of.clamp.map_or(x, |clamp| x.clamp(-clamp, clamp)))).collect();
-    let (q, kv) = all.split_at(of.n_head * dim);
-    let k = &kv[..of.key_heads() * dim];
-    let v = if of.kv == KvInputs::KeysAsValues { k } else { &kv[k.len()..] };
-    let (factors, added) = weights.split_at(of.weights_of_norm());
+/// The scalar twin for one token: its queries, keys and values, `[heads, head_dim]` each. `angles`: its position's row
+/// of the RoPE table; `weights`: as [`AttentionInputsBuffers::qk_norm`].
+pub fn attention_inputs_twin(
+    shape: &AttentionInputsShape,
+    qkv: &[f32],
+    angles: &[f32],
+    weights: &[f32],
+) -> [Vec<f32>; 3] {
+    let dim = shape.head_dim;
+    let all: Vec<f64> = qkv.iter().map(|&x| f64::from(shape.clamp.map_or(x, |clamp| x.clamp(-clamp, clamp)))).collect();
+    let (q, kv) = all.split_at(shape.n_head * dim);
+    let k = &kv[..shape.key_heads() * dim];
+    let v = if shape.kv == KvInputs::KeysAsValues { k } else { &kv[k.len()..] };
+    let (factors, added) = weights.split_at(shape.weights_of_norm());
     let part_of = |row: &[f64], first_head: usize| -> Vec<f32> {
         let mut row = row.to_vec();
         let normalise = |row: &mut [f64]| {
-            let Some(norm) = of.qk_norm else { return };
+            let Some(norm) = shape.qk_norm else { return };
             let len = if norm.over == NormOver::Row { row.len() } else { dim };
             for (h, part) in row.chunks_exact_mut(len.max(1)).enumerate() {
                 let own = match norm.over {
@@ -210,11 +225,11 @@ pub fn attention_inputs_twin(of: &InputsShape, qkv: &[f32], angles: &[f32], weig
                 }
             }
         };
-        let after_rope = of.qk_norm.is_some_and(|norm| norm.after_rope);
+        let after_rope = shape.qk_norm.is_some_and(|norm| norm.after_rope);
         if !after_rope {
             normalise(&mut row);
         }
-        if let Some((n_rot, layout)) = of.rope {
+        if let Some((n_rot, layout)) = shape.rope {
             row.chunks_exact_mut(dim).for_each(|head| super::rope::rotate_twin(layout, &mut head[..n_rot], angles));
         }
         if after_rope {
@@ -222,9 +237,9 @@ pub fn attention_inputs_twin(of: &InputsShape, qkv: &[f32], angles: &[f32], weig
         }
         row.into_iter().map(|x| x as f32).collect()
     };
-    let (q, k) = (part_of(q, 0), part_of(k, of.n_head));
+    let (q, k) = (part_of(q, 0), part_of(k, shape.n_head));
     let mut v = v.to_vec();
-    if let Some(eps) = of.value_norm {
+    if let Some(eps) = shape.value_norm {
         for head in v.chunks_exact_mut(dim) {
             let squares = head.iter().map(|x| x * x).sum::<f64>() / dim as f64;
             let length = (squares + f64::from(eps)).sqrt();
@@ -236,7 +251,7 @@ pub fn attention_inputs_twin(of: &InputsShape, qkv: &[f32], angles: &[f32], weig
     [q, k, v.into_iter().map(|x| x as f32).collect()]
 }
 
-/// A row of the cache in floats.
+/// A row of elements as the KV cache stores it, in floats.
 pub fn cached_row_twin(cache: CacheType, row: &[f32]) -> Vec<f32> {
     match cache {
         CacheType::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
@@ -244,9 +259,9 @@ pub fn cached_row_twin(cache: CacheType, row: &[f32]) -> Vec<f32> {
     }
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let qk_norm = QkNorm { kind: NormKind::Layer, eps: 1e-5, over: NormOver::EachHead, after_rope: false };
-    let of = InputsShape {
+    let shape = AttentionInputsShape {
         n_head: 9,
         n_head_kv: 3,
         head_dim: 64,
@@ -261,5 +276,5 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         cache: CacheType::F16,
         beside: 0,
     };
-    vec![of.key()]
+    vec![shape.key()]
 }

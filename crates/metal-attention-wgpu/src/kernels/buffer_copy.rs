@@ -1,9 +1,9 @@
-//! Copies of buffers.
+//! Copying a buffer with a kernel.
 
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
@@ -14,8 +14,8 @@ pub fn buffer_copy(
     source: &wgpu::Buffer,
     destination: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let words = Reach::Fixed(4 * n as u64);
-    let grid = [Extent::Fixed(groups(n) as u32), Extent::Fixed(1), Extent::Fixed(1)];
+    let words = AccessRange::Fixed(4 * n as u64);
+    let grid = [GridExtent::Fixed(groups(n) as u32), GridExtent::Fixed(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(n), &[(source, words), (destination, words)], grid)
 }
 
@@ -23,10 +23,10 @@ fn groups(n: usize) -> usize {
     n.div_ceil(THREADS).clamp(1, 4096)
 }
 
-fn key(n: usize) -> PsoKey {
-    PsoKey::new("buffer_copy", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups(n).into())])
+fn key(n: usize) -> PipelineKey {
+    PipelineKey::new("buffer_copy", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups(n).into())])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(576)]
 }

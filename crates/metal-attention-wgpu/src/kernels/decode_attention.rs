@@ -1,38 +1,37 @@
-//! Attention of one new token per sequence.
+//! Attention of a decode step, by the fast kernels: one new token for each sequence. Long contexts are divided into
+//! splits of [`SPLIT`] positions (split-KV), which a second kernel merges.
 
 use metal_attention_model::PAGE;
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Positions that one workgroup of [`decode_attention`] sees.
+/// Positions of a split, the work of one workgroup of [`decode_attention`].
 pub(super) const SPLIT: usize = 256;
 
-// The kernel holds the pages of a split in one vector.
+// The kernel keeps the pages of a split in one vector of four.
 const _: () = assert!(SPLIT == 4 * PAGE);
 
-/// Number of splits, [`StepSize::n_splits`](crate::StepSize), that a step needs whose highest position is `pos`.
+/// Number of splits, [`BatchDims::n_splits`](crate::BatchDims), of a decode step whose highest position is `pos`.
 pub fn n_splits(pos: usize) -> u32 {
     (pos / SPLIT + 1) as u32
 }
 
-/// Bytes of the scratch that [`decode_attention`] needs for `n_tokens` tokens at positions below `n_ctx`; none when
-/// that is one split.
+/// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
 pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
     let splits = u64::from(n_splits(shape.n_ctx.saturating_sub(1)));
     if splits < 2 { 0 } else { splits * (n_tokens * shape.n_head * (shape.head_dim + 2) * size_of::<f32>()) as u64 }
 }
 
-/// Attention of a batch in which every token belongs to another sequence, from `buffers.qkv` as the projections left
-/// it: normalises (when the shape says so) and rotates queries and keys, appends keys and values to the cache, and
-/// attends.
+/// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape has
+/// a `qk_norm_eps`) and rotates queries and keys, appends keys and values to the KV cache, and attends.
 ///
-/// In a step of one split this writes `buffers.att`; in a step of more it writes `buffers.partial`, and
-/// [`decode_attention_merge`] writes `buffers.att`. `buffers.qkv` stays as it is.
+/// With one split it writes `buffers.att`; with several it writes `buffers.partial`, and [`decode_attention_merge`]
+/// writes `buffers.att`. `buffers.qkv` is not changed.
 pub fn decode_attention(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -40,49 +39,50 @@ pub fn decode_attention(
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
     bound.extend(b.qk_norm);
     bound.extend(b.sinks);
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
-    let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
+    let grid = [GridExtent::Fixed(groups as u32), GridExtent::Splits, GridExtent::Tokens(1)];
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
 }
 
-/// Joins the splits that [`decode_attention`] left in `buffers.partial`; does nothing in a step of one split.
+/// Merges the splits in `buffers.partial` into `buffers.att`; has no work if there is one split.
 pub fn decode_attention_merge(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
-    let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let grid = [GridExtent::WhenSplit(shape.n_head as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     let b = buffers.bound(shape);
     let mut bound = vec![b.partial, b.att, b.batch];
     bound.extend(shape.gated.then_some(b.qkv));
     Dispatch::new(gpu, &merge_key(shape), &bound, grid)
 }
 
-/// Query heads per workgroup, and how many such blocks of heads read one KV head.
+/// Query heads of a workgroup, and the number of such blocks of heads for each KV head.
 fn heads_and_blocks(shape: &AttentionShape) -> (usize, usize) {
     let group = shape.n_head / shape.n_head_kv;
-    // A thread holds a score per head in one vector; the longest heads leave workgroup memory for two.
+    // A thread keeps the scores of its heads in one vector of four; with the longest heads workgroup memory is enough
+    // for two.
     let most = if shape.head_dim > 128 { 2 } else { 4 };
     let blocks = group.div_ceil(most);
     (group.div_ceil(blocks), blocks)
 }
 
-fn decode_key(shape: &AttentionShape) -> PsoKey {
+fn decode_key(shape: &AttentionShape) -> PipelineKey {
     let (heads, blocks) = heads_and_blocks(shape);
     let more = [("heads", heads.into()), ("blocks", blocks.into()), ("split", SPLIT.into()), shape.window_constant()];
     shape.key("decode_attention", &[&shape.rope_constants(), &shape.score_constants(), &more])
 }
 
-fn merge_key(shape: &AttentionShape) -> PsoKey {
+fn merge_key(shape: &AttentionShape) -> PipelineKey {
     let threads = shape.head_dim.next_power_of_two().clamp(32, 256);
     let more = [("split", SPLIT.into()), ("threads", threads.into()), shape.window_constant()];
     shape.key("decode_attention_merge", &[&more])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![decode_key(&AttentionShape::EXAMPLE), merge_key(&AttentionShape::EXAMPLE)]
 }

@@ -1,4 +1,6 @@
-//! All layers of one token, or those that one buffer holds, in one dispatch.
+//! The persistent kernel: all layers of one token, or those whose weights are in one buffer, in one dispatch. Its
+//! workgroups stay resident, compute the rows of each product that are theirs, and wait for each other's results
+//! through memory. The shader is `decode_layers.wgsl`.
 
 use std::ops::Range;
 
@@ -7,17 +9,17 @@ use metal_attention_gguf::TensorType;
 use super::attention::AttentionShape;
 use crate::arena::{Bind, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::matrix::{MatrixPart, WgpuMatrix, Whole, type_info, type_name};
-use crate::pso::PsoKey;
+use crate::matrix::{IntegerCodes, MatrixPart, WgpuMatrix, type_info, type_name};
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
-/// Sizes of a model whose layers are all alike.
+/// The sizes of a model whose layers are equal, except for the tensor types of their matrices.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(clippy::struct_excessive_bools)] // independent biases
-pub struct LayersShape {
-    /// Attention of each layer; `qk_norm_eps` included.
+pub struct DecodeLayersShape {
+    /// The attention of each layer; its `qk_norm_eps` included.
     pub attention: AttentionShape,
     /// Layers.
     pub n_layer: usize,
@@ -31,8 +33,9 @@ pub struct LayersShape {
     pub biases: [bool; 4],
 }
 
-impl LayersShape {
-    /// Numbers of a layer in [`LayersBuffers::params`]: its two norms, its biases, the norms of query and key heads.
+impl DecodeLayersShape {
+    /// Floats of a layer in [`DecodeLayersBuffers::params`]: its two norms, its biases, the norms of query and key
+    /// heads.
     pub fn params(&self) -> usize {
         let a = &self.attention;
         let lens = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd];
@@ -40,7 +43,7 @@ impl LayersShape {
         2 * self.n_embd + biases + if a.qk_norm_eps.is_some() { 2 * a.head_dim } else { 0 }
     }
 
-    /// Whether matrix `i` of a layer has the size that the others ask for.
+    /// Whether matrix `i` of a layer (QKV, output, gate and up, down) has the right number of rows and columns.
     fn fits(&self, i: usize, layer: &LayerMatrices<'_>) -> bool {
         let a = &self.attention;
         let matrix = [layer.qkv, layer.out, layer.gate_up, layer.down][i];
@@ -49,7 +52,7 @@ impl LayersShape {
         (matrix.n_in(), matrix.n_out()) == (n_in, n_out)
     }
 
-    /// Bytes of [`LayersBuffers::flow`].
+    /// Bytes of [`DecodeLayersBuffers::flow`]: two words for every value that workgroups pass to each other.
     pub fn flow_bytes(&self, groups: usize) -> u64 {
         let a = &self.attention;
         let layer = a.qkv_len() + max_splits(a, groups) * (a.att_len() + a.n_head) + 2 * self.n_embd + self.n_ff;
@@ -60,11 +63,11 @@ impl LayersShape {
 /// The matrices of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerMatrices<'a> {
-    /// Queries, keys and values, one below the other.
+    /// Queries, keys and values, stacked.
     pub qkv: &'a WgpuMatrix,
     /// Attention's output.
     pub out: &'a WgpuMatrix,
-    /// Rows of gate and up by turns.
+    /// Gate and up with interleaved rows.
     pub gate_up: &'a WgpuMatrix,
     /// The down projection.
     pub down: &'a WgpuMatrix,
@@ -72,67 +75,71 @@ pub struct LayerMatrices<'a> {
 
 /// Buffers of [`decode_layers`].
 #[derive(Debug, Clone, Copy)]
-pub struct LayersBuffers<'a> {
-    /// F32 `[n_layer, params]`, see [`LayersShape::params`].
+pub struct DecodeLayersBuffers<'a> {
+    /// F32 `[n_layer, params]`, see [`DecodeLayersShape::params`].
     pub params: &'a wgpu::Buffer,
-    /// F32 `[n_embd]`: the residual stream before the first layer, at first the token's embedding, then that after the last.
+    /// F32 `[n_embd]`: the residual stream. The kernel reads it before the first layer and replaces it after the last.
     pub x: &'a wgpu::Buffer,
-    /// What workgroups hand to each other, [`LayersShape::flow_bytes`] long, zero at first.
+    /// The values that workgroups pass to each other, [`DecodeLayersShape::flow_bytes`] bytes, zero at first. The
+    /// kernel leaves it ready for its next run.
     pub flow: &'a wgpu::Buffer,
-    /// A word, zero at first: how many workgroups have ended.
+    /// One word, zero at first: how many workgroups reached their end, in all runs of the kernel.
     pub ended: &'a wgpu::Buffer,
-    /// A word, zero at first: whether a workgroup gave up waiting for another. Dispatches for other layers may share it.
-    pub gave_up: &'a wgpu::Buffer,
-    /// As [`AttentionBuffers::rope`](super::AttentionBuffers::rope), the same for all layers.
+    /// One word, zero at first: set when a workgroup times out waiting for another. Several dispatches may share it.
+    pub timed_out: &'a wgpu::Buffer,
+    /// The RoPE cos/sin table, as [`AttentionBuffers::rope`](super::AttentionBuffers::rope), the same for all layers.
     pub rope: &'a wgpu::Buffer,
-    /// Cached keys and values of each layer.
+    /// Keys and values of each layer, all keys in one buffer and all values in one.
     pub cache: &'a [(Slice, Slice)],
-    /// The batch: one token, with the pages of its sequence, which have to lie one after the other.
+    /// The batch buffer with one token. The KV pages of its sequence have to be consecutive.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Weights of a layer, in words, that a workgroup reads ahead of the time: what stays in its core's cache until then.
+/// Most words of a layer's weights for each workgroup that it prefetches: those stay in the core's cache until they are
+/// used.
 const AHEAD: usize = 16 << 10;
 
-/// Most threads of a workgroup where weights are read ahead, and where they are not: so many then wait for them that
-/// memory is busy. Both measured on an H200.
+/// Threads of a workgroup with and without prefetching, at most. Without it, enough threads have to wait for weights to
+/// keep memory busy. Measured on an H200.
 const THREADS: [usize; 2] = [256, 512];
 
-/// Most words that a lane asks for at once.
+/// Most words that a lane requests at once.
 const WORDS: usize = 40;
 
-/// Positions that a workgroup sees of a context that is not longer than [`MAX_SPLITS`] times as much.
+/// Positions of one split of the attention, unless the context is longer than [`MAX_SPLITS`] of them.
 const SPLIT: usize = 128;
 
-/// Most parts that a context is cut into.
+/// Most splits of the attention of a head.
 const MAX_SPLITS: usize = 8;
 
-/// How often a thread looks for numbers that are not there before it gives up: some tens of milliseconds on a GPU. Below
-/// 65535, where llvmpipe leaves every loop.
+/// The number of polls for a missing value before a thread times out: some tens of milliseconds on a GPU. Below 65535,
+/// at which llvmpipe leaves every loop.
 const PATIENCE: u32 = 1 << 15;
 
-/// Looks of a turn where the CPU plays the GPU, more than one: the system may hold the thread up that another one waits for.
-const SOFTWARE_LOOKS: usize = 16;
+/// Loads in each round of polling on a software GPU; one on others. More than one, as the system may suspend the thread
+/// that is waited for.
+const SOFTWARE_POLLS: usize = 16;
 
+/// Most splits of the attention of a head with `groups` workgroups.
 fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
     (groups / shape.n_head).clamp(2, MAX_SPLITS)
 }
 
-/// Layers of one token, `x` before them to `x` after them, in one dispatch of `groups` workgroups that stay until
-/// the end and hand each other what they make. Weights of all of them have to lie in one buffer, and so have their keys and
-/// their values. Layers may differ in the types of their matrices, and rows of a matrix in theirs. The inner error says why a
-/// model or a device does not suit.
+/// The layers of one token, from `x` before the first to `x` after the last, in one dispatch of `groups` workgroups.
+/// The weights of all layers have to be in one buffer, and likewise all keys and all values. The tensor types of
+/// matrices may differ between layers, and between the rows of a matrix. The inner error is the reason why a model or a
+/// device does not suit the kernel.
 ///
-/// All workgroups have to run at once. No API tells whether they will: run it once and look at
-/// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].
+/// All workgroups have to run at the same time, which no API reports: run the kernel once and check
+/// [`DecodeLayersBuffers::ended`] and [`DecodeLayersBuffers::timed_out`].
 pub fn decode_layers(
     gpu: &WgpuDevice,
-    shape: &LayersShape,
+    shape: &DecodeLayersShape,
     groups: usize,
     layers: &[LayerMatrices<'_>],
-    buffers: &LayersBuffers<'_>,
+    buffers: &DecodeLayersBuffers<'_>,
 ) -> Result<Result<Dispatch, &'static str>, WgpuError> {
-    let matrices = match Matrices::of(layers) {
+    let matrices = match LayerPlacements::of(layers) {
         Ok(matrices) => matrices,
         Err(why) => return Ok(Err(why)),
     };
@@ -153,8 +160,8 @@ pub fn decode_layers(
     if layers.len() != shape.n_layer || buffers.cache.len() != shape.n_layer {
         return Ok(Err("layers and caches differ in number"));
     }
-    let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
-    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
+    let looks = if gpu.summary().is_software() { SOFTWARE_POLLS } else { 1 };
+    let layout = KernelLayout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
@@ -162,43 +169,43 @@ pub fn decode_layers(
     }
     a.check()?;
     a.check_ungated()?;
-    let LayersBuffers { params, x, flow, ended, gave_up, rope, batch, .. } = *buffers;
+    let DecodeLayersBuffers { params, x, flow, ended, timed_out, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
     let ends = layers
         .iter()
         .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
         .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
-    let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
+    let cache = AccessRange::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
     let cached = layer_cache * (shape.n_layer as u64 - 1) + keys.size();
     let (keys, values) = (keys.with_those_behind(cached), values.with_those_behind(cached));
     let places = match matrices.stride() {
         Some(_) => None,
         None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
     };
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![
-        (weights, Reach::Fixed(ends.max().unwrap_or(0))),
-        (params, Reach::floats(shape.n_layer * shape.params())),
-        (x, Reach::floats(shape.n_embd)),
-        (flow, Reach::Fixed(shape.flow_bytes(groups))),
-        (ended, Reach::floats(1)),
-        (rope, Reach::floats(a.n_ctx * a.n_rot)),
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![
+        (weights, AccessRange::Fixed(ends.max().unwrap_or(0))),
+        (params, AccessRange::floats(shape.n_layer * shape.params())),
+        (x, AccessRange::floats(shape.n_embd)),
+        (flow, AccessRange::Fixed(shape.flow_bytes(groups))),
+        (ended, AccessRange::floats(1)),
+        (rope, AccessRange::floats(a.n_ctx * a.n_rot)),
         (&keys, cache),
         (&values, cache),
-        (batch, Reach::Batch),
-        (gave_up, Reach::floats(1)),
+        (batch, AccessRange::Batch),
+        (timed_out, AccessRange::floats(1)),
     ];
-    bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
-    let one = Extent::Fixed(1);
-    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
+    bound.extend(places.iter().map(|places| (places as &dyn Bind, AccessRange::Fixed(places.size()))));
+    let one = GridExtent::Fixed(1);
+    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [GridExtent::Fixed(groups as u32), one, one])?))
 }
 
-/// Bytes of four elements of the cache.
+/// Bytes of four elements of the KV cache.
 fn unit_bytes(shape: &AttentionShape) -> u64 {
     4 * shape.cache.bytes() as u64
 }
 
-/// The first layer's keys and values, and the bytes from one layer to the next, where they lie in one buffer each at equal
-/// distances.
+/// The first layer's keys and values, and the bytes from one layer to the next. `None` unless all keys are in one
+/// buffer, all values in one, at equal distances.
 fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&Slice, &Slice, u64)> {
     let (keys, values) = cache.first()?;
     let stride = cache.get(1).map_or(Some(0), |(k, _)| k.offset().checked_sub(keys.offset()))?;
@@ -210,36 +217,40 @@ fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&Slice, &Slice, u64)> {
     regular.then_some((keys, values, stride))
 }
 
-/// A part of a matrix, without its place.
+/// A part of a matrix, without its place: rows of one tensor type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct RowBlock {
+    /// The tensor type.
     ty: TensorType,
+    /// The matrix row that is its row 0.
     first_row: usize,
+    /// Number of rows.
     n_rows: usize,
 }
 
-/// Where a layer's matrix lies.
+/// Where a layer's matrix is, and what it consists of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// Its number in [`Matrices::variants`].
+struct MatrixPlacement {
+    /// Index in [`LayerPlacements::variants`].
     variant: u32,
-    /// Words before each of its parts in the buffer.
+    /// The word of the buffer at which each of its parts begins.
     at: Vec<u32>,
 }
 
-/// Where the matrices of all layers lie in their buffer, and what they are made of.
+/// Where the matrices of all layers are in their buffer, and what they consist of. The four matrices of a layer are
+/// QKV, output, gate and up, down.
 #[derive(Debug, Clone)]
-struct Matrices {
-    /// Of each of the four matrices, the parts that it has in some layer or other.
-    variants: [Vec<Vec<Part>>; 4],
-    /// Of each layer the four matrices.
-    layers: Vec<[Place; 4]>,
+struct LayerPlacements {
+    /// The different lists of parts of each of the four matrices, over all layers.
+    variants: [Vec<Vec<RowBlock>>; 4],
+    /// The four matrices of each layer.
+    layers: Vec<[MatrixPlacement; 4]>,
 }
 
-impl Matrices {
-    /// What of a model does not suit, in words.
+impl LayerPlacements {
+    /// The placements of `layers`; the error is the reason why the kernel does not suit them.
     fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
-        let mut variants: [Vec<Vec<Part>>; 4] = Default::default();
+        let mut variants: [Vec<Vec<RowBlock>>; 4] = Default::default();
         let all = || layers.iter().map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]);
         let mut parts = all().flatten().flat_map(WgpuMatrix::parts);
         let buffer = parts.next().map(|part| part.buffer.buffer());
@@ -250,7 +261,7 @@ impl Matrices {
             return Err("gate and up have different types");
         }
         let mut place = |i: usize, matrix: &WgpuMatrix| {
-            let part = |part: &MatrixPart| Part { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
+            let part = |part: &MatrixPart| RowBlock { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
             let parts: Vec<_> = matrix.parts().iter().map(part).collect();
             let known = variants[i].iter().position(|known| *known == parts);
             let variant = known.unwrap_or_else(|| {
@@ -258,65 +269,65 @@ impl Matrices {
                 variants[i].len() - 1
             });
             let at = matrix.parts().iter().map(|part| (part.buffer.offset() / 4) as u32).collect();
-            Place { variant: variant as u32, at }
+            MatrixPlacement { variant: variant as u32, at }
         };
         let layers = all().map(|[a, b, c, d]| [place(0, a), place(1, b), place(2, c), place(3, d)]).collect();
         Ok(Self { variants, layers })
     }
 
-    /// Most parts that a matrix has.
+    /// Most parts of a matrix.
     fn n_parts(&self) -> usize {
         self.variants.iter().flatten().map(Vec::len).max().unwrap_or(1)
     }
 
-    /// Whether layers, or rows of a layer, differ in their types.
+    /// Whether tensor types differ between layers, or between the rows of a matrix.
     fn is_mixed(&self) -> bool {
         self.n_parts() > 1 || self.variants.iter().any(|variants| variants.len() > 1)
     }
 
-    /// Words from one layer to the next, where layers are all alike and follow each other at equal distances.
+    /// Words from one layer's weights to the next one's, if all layers are equal and at equal distances.
     fn stride(&self) -> Option<u32> {
         let first = self.layers.first()?;
         let stride = match self.layers.get(1) {
             Some(layer) => layer[0].at[0].checked_sub(first[0].at[0])?,
             None => 0,
         };
-        let is_regular = |(layer, places): (usize, &[Place; 4])| {
-            let at = |first: &Place| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
+        let is_regular = |(layer, places): (usize, &[MatrixPlacement; 4])| {
+            let at = |first: &MatrixPlacement| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
             places.iter().zip(first).all(|(place, first)| u64::from(place.at[0]) == at(first))
         };
         (!self.is_mixed() && self.layers.iter().enumerate().all(is_regular)).then_some(stride)
     }
 
-    /// What the kernel reads where there is no stride: of each layer and matrix the variant and where its parts start, as many
-    /// of each as any has.
+    /// The table that the kernel reads if there is no stride: for each layer and matrix the variant and the words at
+    /// which its parts begin, padded to the largest number of parts.
     fn places(&self) -> Vec<u32> {
         let n_parts = self.n_parts();
-        let words = |place: &Place| {
+        let words = |place: &MatrixPlacement| {
             let at = place.at.iter().copied().chain(std::iter::repeat(0)).take(n_parts);
             std::iter::once(place.variant).chain(at).collect::<Vec<_>>()
         };
         self.layers.iter().flatten().flat_map(words).collect()
     }
 
-    /// The types of matrix `i`.
+    /// The tensor types of matrix `i`.
     fn types(&self, i: usize) -> impl Iterator<Item = TensorType> + '_ {
         self.variants[i].iter().flatten().map(|part| part.ty)
     }
 }
 
-/// How a product is laid over the lanes of a subgroup.
+/// The division of a product's rows among the lanes of a subgroup.
 #[derive(Debug, Clone, Copy)]
-struct Tile {
+struct SubgroupTile {
     /// Lanes that share a row, a power of two.
     lanes: usize,
-    /// Units that a lane asks for at once.
+    /// Units (of 8 weights) that a lane requests at once.
     unroll: usize,
-    /// How often, for all of a row.
+    /// The number of such requests for a whole row.
     stretches: usize,
 }
 
-impl Tile {
+impl SubgroupTile {
     fn new(n_in: usize, rows: usize, ty: TensorType, subgroup_size: usize) -> Self {
         let units = n_in / 8;
         let lanes = units.next_power_of_two().min(subgroup_size);
@@ -326,15 +337,16 @@ impl Tile {
         Self { lanes, unroll: steps.div_ceil(stretches), stretches }
     }
 
-    /// Units of the input that lanes read, with those past its end.
+    /// Units of the input that lanes read, including those beyond its end.
     fn units(&self) -> usize {
         self.lanes * self.unroll * self.stretches
     }
 }
 
-/// Which of `groups` workgroups take each of `parts`, so that all take as short as can be; `time(part, n)` is what `n` of
-/// them take for a part. Where there are fewer workgroups than parts, all take all parts, one after the other.
-fn shared_out(groups: usize, parts: &[Part], time: impl Fn(&Part, usize) -> u64) -> Vec<Range<usize>> {
+/// Divides `groups` workgroups among `parts` so that the slowest part is as fast as possible; `time(part, n)` is the
+/// time of `n` workgroups for a part. With fewer workgroups than parts, all of them compute all parts, one after the
+/// other.
+fn divide_workgroups(groups: usize, parts: &[RowBlock], time: impl Fn(&RowBlock, usize) -> u64) -> Vec<Range<usize>> {
     if groups < parts.len() {
         return vec![0..groups; parts.len()];
     }
@@ -353,7 +365,8 @@ fn shared_out(groups: usize, parts: &[Part], time: impl Fn(&Part, usize) -> u64)
     shares.into_iter().map(range).collect()
 }
 
-/// The constants of each matrix: its variants, its place in the first layer, whether it has a bias.
+/// The names of each matrix's constants: its variants, the word at which it begins in the first layer, whether it has a
+/// bias.
 const NAMES: [[&str; 3]; 4] = [
     ["qkv_variants", "qkv_at", "qkv_bias"],
     ["out_variants", "out_at", "out_bias"],
@@ -361,20 +374,23 @@ const NAMES: [[&str; 3]; 4] = [
     ["down_variants", "down_at", "down_bias"],
 ];
 
-/// The kernel's constants.
-struct Layout {
-    key: PsoKey,
-    /// Of a workgroup.
+/// The key of the kernel, and the sizes that its workgroup memory depends on.
+struct KernelLayout {
+    /// The key.
+    key: PipelineKey,
+    /// Threads of a workgroup.
     threads: usize,
+    /// Units of the input of QKV, and of gate and up, in workgroup memory.
     h_units: usize,
+    /// Units of the input of the output matrix, and of down, in workgroup memory.
     wide_units: usize,
 }
 
-impl Layout {
+impl KernelLayout {
     fn new(
-        shape: &LayersShape,
+        shape: &DecodeLayersShape,
         groups: usize,
-        matrices: &Matrices,
+        matrices: &LayerPlacements,
         layer_units: u64,
         looks: usize,
         features: ShaderFeatures,
@@ -383,7 +399,7 @@ impl Layout {
         let subgroup_size = features.subgroup_size as usize;
         let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
         let rows = [1, 1, 2, 1];
-        let tile = |i: usize, part: &Part| Tile::new(inputs[i], rows[i], part.ty, subgroup_size);
+        let tile = |i: usize, part: &RowBlock| SubgroupTile::new(inputs[i], rows[i], part.ty, subgroup_size);
         let units =
             |i: usize| matrices.variants[i].iter().flatten().map(|part| tile(i, part).units()).max().unwrap_or(0);
         let h_units = units(0).max(units(2));
@@ -392,12 +408,12 @@ impl Layout {
         let widest = |i: usize| matrices.types(i).map(|ty| type_info(ty).words).max().unwrap_or(0);
         let words: usize = (0..4).map(|i| sizes[i] * inputs[i] / 8 * widest(i)).sum();
         let ahead = words / groups <= AHEAD && !matrices.is_mixed();
-        // No more subgroups than one has lanes, which join what the subgroups found.
+        // One subgroup combines the results of all: there are no more subgroups than it has lanes.
         let threads = THREADS[usize::from(!ahead)].min(subgroup_size * subgroup_size);
-        // Turning inputs into bytes takes a while, which small products do not make up for.
+        // Quantising the inputs to bytes takes time, which small products do not make up for.
         let integer = !ahead
             && features.integer_dot
-            && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).whole != Whole::No);
+            && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).integer_codes != IntegerCodes::No);
         let stride = matrices.stride();
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
@@ -426,24 +442,24 @@ impl Layout {
             ("h_units", h_units.into()),
             ("wide_units", wide_units.into()),
         ]);
-        let describe = |i: usize, part: &Part, workgroups: Range<usize>| {
-            let Tile { lanes, unroll, stretches } = tile(i, part);
+        let describe = |i: usize, part: &RowBlock, workgroups: Range<usize>| {
+            let SubgroupTile { lanes, unroll, stretches } = tile(i, part);
             let Range { start, end } = workgroups;
-            let Part { ty, first_row, n_rows } = *part;
+            let RowBlock { ty, first_row, n_rows } = *part;
             format!("{}:{first_row}:{n_rows}:{lanes}:{unroll}:{stretches}:{start}:{}", type_name(ty), end - start)
         };
         for (i, [variants, at, bias]) in NAMES.into_iter().enumerate() {
-            // Rounds of rows that a workgroup of `n` takes, by the bytes of a row.
-            let time = |part: &Part, n: usize| {
+            // Rounds of rows that one of `n` workgroups computes, times the bytes of a row.
+            let time = |part: &RowBlock, n: usize| {
                 let rows_at_once = rows[i] * threads / tile(i, part).lanes;
                 part.n_rows.div_ceil(rows_at_once * n) as u64 * WgpuMatrix::bytes_of(part.ty, inputs[i], 1)
             };
-            let parts = |parts: &Vec<Part>| {
-                let described = parts.iter().zip(shared_out(groups, parts, time));
+            let parts = |parts: &Vec<RowBlock>| {
+                let described = parts.iter().zip(divide_workgroups(groups, parts, time));
                 described.map(|(part, workgroups)| describe(i, part, workgroups)).collect::<Vec<_>>().join("+")
             };
             let all: Vec<_> = matrices.variants[i].iter().map(parts).collect();
-            // The key of a kernel does not depend on places that it reads.
+            // A place that the kernel reads from the table is not part of its key.
             let first = stride.map_or(0, |_| matrices.layers[0][i].at[0]);
             key.constants.extend([
                 (variants, all.join("/").into()),
@@ -454,8 +470,8 @@ impl Layout {
         Self { key, threads, h_units, wide_units }
     }
 
-    /// Bytes of workgroup memory.
-    fn workgroup_bytes(&self, shape: &LayersShape, subgroup_size: usize) -> usize {
+    /// Bytes of a workgroup's memory.
+    fn workgroup_bytes(&self, shape: &DecodeLayersShape, subgroup_size: usize) -> usize {
         let a = &shape.attention;
         let warps = self.threads / subgroup_size;
         let kv_units = a.head_dim / 4;
@@ -465,9 +481,9 @@ impl Layout {
     }
 }
 
-/// Named after the type of the feed-forward's matrices.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let shape = LayersShape {
+/// The key of the kernel for SmolLM-135M.
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let shape = DecodeLayersShape {
         attention: AttentionShape::EXAMPLE,
         n_layer: 30,
         n_embd: 576,
@@ -476,11 +492,11 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         biases: [false; 4],
     };
     let rows = [shape.attention.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-    let variants = rows.map(|n_rows| vec![vec![Part { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
-    let place = |at| Place { variant: 0, at: vec![at] };
+    let variants = rows.map(|n_rows| vec![vec![RowBlock { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
+    let place = |at| MatrixPlacement { variant: 0, at: vec![at] };
     let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
-    let matrices = Matrices { variants, layers };
+    let matrices = LayerPlacements { variants, layers };
     let features =
         ShaderFeatures { subgroups: true, subgroup_size: 32, neighbours: 32, integer_dot: true, ..Default::default() };
-    vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
+    vec![KernelLayout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }

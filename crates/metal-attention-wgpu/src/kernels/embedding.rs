@@ -1,16 +1,16 @@
-//! Embedding lookup.
+//! Embedding lookup, with dequantisation of the table's rows.
 
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::{WgpuMatrix, type_name};
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Lanes of a workgroup, each with 8 elements of a row.
 const THREADS: usize = 64;
 
-/// `x[t] = table[id(t)]` for each token: `table` `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
-/// outside the vocabulary is left as it was.
+/// `x[t] = table[id(t)]` for each token: `table` is `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
+/// outside of the vocabulary is not written.
 pub fn embedding(
     gpu: &WgpuDevice,
     table: &WgpuMatrix,
@@ -22,15 +22,15 @@ pub fn embedding(
     parts
         .map(|part| {
             let key = key(type_name(part.ty), table.n_in(), part.n_rows, part.first_row, part.row_step);
-            let grid = [Extent::Tokens(1), Extent::Fixed(n_groups), Extent::Fixed(1)];
-            let row = Reach::Tokens(4 * table.n_in() as u64);
-            let weights = Reach::Fixed(part.bytes(table.n_in()));
-            Dispatch::new(gpu, &key, &[(&part.buffer, weights), (x, row), (batch, Reach::Batch)], grid)
+            let grid = [GridExtent::Tokens(1), GridExtent::Fixed(n_groups), GridExtent::Fixed(1)];
+            let row = AccessRange::Tokens(4 * table.n_in() as u64);
+            let weights = AccessRange::Fixed(part.bytes(table.n_in()));
+            Dispatch::new(gpu, &key, &[(&part.buffer, weights), (x, row), (batch, AccessRange::Batch)], grid)
         })
         .collect()
 }
 
-fn key(ty: &'static str, n_in: usize, n_rows: usize, first_row: usize, row_step: usize) -> PsoKey {
+fn key(ty: &'static str, n_in: usize, n_rows: usize, first_row: usize, row_step: usize) -> PipelineKey {
     let constants = [
         ("type", ty.into()),
         ("n_in", n_in.into()),
@@ -39,16 +39,16 @@ fn key(ty: &'static str, n_in: usize, n_rows: usize, first_row: usize, row_step:
         ("row_step", row_step.into()),
         ("threads", THREADS.into()),
     ];
-    PsoKey::new("embedding", constants).named(format!("embedding_{ty}"))
+    PipelineKey::new("embedding", constants).named(format!("embedding_{ty}"))
 }
 
-/// The scalar twin: rows of `table`, `[n_vocab, n_embd]`, dequantised.
+/// The scalar twin: the rows of `table`, dequantised `[n_vocab, n_embd]`, for `ids`.
 pub fn embedding_twin(table: &[f32], n_embd: usize, ids: &[u32]) -> Vec<f32> {
     ids.iter().flat_map(|&id| &table[id as usize * n_embd..][..n_embd]).copied().collect()
 }
 
-/// Every named kernel once, with the sizes of a small model.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+/// The keys of all kernels, with the sizes of a small model.
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let types = metal_attention_gguf::TensorType::ALL.iter();
     types.map(|&ty| key(type_name(ty), 512.max(ty.block_len()), 49_152, 0, 1)).collect()
 }

@@ -1,26 +1,27 @@
-//! Attention of any kind over the KV cache.
+//! General attention over the KV cache: any mask, slopes (`ALiBi`), sinks, caps, and different lengths of keys and
+//! values.
 
-use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, Temperature};
+use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, QueryTemperature};
 
 use super::decode_attention::{SPLIT, n_splits};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Elements of a value for which a workgroup has threads.
+/// Most elements of a value: a workgroup has a thread for each.
 const MAX_VALUE_DIM: usize = 512;
 
-/// Elements of a key for which workgroups' memory suffices.
+/// Most elements of a key: more do not fit the workgroups' memory.
 const MAX_KEY_DIM: usize = 1024;
 
-/// Sizes and parts of attention.
+/// The sizes and variants of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GeneralAttention {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads; divides `n_head`.
+    /// KV heads; divides `n_head`.
     pub n_head_kv: usize,
     /// Elements of a query or key.
     pub key_dim: usize,
@@ -28,38 +29,38 @@ pub struct GeneralAttention {
     pub value_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Which tokens see which. Where one sees those after it, a batch has whole texts.
+    /// Which positions a token attends to. If it attends to later ones, a batch has whole sequences.
     pub mask: Mask,
     /// Scores become `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// Whether each head has a score of its own, without a value.
+    /// Whether each head has a sink: one more score in the softmax, without a value.
     pub sinks: bool,
-    /// Whether scores fall with the distance, by a slope of each head.
+    /// Whether scores fall with the distance, by a slope for each head (`ALiBi`).
     pub slopes: bool,
-    /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
-    /// Positions that a sequence has room for.
+    /// A factor on queries that grows with their position, if any.
+    pub temperature: Option<QueryTemperature>,
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
 
 impl GeneralAttention {
-    /// Bytes of a page of the cache of keys, `[n_head_kv, PAGE, padded key_dim]`, and of values.
+    /// Bytes of a page of keys, `[n_head_kv, PAGE, padded key_dim]`, and of values.
     pub fn page_bytes(&self) -> [u64; 2] {
         [self.key_dim, self.value_dim]
             .map(|n| (self.n_head_kv * PAGE * n.next_multiple_of(4) * self.cache.bytes()) as u64)
     }
 
-    /// Bytes of scratch for `n_tokens` tokens of sequences that are decoded; none where a context is one part.
+    /// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
     pub fn partial_bytes(&self, n_tokens: usize) -> u64 {
         let splits = u64::from(n_splits(self.n_ctx.saturating_sub(1)));
         if splits < 2 { 0 } else { splits * 4 * (n_tokens * self.n_head * (self.value_dim + 2)) as u64 }
     }
 
-    /// Refuses what the kernel cannot hold.
+    /// An error if the kernel does not support these sizes.
     fn check(&self) -> Result<(), WgpuError> {
         let (k, v) = (self.key_dim, self.value_dim);
         let why = if k > MAX_KEY_DIM || v > MAX_VALUE_DIM {
@@ -77,17 +78,17 @@ impl GeneralAttention {
         Err(WgpuError::Mismatch { what: "attention".into(), why })
     }
 
-    fn key(&self, split: usize) -> PsoKey {
-        let reach = |n: usize| n.min(self.n_ctx);
+    fn key(&self, split: usize) -> PipelineKey {
+        let within_context = |n: usize| n.min(self.n_ctx);
         let (mask, reach) = match self.mask {
             Mask::Causal => ("causal", 0),
-            Mask::Window(n) => ("window", reach(n)),
-            Mask::Chunk(n) => ("chunk", reach(n)),
+            Mask::Window(n) => ("window", within_context(n)),
+            Mask::Chunk(n) => ("chunk", within_context(n)),
             Mask::Full => ("full", 0),
-            Mask::Near(n) => ("near", reach(n)),
+            Mask::SymmetricWindow(n) => ("near", within_context(n)),
         };
         let (growth, length, offset) = self.temperature.map_or((0.0, 1, 0), |t| (t.scale, t.length, t.offset));
-        PsoKey::new(
+        PipelineKey::new(
             "general_attention",
             [
                 ("n_head", self.n_head.into()),
@@ -116,9 +117,9 @@ impl GeneralAttention {
         )
     }
 
-    fn merge_key(&self) -> PsoKey {
+    fn merge_key(&self) -> PipelineKey {
         let threads = self.value_dim.next_power_of_two().clamp(32, 256);
-        PsoKey::new(
+        PipelineKey::new(
             "decode_attention_merge",
             [
                 ("n_head", self.n_head.into()),
@@ -127,7 +128,7 @@ impl GeneralAttention {
                 ("n_ctx", self.n_ctx.into()),
                 ("split", SPLIT.into()),
                 ("threads", threads.into()),
-                // Parts that are not seen count for nothing.
+                // Windows need no constant here: splits without positions that are attended to have weight zero.
                 ("window", 0_usize.into()),
             ],
         )
@@ -135,102 +136,103 @@ impl GeneralAttention {
     }
 }
 
-/// Buffers of [`general_attention`].
+/// The buffers of [`general_attention`].
 #[derive(Debug, Clone, Copy)]
-pub struct GeneralBuffers<'a> {
-    /// F32 `[n_tokens, n_head, key_dim]`: queries as [`attention_inputs`](super::attention_inputs) made them.
+pub struct GeneralAttentionBuffers<'a> {
+    /// F32 `[n_tokens, n_head, key_dim]`: queries, as [`attention_inputs`](super::attention_inputs) writes them.
     pub queries: &'a wgpu::Buffer,
-    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded key_dim]`, those of the batch included.
+    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded key_dim]`, which include the batch's own.
     pub keys: &'a dyn Bind,
     /// Cached values, `[n_pages, n_head_kv, PAGE, padded value_dim]`.
     pub values: &'a dyn Bind,
-    /// F32 `[n_head, 2]`: of each head the sink's score and the slope; there exactly where the shape has either.
-    pub of_heads: Option<&'a wgpu::Buffer>,
+    /// F32 `[n_head, 2]`: the sink's score and the slope of each head. `Some` exactly if the shape has either.
+    pub head_params: Option<&'a wgpu::Buffer>,
     /// F32 `[n_tokens, n_head, value_dim]`: the result.
     pub att: &'a wgpu::Buffer,
-    /// Scratch where the context is cut, [`GeneralAttention::partial_bytes`] long.
+    /// Partial results of splits, [`GeneralAttention::partial_bytes`] long.
     pub partial: &'a wgpu::Buffer,
-    /// The batch, with the pages of its sequences.
+    /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Attention of every token's queries over the cache. Where `split`, for sequences that are decoded, the context is cut into
-/// the step's parts, which [`general_attention_merge`] joins.
+/// Attention of every token over its sequence's KV cache, to `att`. `split`, for decode steps: the positions are
+/// divided into the step's splits; if there are several, the results go to `partial` and [`general_attention_merge`]
+/// writes `att`.
 pub fn general_attention(
     gpu: &WgpuDevice,
-    of: &GeneralAttention,
+    shape: &GeneralAttention,
     split: bool,
-    b: &GeneralBuffers<'_>,
+    b: &GeneralAttentionBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
-    of.check()?;
-    let row = |n: usize| Reach::Tokens(4 * (of.n_head * n) as u64);
-    let [key_page, value_page] = of.page_bytes();
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-        (b.queries, row(of.key_dim)),
-        (b.keys, Reach::Fixed(key_page)),
-        (b.values, Reach::Fixed(value_page)),
-        (b.att, row(of.value_dim)),
-        (b.batch, Reach::Batch),
+    shape.check()?;
+    let row = |n: usize| AccessRange::Tokens(4 * (shape.n_head * n) as u64);
+    let [key_page, value_page] = shape.page_bytes();
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
+        (b.queries, row(shape.key_dim)),
+        (b.keys, AccessRange::Fixed(key_page)),
+        (b.values, AccessRange::Fixed(value_page)),
+        (b.att, row(shape.value_dim)),
+        (b.batch, AccessRange::Batch),
     ];
     if split {
-        buffers.push((b.partial, Reach::Splits(4 * (of.n_head * (of.value_dim + 2)) as u64)));
+        buffers.push((b.partial, AccessRange::Splits(4 * (shape.n_head * (shape.value_dim + 2)) as u64)));
     }
-    if of.sinks || of.slopes {
-        buffers.extend(b.of_heads.map(|heads| (heads as &dyn Bind, Reach::floats(2 * of.n_head))));
+    if shape.sinks || shape.slopes {
+        buffers.extend(b.head_params.map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))));
     }
-    let splits = if split { Extent::Splits } else { Extent::Fixed(1) };
-    let key = of.key(if split { SPLIT } else { 0 });
-    Dispatch::new(gpu, &key, &buffers, [Extent::Fixed(of.n_head as u32), Extent::Tokens(1), splits])
+    let splits = if split { GridExtent::Splits } else { GridExtent::Fixed(1) };
+    let key = shape.key(if split { SPLIT } else { 0 });
+    Dispatch::new(gpu, &key, &buffers, [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(1), splits])
 }
 
-/// Joins the parts that [`general_attention`] left; does nothing in a step of one.
+/// Merges the partial results of several splits into `att`; has no work if there is one.
 pub fn general_attention_merge(
     gpu: &WgpuDevice,
-    of: &GeneralAttention,
-    b: &GeneralBuffers<'_>,
+    shape: &GeneralAttention,
+    b: &GeneralAttentionBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
-    of.check()?;
-    let partial = Reach::Splits(4 * (of.n_head * (of.value_dim + 2)) as u64);
-    let att = Reach::Tokens(4 * (of.n_head * of.value_dim) as u64);
-    let buffers: [(&dyn Bind, Reach); 3] = [(b.partial, partial), (b.att, att), (b.batch, Reach::Batch)];
-    let grid = [Extent::WhenSplit(of.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
-    Dispatch::new(gpu, &of.merge_key(), &buffers, grid)
+    shape.check()?;
+    let partial = AccessRange::Splits(4 * (shape.n_head * (shape.value_dim + 2)) as u64);
+    let att = AccessRange::Tokens(4 * (shape.n_head * shape.value_dim) as u64);
+    let buffers: [(&dyn Bind, AccessRange); 3] = [(b.partial, partial), (b.att, att), (b.batch, AccessRange::Batch)];
+    let grid = [GridExtent::WhenSplit(shape.n_head as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
+    Dispatch::new(gpu, &shape.merge_key(), &buffers, grid)
 }
 
-/// The scalar twin: the result of one head of a token, `[value_dim]`. `q`: its query; `of_head`: the sink's score and the
-/// slope; `keys` and `values`: those of the KV head by position, of the whole text.
+/// The scalar twin for one head of one token: its result `[value_dim]`. `q`: the query; `of_head`: the sink's score and
+/// the slope; `keys` and `values`: those of the KV head at every position of the sequence.
 pub fn general_attention_twin(
-    of: &GeneralAttention,
+    shape: &GeneralAttention,
     token: BatchToken,
     q: &[f32],
     of_head: [f32; 2],
     keys: &[Vec<f32>],
     values: &[Vec<f32>],
 ) -> Vec<f32> {
-    let growth = of.temperature.map_or(1.0, |temperature| f64::from(temperature.factor(token.pos)));
-    let seen = of.mask.seen(token.pos, keys.len());
+    let growth = shape.temperature.map_or(1.0, |temperature| f64::from(temperature.factor(token.pos)));
+    let seen = shape.mask.seen(token.pos, keys.len());
     let scores = seen.clone().map(|pos| {
         let product: f64 = q.iter().zip(&keys[pos]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-        let mut score = product * f64::from(of.scale) * growth;
-        if let Some(cap) = of.soft_cap {
+        let mut score = product * f64::from(shape.scale) * growth;
+        if let Some(cap) = shape.soft_cap {
             score = f64::from(cap) * (score / f64::from(cap)).tanh();
         }
-        if of.slopes {
+        if shape.slopes {
             score -= f64::from(of_head[1]) * pos.abs_diff(token.pos) as f64;
         }
         score
     });
     let scores: Vec<f64> = scores.collect();
-    let sink = of.sinks.then_some(f64::from(of_head[0]));
+    let sink = shape.sinks.then_some(f64::from(of_head[0]));
     let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
     let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     let value = |e: usize| weights.iter().zip(&values[seen.clone()]).map(|(w, v)| w * f64::from(v[e])).sum::<f64>();
-    (0..of.value_dim).map(|e| (value(e) / total) as f32).collect()
+    (0..shape.value_dim).map(|e| (value(e) / total) as f32).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let of = GeneralAttention {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let shape = GeneralAttention {
         n_head: 9,
         n_head_kv: 3,
         key_dim: 64,
@@ -245,5 +247,5 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         group: 0,
         cache: CacheType::F16,
     };
-    vec![of.key(SPLIT), of.merge_key()]
+    vec![shape.key(SPLIT), shape.merge_key()]
 }

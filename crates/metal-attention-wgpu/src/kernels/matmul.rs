@@ -1,45 +1,46 @@
-//! Products of a matrix with the vectors of many tokens: [`multi_token_matvec`](super::multi_token_matvec) as a matrix
-//! product.
+//! GEMM: products of a matrix with the vectors of many tokens, on matrix units (`matmul_cooperative.wgsl`) or in plain
+//! loops (`matmul_tiled.wgsl`). Matrix units multiply small matrices of 16-bit or 32-bit floats; WebGPU calls them
+//! cooperative matrices.
 
 use metal_attention_gguf::TensorType;
 
-use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, TokenRows};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{Constant, ShaderFeatures};
 
-/// How a matrix product is computed.
+/// The method of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatmulMethod {
-    /// In 32-bit floats, on any device, in tiles of 64 rows by 64 tokens.
+    /// In 32-bit floats on any device, in tiles of 64 rows by 64 tokens.
     Tiled,
-    /// On the matrix units of the device.
+    /// On the device's matrix units.
     Cooperative(CooperativeTile),
 }
 
-/// What a workgroup makes on matrix units.
+/// The tile that a workgroup computes on matrix units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CooperativeTile {
     /// Rows of the matrix.
     pub rows: usize,
-    /// Tokens.
+    /// Tokens (or other columns).
     pub tokens: usize,
-    /// Inputs that are in workgroup memory at a time: a divisor of 64.
+    /// Inner elements in workgroup memory at a time, a divisor of 64.
     pub depth: usize,
     /// Subgroups along the rows.
     pub subgroups_rows: usize,
     /// Subgroups along the tokens.
     pub subgroups_tokens: usize,
-    /// Steps of `depth` inputs that are on their way from memory at a time.
+    /// Pipeline stages: steps of `depth` inner elements that are being read at the same time.
     pub stages: usize,
 }
 
 impl CooperativeTile {
-    /// What the template takes for rows of `n_in` elements.
+    /// The template's constants for rows of `n_in` elements.
     pub(super) fn constants(self, n_in: usize) -> [(&'static str, Constant); 7] {
         [
             ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
@@ -53,13 +54,13 @@ impl CooperativeTile {
     }
 }
 
-/// Rows and tokens of a tile of [`MatmulMethod::Tiled`].
+/// Rows, and tokens, of a tile of [`MatmulMethod::Tiled`].
 pub(super) const TILE: usize = 64;
 
-/// Inputs for matrix units are padded to a multiple of this.
+/// The inner dimension is padded to a multiple of this for matrix units.
 pub(super) const MAX_DEPTH: usize = 64;
 
-/// Bytes of a number that the matrix units of a device take: 2 or 4, 0 where there are none.
+/// Bytes of a number in the device's matrix units: 2 or 4, or 0 without them.
 pub(super) fn unit_bytes(features: ShaderFeatures) -> usize {
     match features {
         ShaderFeatures { subgroup_size: 0, .. } => 0,
@@ -69,10 +70,10 @@ pub(super) fn unit_bytes(features: ShaderFeatures) -> usize {
     }
 }
 
-/// The method for rows of type `ty` of a matrix with `n_out` rows; `exact` asks for 32-bit floats throughout.
+/// The method for rows of type `ty` of a matrix with `n_out` rows. `exact`: products keep 32-bit floats.
 ///
-/// Tiles suit batches of up to `n_tokens` tokens: small matrices are cut small enough to spread over a large GPU, and tiles
-/// of large ones are large, since each weight is dequantised once in every tile.
+/// Tiles are chosen for batches of up to `n_tokens` tokens. Small matrices get small tiles, which spread over a large
+/// GPU; large ones get large tiles, since each weight is dequantised once in every tile.
 pub fn matmul_method(
     features: ShaderFeatures,
     ty: TensorType,
@@ -97,39 +98,42 @@ pub fn matmul_method(
     }
 }
 
-/// Whether [`matmul`] does all parts of `matrix` on matrix units.
+/// Whether [`matmul`] computes all parts of `matrix` on matrix units.
 pub fn all_on_units(features: ShaderFeatures, matrix: &WgpuMatrix, exact: bool) -> bool {
     let method = |part: &MatrixPart| matmul_method(features, part.ty, matrix.n_out(), MAX_DEPTH, exact);
     matrix.parts().iter().all(|part| method(part) != MatmulMethod::Tiled)
 }
 
-/// Whether tiles for up to `n_tokens` tokens are so few that they leave most of a large GPU idle, and weights are read as they
-/// are, so that [`multi_token_matvec`](super::multi_token_matvec) is faster: routers of experts in F32.
+/// Whether tiles for `n_tokens` tokens would be so few that most of a large GPU is idle, so that
+/// [`multi_token_matvec`](super::multi_token_matvec) is faster. Only for types that need no dequantisation: `MoE`
+/// routers in F32.
 pub fn leaves_idle_in_tiles(matrix: &WgpuMatrix, n_tokens: usize) -> bool {
     const FEWEST_TILES: usize = 64;
     let wide = matrix.parts().iter().all(|part| type_info(part.ty).wide);
     wide && matrix.n_out().div_ceil(TILE) * n_tokens.div_ceil(TILE) < FEWEST_TILES
 }
 
-/// Room for the input of a product as matrix units take it. The products of a forward pass share one.
+/// Buffers for the input of a GEMM in the format of matrix units. All products of a forward pass share them.
 #[derive(Debug)]
 pub struct MatmulScratch {
+    /// The converted rows, each padded to a multiple of [`MAX_DEPTH`].
     pub(super) padded: wgpu::Buffer,
+    /// A factor for each row, by which the products are multiplied again.
     pub(super) scales: wgpu::Buffer,
 }
 
 impl MatmulScratch {
-    /// Room for `n_tokens` rows of at most `n_in` elements; next to nothing on a device without matrix units.
+    /// Buffers for `n_tokens` rows of at most `n_in` elements; minimal ones on a device without matrix units.
     pub fn new(gpu: &WgpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, unit_bytes(gpu.features()), n_tokens, n_in)
     }
 
-    /// As [`new`](Self::new) on a device without matrix units, for loops that stand in for them.
+    /// Like [`new`](Self::new) on a device without matrix units, for the plain loops that stand in for them in tests.
     pub fn for_loops(gpu: &WgpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
     }
 
-    /// With so many bytes a number.
+    /// Buffers for numbers of `bytes` bytes.
     pub(super) fn of(gpu: &WgpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         let [padded, scales] = Self::bytes_of(bytes, n_tokens, n_in);
         Ok(Self {
@@ -138,17 +142,17 @@ impl MatmulScratch {
         })
     }
 
-    /// Bytes of both buffers.
+    /// Bytes of the two buffers.
     pub(super) fn bytes_of(bytes: usize, n_tokens: usize, n_in: usize) -> [u64; 2] {
         let row = bytes * n_in.next_multiple_of(MAX_DEPTH);
         [(n_tokens * row) as u64, (n_tokens * bytes.min(1) * 4) as u64]
     }
 }
 
-/// `y = W x` with `options`, whose input is [plain](MatvecInput::Plain) or, where [all of it](all_on_units) is done on
-/// matrix units, a [norm](MatvecInput::RmsNorm): as [`multi_token_matvec`](super::multi_token_matvec), made for batches of
-/// up to `n_tokens` tokens. One dispatch a part of the matrix, and on matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
-/// the inputs relative to the largest of their row.
+/// `y = W x` with `options`, for batches of up to `n_tokens` tokens. The input is [plain](MatvecInput::Plain) or, if
+/// [all parts](all_on_units) are computed on matrix units, a [norm](MatvecInput::RmsNorm). One dispatch for each part
+/// of the matrix, and for matrix units one before them that converts `x`. Unless `exact`, matrix units may round
+/// weights and inputs to 16-bit floats, the inputs relative to the largest of their row.
 pub fn matmul(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -164,8 +168,8 @@ pub fn matmul(
     matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
 }
 
-/// [`matmul`] with the method that `method` says for each part, to compare methods. Where a device has no matrix units,
-/// plain loops stand in for them, and `scratch` is one [for these](MatmulScratch::for_loops).
+/// [`matmul`] with a given method for each part, to compare methods. On a device without matrix units plain loops stand
+/// in for them; `scratch` is then [for loops](MatmulScratch::for_loops).
 pub fn matmul_by(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -185,44 +189,49 @@ pub fn matmul_by(
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         return Err(mismatch("its gate and up rows lie in different parts"));
     }
-    let (from, to) = (options.input_reach(matrix), options.output_reach(matrix));
-    // As `shaders/matmul_input.wgsl` leaves them.
+    let (from, to) = (options.input_range(matrix), options.output_range(matrix));
+    // The format that `shaders/matmul_input.wgsl` writes.
     let bytes = if gpu.features().cooperative_f16 { 2 } else { 4 };
     let padded =
-        (&scratch.padded as &dyn Bind, options.rows.result_reach(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
-    let scales = (&scratch.scales as &dyn Bind, options.rows.result_reach(4));
+        (&scratch.padded as &dyn Bind, options.rows.result_range(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
+    let scales = (&scratch.scales as &dyn Bind, options.rows.result_range(4));
     let mut dispatches = Vec::new();
     for part in matrix.parts() {
         let method = method(part);
-        let product = Product::new(matrix, part, &options);
-        let weights = (&part.buffer as &dyn Bind, Reach::Fixed(part.bytes(matrix.n_in())));
-        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, Reach)>) = match method {
+        let product = GemmOp::new(matrix, part, &options);
+        let weights = (&part.buffer as &dyn Bind, AccessRange::Fixed(part.bytes(matrix.n_in())));
+        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, AccessRange)>) = match method {
             MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
-            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, Reach::Batch)]),
+            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, AccessRange::Batch)]),
             MatmulMethod::Cooperative(tile) => {
                 if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel().ends_with(INPUT)) {
-                    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, from), padded, scales, (batch, Reach::Batch)];
-                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, Reach::floats(matrix.n_in())));
+                    let mut buffers: Vec<(&dyn Bind, AccessRange)> =
+                        vec![(x, from), padded, scales, (batch, AccessRange::Batch)];
+                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, AccessRange::floats(matrix.n_in())));
                     buffers.extend(weight);
-                    let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
+                    let grid = [options.rows.extent(1), GridExtent::Fixed(1), GridExtent::Fixed(1)];
                     let key = input_key(matrix.n_in(), options.rows, norm.map(|(_, eps)| eps));
                     dispatches.push(Dispatch::new(gpu, &key, &buffers, grid)?);
                 }
-                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, Reach::Batch)])
+                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, AccessRange::Batch)])
             }
         };
-        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, Reach::floats(matrix.n_out()))));
-        let grid =
-            [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
+        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, AccessRange::floats(matrix.n_out()))));
+        let grid = [
+            GridExtent::Fixed(part.n_rows.div_ceil(tile_rows) as u32),
+            options.rows.extent(tile_tokens),
+            GridExtent::Fixed(1),
+        ];
         dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);
     }
     Ok(dispatches)
 }
 
-/// Name of the kernel that converts inputs for matrix units.
+/// The kernel that converts inputs for matrix units.
 pub(super) const INPUT: &str = "matmul_input";
 
-pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
+/// The key of the kernel that converts inputs. `eps`: of the norm that it applies first, if any.
+pub(super) fn input_key(n_in: usize, rows: TokenRows, eps: Option<f32>) -> PipelineKey {
     let constants = [
         ("n_in", n_in.into()),
         ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
@@ -230,25 +239,34 @@ pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
         ("norm", eps.is_some().into()),
         ("eps", eps.unwrap_or(0.0).into()),
     ];
-    let key = PsoKey::new(INPUT, constants);
+    let key = PipelineKey::new(INPUT, constants);
     if eps.is_some() { key.named("rmsnorm_matmul_input") } else { key }
 }
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct GemmOp {
+    /// Tensor type of the part.
     pub(super) ty: TensorType,
+    /// Elements of a row.
     pub(super) n_in: usize,
+    /// Rows of the matrix.
     pub(super) n_out: usize,
+    /// The matrix row that is the part's row 0.
     pub(super) first_row: usize,
+    /// Matrix rows from one row of the part to the next.
     pub(super) row_step: usize,
+    /// Rows of the part.
     pub(super) n_rows: usize,
+    /// The epilogue.
     pub(super) output: MatvecOutput,
-    pub(super) rows: Rows,
+    /// Which rows of the input are multiplied.
+    pub(super) rows: TokenRows,
+    /// Whether a bias is added.
     pub(super) bias: bool,
 }
 
-impl Product {
+impl GemmOp {
     pub(super) fn new(matrix: &WgpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
         Self {
             ty: part.ty,
@@ -263,7 +281,7 @@ impl Product {
         }
     }
 
-    /// What every template of a product takes.
+    /// The constants that all templates of a product use.
     pub(super) fn constants(&self) -> Vec<(&'static str, Constant)> {
         vec![
             ("type", type_name(self.ty).into()),
@@ -278,7 +296,7 @@ impl Product {
         ]
     }
 
-    fn key(&self, method: MatmulMethod) -> PsoKey {
+    fn key(&self, method: MatmulMethod) -> PipelineKey {
         let (ty, suffix) = (type_name(self.ty), self.output.names().1);
         let mut constants = self.constants();
         constants.push(("cooperative", (method != MatmulMethod::Tiled).into()));
@@ -289,19 +307,19 @@ impl Product {
                 "cooperative"
             }
         };
-        PsoKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
+        PipelineKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
     }
 }
 
-/// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+/// The keys of all kernels, with the sizes of SmolLM-135M's feed-forward.
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let features = ShaderFeatures { subgroup_size: 32, neighbours: 32, cooperative_f16: true, ..Default::default() };
-    let mut keys = vec![input_key(576, Rows::Tokens, None), input_key(576, Rows::Tokens, Some(1e-5))];
+    let mut keys = vec![input_key(576, TokenRows::Tokens, None), input_key(576, TokenRows::Tokens, Some(1e-5))];
     for &ty in TensorType::ALL {
         let n_in = 576_usize.next_multiple_of(ty.block_len());
         for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
             let n_out = if output == MatvecOutput::Gated { 3072 } else { 576 };
-            let product = Product {
+            let product = GemmOp {
                 ty,
                 n_in,
                 n_out,
@@ -309,7 +327,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                 row_step: 1,
                 n_rows: n_out,
                 output,
-                rows: Rows::Tokens,
+                rows: TokenRows::Tokens,
                 bias: false,
             };
             keys.push(product.key(MatmulMethod::Tiled));

@@ -1,60 +1,62 @@
-//! Products of a matrix with one token's vector, or with the vectors of a few tokens.
+//! GEMV: products of a matrix with the vector of one token, or of a few tokens that share each weight that is read. The
+//! shaders are `matvec.wgsl` (weights become floats) and `matvec_integer.wgsl` (weights and inputs become bytes).
 
 mod product;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::WgpuMatrix;
-use product::Product;
+use product::MatvecOp;
 pub(crate) use product::catalogue;
-pub(super) use product::{Tile, float_tile};
+pub(super) use product::{MatvecTile, float_tile};
 
-/// Tokens that share a weight once it is read, in a batch of a few.
+/// Tokens that share each weight that is read, in batches of a few tokens.
 pub const TOKEN_TILE: usize = 4;
 
-/// What the matrix is multiplied with.
+/// The input of a product: the prologue of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum MatvecInput<'a> {
     /// `x`, `[n_rows, n_in]`.
     Plain,
-    /// The root-mean-square norm of `x`, `[n_rows, n_in]`: `rmsnorm_matvec_*`.
+    /// The RMSNorm of `x`, `[n_rows, n_in]`: `rmsnorm_matvec_*`.
     RmsNorm {
         /// Weight of the norm, `[n_in]`.
         weight: &'a wgpu::Buffer,
-        /// Added to the mean of the squares.
+        /// Epsilon, added to the mean of the squares.
         eps: f32,
     },
-    /// `silu(x[2 i]) * x[2 i + 1]`, where `x` is `[n_rows, 2 n_in]`, gate and up in turn: `silu_matvec_*`.
+    /// `silu(x[2 i]) * x[2 i + 1]`, where `x` is `[n_rows, 2 n_in]` with gate and up interleaved: `silu_matvec_*`.
     Silu,
 }
 
-/// What becomes of the product.
+/// The output of a product: the epilogue of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatvecOutput {
     /// `y = W x`, `[n_rows, n_out]`.
     Store,
     /// `y += W x`: `*_accumulate`.
     Accumulate,
-    /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices that
-    /// [have pairs](WgpuMatrix::has_pairs).
+    /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices whose gate and up
+    /// rows [are neighbours](WgpuMatrix::has_pairs).
     Gated,
 }
 
-/// Which rows of `x` there are products for.
+/// Which rows of `x` are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
-    /// All: one a token.
+pub enum TokenRows {
+    /// All rows: there is one for each token.
     Tokens,
-    /// Those of the tokens whose logits are wanted; the products lie next to one another.
+    /// The rows of wanted tokens, of one for each token. The products are stored one after the other,
+    /// `[n_wanted, n_out]`.
     Wanted,
-    /// All: one for each token whose logits are wanted.
+    /// All rows: there is one for each wanted token.
     Gathered,
 }
 
 impl MatvecOutput {
-    /// The name in the shader, and what it adds to a kernel's name.
+    /// The name in the shader, and the suffix of the kernel's name.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Store => ("store", ""),
@@ -64,7 +66,7 @@ impl MatvecOutput {
     }
 }
 
-impl Rows {
+impl TokenRows {
     /// The name in the shader.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -74,32 +76,32 @@ impl Rows {
         }
     }
 
-    /// How much of a buffer is reached that has `bytes` for each result.
-    pub(super) fn result_reach(self, bytes: usize) -> Reach {
+    /// The range of a buffer with `bytes` bytes for each result.
+    pub(super) fn result_range(self, bytes: usize) -> AccessRange {
         match self {
-            Self::Tokens => Reach::Tokens(bytes as u64),
-            Self::Wanted | Self::Gathered => Reach::Wanted(bytes as u64),
+            Self::Tokens => AccessRange::Tokens(bytes as u64),
+            Self::Wanted | Self::Gathered => AccessRange::Wanted(bytes as u64),
         }
     }
 
-    /// Workgroups for all of them, each of which takes so many.
-    pub(super) fn extent(self, per_group: usize) -> Extent {
+    /// The workgroups for all results, where each handles `per_group` of them.
+    pub(super) fn extent(self, per_group: usize) -> GridExtent {
         match self {
-            Self::Tokens => Extent::Tokens(per_group as u32),
-            Self::Wanted | Self::Gathered => Extent::Wanted(per_group as u32),
+            Self::Tokens => GridExtent::Tokens(per_group as u32),
+            Self::Wanted | Self::Gathered => GridExtent::Wanted(per_group as u32),
         }
     }
 }
 
-/// A product with its surroundings.
+/// A product with its prologue and epilogue.
 #[derive(Debug, Clone, Copy)]
 pub struct MatvecOptions<'a> {
-    /// What the matrix is multiplied with.
+    /// The prologue: how the input is computed from `x`.
     pub input: MatvecInput<'a>,
-    /// What becomes of the product.
+    /// The epilogue: how `y` is computed from the product.
     pub output: MatvecOutput,
-    /// Which rows of `x` there are products for.
-    pub rows: Rows,
+    /// Which rows of `x` are multiplied.
+    pub rows: TokenRows,
     /// Added to the product (before a gate), `[n_out]`.
     pub bias: Option<&'a wgpu::Buffer>,
 }
@@ -107,39 +109,42 @@ pub struct MatvecOptions<'a> {
 impl Default for MatvecOptions<'_> {
     /// `y = W x` for all tokens.
     fn default() -> Self {
-        Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: Rows::Tokens, bias: None }
+        Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: TokenRows::Tokens, bias: None }
     }
 }
 
 impl<'a> MatvecOptions<'a> {
-    /// How much of `x` a product with `matrix` reaches.
-    pub(super) fn input_reach(&self, matrix: &WgpuMatrix) -> Reach {
+    /// The range of `x` that a product with `matrix` accesses.
+    pub(super) fn input_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
         match self.rows {
-            Rows::Tokens | Rows::Wanted => Reach::Tokens(4 * width as u64),
-            Rows::Gathered => Reach::Wanted(4 * width as u64),
+            TokenRows::Tokens | TokenRows::Wanted => AccessRange::Tokens(4 * width as u64),
+            TokenRows::Gathered => AccessRange::Wanted(4 * width as u64),
         }
     }
 
-    /// How much of `y`.
-    pub(super) fn output_reach(&self, matrix: &WgpuMatrix) -> Reach {
+    /// The range of `y` that a product with `matrix` accesses.
+    pub(super) fn output_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let n_out = matrix.n_out();
-        self.rows.result_reach(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
+        self.rows.result_range(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
     }
 
-    /// The weights of the norm and the bias, where there are any.
-    pub(super) fn norm_and_bias(&self, matrix: &WgpuMatrix) -> impl Iterator<Item = (&'a dyn Bind, Reach)> + use<'a> {
+    /// The weights of the norm and the bias, as far as there are any, with their ranges.
+    pub(super) fn norm_and_bias(
+        &self,
+        matrix: &WgpuMatrix,
+    ) -> impl Iterator<Item = (&'a dyn Bind, AccessRange)> + use<'a> {
         let norm = match self.input {
-            MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, Reach::floats(matrix.n_in()))),
+            MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, AccessRange::floats(matrix.n_in()))),
             MatvecInput::Plain | MatvecInput::Silu => None,
         };
         let n_out = matrix.n_out();
-        norm.into_iter().chain(self.bias.map(|bias| (bias as &dyn Bind, Reach::floats(n_out))))
+        norm.into_iter().chain(self.bias.map(|bias| (bias as &dyn Bind, AccessRange::floats(n_out))))
     }
 }
 
-/// `y = W x` with `options`, one dispatch a part of the matrix. Made for one token: more tokens are right, but each
-/// reads the whole matrix.
+/// `y = W x` with `options`, one dispatch for each part of the matrix. Made for one token: with more the results are
+/// right, but each token reads the whole matrix. `batch`: the batch buffer.
 pub fn matvec(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -151,7 +156,7 @@ pub fn matvec(
     multi_token_matvec(gpu, matrix, options, 1, x, y, batch)
 }
 
-/// As [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) of them.
+/// [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) tokens.
 pub fn multi_token_matvec(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -171,8 +176,8 @@ pub fn multi_token_matvec(
 /// Most inputs of [`matvec_of_inputs`].
 pub const MAX_INPUTS: usize = 6;
 
-/// As [`multi_token_matvec`] for all tokens, where rows of the matrix have different inputs: the first rows the first of
-/// `inputs`, as many as are said with it, and so on; each is `[n_tokens, n_in]`.
+/// [`multi_token_matvec`] of all tokens for a matrix whose rows have different inputs. `inputs` are pairs of a number
+/// of rows and the input of that many rows, `[n_tokens, n_in]`, in the order of the rows.
 pub fn matvec_of_inputs(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -196,8 +201,9 @@ pub fn matvec_of_inputs(
     products(gpu, matrix, MatvecOptions::default(), row_ends, token_tile, &inputs, y, batch)
 }
 
-/// The products with each part of a matrix. `row_ends`: where the rows of each of `inputs` end, where these are several.
-#[allow(clippy::too_many_arguments)] // one after the other: what is multiplied, how, where it lies
+/// The dispatches for all parts of a matrix. `row_ends`: the row at which each of several `inputs` ends; zeros for one
+/// input.
+#[allow(clippy::too_many_arguments)] // what is multiplied, how, and where it is
 fn products(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -212,29 +218,29 @@ fn products(
     let parts = matrix.parts().iter();
     parts
         .map(|part| {
-            let product = Product::new(matrix, part, &options, token_tile, row_ends);
+            let product = MatvecOp::new(matrix, part, &options, token_tile, row_ends);
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
-            let weights: (&dyn Bind, Reach) = (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in())));
-            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_reach(matrix)));
+            let weights: (&dyn Bind, AccessRange) = (&part.buffer, AccessRange::Fixed(part.bytes(matrix.n_in())));
+            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_range(matrix)));
             let mut buffers = vec![weights];
             buffers.extend(inputs.next());
-            buffers.push((y, options.output_reach(matrix)));
+            buffers.push((y, options.output_range(matrix)));
             buffers.extend(options.norm_and_bias(matrix));
-            if token_tile > 1 || options.rows == Rows::Wanted {
-                buffers.push((batch, Reach::Batch));
+            if token_tile > 1 || options.rows == TokenRows::Wanted {
+                buffers.push((batch, AccessRange::Batch));
             }
             if tile.is_integer() && product.has_vectors() {
                 buffers.push(weights);
             }
             buffers.extend(inputs);
-            let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
+            let grid = [GridExtent::Fixed(groups[0]), options.rows.extent(token_tile), GridExtent::Fixed(groups[1])];
             Dispatch::new(gpu, &product.key(tile), &buffers, grid)
         })
         .collect()
 }
 
-/// The scalar twin: `W x` for one token, `w` `[n_out, n_in]` dequantised.
+/// The scalar twin: `W x` for one token, with `w` dequantised, `[n_out, n_in]`.
 pub fn matvec_twin(w: &[f32], x: &[f32]) -> Vec<f32> {
     let dot = |row: &[f32]| row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
     w.chunks_exact(x.len()).map(|row| dot(row) as f32).collect()

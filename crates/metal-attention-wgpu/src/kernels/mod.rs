@@ -1,5 +1,8 @@
-//! One module per family of kernels: each function binds buffers to a pipeline; its scalar twin is
-//! beside it.
+//! The kernels. There is a module for each family: its functions bind buffers to the pipeline of a shader in `shaders/`
+//! and return the [`Dispatch`](crate::Dispatch); its *scalar twins* compute the same in plain Rust, usually in 64-bit
+//! floats, for tests. Functions return an error where shapes and buffers do not match.
+//!
+//! Shapes are row-major, and all buffers are F32 unless noted. *Wanted* tokens are those whose logits are wanted.
 
 mod activation;
 mod argmax;
@@ -37,12 +40,12 @@ pub use activation::{Gating, activation, activation_twin};
 pub use argmax::{argmax, argmax_scratch_bytes};
 pub use attention::{AttentionBuffers, AttentionShape, AttentionTwin, MAX_FAST_HEAD_DIM};
 pub use attention_inputs::{
-    InputsBuffers, InputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
+    AttentionInputsBuffers, AttentionInputsShape, KvInputs, attention_inputs, attention_inputs_twin, cached_row_twin,
 };
 pub use buffer_copy::buffer_copy;
 pub use channel_gate::{channel_gate, channel_gate_twin};
 pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
-pub use decode_layers::{LayerMatrices, LayersBuffers, LayersShape, decode_layers};
+pub use decode_layers::{DecodeLayersBuffers, DecodeLayersShape, LayerMatrices, decode_layers};
 pub use embedding::{embedding, embedding_twin};
 pub use embedding_sum::{embedding_sum, embedding_sum_twin};
 pub use experts::{
@@ -51,17 +54,17 @@ pub use experts::{
 };
 pub use ffn_silu::{ffn_silu, ffn_silu_twin};
 pub use general_attention::{
-    GeneralAttention, GeneralBuffers, general_attention, general_attention_merge, general_attention_twin,
+    GeneralAttention, GeneralAttentionBuffers, general_attention, general_attention_merge, general_attention_twin,
 };
 pub use head_products::{HeadRows, head_products, head_products_twin};
 pub use kv_cache::{kv_cache_copy, kv_cache_copy_twin};
-pub use latent_inputs::{LatentBuffers, LatentShape, latent_inputs, latent_inputs_twin};
+pub use latent_inputs::{LatentInputsBuffers, LatentInputsShape, latent_inputs, latent_inputs_twin};
 pub use matmul::{
     CooperativeTile, MatmulMethod, MatmulScratch, all_on_units, leaves_idle_in_tiles, matmul, matmul_by, matmul_method,
 };
 pub use matmul_split::{SplitTile, split_matmul, split_tile};
 pub use matvec::{
-    MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, Rows, TOKEN_TILE, matvec, matvec_of_inputs, matvec_twin,
+    MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, TOKEN_TILE, TokenRows, matvec, matvec_of_inputs, matvec_twin,
     multi_token_matvec,
 };
 pub use norm::{NormShape, norm, norm_twin};
@@ -69,21 +72,22 @@ pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attenti
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use recurrent::*;
 pub use residual_add::{residual_add, residual_add_twin};
-pub use rmsnorm::{RmsNorm, rmsnorm, rmsnorm_twin};
+pub use rmsnorm::{RmsNormShape, rmsnorm, rmsnorm_twin};
 pub use rope::{RopeShape, norm_rope_twin, rope_append, rope_apply, rope_apply_dual, rope_table, rope_twin};
 pub use row_gate::{row_gate, row_gate_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
 pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
 pub use streams::{
-    RowsOf, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
+    StreamSlice, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
     predict_streams, predict_streams_twin, stretch, stretch_twin,
 };
 pub use top_k::{MAX_TOP_K, top_k, top_k_list, top_k_scratch_bytes};
 
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Every kernel by its name, with the constants of a small model: SmolLM-135M where there is a choice.
-pub fn catalogue() -> Vec<PsoKey> {
+/// The keys of all kernels, each with the sizes of a small model: SmolLM-135M unless it lacks the kernel. For
+/// translating and listing kernels.
+pub fn catalogue() -> Vec<PipelineKey> {
     [
         crate::matrix::catalogue(),
         matmul::catalogue(),

@@ -1,15 +1,15 @@
-//! The sum of the residual stream and what a layer adds to it.
+//! The plain residual join.
 
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// `x[t] += y[t]` for each token: `x` and `y` `[n_tokens, n]`.
+/// `x[t] += y[t]` for each token. Both are `[n_tokens, n]`.
 pub fn residual_add(gpu: &WgpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
-    let columns = Extent::Fixed(n.div_ceil(256) as u32);
-    let row = Reach::Tokens(4 * n as u64);
-    Dispatch::new(gpu, &key(n), &[(x, row), (y, row)], [columns, Extent::Tokens(1), Extent::Fixed(1)])
+    let columns = GridExtent::Fixed(n.div_ceil(256) as u32);
+    let row = AccessRange::Tokens(4 * n as u64);
+    Dispatch::new(gpu, &key(n), &[(x, row), (y, row)], [columns, GridExtent::Tokens(1), GridExtent::Fixed(1)])
 }
 
 /// The scalar twin.
@@ -17,10 +17,10 @@ pub fn residual_add_twin(x: &[f32], y: &[f32]) -> Vec<f32> {
     x.iter().zip(y).map(|(x, y)| x + y).collect()
 }
 
-fn key(n: usize) -> PsoKey {
-    PsoKey::new("residual_add", [("n", n.into())])
+fn key(n: usize) -> PipelineKey {
+    PipelineKey::new("residual_add", [("n", n.into())])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(576)]
 }

@@ -1,52 +1,58 @@
-//! Root-mean-square norm (arXiv 1910.07467).
+//! RMSNorm (root mean square, arXiv 1910.07467) of the residual stream.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Sizes of [`rmsnorm`].
 #[derive(Debug, Clone, Copy)]
-pub struct RmsNorm {
+pub struct RmsNormShape {
     /// Elements of a row.
     pub n: usize,
-    /// Added to the mean of the squares.
+    /// Epsilon, added to the mean of the squares.
     pub eps: f32,
-    /// Normalise only the rows of tokens whose logits are wanted, and close the gaps.
+    /// Whether only the rows of wanted tokens are computed; they are stored one after the other.
     pub wanted_only: bool,
 }
 
-/// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token: `x` `[n_tokens, n]`, `weight` `[n]`,
-/// `y` `[n_tokens, n]` or `[n_wanted, n]`.
+/// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token. `x` is `[n_tokens, n]`, `weight` `[n]`, `y`
+/// `[n_tokens, n]` or, for wanted tokens only, `[n_wanted, n]`.
 pub fn rmsnorm(
     gpu: &WgpuDevice,
-    of: RmsNorm,
+    shape: RmsNormShape,
     x: &wgpu::Buffer,
     weight: &wgpu::Buffer,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let key =
-        PsoKey::new("rmsnorm", [("n", of.n.into()), ("eps", of.eps.into()), ("wanted_only", of.wanted_only.into())]);
-    let bytes = 4 * of.n as u64;
-    let (rows, result) = if of.wanted_only {
-        (Extent::Wanted(1), Reach::Wanted(bytes))
+    let key = PipelineKey::new(
+        "rmsnorm",
+        [("n", shape.n.into()), ("eps", shape.eps.into()), ("wanted_only", shape.wanted_only.into())],
+    );
+    let bytes = 4 * shape.n as u64;
+    let (rows, result) = if shape.wanted_only {
+        (GridExtent::Wanted(1), AccessRange::Wanted(bytes))
     } else {
-        (Extent::Tokens(1), Reach::Tokens(bytes))
+        (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
     };
-    let buffers: [(&dyn Bind, Reach); 4] =
-        [(x, Reach::Tokens(bytes)), (weight, Reach::Fixed(bytes)), (y, result), (batch, Reach::Batch)];
-    Dispatch::new(gpu, &key, &buffers, [rows, Extent::Fixed(1), Extent::Fixed(1)])
+    let buffers: [(&dyn Bind, AccessRange); 4] = [
+        (x, AccessRange::Tokens(bytes)),
+        (weight, AccessRange::Fixed(bytes)),
+        (y, result),
+        (batch, AccessRange::Batch),
+    ];
+    Dispatch::new(gpu, &key, &buffers, [rows, GridExtent::Fixed(1), GridExtent::Fixed(1)])
 }
 
-/// The scalar twin: one row.
+/// The scalar twin for one row.
 pub fn rmsnorm_twin(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    vec![PsoKey::new("rmsnorm", [("n", 576usize.into()), ("eps", 1e-5f32.into()), ("wanted_only", false.into())])]
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    vec![PipelineKey::new("rmsnorm", [("n", 576usize.into()), ("eps", 1e-5f32.into()), ("wanted_only", false.into())])]
 }

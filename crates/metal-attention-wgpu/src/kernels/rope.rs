@@ -1,14 +1,15 @@
-//! Rotary position embedding (arXiv 2104.09864), with the RMSNorm over each head that some models put before it.
+//! RoPE (rotary position embedding, arXiv 2104.09864), with the RMSNorm of each head that some models compute before
+//! it.
 
 use metal_attention_model::{Rope, RopeLayout};
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Sizes of [`rope_apply`].
+/// The sizes of [`rope_apply`].
 #[derive(Debug, Clone, Copy)]
 pub struct RopeShape {
     /// Heads of a token.
@@ -17,14 +18,14 @@ pub struct RopeShape {
     pub head_dim: usize,
     /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
     pub n_rot: usize,
-    /// Which elements are rotated together.
+    /// Which elements form a pair that is rotated.
     pub layout: RopeLayout,
-    /// Positions the table has.
+    /// Positions in the table.
     pub n_ctx: usize,
 }
 
-/// Cosine and sine of every angle, `[n_ctx, n_rot / 2, 2]`, times the factor on the vectors' length. `factors` as in
-/// [`Rope::frequencies`].
+/// The RoPE cos/sin table, `[n_ctx, n_rot / 2, 2]`, times the factor of models that scale rotated vectors. `factors` as
+/// in [`Rope::frequencies`].
 pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32> {
     let (frequencies, length) = rope.frequencies(factors);
     (0..n_ctx)
@@ -33,21 +34,25 @@ pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32
         .collect()
 }
 
-/// Rotates `x`, F32 `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a
-/// [`rope_table`].
+/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a [`rope_table`].
 pub fn rope_apply(
     gpu: &WgpuDevice,
-    of: RopeShape,
+    shape: RopeShape,
     x: &wgpu::Buffer,
     rope: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let row = Reach::Tokens(4 * (of.n_heads * of.head_dim) as u64);
-    let angles = Reach::floats(of.n_ctx * of.n_rot);
-    Dispatch::new(gpu, &rope_apply_key(of), &[(x, row), (rope, angles), (batch, Reach::Batch)], grid(of.n_heads))
+    let row = AccessRange::Tokens(4 * (shape.n_heads * shape.head_dim) as u64);
+    let angles = AccessRange::floats(shape.n_ctx * shape.n_rot);
+    Dispatch::new(
+        gpu,
+        &rope_apply_key(shape),
+        &[(x, row), (rope, angles), (batch, AccessRange::Batch)],
+        grid(shape.n_heads),
+    )
 }
 
-/// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
+/// Norms (if the shape has a `qk_norm_eps`) and rotates the queries and keys in `buffers.qkv`, in place.
 pub fn rope_apply_dual(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -61,8 +66,8 @@ pub fn rope_apply_dual(
     Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
 }
 
-/// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one: queries are normalised and rotated in place,
-/// keys only on their way into the cache.
+/// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one dispatch. Queries are normed and rotated in
+/// place; keys only in the KV cache, not in `buffers.qkv`.
 pub fn rope_append(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -75,60 +80,60 @@ pub fn rope_append(
     Dispatch::new(gpu, &rope_append_key(shape), &bound, grid(shape.n_head + 2 * shape.n_head_kv))
 }
 
-fn grid(n_heads: usize) -> [Extent; 3] {
-    [Extent::Fixed(n_heads as u32), Extent::Tokens(1), Extent::Fixed(1)]
+fn grid(n_heads: usize) -> [GridExtent; 3] {
+    [GridExtent::Fixed(n_heads as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)]
 }
 
 fn threads(pairs: usize) -> usize {
     pairs.next_power_of_two().clamp(32, 256)
 }
 
-fn rope_apply_key(of: RopeShape) -> PsoKey {
-    PsoKey::new(
+fn rope_apply_key(shape: RopeShape) -> PipelineKey {
+    PipelineKey::new(
         "rope_apply",
         [
-            ("row", (of.n_heads * of.head_dim).into()),
-            ("head_dim", of.head_dim.into()),
-            ("n_rot", of.n_rot.into()),
-            ("halves", (of.layout == RopeLayout::Halves).into()),
-            ("n_ctx", of.n_ctx.into()),
+            ("row", (shape.n_heads * shape.head_dim).into()),
+            ("head_dim", shape.head_dim.into()),
+            ("n_rot", shape.n_rot.into()),
+            ("halves", (shape.layout == RopeLayout::Halves).into()),
+            ("n_ctx", shape.n_ctx.into()),
             ("qk_norm", false.into()),
-            ("threads", threads(of.n_rot / 2).into()),
+            ("threads", threads(shape.n_rot / 2).into()),
         ],
     )
 }
 
-fn rope_apply_dual_key(shape: &AttentionShape) -> PsoKey {
+fn rope_apply_dual_key(shape: &AttentionShape) -> PipelineKey {
     let pairs = if shape.qk_norm_eps.is_some() { shape.head_dim.div_ceil(2) } else { shape.n_rot / 2 };
     let more = [("row", shape.qkv_row().into()), ("threads", threads(pairs).into())];
     shape.key("rope_apply", &[&shape.rope_constants(), &more]).named("rope_apply_dual")
 }
 
-fn rope_append_key(shape: &AttentionShape) -> PsoKey {
+fn rope_append_key(shape: &AttentionShape) -> PipelineKey {
     let more = [("threads", threads(shape.head_dim.div_ceil(2)).into())];
     shape.key("rope_append", &[&shape.rope_constants(), &more])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let shape = AttentionShape::EXAMPLE;
-    let of = RopeShape {
-        n_heads: shape.n_head,
-        head_dim: shape.head_dim,
-        n_rot: shape.n_rot,
-        layout: shape.rope_layout,
-        n_ctx: shape.n_ctx,
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let example = AttentionShape::EXAMPLE;
+    let shape = RopeShape {
+        n_heads: example.n_head,
+        head_dim: example.head_dim,
+        n_rot: example.n_rot,
+        layout: example.rope_layout,
+        n_ctx: example.n_ctx,
     };
-    vec![rope_apply_key(of), rope_apply_dual_key(&shape), rope_append_key(&shape)]
+    vec![rope_apply_key(shape), rope_apply_dual_key(&example), rope_append_key(&example)]
 }
 
-/// The scalar twin of [`rope_apply`] on one head: `angles` is the position's row of the table.
+/// The scalar twin of [`rope_apply`] for one head. `angles`: the row of its position in the table.
 pub fn rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32]) -> Vec<f32> {
     let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
     rotate_twin(layout, &mut x, angles);
     x.into_iter().map(|v| v as f32).collect()
 }
 
-/// The scalar twin of [`rope_apply_dual`] on one head, with the weights and epsilon of its norm.
+/// The scalar twin of [`rope_apply_dual`] for one head, with weight and epsilon of its norm.
 pub fn norm_rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
     norm_twin(&mut x, weight, eps);

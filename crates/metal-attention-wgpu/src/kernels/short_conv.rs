@@ -1,12 +1,12 @@
-//! Gated short convolutions (LFM2).
+//! Gated short convolutions (LFM2), with their recurrent states.
 
 use metal_attention_model::ShortConvSpec;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Channels of a workgroup.
 const CHANNELS: usize = 64;
@@ -14,59 +14,60 @@ const CHANNELS: usize = 64;
 /// Tokens of a thread.
 const TILE: u32 = 16;
 
-/// Most taps: a thread of the first tile alone reads the state before a run.
+/// Most taps. With no more taps than tokens of a thread, only the first thread of a run reads the state.
 pub const MAX_TAPS: usize = TILE as usize;
 
-/// Buffers of a gated short convolution.
+/// The buffers of [`short_conv`].
 #[derive(Debug, Clone, Copy)]
 pub struct ShortConvBuffers<'a> {
-    /// F32 `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
+    /// `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
     pub inputs: &'a wgpu::Buffer,
-    /// F32 `[n_tap, width]`, the oldest token's first.
+    /// `[n_tap, width]`, the oldest token's first.
     pub taps: &'a wgpu::Buffer,
-    /// F32 `[n_slots, n_tap - 1, width]`: inputs of the convolution, oldest first.
+    /// `[n_slots, n_tap - 1, width]`: the last inputs of the convolution, the oldest first.
     pub states: &'a dyn Bind,
-    /// F32 `[n_tokens, width]`.
+    /// `[n_tokens, width]`: receives the results.
     pub out: &'a wgpu::Buffer,
-    /// As [`segment_words`](super::segment_words) lays them out; a sequence has one run.
+    /// The words of [`segment_words`](super::segment_words). A sequence has one run.
     pub segments: &'a wgpu::Buffer,
 }
 
-/// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, and the states after each segment, of which there are `n_slots`.
+/// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`; also writes the state after each segment. `n_slots`:
+/// slots of the states.
 pub fn short_conv(
     gpu: &WgpuDevice,
-    of: ShortConvSpec,
+    shape: ShortConvSpec,
     n_slots: usize,
     b: &ShortConvBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
-    let ShortConvSpec { width, n_tap } = of;
+    let ShortConvSpec { width, n_tap } = shape;
     if !(2..=MAX_TAPS).contains(&n_tap) {
         let why = format!("{n_tap} taps, of 2 to {MAX_TAPS}");
         return Err(WgpuError::Mismatch { what: "a short convolution".into(), why });
     }
-    let row = |n: usize| Reach::Tokens(4 * n as u64);
-    let buffers: [(&dyn Bind, Reach); 5] = [
+    let row = |n: usize| AccessRange::Tokens(4 * n as u64);
+    let buffers: [(&dyn Bind, AccessRange); 5] = [
         (b.inputs, row(3 * width)),
-        (b.taps, Reach::floats(n_tap * width)),
-        (b.states, Reach::floats(n_slots * of.state_elements())),
+        (b.taps, AccessRange::floats(n_tap * width)),
+        (b.states, AccessRange::floats(n_slots * shape.state_elements())),
         (b.out, row(width)),
-        (b.segments, Reach::Segments),
+        (b.segments, AccessRange::Segments),
     ];
-    let grid = [Extent::Fixed(width.div_ceil(CHANNELS) as u32), Extent::Runs, Extent::Tokens(TILE)];
-    Dispatch::new(gpu, &key(of), &buffers, grid)
+    let grid = [GridExtent::Fixed(width.div_ceil(CHANNELS) as u32), GridExtent::Runs, GridExtent::Tokens(TILE)];
+    Dispatch::new(gpu, &key(shape), &buffers, grid)
 }
 
-fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PsoKey {
-    PsoKey::new(
+fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PipelineKey {
+    PipelineKey::new(
         "short_conv",
         [("width", width.into()), ("n_tap", n_tap.into()), ("tile", TILE.into()), ("threads", CHANNELS.into())],
     )
 }
 
-/// The scalar twin over the tokens of a run: `inputs` `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, becomes that after
-/// them.
-pub fn short_conv_twin(of: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
-    let ShortConvSpec { width, n_tap } = of;
+/// The scalar twin for the tokens of one run: `inputs` is `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, is
+/// replaced by that after them.
+pub fn short_conv_twin(shape: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
+    let ShortConvSpec { width, n_tap } = shape;
     let mut out = Vec::new();
     for row in inputs.chunks_exact(3 * width) {
         state.extend((0..width).map(|i| row[i] * row[2 * width + i]));
@@ -79,6 +80,6 @@ pub fn short_conv_twin(of: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &
     out
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(ShortConvSpec { width: 2048, n_tap: 3 })]
 }

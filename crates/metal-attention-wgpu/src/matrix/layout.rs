@@ -1,45 +1,52 @@
-//! How a quantised row lies in GPU memory.
+//! The weight layout: how the rows of each tensor type are stored in GPU memory.
 //!
-//! A row is cut into *units* of 8 elements, what one lane of a kernel takes at a time. A part of a matrix is a few
-//! *sections*, one after the other, each `[n_rows, words per row]`: consecutive lanes, which take consecutive units,
-//! read consecutive words of every section. Codes lie in element order:
-//! - 4-bit plane: one word a unit, element `k` at bit `4 k`;
+//! A row is divided into *units* of 8 elements, which one lane of a kernel reads at a time. A matrix part consists of
+//! *sections*, one after the other, each `[n_rows, words per row]`. Consecutive lanes read consecutive units, and so
+//! consecutive words of every section. Codes are stored in element order, in one of these forms:
+//! - 4-bit plane: one word for each unit, element `k` at bit `4 k`;
 //! - 2-bit plane: one word for two units, element `k` of unit `u` at bit `8 (k / 2) + 4 (u % 2) + 2 (k % 2)`;
 //! - 1-bit plane: one word for four units, element `k` of unit `u` at bit `8 (k / 2) + 2 (u % 4) + k % 2`;
-//! - bytes: two words a unit, its even elements and its odd ones, those of all units of the row before these;
-//! - halves, floats: 4 or 8 words a unit, word `j` of all units of the row before word `j + 1`.
+//! - bytes: two words for each unit, one of its even elements and one of its odd elements; the words of even elements
+//!   of all units of the row come before those of odd elements;
+//! - 16-bit and 32-bit floats: 4 or 8 words for each unit; word `j` of all units of the row comes before word `j + 1`.
 //!
-//! So one shift and one mask make four codes bytes of a word, those of the even elements or of the odd ones.
+//! With this order one shift and one mask turn four codes, of the even or of the odd elements, into the bytes of a
+//! word.
 //!
-//! Scales follow as the file has them, except that 6-bit ones are widened to bytes; halves go two to a word. Signed
-//! bytes are stored with their top bit flipped, so as unsigned numbers above 128; 4-bit floats get other codes. `IQ3_S` and
-//! `TQ1_0` are looked up or divided at load, the other codebooks lie behind the rows. No bit is lost, and a part is at most
-//! 5 % larger than its rows in the file, 22 % for these two and 7 % for `IQ1_M` (short rows more: each is filled up to whole
-//! units, and its halves to whole words).
+//! Scales follow in sections of their own, as in the file, except that 6-bit scales are widened to bytes; two 16-bit
+//! scales share a word. Signed bytes are stored with their top bit inverted, that is as unsigned numbers plus 128.
+//! 4-bit floats are renumbered. The codebooks of `IQ` types lie behind the rows, except that `IQ3_S` is decoded when it
+//! is loaded, as is `TQ1_0`. No information is lost. A part is at most 5 % larger than its rows in the file, 22 % for
+//! these two and 7 % for `IQ1_M`; short rows grow more, as each is padded to whole units and words.
 //!
-//! `shaders/types/` reads these layouts, one file a type.
+//! `shaders/types/` has one file for each type that reads its layout.
 
 use std::array::from_fn;
 
 use metal_attention_gguf::TensorType;
-use metal_attention_gguf::blocks::{BlockIq1M, BlockIq3S, BlockIq4Xs, BlockQ3K, BlockTq1_0, Grid, cast, scale_min_k4};
+use metal_attention_gguf::blocks::{
+    BlockIq1M, BlockIq3S, BlockIq4Xs, BlockQ3K, BlockTq1_0, CodebookGrid, cast, scale_min_k4,
+};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 
 /// Elements of a unit.
 const UNIT: usize = 8;
 
-/// The layout of rows of one type and length.
+/// The layout of rows of one tensor type and length.
 #[derive(Debug, Clone)]
 pub(super) struct RowLayout {
+    /// The tensor type.
     ty: TensorType,
+    /// Elements of a row.
     n_in: usize,
     /// Words of a row in each section.
     pub(super) sections: Vec<usize>,
-    /// What all rows share, behind the last section.
+    /// The codebook that all rows share, behind the last section; empty for most types.
     pub(super) table: Vec<u32>,
 }
 
 impl RowLayout {
+    /// The layout of rows of `n_in` elements of `ty`, a whole number of blocks.
     pub(super) fn new(ty: TensorType, n_in: usize) -> Self {
         let units = n_in.div_ceil(UNIT);
         let blocks = n_in / ty.block_len();
@@ -72,12 +79,13 @@ impl RowLayout {
         Self { ty, n_in, sections, table: table(ty) }
     }
 
-    /// The type of the rows.
+    /// The tensor type.
     pub(super) fn ty(&self) -> TensorType {
         self.ty
     }
 
-    /// Planes of a section: words of its units that lie behind each other and not side by side.
+    /// Words of each unit in a section that are stored apart, in planes over all units of the row, instead of side by
+    /// side.
     pub(super) fn planes(&self, section: usize) -> usize {
         if self.ty == TensorType::F32 {
             8
@@ -90,22 +98,22 @@ impl RowLayout {
         }
     }
 
-    /// Bytes of a row over all sections.
+    /// Bytes of a row in all sections.
     pub(super) fn row_bytes(&self) -> u64 {
         4 * self.sections.iter().sum::<usize>() as u64
     }
 
-    /// Bytes of the table.
+    /// Bytes of the codebook.
     pub(super) fn table_bytes(&self) -> u64 {
         4 * self.table.len() as u64
     }
 
-    /// Bytes of a part of `n_rows` rows.
+    /// Bytes of a part of `n_rows` rows, codebook included.
     pub(super) fn part_bytes(&self, n_rows: u64) -> u64 {
         self.row_bytes().saturating_mul(n_rows).saturating_add(self.table_bytes())
     }
 
-    /// Writes `row`, as the file has it, as row `to` of `sections`, which hold zeros there.
+    /// Repacks `row`, in the file's format, into row `to` of `sections`, which are zero there.
     pub(super) fn pack(&self, row: &[u8], to: usize, sections: &mut [Vec<u32>]) {
         let mut out = sections.iter_mut().zip(&self.sections).map(|(words, &n)| &mut words[to * n..][..n]);
         let mut next = || out.next().expect("as many sections as the layout has");
@@ -169,7 +177,8 @@ impl RowLayout {
                 self.words(row, 0, next());
             }
             TensorType::Q6_K => {
-                // Per 128 elements: 64 bytes of low nibbles (elements 0..64 low, 64..128 high), 32 of upper bits.
+                // For each 128 elements 64 bytes of low nibbles (elements 0..64 low, 64..128 high) and 32 bytes of
+                // upper bits.
                 let low = |b: &[u8], i: usize| shifted(&b[64 * (i / 4) + 32 * (i % 2)..], 4 * (i % 4 / 2), 15);
                 self.plane::<4>(row, low, next());
                 self.plane::<2>(row, |b, i| two_bits(&b[128..192], i), next());
@@ -253,7 +262,8 @@ impl RowLayout {
         }
     }
 
-    /// A plane of `BITS` bits an element: `codes(block, i)` finds the codes of elements `32 i..32 i + 32` of a block.
+    /// Writes a plane of `BITS` bits for each element. `codes(block, i)` are the codes of elements `32 i..32 i + 32` of
+    /// a block.
     fn plane<const BITS: usize>(&self, row: &[u8], codes: impl Fn(&[u8], usize) -> Codes, out: &mut [u32]) {
         let bit = |k: usize| match BITS {
             4 => 4 * k,
@@ -271,26 +281,26 @@ impl RowLayout {
         }
     }
 
-    /// The half at byte `at` of each block, two to a word.
+    /// Writes the 16-bit float at byte `at` of each block, two to a word.
     fn halves(&self, row: &[u8], at: usize, out: &mut [u32]) {
         self.halves_of(row, |block| [block[at], block[at + 1]], out);
     }
 
-    /// The half that `half` finds in each block, two to a word.
+    /// Writes the 16-bit float `half(block)` of each block, two to a word.
     fn halves_of(&self, row: &[u8], half: impl Fn(&[u8]) -> [u8; 2], out: &mut [u32]) {
         for (i, block) in row.chunks_exact(self.ty.block_bytes()).enumerate() {
             out[i / 2] |= u32::from(u16::from_le_bytes(half(block))) << (16 * (i % 2));
         }
     }
 
-    /// The four bytes from `at` of each block.
+    /// Writes the four bytes from `at` of each block.
     fn words(&self, row: &[u8], at: usize, out: &mut [u32]) {
         for (block, word) in row.chunks_exact(self.ty.block_bytes()).zip(out) {
             *word = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
         }
     }
 
-    /// `N` bytes that `bytes` makes of each block.
+    /// Writes the `N` bytes `bytes(block)` of each block.
     fn bytes<const N: usize>(&self, row: &[u8], out: &mut [u32], bytes: impl Fn(&[u8]) -> [u8; N]) {
         for (block, words) in row.chunks_exact(self.ty.block_bytes()).zip(out.chunks_exact_mut(N / 4)) {
             for (word, bytes) in words.iter_mut().zip(bytes(block).as_chunks::<4>().0) {
@@ -300,7 +310,7 @@ impl RowLayout {
     }
 }
 
-/// Words of `row` (the last one filled up with zeros), `per_unit` of which make a unit of the `n_in` elements.
+/// Writes the words of `row`, padded with zeros, as planes of `per_unit` words for each unit.
 fn pack_words(row: &[u8], n_in: usize, per_unit: usize, out: &mut [u32]) {
     let units = n_in.div_ceil(UNIT);
     for (i, bytes) in row.chunks(4).enumerate() {
@@ -310,12 +320,12 @@ fn pack_words(row: &[u8], n_in: usize, per_unit: usize, out: &mut [u32]) {
     }
 }
 
-/// 32 bits, the lowest of each byte first.
+/// The 32 bits of four bytes as codes, the lowest bit of each byte first.
 fn one_bits(bytes: &[u8]) -> Codes {
     from_fn(|k| bytes[k / 8] >> (k % 8) & 1)
 }
 
-/// Scale and minimum of each of the 8 groups of a `Q4_K` or `Q5_K` block.
+/// Scale and minimum of each of the 8 groups of a `Q4_K` or `Q5_K` super-block.
 fn scales_and_mins(block: &[u8]) -> [u8; 16] {
     let packed = block[4..16].try_into().expect("12 bytes");
     let mut bytes = [0; 16];
@@ -326,15 +336,15 @@ fn scales_and_mins(block: &[u8]) -> [u8; 16] {
     bytes
 }
 
-/// The table of a type: its codebook, as its file in `shaders/types/` reads it.
+/// The codebook of a type in the form that its file in `shaders/types/` reads; empty for types without.
 fn table(ty: TensorType) -> Vec<u32> {
     match ty {
-        TensorType::IQ3_XXS => points(Grid::IQ3_XXS),
-        TensorType::IQ2_S => places(Grid::IQ2_S),
-        TensorType::IQ2_XS => places(Grid::IQ2_XS),
-        TensorType::IQ2_XXS => places(Grid::IQ2_XXS),
-        TensorType::IQ1_M | TensorType::IQ1_S => places(Grid::IQ1),
-        // IQ3_S is looked up at load; the others have none.
+        TensorType::IQ3_XXS => entry_values(CodebookGrid::IQ3_XXS),
+        TensorType::IQ2_S => entry_indices(CodebookGrid::IQ2_S),
+        TensorType::IQ2_XS => entry_indices(CodebookGrid::IQ2_XS),
+        TensorType::IQ2_XXS => entry_indices(CodebookGrid::IQ2_XXS),
+        TensorType::IQ1_M | TensorType::IQ1_S => entry_indices(CodebookGrid::IQ1),
+        // IQ3_S is decoded when it is loaded; the others have no codebook.
         TensorType::IQ3_S
         | TensorType::F32
         | TensorType::F16
@@ -360,39 +370,40 @@ fn table(ty: TensorType) -> Vec<u32> {
     }
 }
 
-/// Points of 8 elements: a 2-bit plane of places, in which a point is a unit.
-fn places(grid: Grid) -> Vec<u32> {
+/// A codebook of 8-element entries, as a 2-bit plane of indices into the codebook's values; an entry is a unit.
+fn entry_indices(grid: CodebookGrid) -> Vec<u32> {
     let bit = |code: usize, k: usize| 8 * (k / 2) + 4 * (code % 2) + 2 * (k % 2);
     let mut words = vec![0; grid.entries.len() / 2];
     for code in 0..grid.entries.len() {
-        words[code / 2] |= (0..8).fold(0, |word, k| word | (grid.place(code, k) as u32) << bit(code, k));
+        words[code / 2] |= (0..8).fold(0, |word, k| word | (grid.value_index(code, k) as u32) << bit(code, k));
     }
     words
 }
 
-/// Points of 4 elements: the values, a byte each, even elements first.
-fn points(grid: Grid) -> Vec<u32> {
+/// A codebook of 4-element entries: a byte for each value, even elements first.
+fn entry_values(grid: CodebookGrid) -> Vec<u32> {
     let point = |code| u32::from_le_bytes([0, 2, 1, 3].map(|k| grid.value(code, k) as u8));
     (0..grid.entries.len()).map(point).collect()
 }
 
-/// Elements `32 i..32 i + 32` of an `IQ3_S` block: half of 15 more than the odd numbers that they are.
+/// The codes of elements `32 i..32 i + 32` of an `IQ3_S` block: `(v + 15) / 2` of the odd values `v`.
 fn iq3_s(block: &BlockIq3S, i: usize) -> Codes {
     from_fn(|k| {
         let at = 32 * i + k;
-        let value = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let value = CodebookGrid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -value } else { value };
         i8::midpoint(value, 15) as u8
     })
 }
 
-/// Two groups of 16 elements, each in 8 bytes: the low nibbles are its first half.
+/// The codes of two groups of 16 elements, each in 8 bytes whose low nibbles are the first half.
 fn nvfp4(qs: &[u8]) -> Codes {
     fp4(from_fn(|k| qs[k / 16 * 8 + k % 8] >> (4 * (k / 8 % 2)) & 15))
 }
 
-/// 4-bit floats numbered anew, so that a few instructions make bytes of eight of them (`shaders/types/fp4.wgsl`): twice the
-/// value is the number less 14, plus 13 where two or three of these hold: bit 0 is set, bit 1 is not, bit 3 is not.
+/// Renumbers 4-bit floats so that a few instructions turn eight of them into bytes (`shaders/types/fp4.wgsl`): twice
+/// the value is the new code minus 14, plus 13 where two or three of these hold: bit 0 is set, bit 1 is not, bit 3 is
+/// not.
 fn fp4(codes: Codes) -> Codes {
     const NUMBERS: [u8; 16] = [1, 15, 3, 4, 5, 7, 9, 13, 14, 0, 12, 11, 10, 8, 6, 2];
     codes.map(|code| NUMBERS[usize::from(code)])

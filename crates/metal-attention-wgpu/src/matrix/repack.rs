@@ -1,31 +1,32 @@
-//! Rows repacked on the GPU, bit by bit.
+//! Repacking rows on the GPU, bit by bit.
 //!
-//! In most types a packed row has the bits of the file's in another order, some of them turned over. Where each comes from is
-//! found by packing blocks with a single bit set, so that the GPU makes the very words that [`RowLayout::pack`] does.
+//! For most tensor types a repacked row has the bits of the file's row in another order, some of them inverted. The
+//! order is found by repacking blocks with a single bit set on the CPU, so that the kernel makes exactly the words that
+//! [`RowLayout::pack`] does. Types whose codes are looked up or computed are repacked on the CPU.
 
 use metal_attention_gguf::TensorType;
 
 use super::layout::RowLayout;
 use crate::arena::{Bind, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 
-/// Numbers before the rows.
+/// Words before the rows in the kernel's input.
 const HEADER_WORDS: usize = 32;
 
-/// Words of [`BitOrder::table`] for a word: what is added, and places of its bits, two a word.
+/// Words of [`BitOrder::table`] for each repacked word: the word to XOR with, then the source positions of its bits,
+/// two to a word.
 const ENTRY_WORDS: usize = 17;
 
-/// Stands for a bit that comes from nowhere.
+/// The source position of a bit that is constant.
 const NOWHERE: u32 = 0xffff;
 
-/// Whether a packed row of `ty` has the bits of the file's row in another order. In the other types codes are looked up or
-/// reckoned.
+/// Whether a repacked row of `ty` has the bits of the file's row in another order.
 fn reorders_bits(ty: TensorType) -> bool {
     match ty {
         TensorType::F32
@@ -56,24 +57,24 @@ fn reorders_bits(ty: TensorType) -> bool {
     }
 }
 
-/// Where the bits of packed rows of a type come from.
+/// Where each bit of a repacked row of one tensor type comes from.
 #[derive(Debug)]
 pub(super) struct BitOrder {
-    /// Bits of a stretch of blocks, after which the order begins anew.
+    /// Bits of a stretch: a whole number of blocks, after which the order repeats.
     stretch_bits: usize,
-    /// Words of a stretch in each section.
+    /// Words of a stretch in each section of the repacked row.
     section_words: Vec<usize>,
-    /// For each word of a stretch, section by section, [`ENTRY_WORDS`].
+    /// [`ENTRY_WORDS`] for each word of a stretch, section by section.
     table: Vec<u32>,
 }
 
 impl BitOrder {
-    /// The order of `ty`; `None` where a packed row is more than that.
+    /// The order of `ty`; `None` if its rows cannot be repacked by reordering bits.
     pub(super) fn of(ty: TensorType) -> Option<Self> {
         if !reorders_bits(ty) {
             return None;
         }
-        // Halves go two to a word; what has no blocks goes in units of eight.
+        // Two 16-bit scales share a word, so two blocks; types without blocks are laid out in units of eight elements.
         let blocks = if ty.block_len() == 1 { 8 } else { 2 };
         let layout = RowLayout::new(ty, blocks * ty.block_len());
         let pack = |row: &[u8]| -> Vec<u32> {
@@ -103,17 +104,17 @@ impl BitOrder {
         Some(Self { stretch_bits: 8 * row.len(), section_words: layout.sections.clone(), table })
     }
 
-    /// The table for the GPU.
+    /// The table as the kernel reads it.
     pub(super) fn table(&self) -> &[u32] {
         &self.table
     }
 
-    /// Bytes of [`fill`](Self::fill) for `n` rows of `row_bytes`.
+    /// Bytes of the kernel's input for `n` rows of `row_bytes` in the file: the header and the rows.
     pub(super) fn source_bytes(row_bytes: usize, n: usize) -> u64 {
         (4 * HEADER_WORDS + row_bytes * n).next_multiple_of(4) as u64
     }
 
-    /// What comes before rows `first..first + n` of a part of `n_rows`, each of `row_bytes` in the file.
+    /// The kernel's header for rows `first..first + n` of a part of `n_rows` rows, `row_bytes` each in the file.
     pub(super) fn header(
         &self,
         layout: &RowLayout,
@@ -140,7 +141,8 @@ impl BitOrder {
     }
 }
 
-/// Repacks the `n` rows of `source` into their places in `to`.
+/// The kernel that repacks the `n` rows in `source` (a header and rows in the file's format) into their places in `to`.
+/// Both come with the bytes that the kernel accesses.
 pub(super) fn repack(
     gpu: &WgpuDevice,
     layout: &RowLayout,
@@ -150,19 +152,19 @@ pub(super) fn repack(
     to: (&Slice, u64),
 ) -> Result<Dispatch, WgpuError> {
     let words = n * layout.row_bytes() as usize / 4;
-    let reach = |bytes: u64| Reach::Fixed(bytes);
-    let buffers: [(&dyn Bind, Reach); 3] =
-        [(source.0, reach(source.1)), (table, reach(table.size())), (to.0, reach(to.1))];
-    let grid = [Extent::Fixed(words.div_ceil(THREADS) as u32), Extent::Fixed(1), Extent::Fixed(1)];
+    let range = |bytes: u64| AccessRange::Fixed(bytes);
+    let buffers: [(&dyn Bind, AccessRange); 3] =
+        [(source.0, range(source.1)), (table, range(table.size())), (to.0, range(to.1))];
+    let grid = [GridExtent::Fixed(words.div_ceil(THREADS) as u32), GridExtent::Fixed(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(), &buffers, grid)
 }
 
-fn key() -> PsoKey {
+fn key() -> PipelineKey {
     let constants = [("threads", THREADS.into()), ("header", HEADER_WORDS.into()), ("entry", ENTRY_WORDS.into())];
-    PsoKey::new("repack", constants)
+    PipelineKey::new("repack", constants)
 }
 
 /// The kernel, to read.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key()]
 }

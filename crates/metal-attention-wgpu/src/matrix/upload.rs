@@ -1,4 +1,5 @@
-//! Rows of matrices on their way to the GPU.
+//! Uploading matrices: reads rows of tensors from the file, repacks them on the CPU or the GPU, and writes them to
+//! their places in GPU memory, some MiB at a time.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,27 +10,28 @@ use super::layout::RowLayout;
 use super::repack::{BitOrder, repack};
 use crate::arena::{Arena, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::StepSize;
+use crate::dispatch::BatchDims;
 use crate::error::WgpuError;
 
-/// Bytes of packed rows that one thread makes before it sends them off.
+/// Bytes of repacked rows in one chunk, the work of one thread at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// Most threads that pack rows.
+/// Most threads that read and repack rows.
 const MAX_PACKERS: usize = 16;
 
-/// Grids of repacking do not depend on a step.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+/// Dimensions for dispatches that do not depend on a batch.
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
-/// Where rows of one type and length come from: groups of tensors of as many rows each, one group below the other; the
-/// tensors of a group give a row each by turns.
+/// Rows of one tensor type and length, in the order in which a matrix part stores them. The tensors of a group have
+/// equally many rows, which are interleaved: row 0 of each, then row 1 of each. Groups follow one another.
 #[derive(Debug)]
 pub(super) struct RowSource {
-    /// The tensors of each group, and how many rows it and those before it have.
+    /// The tensors of each group, and the number of rows up to the group's end.
     groups: Vec<(Vec<Tensor>, usize)>,
 }
 
 impl RowSource {
+    /// The rows of `groups`, each a list of tensors with equally many rows.
     pub(super) fn new(groups: impl IntoIterator<Item = Vec<Tensor>>) -> Self {
         let mut end = 0;
         let with_end = |group: Vec<Tensor>| {
@@ -43,7 +45,7 @@ impl RowSource {
         self.groups.last().map_or(0, |(_, end)| *end)
     }
 
-    /// Row `i` as the file has it.
+    /// Row `i` in the file's format.
     fn row(&self, i: usize) -> &[u8] {
         let group = self.groups.partition_point(|(_, end)| *end <= i);
         let before = group.checked_sub(1).map_or(0, |before| self.groups[before].1);
@@ -51,34 +53,39 @@ impl RowSource {
         tensors[(i - before) % tensors.len()].row((i - before) / tensors.len())
     }
 
-    /// Bytes of a row in the file.
+    /// Bytes of a row in the file's format.
     fn row_bytes(&self) -> usize {
         self.groups.first().map_or(0, |(tensors, _)| tensors[0].row(0).len())
     }
 
+    /// Notifies the operating system that the tensors' pages in the file's mapping are no longer needed.
     fn release_pages(&self) {
         self.groups.iter().flat_map(|(tensors, _)| tensors).for_each(Tensor::release_pages);
     }
 }
 
-/// Rows that have a place in the GPU's memory and are yet to be written there.
+/// Rows of a matrix part that have a place in GPU memory but are not written yet.
 #[derive(Debug)]
-pub(crate) struct PartRows {
+pub(crate) struct PartUpload {
+    /// Their layout in GPU memory.
     layout: RowLayout,
+    /// Their place.
     to: Slice,
+    /// Where they come from.
     source: Arc<RowSource>,
-    /// The first of them in `source`.
+    /// Index of the first row in `source`.
     first: usize,
+    /// Number of rows.
     n_rows: usize,
 }
 
-impl PartRows {
-    /// Rows `first..first + n_rows` of `source`, which `to` has room for.
+impl PartUpload {
+    /// Rows `first..first + n_rows` of `source`, to be written to `to`.
     pub(super) fn new(layout: RowLayout, to: Slice, source: Arc<RowSource>, first: usize, n_rows: usize) -> Self {
         Self { layout, to, source, first, n_rows }
     }
 
-    /// Packs rows `first..first + n` and writes their piece of each section.
+    /// Repacks rows `first..first + n` on the CPU and writes them to each section.
     fn send(&self, gpu: &WgpuDevice, first: usize, n: usize) {
         let mut pieces: Vec<Vec<u32>> = self.layout.sections.iter().map(|&words| vec![0; words * n]).collect();
         for i in 0..n {
@@ -92,7 +99,7 @@ impl PartRows {
         gpu.watch().advance(self.layout.row_bytes() * n as u64);
     }
 
-    /// Writes rows `first..first + n` to `slot` as the file has them, to be repacked in the order of `order`.
+    /// Writes rows `first..first + n` in the file's format to `slot`, with the header that the repacking kernel needs.
     fn send_raw(&self, gpu: &WgpuDevice, order: &BitOrder, slot: &Slice, first: usize, n: usize) {
         let row_bytes = self.source.row_bytes();
         let header = order.header(&self.layout, row_bytes, self.n_rows, first, n);
@@ -108,7 +115,7 @@ impl PartRows {
         gpu.watch().advance(self.layout.row_bytes() * n as u64);
     }
 
-    /// Writes what all rows share behind them.
+    /// Writes the table that all rows share, behind the last section.
     fn send_table(&self, gpu: &WgpuDevice) {
         if !self.layout.table.is_empty() {
             let at = self.to.offset() + self.layout.row_bytes() * self.n_rows as u64;
@@ -116,30 +123,34 @@ impl PartRows {
         }
     }
 
-    /// Pieces of its rows that take a thread a moment.
+    /// The chunks of the part: (part, first row, number of rows).
     fn chunks(&self) -> impl Iterator<Item = (&Self, usize, usize)> {
         let rows = (CHUNK_BYTES / self.layout.row_bytes()).max(1) as usize;
         (0..self.n_rows).step_by(rows).map(move |first| (self, first, rows.min(self.n_rows - first)))
     }
 }
 
-/// A bit order with its table on the GPU.
+/// The bit order of one tensor type, by which the GPU repacks its rows.
 struct Repacker {
+    /// The tensor type.
     ty: TensorType,
+    /// Where each bit of a repacked row comes from.
     order: BitOrder,
+    /// The bit order as the kernel reads it.
     table: wgpu::Buffer,
 }
 
-/// Where rows lie as the file has them until they are repacked.
-struct Raw {
+/// GPU memory for rows in the file's format, from which they are repacked.
+struct RawRows {
+    /// One for each tensor type that the GPU can repack.
     repackers: Vec<Repacker>,
-    /// One for each chunk of a round.
+    /// Space for one chunk each, of all chunks of a round.
     slots: Vec<Slice>,
 }
 
-impl Raw {
-    /// For `parts`, `n_slots` chunks at a time.
-    fn new(gpu: &WgpuDevice, parts: &[PartRows], n_slots: usize) -> Result<Self, WgpuError> {
+impl RawRows {
+    /// Memory for `n_slots` chunks of `parts`; none if no part is repacked on the GPU.
+    fn new(gpu: &WgpuDevice, parts: &[PartUpload], n_slots: usize) -> Result<Self, WgpuError> {
         let mut repackers: Vec<Repacker> = Vec::new();
         let mut longest = 0;
         for part in parts {
@@ -159,30 +170,30 @@ impl Raw {
         Ok(Self { repackers, slots })
     }
 
-    /// What repacks `part`; `None`: the CPU does.
-    fn repacker(&self, part: &PartRows) -> Option<&Repacker> {
-        // A row as long as this would be a shape of its own.
+    /// The bit order for `part`; `None`: it is repacked on the CPU.
+    fn repacker(&self, part: &PartUpload) -> Option<&Repacker> {
+        // A row longer than a chunk would need a larger slot than all others; such rows are rare.
         let suits = part.layout.row_bytes() <= CHUNK_BYTES;
         self.repackers.iter().find(|repacker| suits && repacker.ty == part.layout.ty())
     }
 }
 
-/// Writes all of `parts`, of which a few MiB for each thread are on their way at a time, and those before. The file's pages are
-/// released as they are read. `meanwhile` is called while the GPU has nothing to do, with the part of the bytes that are there.
-pub(crate) fn upload(gpu: &WgpuDevice, parts: &[PartRows], meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
-    // What a CPU plays the GPU it is better to do oneself.
+/// Writes all rows of `parts`. At any time two rounds are in flight, each of one chunk for every thread. Pages of the
+/// file are released once read. `meanwhile` is called after each round with the fraction of rows that are written.
+pub(crate) fn upload(gpu: &WgpuDevice, parts: &[PartUpload], meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
+    // A software GPU runs on the same cores, where the CPU's code is faster.
     let on_gpu = !gpu.summary().is_software();
     upload_by(gpu, parts, on_gpu, meanwhile)
 }
 
-/// As [`upload`]; `on_gpu`: rows are repacked on the GPU, as far as it can.
-fn upload_by(gpu: &WgpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
+/// [`upload`] with repacking on the GPU, as far as it can, if `on_gpu`.
+fn upload_by(gpu: &WgpuDevice, parts: &[PartUpload], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
     for part in parts {
         part.send_table(gpu);
     }
-    let chunks: Vec<_> = parts.iter().flat_map(PartRows::chunks).collect();
+    let chunks: Vec<_> = parts.iter().flat_map(PartUpload::chunks).collect();
     let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_PACKERS);
-    let raw = Raw::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
+    let raw = RawRows::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
     let (mut before, mut done) = (None, 0);
     for round in chunks.chunks(n_threads) {
         thread::scope(|scope| {
@@ -194,7 +205,7 @@ fn upload_by(gpu: &WgpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn
                 }
             };
             for i in 1..round.len() {
-                // Where there is no thread for it, this one does it.
+                // Without a thread this one does the work.
                 if thread::Builder::new().spawn_scoped(scope, move || send(i)).is_err() {
                     send(i);
                 }
@@ -212,14 +223,14 @@ fn upload_by(gpu: &WgpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn
             }
         }
         drop(pass);
-        // What was written waits in staging memory until a submission has run.
+        // wgpu keeps written data in staging memory until a submission is done: wait for the round before.
         let submission = gpu.submit(encoder);
         done += round.len();
         meanwhile(done as f64 / chunks.len() as f64);
         if let Some(before) = before.replace(submission) {
             gpu.wait(Some(before))?;
         }
-        // Of a source in several parts, some pages may be read again.
+        // Some pages of tensors that are in several parts are read from the file again.
         for (part, first, n) in round {
             if first + n == part.n_rows {
                 part.source.release_pages();
@@ -237,7 +248,7 @@ mod tests {
     use crate::WgpuOptions;
     use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 
-    /// Two tensors of any bytes at all.
+    /// Two tensors of random bytes.
     fn tensors(ty: TensorType, n_in: usize, n_rows: usize) -> Vec<Tensor> {
         let decls = ["a", "b"].map(|name| TensorDecl { name: name.into(), shape: vec![n_in, n_rows], ty });
         let mut writer = GgufWriter::new(Vec::new(), 3, &Metadata::new(), &decls).unwrap();
@@ -255,22 +266,23 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_repacks_rows_as_the_cpu_does() {
+    fn gpu_and_cpu_repack_rows_alike() {
         let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
             Ok(gpu) => gpu,
             Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
             Err(e) => panic!("{e}"),
         };
         for &ty in TensorType::ALL {
-            // Halves in pairs and not, words filled up and not, rows that end in a word and not.
+            // Odd and even numbers of 16-bit scales, full and partly filled words, rows that end in the middle of a
+            // word.
             let lens = if ty.block_len() == 1 { [8, 33, 1001] } else { [1, 2, 7].map(|n| n * ty.block_len()) };
             for n_in in lens {
                 let layout = RowLayout::new(ty, n_in);
                 let source = Arc::new(RowSource::new([tensors(ty, n_in, 9)]));
-                // Pieces of the source, the second behind other rows of its part.
+                // Two chunks of the source; the second begins in the middle of a tensor.
                 let words = |on_gpu| {
                     let buffer = gpu.buffer("w", layout.part_bytes(14)).unwrap();
-                    let rows = PartRows::new(layout.clone(), buffer.clone().into(), Arc::clone(&source), 3, 14);
+                    let rows = PartUpload::new(layout.clone(), buffer.clone().into(), Arc::clone(&source), 3, 14);
                     upload_by(&gpu, &[rows], on_gpu, &|_| ()).unwrap();
                     gpu.read::<u32>(&buffer, (layout.part_bytes(14) / 4) as usize).unwrap()
                 };
@@ -282,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_group_by_group_and_by_turns() {
+    fn groups_follow_each_other_with_their_tensors_interleaved() {
         let (a, b) = (tensors(TensorType::F32, 8, 2), tensors(TensorType::F32, 8, 3));
         let source = RowSource::new([a.clone(), vec![b[0].clone()], vec![b[1].clone()]]);
         let rows: Vec<_> = (0..source.n_rows()).map(|i| source.row(i)).collect();

@@ -1,145 +1,155 @@
-//! The gated delta rule (Qwen 3.5, Qwen3-Next; Kimi Linear), whose recurrent state is a matrix for each head and the last inputs
-//! of a convolution.
+//! The gated delta rule (Qwen 3.5, Qwen3-Next, Kimi Linear): a short convolution of queries, keys and values, a
+//! recurrence whose state is a matrix for each head, and a gated norm of the results.
 
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{
-    self, ConvolutionBuffers, ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
-    DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankShape, MatvecOutput, OutputGate, RowsAt,
-    Squash, StatesAt,
+    self, ColumnRange, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape,
+    DeltaRuleStep, DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation,
+    LowRankShape, MatvecOutput, StateRange,
 };
 use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
-use crate::{Dispatch, Extent, WgpuError};
+use crate::{Dispatch, GridExtent, WgpuError};
 
-/// Where what the projections give lies.
-struct Projected<'a> {
-    /// Inputs of the convolution, in `qkv`: queries, keys, values.
-    channels: RowsAt,
+/// Where the projected inputs are, each in some columns of some buffer's rows.
+struct DeltaRuleColumns<'a> {
+    /// Queries, keys and values, the inputs of the convolution, in `qkv`.
+    channels: ColumnRange,
     /// Gates of the results.
-    gate: (&'a Buffer, RowsAt),
-    /// What `beta` comes of.
-    beta: (&'a Buffer, RowsAt),
-    /// What the decay comes of.
-    decay: (&'a Buffer, RowsAt),
+    gate: (&'a Buffer, ColumnRange),
+    /// The writing strength `beta`, before its sigmoid.
+    beta: (&'a Buffer, ColumnRange),
+    /// The decay, before its activation.
+    decay: (&'a Buffer, ColumnRange),
 }
 
-/// The low-rank products of decay and gate, in this order; `None` where they are none.
-pub(crate) fn low_rank_of_delta_rule(of: &DeltaRuleSpec) -> Option<LowRankShape> {
-    match of.gates {
+/// The low-rank products of decay and gate, in this order; `None` where both are plain projections.
+pub(crate) fn low_rank_of_delta_rule(shape: &DeltaRuleSpec) -> Option<LowRankShape> {
+    match shape.gates {
         DeltaGates::OfHeads { paired: _ } => None,
         DeltaGates::OfChannels { rank } => {
-            Some(LowRankShape { width: of.n_values(), parts: vec![(rank, Squash::AsItIs); 2] })
+            Some(LowRankShape { width: shape.n_values(), parts: vec![(rank, LowRankActivation::AsItIs); 2] })
         }
     }
 }
 
-/// What the gate of a result goes through.
-fn gate_kind(of: &DeltaRuleSpec) -> OutputGate {
-    match of.gates {
-        DeltaGates::OfHeads { paired: _ } => OutputGate::Silu,
-        DeltaGates::OfChannels { rank: _ } => OutputGate::Sigmoid,
+/// The activation of the results' gate.
+fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
+    match shape.gates {
+        DeltaGates::OfHeads { paired: _ } => GateActivation::Silu,
+        DeltaGates::OfChannels { rank: _ } => GateActivation::Sigmoid,
     }
 }
 
 impl PlanBuilder<'_> {
-    /// Whether layer `i` has a delta rule whose gates are projected apart.
+    /// Whether layer `i` is a delta rule with a product of its own for gates, besides that for queries, keys and
+    /// values.
     pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
-    /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends the gated delta rule of layer `i`. Projects `input` to `qkv` and, where gates are apart, to `kv_a` or
+    /// through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
     pub(super) fn delta_rule(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        input: Input<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
-        let s = self.s;
-        self.product_of(d, input, Product::new(&w.inputs, MatvecOutput::Store, &s.x, &s.qkv))?;
+        let scratch = self.scratch;
+        self.project(dispatches, input, LinearProduct::new(&w.inputs, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
         if let Some(gates) = &w.gates {
-            self.product_of(d, input, Product::new(gates, MatvecOutput::Store, &s.x, &s.kv_a))?;
+            self.project(dispatches, input, LinearProduct::new(gates, MatvecOutput::Store, &scratch.x, &scratch.kv_a))?;
         }
         if let Some((WgpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
-            self.product_of(d, input, Product::new(down, MatvecOutput::Store, &s.x, &s.rwkv.small))?;
-            self.expand(d, &low_rank, up, &s.rwkv.large)?;
+            self.project(
+                dispatches,
+                input,
+                LinearProduct::new(down, MatvecOutput::Store, &scratch.x, &scratch.rwkv.small),
+            )?;
+            self.expand(dispatches, &low_rank, up, &scratch.rwkv.large)?;
         }
         let projected = self.projected(spec, w);
         if self.decodes()
             && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
         {
-            d.push(step);
+            dispatches.push(step);
             return Ok(());
         }
-        self.delta_rule_scan(d, i, spec, w, &projected)
+        self.delta_rule_scan(dispatches, i, spec, w, &projected)
     }
 
-    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> Projected<'_> {
-        let (s, n_channels, n_head) = (self.s, spec.n_channels(), spec.n_head_v);
+    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> DeltaRuleColumns<'_> {
+        let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
-        // Rows of `qkv` have the gate and, unless they lie apart, what `beta` and the decay come of.
+        // Rows of `qkv` also hold the gate and, unless they are projected apart, `beta` and the decay.
         let (n, n_gates) = match low_rank {
             None => (n_channels + spec.n_values(), 2 * n_head),
             Some(_) => (n_channels, n_head),
         };
         let apart = w.gates.is_some();
         let stride = if apart { n } else { n + n_gates };
-        let (gates, stride_of_gates, first) = if apart { (&s.kv_a, n_gates, 0) } else { (&s.qkv, stride, n) };
+        let (gates, stride_of_gates, first) =
+            if apart { (&scratch.kv_a, n_gates, 0) } else { (&scratch.qkv, stride, n) };
         let (decay, gate) = match &low_rank {
             None => {
-                let decay = RowsAt { stride: stride_of_gates, at: first + n_head };
-                ((gates, decay), (&s.qkv, RowsAt { stride, at: n_channels }))
+                let decay = ColumnRange { stride: stride_of_gates, at: first + n_head };
+                ((gates, decay), (&scratch.qkv, ColumnRange { stride, at: n_channels }))
             }
-            Some(low_rank) => ((&s.rwkv.large, low_rank.result(0)), (&s.rwkv.large, low_rank.result(1))),
+            Some(low_rank) => ((&scratch.rwkv.large, low_rank.result(0)), (&scratch.rwkv.large, low_rank.result(1))),
         };
-        Projected {
-            channels: RowsAt { stride, at: 0 },
+        DeltaRuleColumns {
+            channels: ColumnRange { stride, at: 0 },
             gate,
-            beta: (gates, RowsAt { stride: stride_of_gates, at: first }),
+            beta: (gates, ColumnRange { stride: stride_of_gates, at: first }),
             decay,
         }
     }
 
-    /// All between the projections and the output matrix at once; `None` where a head is too large for that.
+    /// One kernel for everything between projections and output matrix, for decode steps: `qkv` to `mixer_out`. `None`
+    /// where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &Projected<'_>,
+        projected: &DeltaRuleColumns<'_>,
     ) -> Result<Option<Dispatch>, WgpuError> {
-        let s = self.s;
-        let of = self.delta_rule_shape(spec, projected.channels, projected);
+        let scratch = self.scratch;
+        let shape = self.delta_rule_shape(spec, projected.channels, projected);
         let step = DeltaRuleStep {
             width: spec.n_tap,
             bias: false,
-            convolution_at: of.state_elements(),
+            convolution_at: shape.state_elements(),
             norm_eps: spec.eps,
             gate_kind: gate_kind(spec),
             gate: projected.gate.1,
         };
-        let buffers = self.delta_rule_buffers(i, w, projected, &s.qkv, &s.att);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.qkv, &scratch.mixer_out);
         let (gate, _) = projected.gate;
-        let with = DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &s.tickets };
-        kernels::delta_rule_step(self.gpu, &of, &step, &buffers, &with, Extent::Runs)
+        let with =
+            DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &scratch.tickets };
+        kernels::delta_rule_step(self.gpu, &shape, &step, &buffers, &with, GridExtent::Runs)
     }
 
-    /// The convolution of all tokens, then the recurrence, then the norm of its results.
+    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `values`, the gated
+    /// norm to `mixer_out`.
     fn delta_rule_scan(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &Projected<'_>,
+        projected: &DeltaRuleColumns<'_>,
     ) -> Result<(), WgpuError> {
-        let (gpu, s) = (self.gpu, self.s);
+        let (gpu, scratch) = (self.gpu, self.scratch);
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let convolved = RowsAt::whole(spec.n_channels());
-        let of = self.delta_rule_shape(spec, convolved, projected);
+        let convolved = ColumnRange::whole(spec.n_channels());
+        let shape = self.delta_rule_shape(spec, convolved, projected);
         let convolution = ConvolutionShape {
             channels: spec.n_channels(),
             width: spec.n_tap,
@@ -147,12 +157,13 @@ impl PlanBuilder<'_> {
             silu: true,
             x: projected.channels,
             out: convolved,
-            states: StatesAt { at: of.state_elements(), ..of.states },
+            states: StateRange { at: shape.state_elements(), ..shape.states },
         };
-        let buffers = ConvolutionBuffers { x: &s.qkv, taps: &w.taps, bias: None, states, out: &s.queries, segments };
-        d.push(kernels::convolution(gpu, &convolution, &buffers, Extent::Runs)?);
-        let buffers = self.delta_rule_buffers(i, w, projected, &s.queries, &s.values);
-        d.push(kernels::delta_rule(gpu, &of, &buffers, Extent::Runs)?);
+        let buffers =
+            ConvolutionBuffers { x: &scratch.qkv, taps: &w.taps, bias: None, states, out: &scratch.queries, segments };
+        dispatches.push(kernels::convolution(gpu, &convolution, &buffers, GridExtent::Runs)?);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.queries, &scratch.values);
+        dispatches.push(kernels::delta_rule(gpu, &shape, &buffers, GridExtent::Runs)?);
         let norm = GroupNormShape {
             n: spec.value_dim,
             groups: spec.n_head_v,
@@ -160,38 +171,48 @@ impl PlanBuilder<'_> {
             eps: spec.eps,
             of_groups: false,
             bias: false,
-            x: of.out,
+            x: shape.out,
             gate: Some((gate_kind(spec), projected.gate.1)),
-            out: of.out,
+            out: shape.out,
         };
-        let buffers =
-            GroupNormBuffers { x: &s.values, weight: &w.norm, bias: None, gate: Some(projected.gate.0), out: &s.att };
-        d.push(kernels::group_norm(gpu, &norm, &buffers)?);
+        let buffers = GroupNormBuffers {
+            x: &scratch.values,
+            weight: &w.norm,
+            bias: None,
+            gate: Some(projected.gate.0),
+            out: &scratch.mixer_out,
+        };
+        dispatches.push(kernels::group_norm(gpu, &norm, &buffers)?);
         Ok(())
     }
 
-    /// A slot of the states has the matrices first, then the convolution's last inputs.
-    fn delta_rule_shape(&self, spec: &DeltaRuleSpec, x: RowsAt, projected: &Projected<'_>) -> DeltaRuleShape {
+    /// The shape of the recurrence. A slot of the states holds the heads' matrices, then the convolution's last inputs.
+    fn delta_rule_shape(
+        &self,
+        spec: &DeltaRuleSpec,
+        x: ColumnRange,
+        projected: &DeltaRuleColumns<'_>,
+    ) -> DeltaRuleShape {
         DeltaRuleShape {
             n_head: spec.n_head_v,
             n_key_head: spec.n_head_k,
             key_heads: match spec.sharing {
-                KeySharing::InTurns => KeyHeads::InTurn,
+                KeySharing::Interleaved => KeyHeads::InTurn,
                 KeySharing::Grouped => KeyHeads::Grouped,
             },
             key_dim: spec.key_dim,
             value_dim: spec.value_dim,
             decay_of: match spec.gates {
-                DeltaGates::OfHeads { paired: _ } => Decay::OfHeads,
-                DeltaGates::OfChannels { rank: _ } => Decay::OfChannels,
+                DeltaGates::OfHeads { paired: _ } => DecayGranularity::OfHeads,
+                DeltaGates::OfChannels { rank: _ } => DecayGranularity::OfChannels,
             },
             l2_eps: Some(spec.eps),
             scale: 1.0 / (spec.key_dim as f32).sqrt(),
             x,
             decay: projected.decay.1,
             beta: projected.beta.1,
-            out: RowsAt::whole(spec.n_values()),
-            states: StatesAt { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
+            out: ColumnRange::whole(spec.n_values()),
+            states: StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
         }
     }
 
@@ -199,7 +220,7 @@ impl PlanBuilder<'_> {
         &'b self,
         i: usize,
         w: &'b WgpuDeltaRule,
-        projected: &Projected<'b>,
+        projected: &DeltaRuleColumns<'b>,
         x: &'b Buffer,
         out: &'b Buffer,
     ) -> DeltaRuleBuffers<'b> {

@@ -1,147 +1,174 @@
-//! One layer: its mixer and feed-forward, each with its norms and its way into the residual stream.
+//! One layer: its mixer and feed-forward, each with its norms and its residual join. The residual stream is
+//! `scratch.x`.
 
 use crate::kernels::{self, Gating, MatvecOutput, NormShape, ScaleShape};
 use crate::{Dispatch, WgpuError};
 use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
-use super::mixer::Mixed;
-use super::{BatchKind, Input, PlanBuilder, Product};
+use super::mixer::MixerResult;
+use super::{BatchKind, BlockInput, LinearProduct, PlanBuilder};
 use crate::weights::{WgpuDense, WgpuFeedForward, WgpuLinear, WgpuNorm};
 
-/// What a feed-forward gives.
+/// The result of a feed-forward, as far as it was computed.
 #[derive(Clone, Copy)]
-enum Given<'a> {
-    /// The activated gate, which this matrix multiplies.
+enum FeedForwardResult<'a> {
+    /// `W gated`: the last product is not appended yet. It multiplies this matrix by `scratch.gated`.
     Gated(&'a WgpuLinear),
-    /// A sum that lies there.
+    /// The result is in this buffer and is to be added to the residual stream.
     Sum(&'a Buffer),
-    /// Nothing more: it is in the residual stream, or there is none.
+    /// The result was added to the residual stream already, or there is no feed-forward.
     Added,
 }
 
 impl PlanBuilder<'_> {
-    /// All that layer `i` does.
+    /// All dispatches of layer `i`. The arms follow [`Residual`]:
+    /// - Sequential: `x += scale * mixer(norm(x))`, then `x += scale * feed_forward(norm(x))`;
+    /// - Parallel: `x += mixer(norm(x)) + feed_forward(norm(x))`, both of the same `x`;
+    /// - `PostNorm`: `x = norm(x + mixer(x))`, then `x = norm(x + feed_forward(x))`.
     pub(super) fn layer(&self, i: usize) -> Result<Vec<Dispatch>, WgpuError> {
-        let (s, layer, w) = (self.s, &self.spec.layers[i], &self.weights.layers[i]);
+        let (scratch, layer, w) = (self.scratch, &self.spec.layers[i], &self.weights.layers[i]);
         let (mixer_post, post) = (w.mixer_post_norm.as_ref(), w.feed_forward_post_norm.as_ref());
-        let mut d = Vec::new();
+        let mut dispatches = Vec::new();
         match &layer.residual {
             Residual::Sequential { scale } => {
-                self.predict_streams(&mut d, i)?;
-                let input = self.input(&mut d, w.mixer_norm.as_ref(), self.mixer_shares_input(i))?;
-                self.laurel(&mut d, i)?;
-                let mixed = self.mixer(&mut d, i, input)?;
-                self.join_mixed(&mut d, &mixed, mixer_post, *scale)?;
-                self.add_laurel(&mut d, i)?;
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
-                let result = self.feed_forward(&mut d, i, input, *scale)?;
-                self.join_result(&mut d, result, post, *scale)?;
+                self.predict_streams(&mut dispatches, i)?;
+                let input = self.input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
+                self.laurel(&mut dispatches, i)?;
+                let mixed = self.mixer(&mut dispatches, i, input)?;
+                self.join_mixer(&mut dispatches, &mixed, mixer_post, *scale)?;
+                self.add_laurel(&mut dispatches, i)?;
+                let input =
+                    self.input(&mut dispatches, w.feed_forward_norm.as_ref(), self.feed_forward_materialises_norm(i))?;
+                let result = self.feed_forward(&mut dispatches, i, input, *scale)?;
+                self.join_feed_forward(&mut dispatches, result, post, *scale)?;
             }
             Residual::Parallel => {
-                // What the feed-forward reads does not have the mixer's result.
-                let shared = w.feed_forward_norm.is_none();
-                let input = self.input(&mut d, w.mixer_norm.as_ref(), shared || self.mixer_shares_input(i))?;
-                let mixed = self.mixer(&mut d, i, input)?;
+                // The mixer is joined only after the feed-forward has read `x`. Without a norm of its own the
+                // feed-forward reads the mixer's input.
+                let shares_input = w.feed_forward_norm.is_none();
+                let input = self.input(
+                    &mut dispatches,
+                    w.mixer_norm.as_ref(),
+                    shares_input || self.mixer_materialises_norm(i),
+                )?;
+                let mixed = self.mixer(&mut dispatches, i, input)?;
                 let own = w.feed_forward_norm.as_ref();
-                let input = if shared { input } else { self.input(&mut d, own, self.feed_forward_shares_input(i))? };
-                let given = self.feed_forward(&mut d, i, input, 1.0)?;
-                self.join_mixed(&mut d, &mixed, mixer_post, 1.0)?;
-                self.join_result(&mut d, given, post, 1.0)?;
+                let input = if shares_input {
+                    input
+                } else {
+                    self.input(&mut dispatches, own, self.feed_forward_materialises_norm(i))?
+                };
+                let result = self.feed_forward(&mut dispatches, i, input, 1.0)?;
+                self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
+                self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
             }
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
-                let input = self.input(&mut d, w.mixer_norm.as_ref(), self.mixer_shares_input(i))?;
-                let mixed = self.mixer(&mut d, i, input)?;
-                self.join_mixed(&mut d, &mixed, mixer_post, 1.0)?;
-                d.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &s.x)?);
-                let input = self.input(&mut d, w.feed_forward_norm.as_ref(), self.feed_forward_shares_input(i))?;
-                let result = self.feed_forward(&mut d, i, input, 1.0)?;
-                self.join_result(&mut d, result, post, 1.0)?;
-                d.push(self.norm(feed_forward_sum, NormShape::of_row(feed_forward_sum.n), None, &s.x)?);
+                let input = self.input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
+                let mixed = self.mixer(&mut dispatches, i, input)?;
+                self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
+                dispatches.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &scratch.x)?);
+                let input =
+                    self.input(&mut dispatches, w.feed_forward_norm.as_ref(), self.feed_forward_materialises_norm(i))?;
+                let result = self.feed_forward(&mut dispatches, i, input, 1.0)?;
+                self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
+                dispatches.push(self.norm(
+                    feed_forward_sum,
+                    NormShape::of_row(feed_forward_sum.n),
+                    None,
+                    &scratch.x,
+                )?);
             }
         }
-        self.add_own_embedding(&mut d, i)?;
+        self.add_layer_embedding(&mut dispatches, i)?;
         if w.output_scale != 1.0 {
-            let of = ScaleShape { n: self.spec.n_embd, scale: w.output_scale, soft_cap: None, wanted: false };
-            d.push(kernels::scale(self.gpu, of, &s.x)?);
+            let shape = ScaleShape { n: self.spec.n_embd, scale: w.output_scale, soft_cap: None, wanted: false };
+            dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         }
-        Ok(d)
+        Ok(dispatches)
     }
 
-    /// `x += scale * norm(sum)` with the sum of what a mixer gives.
-    fn join_mixed(
+    /// Appends `x += scale * norm(sum of the mixer's last products)`. Without norm and factor the products accumulate
+    /// in `x`; otherwise in `result`, which is then added.
+    fn join_mixer(
         &self,
-        d: &mut Vec<Dispatch>,
-        mixed: &[Mixed<'_>],
+        dispatches: &mut Vec<Dispatch>,
+        mixed: &[MixerResult<'_>],
         norm: Option<&WgpuNorm>,
         scale: f32,
     ) -> Result<(), WgpuError> {
-        let s = self.s;
-        let straight = norm.is_none() && scale == 1.0;
-        let y = if straight { &s.x } else { &s.result };
-        for (i, of) in mixed.iter().enumerate() {
-            let output = if straight || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
-            let product = Product::new(of.out, output, of.x, y);
-            match of.norm {
-                Some(norm) => self.multiply_normed(d, norm, product)?,
-                None => self.multiply(d, product)?,
+        let scratch = self.scratch;
+        let accumulates = norm.is_none() && scale == 1.0;
+        let y = if accumulates { &scratch.x } else { &scratch.result };
+        for (i, part) in mixed.iter().enumerate() {
+            let output = if accumulates || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
+            let product = LinearProduct::new(part.out, output, part.x, y);
+            match part.norm {
+                Some(norm) => self.multiply_normed(dispatches, norm, product)?,
+                None => self.multiply(dispatches, product)?,
             }
         }
-        if straight || mixed.is_empty() { Ok(()) } else { self.add(d, &s.result, norm, scale, &s.x) }
+        if accumulates || mixed.is_empty() {
+            Ok(())
+        } else {
+            self.add(dispatches, &scratch.result, norm, scale, &scratch.x)
+        }
     }
 
-    /// `x += scale * norm(linear(input))`.
+    /// Appends `x += scale * norm(linear input)`: one product if there is neither norm nor factor, else through
+    /// `result`.
     fn join(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         linear: &WgpuLinear,
         input: &Buffer,
         norm: Option<&WgpuNorm>,
         scale: f32,
     ) -> Result<(), WgpuError> {
-        let s = self.s;
+        let scratch = self.scratch;
         if norm.is_none() && scale == 1.0 {
-            return self.multiply(d, Product::new(linear, MatvecOutput::Accumulate, input, &s.x));
+            return self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Accumulate, input, &scratch.x));
         }
-        self.multiply(d, Product::new(linear, MatvecOutput::Store, input, &s.result))?;
-        self.add(d, &s.result, norm, scale, &s.x)
+        self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Store, input, &scratch.result))?;
+        self.add(dispatches, &scratch.result, norm, scale, &scratch.x)
     }
 
-    /// What the feed-forward of layer `i` makes of `input`, but for its last product where that can be added to the residual
-    /// stream at once. `scale` is the factor on what it gives.
+    /// Appends the feed-forward of layer `i` except, for a dense one, its last product. `scale`: the factor of the
+    /// residual join, on which it depends whether the result can be added to `x` directly.
     fn feed_forward(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: Input<'_>,
+        input: BlockInput<'_>,
         scale: f32,
-    ) -> Result<Given<'_>, WgpuError> {
+    ) -> Result<FeedForwardResult<'_>, WgpuError> {
         let layer = &self.weights.layers[i];
         match (&self.spec.layers[i].feed_forward, &layer.feed_forward) {
             (FeedForward::Dense(dense), WgpuFeedForward::Dense(w)) => {
-                self.gated(d, dense, w, input)?;
-                Ok(Given::Gated(&w.down))
+                self.gated(dispatches, dense, w, input)?;
+                Ok(FeedForwardResult::Gated(&w.down))
             }
             (FeedForward::Experts(e), WgpuFeedForward::Experts(w)) => {
-                // Without a norm before it, what follows the experts reads the stream itself.
-                let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
+                // Added directly only if a norm precedes the experts: without one they still read `x` while it would be
+                // written.
+                let plain = layer.feed_forward_post_norm.is_none() && w.expert_norms.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
-                let sum = if added { &self.s.x } else { &self.s.experts_sum };
-                self.experts(d, e, w, input, sum, added)?;
-                Ok(if added { Given::Added } else { Given::Sum(sum) })
+                let sum = if added { &self.scratch.x } else { &self.scratch.experts_sum };
+                self.experts(dispatches, e, w, input, sum, added)?;
+                Ok(if added { FeedForwardResult::Added } else { FeedForwardResult::Sum(sum) })
             }
-            (FeedForward::ChannelMix(of), WgpuFeedForward::ChannelMix(w)) => {
+            (FeedForward::ChannelMix(shape), WgpuFeedForward::ChannelMix(w)) => {
                 let plain = layer.feed_forward_post_norm.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
-                self.channel_mix(d, i, of, w, input, added)?;
+                self.channel_mix(dispatches, i, shape, w, input, added)?;
                 Ok(match &w.receptance {
-                    None => Given::Gated(&w.value),
-                    Some(_) if added => Given::Added,
-                    Some(_) => Given::Sum(&self.s.rwkv.k),
+                    None => FeedForwardResult::Gated(&w.value),
+                    Some(_) if added => FeedForwardResult::Added,
+                    Some(_) => FeedForwardResult::Sum(&self.scratch.rwkv.k),
                 })
             }
-            (FeedForward::None, WgpuFeedForward::None) => Ok(Given::Added),
+            (FeedForward::None, WgpuFeedForward::None) => Ok(FeedForwardResult::Added),
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
                 WgpuFeedForward::Dense(_)
@@ -154,9 +181,10 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether several kernels read the input of the feed-forward of layer `i`, and it is better made once: the kernels of
-    /// one token take the norm on the way, but for a shared expert, which comes after others were added to the stream.
-    fn feed_forward_shares_input(&self, i: usize) -> bool {
+    /// Whether the norm before the feed-forward of layer `i` is written to `h` because several products read it. The
+    /// kernels of one token compute it in their prologue instead, unless there is a shared expert: it runs after the
+    /// others, which may have been added to `x` by then.
+    fn feed_forward_materialises_norm(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
             FeedForward::Dense(_) | FeedForward::None => false,
             FeedForward::ChannelMix(_) => true,
@@ -164,81 +192,100 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// `x += scale * norm(given)`.
-    fn join_result(
+    /// Appends `x += scale * norm(result)`.
+    fn join_feed_forward(
         &self,
-        d: &mut Vec<Dispatch>,
-        given: Given<'_>,
+        dispatches: &mut Vec<Dispatch>,
+        result: FeedForwardResult<'_>,
         norm: Option<&WgpuNorm>,
         scale: f32,
     ) -> Result<(), WgpuError> {
-        match given {
-            Given::Gated(down) => self.join(d, down, &self.s.gated, norm, scale),
-            Given::Sum(sum) => self.add(d, sum, norm, scale, &self.s.x),
-            Given::Added => Ok(()),
+        match result {
+            FeedForwardResult::Gated(down) => self.join(dispatches, down, &self.scratch.gated, norm, scale),
+            FeedForwardResult::Sum(sum) => self.add(dispatches, sum, norm, scale, &self.scratch.x),
+            FeedForwardResult::Added => Ok(()),
         }
     }
 
-    /// `y += scale * norm(x)`.
+    /// Appends `y += scale * norm(x)`; without a norm `y += scale * x`.
     pub(super) fn add(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         x: &Buffer,
         norm: Option<&WgpuNorm>,
         scale: f32,
         y: &Buffer,
     ) -> Result<(), WgpuError> {
-        let of = NormShape { scale, accumulate: true, ..NormShape::of_row(self.spec.n_embd) };
-        d.push(match norm {
-            Some(norm) => self.norm(norm, of, Some(x), y)?,
-            None => kernels::norm(self.gpu, of, Some(x), None, y, self.batch)?,
+        let shape = NormShape { scale, accumulate: true, ..NormShape::of_row(self.spec.n_embd) };
+        dispatches.push(match norm {
+            Some(norm) => self.norm(norm, shape, Some(x), y)?,
+            None => kernels::norm(self.gpu, shape, Some(x), None, y, self.batch)?,
         });
         Ok(())
     }
 
-    /// `gated = activation(gate(input)) * up(input)`.
+    /// Appends `gated = activation(gate(input)) * up(input)`, through `gate_up` unless one product does it all.
     pub(super) fn gated(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         dense: &Dense,
         w: &WgpuDense,
-        input: Input<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
-        let (s, gate_up) = (self.s, &w.gate_up);
+        let (scratch, gate_up) = (self.scratch, &w.gate_up);
         let Dense { n_ff, gated, activation, fused: _ } = *dense;
         let silu = gated && activation == Activation::Silu;
         if silu && gate_up.weight.has_pairs() {
-            return self.product_of(d, input, Product::new(gate_up, MatvecOutput::Gated, &s.x, &s.gated));
+            return self.project(
+                dispatches,
+                input,
+                LinearProduct::new(gate_up, MatvecOutput::Gated, &scratch.x, &scratch.gated),
+            );
         }
-        // No kernel for products sees both of a pair where gate and up have different types, or knows another activation.
-        self.product_of(d, input, Product::new(gate_up, MatvecOutput::Store, &s.x, &s.gate_up))?;
+        // The gated product needs gate and up rows as neighbours, of one type, and SiLU. All others store the product
+        // first.
+        self.project(
+            dispatches,
+            input,
+            LinearProduct::new(gate_up, MatvecOutput::Store, &scratch.x, &scratch.gate_up),
+        )?;
         if silu {
-            d.push(kernels::ffn_silu(self.gpu, n_ff, &s.gate_up, &s.gated)?);
+            dispatches.push(kernels::ffn_silu(self.gpu, n_ff, &scratch.gate_up, &scratch.gated)?);
             return Ok(());
         }
         let gating = if gated { Gating::Pairs } else { Gating::None };
-        d.push(kernels::activation(self.gpu, activation, n_ff, gating, &s.gate_up, &s.gated)?);
+        dispatches.push(kernels::activation(self.gpu, activation, n_ff, gating, &scratch.gate_up, &scratch.gated)?);
         Ok(())
     }
 
-    /// `x += norm(proj(gelu(gate(x)) * input))`, where layers have an embedding of their own; with several streams the first,
-    /// times a factor, is read, and the others get it.
-    fn add_own_embedding(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
-        let (s, n, w) = (self.s, self.spec.n_embd, &self.weights.layers[i]);
-        let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.own_embedding) else { return Ok(()) };
+    /// Appends `x += norm(proj(gelu(gate(x)) * e))` with the layer's per-layer embedding `e` (Gemma 3n); nothing for
+    /// models without. With several residual streams the first one, scaled, takes the place of `x` on the right (in
+    /// `h`), and the result is added to the others.
+    fn add_layer_embedding(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
+        let (scratch, n, w) = (self.scratch, self.spec.n_embd, &self.weights.layers[i]);
+        let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.layer_embedding) else { return Ok(()) };
         let streams = self.spec.embedding.streams.as_ref().zip(w.streams.as_ref());
         if let Some((spec, w)) = streams {
-            self.correct_streams(d, spec, w)?;
+            self.correct_streams(dispatches, spec, w)?;
         }
-        let x = if streams.is_some() { &s.h } else { &s.x };
+        let x = if streams.is_some() { &scratch.h } else { &scratch.x };
         let (width, stride) = (spec.width, self.spec.n_layer() * spec.width);
-        self.multiply(d, Product::new(&own.gate, MatvecOutput::Store, x, &s.gate_up))?;
-        let gating = Gating::Rows { up: &s.own_inputs, stride, at: i * width };
-        d.push(kernels::activation(self.gpu, Activation::Gelu, width, gating, &s.gate_up, &s.gated)?);
-        let Some((spec, _)) = streams else { return self.join(d, &own.proj, &s.gated, Some(&own.post_norm), 1.0) };
-        self.multiply(d, Product::new(&own.proj, MatvecOutput::Store, &s.gated, &s.result))?;
-        d.push(self.norm(&own.post_norm, NormShape::of_row(n), None, &s.result)?);
-        d.push(kernels::add_to_idle_streams(self.gpu, n, spec.n, &s.streams, &s.result)?);
+        self.multiply(dispatches, LinearProduct::new(&own.gate, MatvecOutput::Store, x, &scratch.gate_up))?;
+        let gating = Gating::Rows { up: &scratch.layer_embeddings, stride, at: i * width };
+        dispatches.push(kernels::activation(
+            self.gpu,
+            Activation::Gelu,
+            width,
+            gating,
+            &scratch.gate_up,
+            &scratch.gated,
+        )?);
+        let Some((spec, _)) = streams else {
+            return self.join(dispatches, &own.proj, &scratch.gated, Some(&own.post_norm), 1.0);
+        };
+        self.multiply(dispatches, LinearProduct::new(&own.proj, MatvecOutput::Store, &scratch.gated, &scratch.result))?;
+        dispatches.push(self.norm(&own.post_norm, NormShape::of_row(n), None, &scratch.result)?);
+        dispatches.push(kernels::add_to_idle_streams(self.gpu, n, spec.n, &scratch.streams, &scratch.result)?);
         Ok(())
     }
 }

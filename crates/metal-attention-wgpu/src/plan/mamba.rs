@@ -1,38 +1,43 @@
-//! Mamba and Mamba-2: state spaces behind a short convolution, with a gate.
+//! Mamba and Mamba-2: a short convolution, a selective state space, and a gate. The state of a sequence in a layer is
+//! the last inputs of the convolution, `[n_tap - 1, channels]`, followed by the state of the state space:
+//! `[n_head, d_state, head_dim]`, for Mamba with a decay for each channel `[d_state, width]`.
 
 use metal_attention_model::{BatchKind, Mamba2Spec, MambaDecay, MambaSpec, NormKind};
 use wgpu::Buffer;
 
-use super::mixer::Mixed;
-use super::{Input, PlanBuilder, Product};
+use super::mixer::MixerResult;
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{
-    self, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers, Mamba2Shape,
-    Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, RowsAt, StatesAt,
+    self, ColumnRange, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers,
+    Mamba2Shape, Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, StateRange,
 };
 use crate::mamba::{WgpuMamba, WgpuMamba2};
-use crate::{Bind, Dispatch, Extent, WgpuError};
+use crate::{Bind, Dispatch, GridExtent, WgpuError};
 
+/// A buffer as a kernel's optional binding.
 fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
     buffer.map(|buffer| buffer as &dyn Bind)
 }
 
 impl PlanBuilder<'_> {
-    /// Mamba-2 of layer `i`, whose `[z, x, B, C, dt]` are the `inputs` of rows of `qkv`, up to the row that its output matrix
-    /// multiplies, for which there is room in `out`.
+    /// Appends Mamba-2 of layer `i`. Reads `inputs`, the part of the rows of `qkv` that holds `[z, x, B, C, dt]`;
+    /// writes its result to `out` (`mamba.y` before a norm). Decode steps run one kernel where it fits the GPU; other
+    /// batches a convolution to `mamba.conv` and a scan.
     pub(super) fn mamba2<'s>(
         &'s self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &Mamba2Spec,
+        spec: &Mamba2Spec,
         w: &'s WgpuMamba2,
-        inputs: RowsAt,
+        inputs: ColumnRange,
         out: &'s Buffer,
-    ) -> Result<Mixed<'s>, WgpuError> {
-        let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm: _ } = *of;
-        let (gpu, s, m, width, channels) = (self.gpu, self.s, &self.s.mamba, of.width(), of.conv_width());
-        let part = |at: usize| RowsAt { at: inputs.at + at, ..inputs };
-        let result = RowsAt::whole(width);
-        let last_inputs = StatesAt { n_slots: self.states.n_slots(), stride: of.state_elements(), at: 0 };
+    ) -> Result<MixerResult<'s>, WgpuError> {
+        let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm: _ } = *spec;
+        let (gpu, scratch, m, width, channels) =
+            (self.gpu, self.scratch, &self.scratch.mamba, spec.width(), spec.conv_width());
+        let part = |at: usize| ColumnRange { at: inputs.at + at, ..inputs };
+        let result = ColumnRange::whole(width);
+        let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
         let y = if w.norm.is_some() { &m.y } else { out };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
         let shape = Mamba2Shape {
@@ -45,29 +50,29 @@ impl PlanBuilder<'_> {
             dt: part(width + channels),
             gate: Some(part(0)),
             out: result,
-            states: StatesAt { at: (n_tap - 1) * channels, ..last_inputs },
+            states: StateRange { at: (n_tap - 1) * channels, ..last_inputs },
         };
         let buffers = Mamba2Buffers {
-            x: &s.qkv,
+            x: &scratch.qkv,
             bc: None,
-            dt: &s.qkv,
+            dt: &scratch.qkv,
             dt_bias: &w.dt_bias,
             a: &w.a,
             d: &w.d,
-            gate: Some(&s.qkv),
+            gate: Some(&scratch.qkv),
             states,
             out: y,
             segments,
         };
         let step = Mamba2Step { width: n_tap, bias: w.conv_bias.is_some(), convolution_at: 0 };
-        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &s.tickets };
-        let at_once = if self.decodes() {
-            kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, Extent::Runs)?
+        let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &scratch.tickets };
+        let fused_step = if self.decodes() {
+            kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, GridExtent::Runs)?
         } else {
             None
         };
-        if let Some(dispatch) = at_once {
-            d.push(dispatch);
+        if let Some(dispatch) = fused_step {
+            dispatches.push(dispatch);
         } else {
             let convolution = ConvolutionShape {
                 channels,
@@ -75,22 +80,22 @@ impl PlanBuilder<'_> {
                 bias: w.conv_bias.is_some(),
                 silu: true,
                 x: part(width),
-                out: RowsAt::whole(channels),
+                out: ColumnRange::whole(channels),
                 states: last_inputs,
             };
-            d.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
-            let shape = Mamba2Shape { x: RowsAt::whole(channels), ..shape };
+            dispatches.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
+            let shape = Mamba2Shape { x: ColumnRange::whole(channels), ..shape };
             let buffers = Mamba2Buffers { x: &m.conv, ..buffers };
-            d.push(kernels::mamba2(gpu, &shape, &buffers, Extent::Runs)?);
+            dispatches.push(kernels::mamba2(gpu, &shape, &buffers, GridExtent::Runs)?);
         }
         match &w.norm {
-            None => Ok(Mixed::of(&w.out, out)),
-            // The product of one token takes the norm of a whole row on its way.
+            None => Ok(MixerResult::new(&w.out, out)),
+            // The output product of one token computes the norm of a whole row in its prologue.
             Some(norm) if n_group == 1 && self.kind == BatchKind::One => {
-                Ok(Mixed { out: &w.out, x: y, norm: Some(norm) })
+                Ok(MixerResult { out: &w.out, x: y, norm: Some(norm) })
             }
             Some(norm) => {
-                let of = GroupNormShape {
+                let shape = GroupNormShape {
                     n: norm.n,
                     groups: n_group,
                     kind: norm.kind,
@@ -102,36 +107,37 @@ impl PlanBuilder<'_> {
                     out: result,
                 };
                 let buffers = GroupNormBuffers { x: y, weight: &norm.weights, bias: None, gate: None, out };
-                d.push(kernels::group_norm(gpu, &of, &buffers)?);
-                Ok(Mixed::of(&w.out, out))
+                dispatches.push(kernels::group_norm(gpu, &shape, &buffers)?);
+                Ok(MixerResult::new(&w.out, out))
             }
         }
     }
 
-    /// Mamba of layer `i`, up to the row that its output matrix multiplies.
+    /// Appends Mamba of layer `i`. Projects `input` to `qkv` (x and gate z), convolves x to `mamba.conv`, computes dt,
+    /// B and C of each token, and scans; the result is in `mixer_out`.
     pub(super) fn mamba<'s>(
         &'s self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &MambaSpec,
+        spec: &MambaSpec,
         w: &'s WgpuMamba,
-        input: Input<'_>,
-    ) -> Result<Mixed<'s>, WgpuError> {
-        let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *of;
-        let (gpu, s, m) = (self.gpu, self.s, &self.s.mamba);
-        self.product_of(d, input, Product::new(&w.input, MatvecOutput::Store, &s.x, &s.qkv))?;
-        let (x, gate) = (RowsAt { stride: 2 * width, at: 0 }, RowsAt { stride: 2 * width, at: width });
-        let last_inputs = StatesAt { n_slots: self.states.n_slots(), stride: of.state_elements(), at: 0 };
-        let (row, bias) = (RowsAt::whole(width), w.conv_bias.is_some());
+        input: BlockInput<'_>,
+    ) -> Result<MixerResult<'s>, WgpuError> {
+        let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *spec;
+        let (gpu, scratch, m) = (self.gpu, self.scratch, &self.scratch.mamba);
+        self.project(dispatches, input, LinearProduct::new(&w.input, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+        let (x, gate) = (ColumnRange { stride: 2 * width, at: 0 }, ColumnRange { stride: 2 * width, at: width });
+        let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
+        let (row, bias) = (ColumnRange::whole(width), w.conv_bias.is_some());
         let convolution =
             ConvolutionShape { channels: width, width: n_tap, bias, silu: true, x, out: row, states: last_inputs };
-        d.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
+        dispatches.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
 
-        let bc = self.choose(d, of, w)?;
-        let of_state = StatesAt { at: (n_tap - 1) * width, ..last_inputs };
+        let bc = self.select(dispatches, spec, w)?;
+        let state_space = StateRange { at: (n_tap - 1) * width, ..last_inputs };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let (b, c) = (RowsAt { stride: 2 * d_state, at: 0 }, RowsAt { stride: 2 * d_state, at: d_state });
-        d.push(match decay {
+        let (b, c) = (ColumnRange { stride: 2 * d_state, at: 0 }, ColumnRange { stride: 2 * d_state, at: d_state });
+        dispatches.push(match decay {
             MambaDecay::Channels => {
                 let shape = MambaShape {
                     channels: width,
@@ -142,7 +148,7 @@ impl PlanBuilder<'_> {
                     c,
                     gate: Some(gate),
                     out: row,
-                    states: of_state,
+                    states: state_space,
                 };
                 let buffers = MambaBuffers {
                     x: &m.conv,
@@ -152,12 +158,12 @@ impl PlanBuilder<'_> {
                     dt_bias: &w.dt_bias,
                     a: &w.a,
                     d: &w.d,
-                    gate: Some(&s.qkv),
+                    gate: Some(&scratch.qkv),
                     states,
-                    out: &s.att,
+                    out: &scratch.mixer_out,
                     segments,
                 };
-                kernels::mamba(gpu, &shape, &buffers, Extent::Runs)?
+                kernels::mamba(gpu, &shape, &buffers, GridExtent::Runs)?
             }
             MambaDecay::Heads(n_head) => {
                 let shape = Mamba2Shape {
@@ -167,10 +173,10 @@ impl PlanBuilder<'_> {
                     head_dim: width / n_head,
                     x: row,
                     bc: Some(b),
-                    dt: RowsAt::whole(n_head),
+                    dt: ColumnRange::whole(n_head),
                     gate: Some(gate),
                     out: row,
-                    states: of_state,
+                    states: state_space,
                 };
                 let buffers = Mamba2Buffers {
                     x: &m.conv,
@@ -179,35 +185,36 @@ impl PlanBuilder<'_> {
                     dt_bias: &w.dt_bias,
                     a: &w.a,
                     d: &w.d,
-                    gate: Some(&s.qkv),
+                    gate: Some(&scratch.qkv),
                     states,
-                    out: &s.att,
+                    out: &scratch.mixer_out,
                     segments,
                 };
-                kernels::mamba2(gpu, &shape, &buffers, Extent::Runs)?
+                kernels::mamba2(gpu, &shape, &buffers, GridExtent::Runs)?
             }
         });
-        Ok(Mixed::of(&w.out, &s.att))
+        Ok(MixerResult::new(&w.out, &scratch.mixer_out))
     }
 
-    /// `dt`, without its bias, of all tokens, and their `B` and `C`, which lie in what is returned.
-    fn choose(&self, d: &mut Vec<Dispatch>, of: &MambaSpec, w: &WgpuMamba) -> Result<&Buffer, WgpuError> {
-        let (m, d_state) = (&self.s.mamba, of.d_state);
-        self.multiply(d, Product::new(&w.select_dt, MatvecOutput::Store, &m.conv, &m.low))?;
-        self.multiply(d, Product::new(&w.select_bc, MatvecOutput::Store, &m.conv, &m.bc))?;
-        let expanded = Product::new(&w.dt, MatvecOutput::Store, &m.low, &m.dt);
+    /// Appends the selection: what each token derives its state update from. Reads `mamba.conv`; writes `mamba.low` and
+    /// the step size `mamba.dt`, without its bias, and `mamba.bc`. Returns the buffer that holds B and C.
+    fn select(&self, dispatches: &mut Vec<Dispatch>, spec: &MambaSpec, w: &WgpuMamba) -> Result<&Buffer, WgpuError> {
+        let (m, d_state) = (&self.scratch.mamba, spec.d_state);
+        self.multiply(dispatches, LinearProduct::new(&w.select_dt, MatvecOutput::Store, &m.conv, &m.low))?;
+        self.multiply(dispatches, LinearProduct::new(&w.select_bc, MatvecOutput::Store, &m.conv, &m.bc))?;
+        let expanded = LinearProduct::new(&w.dt, MatvecOutput::Store, &m.low, &m.dt);
         let Some(norms) = &w.norms else {
-            self.multiply(d, expanded)?;
+            self.multiply(dispatches, expanded)?;
             return Ok(&m.bc);
         };
         if self.kind == BatchKind::One {
-            self.multiply_normed(d, &norms.dt, expanded)?;
+            self.multiply_normed(dispatches, &norms.dt, expanded)?;
         } else {
-            d.push(self.norm(&norms.dt, NormShape::of_row(norms.dt.n), None, &m.low)?);
-            self.multiply(d, expanded)?;
+            dispatches.push(self.norm(&norms.dt, NormShape::of_row(norms.dt.n), None, &m.low)?);
+            self.multiply(dispatches, expanded)?;
         }
-        let rows = RowsAt::whole(2 * d_state);
-        let of = GroupNormShape {
+        let rows = ColumnRange::whole(2 * d_state);
+        let shape = GroupNormShape {
             n: d_state,
             groups: 2,
             kind: NormKind::Rms,
@@ -219,26 +226,26 @@ impl PlanBuilder<'_> {
             out: rows,
         };
         let buffers = GroupNormBuffers { x: &m.bc, weight: &norms.bc, bias: None, gate: None, out: &m.bc_normed };
-        d.push(kernels::group_norm(self.gpu, &of, &buffers)?);
+        dispatches.push(kernels::group_norm(self.gpu, &shape, &buffers)?);
         Ok(&m.bc_normed)
     }
 
-    /// The convolution of layer `i`, of rows of `qkv`.
+    /// The convolution of layer `i`, from `qkv` to `mamba.conv`.
     fn convolution(
         &self,
         i: usize,
-        of: &ConvolutionShape,
+        shape: &ConvolutionShape,
         taps: &Buffer,
         bias: Option<&Buffer>,
     ) -> Result<Dispatch, WgpuError> {
         let buffers = ConvolutionBuffers {
-            x: &self.s.qkv,
+            x: &self.scratch.qkv,
             taps,
             bias: bound(bias),
             states: self.states.of_layer(i),
-            out: &self.s.mamba.conv,
+            out: &self.scratch.mamba.conv,
             segments: self.states.segments(),
         };
-        kernels::convolution(self.gpu, of, &buffers, Extent::Runs)
+        kernels::convolution(self.gpu, shape, &buffers, GridExtent::Runs)
     }
 }

@@ -1,36 +1,47 @@
-//! A layer's mixer, from its input to what its output matrix is multiplied by.
+//! The mixer of a layer, from the residual stream (or its norm) to the input of the output matrix.
+//!
+//! Every function appends the dispatches of one step to `dispatches` and names the scratch buffers that these read and
+//! write. The output matrix itself is not multiplied here: [`MixerResult`] records what it multiplies, and `layer.rs`
+//! joins the product to the residual stream. Softmax attention has *fast* kernels for the common variants, which read
+//! Q, K and V from the projected rows, and *general* ones for all others, which first write queries to a buffer; see
+//! `parts.rs`.
 
 use crate::kernels::{
-    self, AttentionBuffers, AttentionShape, GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape,
-    KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape, RowsAt,
+    self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, ColumnRange,
+    GeneralAttention, GeneralAttentionBuffers, HeadRows, KvInputs, LatentInputsBuffers, LatentInputsShape,
+    MatvecOutput, NormShape,
 };
 use crate::{Dispatch, WgpuError};
 use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
-/// What a mixer gives: an output matrix and what it multiplies.
+/// The last product of a mixer, not appended yet: `out x`, or `out norm(x)`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mixed<'a> {
+pub(super) struct MixerResult<'a> {
+    /// The output matrix.
     pub(super) out: &'a WgpuLinear,
+    /// The scratch buffer that it multiplies.
     pub(super) x: &'a Buffer,
-    /// A norm of `x` that is still to be taken, where there is one token.
+    /// The norm of `x` that the product computes in its prologue; only in plans for one token.
     pub(super) norm: Option<&'a WgpuNorm>,
 }
 
-impl<'a> Mixed<'a> {
-    pub(super) fn of(out: &'a WgpuLinear, x: &'a Buffer) -> Self {
+impl<'a> MixerResult<'a> {
+    /// The product `out x` without a norm.
+    pub(super) fn new(out: &'a WgpuLinear, x: &'a Buffer) -> Self {
         Self { out, x, norm: None }
     }
 }
 
 impl PlanBuilder<'_> {
-    /// Whether several matrices read the input of layer `i`'s mixer.
-    pub(super) fn mixer_shares_input(&self, i: usize) -> bool {
-        // LAuReL does, too.
+    /// Whether the norm before layer `i`'s mixer is written to `h` for several products. Otherwise the mixer has one
+    /// product, which computes the norm in its prologue.
+    pub(super) fn mixer_materialises_norm(&self, i: usize) -> bool {
+        // LAuReL reads the normed input beside the mixer.
         if self.weights.layers[i].streams.is_some() {
             return true;
         }
@@ -43,58 +54,90 @@ impl PlanBuilder<'_> {
             | MixerKernels::AttentionAndMamba2(..)
             | MixerKernels::None => false,
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
-            // The kernels of one token take the norm on the way.
+            // The kernels of one token compute the norm in the prologue: cheaper than a dispatch, even for two
+            // products.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
 
-    /// The mixer of layer `i`: what its result is the sum of.
-    pub(super) fn mixer(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Vec<Mixed<'_>>, WgpuError> {
-        let s = self.s;
+    /// Appends the mixer of layer `i` and returns its last products, whose sum is the mixer's result: two for attention
+    /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` is
+    /// [`BlockInput::Ready`]. Writes `qkv`, the KV cache or recurrent states of the layer, and the buffers of the
+    /// results.
+    pub(super) fn mixer(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        i: usize,
+        input: BlockInput<'_>,
+    ) -> Result<Vec<MixerResult<'_>>, WgpuError> {
+        let scratch = self.scratch;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
             (WgpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
-                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-                Ok(vec![self.softmax_attention(d, i, &AttentionKernels::Fast(*shape), w)?])
+                self.project(
+                    dispatches,
+                    input,
+                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
+                )?;
+                Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::Fast(*shape), w)?])
             }
             (WgpuMixer::Attention(w), MixerKernels::General(inputs, attention)) => {
-                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
-                Ok(vec![self.softmax_attention(d, i, &AttentionKernels::General(*inputs, *attention), w)?])
+                self.project(
+                    dispatches,
+                    input,
+                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
+                )?;
+                Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::General(*inputs, *attention), w)?])
             }
-            (WgpuMixer::Mamba(w), MixerKernels::Mamba(of)) => Ok(vec![self.mamba(d, i, of, w, input)?]),
-            (WgpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(of)) => {
-                self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
-                Ok(vec![self.mamba2(d, i, of, mamba2, RowsAt::whole(of.input_width()), &s.att)?])
+            (WgpuMixer::Mamba(w), MixerKernels::Mamba(spec)) => Ok(vec![self.mamba(dispatches, i, spec, w, input)?]),
+            (WgpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(spec)) => {
+                self.project(
+                    dispatches,
+                    input,
+                    LinearProduct::new(linear, MatvecOutput::Store, &scratch.x, &scratch.qkv),
+                )?;
+                Ok(vec![self.mamba2(
+                    dispatches,
+                    i,
+                    spec,
+                    mamba2,
+                    ColumnRange::whole(spec.input_width()),
+                    &scratch.mixer_out,
+                )?])
             }
             (
                 WgpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
-                MixerKernels::AttentionAndMamba2(attention, of),
+                MixerKernels::AttentionAndMamba2(attention, spec),
             ) => {
-                self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
+                self.project(
+                    dispatches,
+                    input,
+                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
+                )?;
                 let at = attention.qkv_len();
-                let inputs = RowsAt { stride: at + of.input_width(), at };
-                let beside = self.mamba2(d, i, of, mamba2, inputs, &s.mamba.beside)?;
-                Ok(vec![self.softmax_attention(d, i, attention, w)?, beside])
+                let inputs = ColumnRange { stride: at + spec.input_width(), at };
+                let beside = self.mamba2(dispatches, i, spec, mamba2, inputs, &scratch.mamba.beside)?;
+                Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, beside])
             }
             (WgpuMixer::None, MixerKernels::None) => Ok(Vec::new()),
             (WgpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
-                self.latent_attention(d, i, input, inputs, attention)?;
-                Ok(vec![Mixed::of(out, &s.values)])
+                self.latent_attention(dispatches, i, input, inputs, attention)?;
+                Ok(vec![MixerResult::new(out, &scratch.values)])
             }
-            (WgpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(of)) => {
-                self.short_conv(d, i, *of, linear, taps, input)?;
-                Ok(vec![Mixed::of(out, &s.att)])
+            (WgpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(spec)) => {
+                self.short_conv(dispatches, i, *spec, linear, taps, input)?;
+                Ok(vec![MixerResult::new(out, &scratch.mixer_out)])
             }
-            (WgpuMixer::DeltaRule(w), MixerKernels::DeltaRule(of)) => {
-                self.delta_rule(d, i, of, w, input)?;
-                Ok(vec![Mixed::of(&w.out, &s.att)])
+            (WgpuMixer::DeltaRule(w), MixerKernels::DeltaRule(spec)) => {
+                self.delta_rule(dispatches, i, spec, w, input)?;
+                Ok(vec![MixerResult::new(&w.out, &scratch.mixer_out)])
             }
-            (WgpuMixer::Rwkv6(w), MixerKernels::Rwkv6(of)) => {
-                self.rwkv6(d, i, of, w, input)?;
-                Ok(vec![Mixed::of(&w.out, &s.att)])
+            (WgpuMixer::Rwkv6(w), MixerKernels::Rwkv6(spec)) => {
+                self.rwkv6(dispatches, i, spec, w, input)?;
+                Ok(vec![MixerResult::new(&w.out, &scratch.mixer_out)])
             }
-            (WgpuMixer::Rwkv7(w), MixerKernels::Rwkv7(of)) => {
-                self.rwkv7(d, i, of, w, input)?;
-                Ok(vec![Mixed::of(&w.out, &s.att)])
+            (WgpuMixer::Rwkv7(w), MixerKernels::Rwkv7(spec)) => {
+                self.rwkv7(dispatches, i, spec, w, input)?;
+                Ok(vec![MixerResult::new(&w.out, &scratch.mixer_out)])
             }
             (
                 WgpuMixer::Attention(_)
@@ -114,62 +157,65 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Attention of layer `i`, of its queries, keys and values.
+    /// Appends softmax attention of layer `i`. Reads `qkv`, which holds projected queries, keys and values; appends the
+    /// keys and values to the KV cache; writes `mixer_out`, and with the general kernels `queries`.
     fn softmax_attention<'s>(
         &'s self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &AttentionKernels,
+        kernels: &AttentionKernels,
         w: &'s WgpuAttention,
-    ) -> Result<Mixed<'s>, WgpuError> {
-        let WgpuAttention { qkv: _, qk_norm, of_heads, out } = w;
-        match of {
+    ) -> Result<MixerResult<'s>, WgpuError> {
+        let WgpuAttention { qkv: _, qk_norm, head_params, out } = w;
+        match kernels {
             AttentionKernels::Fast(shape) => {
-                self.fast_attention(d, i, shape, qk_norm.as_ref(), of_heads.as_ref())?;
+                self.fast_attention(dispatches, i, shape, qk_norm.as_ref(), head_params.as_ref())?;
             }
             AttentionKernels::General(inputs, attention) => {
-                self.attention_inputs(d, i, inputs, qk_norm.as_ref())?;
-                self.general_attention(d, i, attention, of_heads.as_ref())?;
+                self.attention_inputs(dispatches, i, inputs, qk_norm.as_ref())?;
+                self.general_attention(dispatches, i, attention, head_params.as_ref())?;
             }
         }
-        Ok(Mixed::of(out, &self.s.att))
+        Ok(MixerResult::new(out, &self.scratch.mixer_out))
     }
 
-    /// Attention over the cache of layer `i`, after its newest keys and values were appended.
+    /// Appends attention by the fast kernels: RoPE, the append to the KV cache of layer `i`, and attention over it, in
+    /// one kernel for a decode step and in two for other batches. Reads `qkv`, writes `mixer_out`; `partial` holds the
+    /// results of splits.
     fn fast_attention(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
         shape: &AttentionShape,
         qk_norm: Option<&Buffer>,
-        of_heads: Option<&Buffer>,
+        head_params: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let gpu = self.gpu;
         let (keys, values) = self.cache.of_layer(i);
         let buffers = AttentionBuffers {
-            qkv: &self.s.qkv,
+            qkv: &self.scratch.qkv,
             rope: &self.rope[i],
             qk_norm,
-            of_heads,
+            head_params,
             keys,
             values,
-            att: &self.s.att,
-            partial: &self.s.partial,
+            att: &self.scratch.mixer_out,
+            partial: &self.scratch.partial,
             batch: self.batch,
         };
         if self.decodes() {
-            d.push(kernels::decode_attention(gpu, shape, &buffers)?);
-            d.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
+            dispatches.push(kernels::decode_attention(gpu, shape, &buffers)?);
+            dispatches.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
-            d.push(kernels::rope_append(gpu, shape, &buffers)?);
+            dispatches.push(kernels::rope_append(gpu, shape, &buffers)?);
             let on_units = kernels::attends_on_units(gpu.features(), shape, self.exact);
             let attention = if on_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
-            d.push(attention(gpu, shape, &buffers)?);
+            dispatches.push(attention(gpu, shape, &buffers)?);
         }
         Ok(())
     }
 
-    /// Whether every token is the next one of its sequence.
+    /// Whether the plan is for decode steps: every token is the next one of its sequence.
     pub(super) fn decodes(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
@@ -177,63 +223,70 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Queries as attention takes them, and the way of keys and values into the cache, from their projections.
+    /// Appends the kernel that prepares general attention: norm and RoPE of the projected queries and keys, and the
+    /// append of keys and values to the KV cache unless the layer reads another one's. Reads `qkv`, writes `queries`.
     fn attention_inputs(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &InputsShape,
+        shape: &AttentionInputsShape,
         qk_norm: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
-        let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
-        let buffers = InputsBuffers {
-            qkv: &s.qkv,
-            queries: &s.queries,
-            rope: of.rope.map(|_| &self.rope[i]),
+        let (scratch, (keys, values)) = (self.scratch, self.cache.of_layer(i));
+        let buffers = AttentionInputsBuffers {
+            qkv: &scratch.qkv,
+            queries: &scratch.queries,
+            rope: shape.rope.map(|_| &self.rope[i]),
             qk_norm,
-            cache: if of.kv == KvInputs::None { None } else { Some((keys, values)) },
+            cache: if shape.kv == KvInputs::None { None } else { Some((keys, values)) },
             batch: self.batch,
         };
-        d.push(kernels::attention_inputs(self.gpu, of, &buffers)?);
+        dispatches.push(kernels::attention_inputs(self.gpu, shape, &buffers)?);
         Ok(())
     }
 
-    /// Attention of any kind over the cache that layer `i` reads.
+    /// Appends attention by the general kernels over the KV cache that layer `i` reads. Reads `queries`, writes
+    /// `mixer_out`; for decode steps also the merge of splits, through `partial`.
     fn general_attention(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &GeneralAttention,
-        of_heads: Option<&Buffer>,
+        shape: &GeneralAttention,
+        head_params: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
-        let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
-        let buffers = GeneralBuffers {
-            queries: &s.queries,
+        let (scratch, (keys, values)) = (self.scratch, self.cache.of_layer(i));
+        let buffers = GeneralAttentionBuffers {
+            queries: &scratch.queries,
             keys,
             values,
-            of_heads,
-            att: &s.att,
-            partial: &s.partial,
+            head_params,
+            att: &scratch.mixer_out,
+            partial: &scratch.partial,
             batch: self.batch,
         };
-        d.push(kernels::general_attention(self.gpu, of, self.decodes(), &buffers)?);
+        dispatches.push(kernels::general_attention(self.gpu, shape, self.decodes(), &buffers)?);
         if self.decodes() {
-            d.push(kernels::general_attention_merge(self.gpu, of, &buffers)?);
+            dispatches.push(kernels::general_attention_merge(self.gpu, shape, &buffers)?);
         }
         Ok(())
     }
 
-    /// Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1): the cache holds one compressed row a token,
-    /// which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
+    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1). The KV cache holds one
+    /// compressed row for each position, which is key and value of all heads. Queries are multiplied by the key
+    /// expansion before attention, and the results by the value expansion after it, so that cached rows are never
+    /// expanded.
+    ///
+    /// `q_a = norm(Wqa input)`, `qkv = Wqb q_a` (queries), `kv_a = Wkva input`, `queries = Kb qkv`, attention to
+    /// `mixer_out`, `values = Vb mixer_out`.
     fn latent_attention(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: Input<'_>,
-        inputs: &LatentShape,
+        input: BlockInput<'_>,
+        inputs: &LatentInputsShape,
         attention: &GeneralAttention,
     ) -> Result<(), WgpuError> {
-        let (gpu, s, (keys, values)) = (self.gpu, self.s, self.cache.of_layer(i));
+        let (gpu, scratch, (keys, values)) = (self.gpu, self.scratch, self.cache.of_layer(i));
         let (WgpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
             (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
         else {
@@ -241,30 +294,36 @@ impl PlanBuilder<'_> {
         };
         match q_a {
             Some((q_a, norm)) => {
-                self.product_of(d, input, Product::new(q_a, MatvecOutput::Store, &s.x, &s.q_a))?;
-                d.push(self.norm(norm, NormShape::of_row(norm.n), None, &s.q_a)?);
-                self.multiply(d, Product::new(q, MatvecOutput::Store, &s.q_a, &s.qkv))?;
+                self.project(
+                    dispatches,
+                    input,
+                    LinearProduct::new(q_a, MatvecOutput::Store, &scratch.x, &scratch.q_a),
+                )?;
+                dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.q_a)?);
+                self.multiply(dispatches, LinearProduct::new(q, MatvecOutput::Store, &scratch.q_a, &scratch.qkv))?;
             }
-            None => self.product_of(d, input, Product::new(q, MatvecOutput::Store, &s.x, &s.qkv))?,
+            None => {
+                self.project(dispatches, input, LinearProduct::new(q, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+            }
         }
-        self.product_of(d, input, Product::new(kv_a, MatvecOutput::Store, &s.x, &s.kv_a))?;
+        self.project(dispatches, input, LinearProduct::new(kv_a, MatvecOutput::Store, &scratch.x, &scratch.kv_a))?;
         let n_head = inputs.n_head;
         let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention.key_dim };
-        d.extend(kernels::head_products(gpu, k_b, rows, &s.qkv, &s.queries)?);
-        let buffers = LatentBuffers {
-            q: &s.qkv,
-            kv: &s.kv_a,
+        dispatches.extend(kernels::head_products(gpu, k_b, rows, &scratch.qkv, &scratch.queries)?);
+        let buffers = LatentInputsBuffers {
+            q: &scratch.qkv,
+            kv: &scratch.kv_a,
             norm: kv_a_norm,
-            queries: &s.queries,
+            queries: &scratch.queries,
             keys,
             values,
             rope: &self.rope[i],
             batch: self.batch,
         };
-        d.push(kernels::latent_inputs(gpu, inputs, &buffers)?);
-        self.general_attention(d, i, attention, None)?;
+        dispatches.push(kernels::latent_inputs(gpu, inputs, &buffers)?);
+        self.general_attention(dispatches, i, attention, None)?;
         let rows = HeadRows { n_head, x_stride: attention.value_dim, y_stride: spec.value_dim };
-        d.extend(kernels::head_products(gpu, v_b, rows, &s.att, &s.values)?);
+        dispatches.extend(kernels::head_products(gpu, v_b, rows, &scratch.mixer_out, &scratch.values)?);
         Ok(())
     }
 }

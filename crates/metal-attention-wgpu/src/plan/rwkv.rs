@@ -1,72 +1,78 @@
-//! RWKV's time mixes and its channel mix, which keep a state and the input of the token before.
+//! RWKV's time mixes (versions 6 and 7) and its channel mix. The state of a sequence in a layer is a matrix for each
+//! head, followed by the inputs of the last token to the time mix and to the channel mix, which their token shifts mix
+//! in.
 
 use metal_attention_model::{Activation, BatchKind, ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
-use crate::dispatch::Extent;
+use super::{BlockInput, LinearProduct, PlanBuilder};
+use crate::dispatch::GridExtent;
 use crate::kernels::{
-    self, Gating, LowRankShape, MatvecOutput, RowsAt, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape,
-    Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Squash, StatesAt, TOKEN_TILE, TokenShiftBuffers,
-    TokenShiftShape,
+    self, ColumnRange, Gating, LowRankActivation, LowRankShape, MatvecOutput, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers,
+    Rwkv6Output, Rwkv6Shape, Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, StateRange, TOKEN_TILE,
+    TokenShiftBuffers, TokenShiftShape,
 };
 use crate::weights::{WgpuChannelMix, WgpuLinear, WgpuRwkv6, WgpuRwkv7};
 use crate::{Bind, Dispatch, WgpuError};
 
-/// What RWKV-7's low-rank products are of, in the order of their results: decay, rate, how much of the first layer's values comes
-/// in, gate.
+/// Index of the decay among RWKV-7's low-rank products.
 const DECAY: usize = 0;
+/// Index of the in-context learning rate.
 const RATE: usize = 1;
+/// Index of the share of the first layer's values in those of later layers. The gate is the last product.
 const FIRST_VALUE: usize = 2;
 
-/// A head is a workgroup's.
+/// The error for heads that one workgroup cannot hold.
 const TOO_LARGE: WgpuError = WgpuError::UnsupportedPart { part: "RWKV with heads too large for a workgroup" };
 
-/// RWKV-7's low-rank products.
-pub(crate) fn low_rank_of_rwkv7(of: &Rwkv7Spec) -> LowRankShape {
-    let first_value = (!of.first).then_some((of.value_rank, Squash::AsItIs));
-    let gate = of.gate_rank.map(|rank| (rank, Squash::Sigmoid));
-    let decay_and_rate = [(of.decay_rank, Squash::Tanh), (of.rate_rank, Squash::AsItIs)];
-    LowRankShape { width: of.width, parts: decay_and_rate.into_iter().chain(first_value).chain(gate).collect() }
+/// The sizes of RWKV-7's low-rank products: decay, learning rate, share of the first layer's values (not in the first
+/// layer itself), gate (if the model has one).
+pub(crate) fn low_rank_of_rwkv7(spec: &Rwkv7Spec) -> LowRankShape {
+    let first_value = (!spec.first).then_some((spec.value_rank, LowRankActivation::AsItIs));
+    let gate = spec.gate_rank.map(|rank| (rank, LowRankActivation::Sigmoid));
+    let decay_and_rate = [(spec.decay_rank, LowRankActivation::Tanh), (spec.rate_rank, LowRankActivation::AsItIs)];
+    LowRankShape { width: spec.width, parts: decay_and_rate.into_iter().chain(first_value).chain(gate).collect() }
 }
 
 impl PlanBuilder<'_> {
-    /// The time mix of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends RWKV-7's time mix of layer `i`, whose result is in `mixer_out`. The token shift writes `mixed`, products
+    /// of it `r`, `k`, `v` and, through low-rank matrices, `small` and `large` (decay, rate, share, gate). The first
+    /// layer writes its values to `first_value`, where later layers read them.
     pub(super) fn rwkv7(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &Rwkv7Spec,
+        spec: &Rwkv7Spec,
         w: &WgpuRwkv7,
-        input: Input<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
-        let (s, r) = (self.s, &self.s.rwkv);
-        let shift = Shift { n_out: of.n_mix(), at: of.width * of.head_dim, advance: true };
-        self.shift(d, i, input, &shift, &w.lerps, None)?;
-        // The first layer's values stay for all others.
-        let v = if of.first { &r.first_value } else { &r.v };
-        // Mixed inputs are those of r, w, k, v, a, g.
+        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
+        let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
+        self.shift(dispatches, i, input, &shift, &w.lerps, None)?;
+        // The first layer's values stay in their own buffer for all later layers.
+        let v = if spec.first { &r.first_value } else { &r.v };
+        // The token shift's results are the inputs of r, w, k, v, a, g, in this order.
         let [for_r, for_w, for_k, for_v, for_a] = [0, 1, 2, 3, 4].map(|m| &r.mixed[m]);
         for (linear, x, y) in [(&w.receptance, for_r, &r.r), (&w.key, for_k, &r.k), (&w.value, for_v, v)] {
-            self.multiply(d, Product::new(linear, MatvecOutput::Store, x, y))?;
+            self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Store, x, y))?;
         }
-        let low_rank = low_rank_of_rwkv7(of);
-        let first_value = (!of.first).then_some(for_v);
-        let inputs = [Some(for_w), Some(for_a), first_value, of.gate_rank.map(|_| &r.mixed[5])];
+        let low_rank = low_rank_of_rwkv7(spec);
+        let first_value = (!spec.first).then_some(for_v);
+        let inputs = [Some(for_w), Some(for_a), first_value, spec.gate_rank.map(|_| &r.mixed[5])];
         let ranks = low_rank.parts.iter().map(|(rank, _)| *rank);
         let inputs: Vec<_> = ranks.zip(inputs.into_iter().flatten()).collect();
         let tile = if self.kind == BatchKind::One { 1 } else { TOKEN_TILE };
-        d.extend(kernels::matvec_of_inputs(self.gpu, &w.down.weight, &inputs, tile, &r.small, self.batch)?);
-        self.expand(d, &low_rank, &w.up, &r.large)?;
+        dispatches.extend(kernels::matvec_of_inputs(self.gpu, &w.down.weight, &inputs, tile, &r.small, self.batch)?);
+        self.expand(dispatches, &low_rank, &w.up, &r.large)?;
 
-        let row = RowsAt::whole(of.width);
-        let residual = (!of.first).then_some([row, low_rank.result(FIRST_VALUE)]);
-        let gate = of.gate_rank.map(|_| low_rank.result(low_rank.parts.len() - 1));
-        let mix = Rwkv7Mix { norm_eps: of.norm.then_some(of.norm_eps()), residual, gate };
+        let row = ColumnRange::whole(spec.width);
+        let residual = (!spec.first).then_some([row, low_rank.result(FIRST_VALUE)]);
+        let gate = spec.gate_rank.map(|_| low_rank.result(low_rank.parts.len() - 1));
+        let mix = Rwkv7Mix { norm_eps: spec.norm.then_some(spec.norm_eps()), residual, gate };
         let shape = Rwkv7Shape {
-            n_head: of.n_head(),
-            key_dim: of.head_dim,
-            value_dim: of.head_dim,
+            n_head: spec.n_head(),
+            key_dim: spec.head_dim,
+            value_dim: spec.head_dim,
             r: row,
             decay: low_rank.result(DECAY),
             k: row,
@@ -84,54 +90,64 @@ impl PlanBuilder<'_> {
             a: &r.large,
             b: &r.k,
             states: self.states.of_layer(i),
-            out: &s.att,
+            out: &scratch.mixer_out,
             segments: self.states.segments(),
         };
         let with = Rwkv7MixBuffers {
-            weights: &w.of_channels,
-            residual: (!of.first).then_some([&r.first_value as &dyn Bind, &r.large]),
-            gate: of.gate_rank.map(|_| &r.large as &dyn Bind),
+            weights: &w.channel_params,
+            residual: (!spec.first).then_some([&r.first_value as &dyn Bind, &r.large]),
+            gate: spec.gate_rank.map(|_| &r.large as &dyn Bind),
         };
-        d.push(kernels::rwkv7_mix(self.gpu, &shape, &mix, &buffers, &with, Extent::Runs)?.ok_or(TOO_LARGE)?);
+        dispatches
+            .push(kernels::rwkv7_mix(self.gpu, &shape, &mix, &buffers, &with, GridExtent::Runs)?.ok_or(TOO_LARGE)?);
         Ok(())
     }
 
-    /// The same of RWKV-6.
+    /// Appends RWKV-6's time mix of layer `i`, whose result is in `mixer_out`.
     pub(super) fn rwkv6(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &Rwkv6Spec,
+        spec: &Rwkv6Spec,
         w: &WgpuRwkv6,
-        input: Input<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
-        let (s, r) = (self.s, &self.s.rwkv);
-        let at = of.width * of.head_dim;
-        // Tokens have a say in how far each goes towards the one before, which is read twice.
-        self.shift(d, i, input, &Shift { n_out: 1, at, advance: false }, &w.lerp_x, None)?;
-        self.multiply(d, Product::new(&w.mix_down, MatvecOutput::Store, &r.mixed[0], &r.small))?;
-        let mixes = LowRankShape { width: of.width, parts: vec![(of.mix_rank, Squash::Tanh); RWKV6_MIXES] };
-        self.expand(d, &mixes, &w.mix_up, &r.lerps)?;
-        self.shift(d, i, input, &Shift { n_out: RWKV6_MIXES, at, advance: true }, &w.lerps, Some(&r.lerps))?;
-        // Mixed inputs are those of w, k, v, r, g.
+        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
+        let at = spec.width * spec.head_dim;
+        // The factors of the second token shift depend on the token: they come from the first one, which must therefore
+        // not replace the last token's row in the state yet.
+        self.shift(dispatches, i, input, &TokenShiftOptions { n_out: 1, at, advance: false }, &w.lerp_x, None)?;
+        self.multiply(dispatches, LinearProduct::new(&w.mix_down, MatvecOutput::Store, &r.mixed[0], &r.small))?;
+        let mixes =
+            LowRankShape { width: spec.width, parts: vec![(spec.mix_rank, LowRankActivation::Tanh); RWKV6_MIXES] };
+        self.expand(dispatches, &mixes, &w.mix_up, &r.lerps)?;
+        self.shift(
+            dispatches,
+            i,
+            input,
+            &TokenShiftOptions { n_out: RWKV6_MIXES, at, advance: true },
+            &w.lerps,
+            Some(&r.lerps),
+        )?;
+        // The token shift's results are the inputs of w, k, v, r, g, in this order.
         let products: [(&WgpuLinear, &Buffer); 5] =
             [(&w.decay_down, &r.small), (&w.key, &r.k), (&w.value, &r.v), (&w.receptance, &r.r), (&w.gate, &r.gate)];
         for ((linear, y), x) in products.into_iter().zip(&r.mixed) {
-            self.multiply(d, Product::new(linear, MatvecOutput::Store, x, y))?;
+            self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Store, x, y))?;
         }
-        let decay = LowRankShape { width: of.width, parts: vec![(of.decay_rank, Squash::Tanh)] };
-        self.expand(d, &decay, &w.decay_up, &r.large)?;
+        let decay = LowRankShape { width: spec.width, parts: vec![(spec.decay_rank, LowRankActivation::Tanh)] };
+        self.expand(dispatches, &decay, &w.decay_up, &r.large)?;
 
-        let (row, of_kv) = (RowsAt::whole(of.width), RowsAt::whole(of.n_head_kv * of.head_dim));
-        let output = if of.bonus {
-            Rwkv6Output::Normed { eps: of.norm_eps() }
+        let (row, of_kv) = (ColumnRange::whole(spec.width), ColumnRange::whole(spec.n_head_kv * spec.head_dim));
+        let output = if spec.bonus {
+            Rwkv6Output::Normed { eps: spec.norm_eps() }
         } else {
-            Rwkv6Output::Linear { share: of.n_head() / of.n_head_kv }
+            Rwkv6Output::Linear { share: spec.n_head() / spec.n_head_kv }
         };
         let shape = Rwkv6Shape {
-            n_head: of.n_head(),
-            key_dim: of.head_dim,
-            value_dim: of.head_dim,
+            n_head: spec.n_head(),
+            key_dim: spec.head_dim,
+            value_dim: spec.head_dim,
             r: row,
             k: of_kv,
             v: of_kv,
@@ -146,7 +162,7 @@ impl PlanBuilder<'_> {
             decay: &r.large,
             bonus: w.bonus.as_ref().map(|bonus| bonus as &dyn Bind),
             states: self.states.of_layer(i),
-            out: &s.att,
+            out: &scratch.mixer_out,
             segments: self.states.segments(),
         };
         let with = Rwkv6MixBuffers {
@@ -155,61 +171,82 @@ impl PlanBuilder<'_> {
             gate: &r.gate,
         };
         let mix = Rwkv6Mix { output, gate: row };
-        d.push(kernels::rwkv6_mix(self.gpu, &shape, &mix, &buffers, &with, Extent::Runs)?.ok_or(TOO_LARGE)?);
+        dispatches
+            .push(kernels::rwkv6_mix(self.gpu, &shape, &mix, &buffers, &with, GridExtent::Runs)?.ok_or(TOO_LARGE)?);
         Ok(())
     }
 
-    /// The channel mix of layer `i`, up to the activated keys, `gated`, which the last matrix multiplies; where there is a gate
-    /// behind that, up to what it gives: in the residual stream where `added`, else in the buffer of the keys of heads.
+    /// Appends the channel mix of layer `i`. Without a receptance the last product is left to the caller: it multiplies
+    /// `scratch.gated`. With one, the gated result is added to `x` if `added`, else written to `rwkv.k`.
     pub(super) fn channel_mix(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: &ChannelMixSpec,
+        spec: &ChannelMixSpec,
         w: &WgpuChannelMix,
-        input: Input<'_>,
+        input: BlockInput<'_>,
         added: bool,
     ) -> Result<(), WgpuError> {
-        let (s, r) = (self.s, &self.s.rwkv);
+        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let at = self.spec.layers[i].mixer.state_elements();
-        self.shift(d, i, input, &Shift { n_out: of.n_mix(), at, advance: true }, &w.lerps, None)?;
-        self.multiply(d, Product::new(&w.key, MatvecOutput::Store, &r.mixed[0], &s.gate_up))?;
-        d.push(kernels::activation(self.gpu, Activation::ReluSquared, of.width, Gating::None, &s.gate_up, &s.gated)?);
+        self.shift(
+            dispatches,
+            i,
+            input,
+            &TokenShiftOptions { n_out: spec.n_mix(), at, advance: true },
+            &w.lerps,
+            None,
+        )?;
+        self.multiply(dispatches, LinearProduct::new(&w.key, MatvecOutput::Store, &r.mixed[0], &scratch.gate_up))?;
+        dispatches.push(kernels::activation(
+            self.gpu,
+            Activation::ReluSquared,
+            spec.width,
+            Gating::None,
+            &scratch.gate_up,
+            &scratch.gated,
+        )?);
         let Some(receptance) = &w.receptance else { return Ok(()) };
-        self.multiply(d, Product::new(receptance, MatvecOutput::Store, &r.mixed[1], &r.gate))?;
-        self.multiply(d, Product::new(&w.value, MatvecOutput::Store, &s.gated, &s.result))?;
-        let y = if added { &s.x } else { &r.k };
-        d.push(kernels::channel_gate(self.gpu, of.n_embd, added, &r.gate, &s.result, y)?);
+        self.multiply(dispatches, LinearProduct::new(receptance, MatvecOutput::Store, &r.mixed[1], &r.gate))?;
+        self.multiply(dispatches, LinearProduct::new(&w.value, MatvecOutput::Store, &scratch.gated, &scratch.result))?;
+        let y = if added { &scratch.x } else { &r.k };
+        dispatches.push(kernels::channel_gate(self.gpu, spec.n_embd, added, &r.gate, &scratch.result, y)?);
         Ok(())
     }
 
-    /// `mixed` of what is `input` of layer `i`, with the factors `mu` and what tokens add to them.
+    /// Appends a token shift of layer `i`'s `input` to `mixed`: `mu` are the factors of all tokens, `mu_of_tokens` what
+    /// each token adds to them.
     fn shift(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: Input<'_>,
-        of: &Shift,
+        input: BlockInput<'_>,
+        options: &TokenShiftOptions,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let x = match input {
-            Input::Ready(x) => x,
-            Input::Norm(norm) => {
-                d.push(self.norm(norm, kernels::NormShape::of_row(norm.n), Some(&self.s.x), &self.s.h)?);
-                &self.s.h
+            BlockInput::Ready(x) => x,
+            BlockInput::Norm(norm) => {
+                dispatches.push(self.norm(
+                    norm,
+                    kernels::NormShape::of_row(norm.n),
+                    Some(&self.scratch.x),
+                    &self.scratch.h,
+                )?);
+                &self.scratch.h
             }
         };
         let channels = self.spec.n_embd;
         let shape = TokenShiftShape {
             channels,
-            n_out: of.n_out,
-            x: RowsAt::whole(channels),
-            mu_of_tokens: mu_of_tokens.map(|_| RowsAt::whole(of.n_out * channels)),
-            states: self.states_at(i, of.at),
-            advance: of.advance,
+            n_out: options.n_out,
+            x: ColumnRange::whole(channels),
+            mu_of_tokens: mu_of_tokens.map(|_| ColumnRange::whole(options.n_out * channels)),
+            states: self.states_at(i, options.at),
+            advance: options.advance,
         };
-        let out: Vec<_> = self.s.rwkv.mixed[..of.n_out].iter().map(|out| out as &dyn Bind).collect();
+        let out: Vec<_> = self.scratch.rwkv.mixed[..options.n_out].iter().map(|out| out as &dyn Bind).collect();
         let buffers = TokenShiftBuffers {
             x,
             mu,
@@ -218,35 +255,35 @@ impl PlanBuilder<'_> {
             out: &out,
             segments: self.states.segments(),
         };
-        d.push(kernels::token_shift(self.gpu, &shape, &buffers, Extent::Runs)?);
+        dispatches.push(kernels::token_shift(self.gpu, &shape, &buffers, GridExtent::Runs)?);
         Ok(())
     }
 
-    /// What comes of `small` through second matrices of low-rank products.
+    /// Appends the second matrices `up` of low-rank products, from `rwkv.small` to `y`.
     pub(super) fn expand(
         &self,
-        d: &mut Vec<Dispatch>,
-        of: &LowRankShape,
+        dispatches: &mut Vec<Dispatch>,
+        shape: &LowRankShape,
         up: &Buffer,
         y: &Buffer,
     ) -> Result<(), WgpuError> {
         let one = self.kind == BatchKind::One;
-        d.push(kernels::low_rank(self.gpu, of, one, &self.s.rwkv.small, up, y, self.batch)?);
+        dispatches.push(kernels::low_rank(self.gpu, shape, one, &self.scratch.rwkv.small, up, y, self.batch)?);
         Ok(())
     }
 
-    /// The states of layer `i` from element `at` on.
-    fn states_at(&self, i: usize, at: usize) -> StatesAt {
-        StatesAt { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
+    /// Where a part of layer `i`'s state lies that begins at element `at`.
+    fn states_at(&self, i: usize, at: usize) -> StateRange {
+        StateRange { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
     }
 }
 
-/// A token shift.
-struct Shift {
-    /// Inputs that it makes of one.
+/// The properties in which token shifts differ.
+struct TokenShiftOptions {
+    /// Number of results: each token's row mixed with the one before by different factors.
     n_out: usize,
-    /// Where the row of the token before lies in the layer's state.
+    /// Where the last token's row lies in the layer's state.
     at: usize,
-    /// Whether that goes on.
+    /// Whether the row in the state is replaced by the batch's last one.
     advance: bool,
 }

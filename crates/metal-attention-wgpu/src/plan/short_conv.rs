@@ -1,34 +1,35 @@
-//! Gated short convolutions (LFM2), whose last inputs are a recurrent state.
+//! Gated short convolutions (LFM2): `C * conv(B * x)`. The recurrent state is the convolution's last inputs.
 
 use metal_attention_model::ShortConvSpec;
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{self, MatvecOutput, ShortConvBuffers};
 use crate::weights::WgpuLinear;
 use crate::{Dispatch, WgpuError};
 
 impl PlanBuilder<'_> {
-    /// Both gates and the convolution of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends the gated convolution of layer `i`: `qkv = linear(input)` holds B, C and x of each token; the result is
+    /// in `mixer_out`.
     pub(super) fn short_conv(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
-        of: ShortConvSpec,
+        shape: ShortConvSpec,
         linear: &WgpuLinear,
         taps: &Buffer,
-        input: Input<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
-        let s = self.s;
-        self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
+        let scratch = self.scratch;
+        self.project(dispatches, input, LinearProduct::new(linear, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
         let buffers = ShortConvBuffers {
-            inputs: &s.qkv,
+            inputs: &scratch.qkv,
             taps,
             states: self.states.of_layer(i),
-            out: &s.att,
+            out: &scratch.mixer_out,
             segments: self.states.segments(),
         };
-        d.push(kernels::short_conv(self.gpu, of, self.states.n_slots(), &buffers)?);
+        dispatches.push(kernels::short_conv(self.gpu, shape, self.states.n_slots(), &buffers)?);
         Ok(())
     }
 }

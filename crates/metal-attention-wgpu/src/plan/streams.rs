@@ -1,112 +1,130 @@
-//! Several residual streams of which each layer computes with the first (`AltUp`, arXiv 2301.13310), and learned residuals of low
-//! rank beside attention (`LAuReL`, arXiv 2411.07501), as Gemma 3n has them.
+//! Gemma 3n's residual streams: every token has several hidden vectors side by side, of which each layer evaluates the
+//! first and predicts and corrects the others (`AltUp`, arXiv 2301.13310); and its low-rank residuals beside attention
+//! (`LAuReL`, arXiv 2411.07501). All functions append nothing for models without.
 
-use crate::kernels::{self, MatvecOutput, NormShape, RowsOf, ScaleShape, StreamsBuffers};
+use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, StreamSlice, StreamsBuffers};
 use crate::{Dispatch, WgpuError};
 use metal_attention_model::Streams;
 use wgpu::Buffer;
 
-use super::{PlanBuilder, Product};
+use super::{LinearProduct, PlanBuilder};
 use crate::weights::WgpuLayerStreams;
 
 impl PlanBuilder<'_> {
-    /// Before the first layer: the other streams are projections of the embedding, as long as it.
-    pub(super) fn spread_over_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
-        let (s, n) = (self.s, self.spec.n_embd);
+    /// Appends the initial streams, before the first layer: the embedding `x`, and its projections scaled to the length
+    /// of `x`. Writes `streams`.
+    pub(super) fn spread_over_streams(&self, dispatches: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
-        d.push(kernels::stretch(self.gpu, n, self.rows(&s.x), None, self.stream(spec, 0), false)?);
+        dispatches.push(kernels::stretch(self.gpu, n, self.rows(&scratch.x), None, self.stream(spec, 0), false)?);
         for (i, proj) in (1..).zip(&w.proj) {
-            self.multiply(d, Product::new(proj, MatvecOutput::Store, &s.x, &s.result))?;
-            let (from, goal) = (self.rows(&s.result), Some(self.rows(&s.x)));
-            d.push(kernels::stretch(self.gpu, n, from, goal, self.stream(spec, i), false)?);
+            self.multiply(dispatches, LinearProduct::new(proj, MatvecOutput::Store, &scratch.x, &scratch.result))?;
+            let (from, goal) = (self.rows(&scratch.result), Some(self.rows(&scratch.x)));
+            dispatches.push(kernels::stretch(self.gpu, n, from, goal, self.stream(spec, i), false)?);
         }
         Ok(())
     }
 
-    /// A layer's prediction of every stream; `x` becomes that of the first.
-    pub(super) fn predict_streams(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
+    /// Appends a layer's prediction of every stream from all of them. Updates `streams`; `x` becomes the first.
+    pub(super) fn predict_streams(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.layers[i].streams) else {
             return Ok(());
         };
-        self.route(d, w)?;
+        self.route(dispatches, w)?;
         let buffers = self.streams_buffers(&w.predict);
-        d.push(kernels::predict_streams(self.gpu, self.spec.n_embd, spec.n, &buffers)?);
+        dispatches.push(kernels::predict_streams(self.gpu, self.spec.n_embd, spec.n, &buffers)?);
         Ok(())
     }
 
-    /// `laurel = h + norm(r(l(h)))` of the mixer's input.
-    pub(super) fn laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
-        let (s, Some(w)) = (self.s, &self.weights.layers[i].streams) else { return Ok(()) };
-        self.multiply(d, Product::new(&w.laurel_l, MatvecOutput::Store, &s.h, &s.laurel_small))?;
-        self.multiply(d, Product::new(&w.laurel_r, MatvecOutput::Store, &s.laurel_small, &s.laurel))?;
-        let of = NormShape::of_row(self.spec.n_embd);
-        d.push(self.norm(&w.laurel_norm, of, None, &s.laurel)?);
-        let of = NormShape { accumulate: true, ..of };
-        d.push(kernels::norm(self.gpu, of, Some(&s.h), None, &s.laurel, self.batch)?);
+    /// Appends `laurel = h + norm(R (L h))`, where `h` is the mixer's input.
+    pub(super) fn laurel(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
+        let (scratch, Some(w)) = (self.scratch, &self.weights.layers[i].streams) else { return Ok(()) };
+        self.multiply(
+            dispatches,
+            LinearProduct::new(&w.laurel_l, MatvecOutput::Store, &scratch.h, &scratch.laurel_small),
+        )?;
+        self.multiply(
+            dispatches,
+            LinearProduct::new(&w.laurel_r, MatvecOutput::Store, &scratch.laurel_small, &scratch.laurel),
+        )?;
+        let shape = NormShape::of_row(self.spec.n_embd);
+        dispatches.push(self.norm(&w.laurel_norm, shape, None, &scratch.laurel)?);
+        let shape = NormShape { accumulate: true, ..shape };
+        dispatches.push(kernels::norm(self.gpu, shape, Some(&scratch.h), None, &scratch.laurel, self.batch)?);
         Ok(())
     }
 
-    /// `x = (x + laurel) / sqrt(2)`, after attention.
-    pub(super) fn add_laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
-        let (s, n) = (self.s, self.spec.n_embd);
+    /// Appends `x = (x + laurel) / sqrt(2)`, after the mixer is joined.
+    pub(super) fn add_laurel(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
         if self.weights.layers[i].streams.is_none() {
             return Ok(());
         }
-        let of = NormShape { accumulate: true, ..NormShape::of_row(n) };
-        d.push(kernels::norm(self.gpu, of, Some(&s.laurel), None, &s.x, self.batch)?);
-        let of = ScaleShape { n, scale: std::f32::consts::FRAC_1_SQRT_2, soft_cap: None, wanted: false };
-        d.push(kernels::scale(self.gpu, of, &s.x)?);
+        let shape = NormShape { accumulate: true, ..NormShape::of_row(n) };
+        dispatches.push(kernels::norm(self.gpu, shape, Some(&scratch.laurel), None, &scratch.x, self.batch)?);
+        let shape = ScaleShape { n, scale: std::f32::consts::FRAC_1_SQRT_2, soft_cap: None, wanted: false };
+        dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         Ok(())
     }
 
-    /// Every stream is corrected by what the layer made of the first; `x` becomes that, and `h` that times a factor.
+    /// Appends the correction of every stream by the layer's result `x` for the first. Updates `streams`; `x` becomes
+    /// the first, and `h` the first times a learned factor.
     pub(super) fn correct_streams(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         spec: &Streams,
         w: &WgpuLayerStreams,
     ) -> Result<(), WgpuError> {
-        self.route(d, w)?;
+        self.route(dispatches, w)?;
         let (n, buffers) = (self.spec.n_embd, self.streams_buffers(&w.correct));
-        d.push(kernels::correct_streams(self.gpu, n, spec.n, &buffers, &w.correct_scale, &self.s.h)?);
+        dispatches.push(kernels::correct_streams(self.gpu, n, spec.n, &buffers, &w.correct_scale, &self.scratch.h)?);
         Ok(())
     }
 
-    /// After the last layer: `x` becomes the mean of all streams, projected back to the first one's length.
-    pub(super) fn join_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
-        let (s, n) = (self.s, self.spec.n_embd);
+    /// Appends the end of the streams, after the last layer: `x` becomes the mean of all, each projected back and
+    /// scaled to the length of the first.
+    pub(super) fn join_streams(&self, dispatches: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
         for (i, proj) in (1..).zip(&w.unembd_proj) {
-            d.push(kernels::stretch(self.gpu, n, self.stream(spec, i), None, self.rows(&s.h), false)?);
-            self.multiply(d, Product::new(proj, MatvecOutput::Store, &s.h, &s.result))?;
+            dispatches.push(kernels::stretch(self.gpu, n, self.stream(spec, i), None, self.rows(&scratch.h), false)?);
+            self.multiply(dispatches, LinearProduct::new(proj, MatvecOutput::Store, &scratch.h, &scratch.result))?;
             let goal = Some(self.stream(spec, 0));
-            d.push(kernels::stretch(self.gpu, n, self.rows(&s.result), goal, self.rows(&s.x), true)?);
+            dispatches.push(kernels::stretch(
+                self.gpu,
+                n,
+                self.rows(&scratch.result),
+                goal,
+                self.rows(&scratch.x),
+                true,
+            )?);
         }
-        let of = ScaleShape { n, scale: 1.0 / spec.n as f32, soft_cap: None, wanted: false };
-        d.push(kernels::scale(self.gpu, of, &s.x)?);
+        let shape = ScaleShape { n, scale: 1.0 / spec.n as f32, soft_cap: None, wanted: false };
+        dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         Ok(())
     }
 
-    /// `router = W norm(x) / n_embd`
-    fn route(&self, d: &mut Vec<Dispatch>, w: &WgpuLayerStreams) -> Result<(), WgpuError> {
-        let (s, n) = (self.s, self.spec.n_embd);
-        let of = NormShape { scale: 1.0 / n as f32, ..NormShape::of_row(n) };
-        d.push(self.norm(&w.router_norm, of, Some(&s.x), &s.h)?);
-        self.multiply(d, Product::new(&w.router, MatvecOutput::Store, &s.h, &s.router))
+    /// Appends `router = W norm(x) / n_embd`, the coefficients of predictions and corrections.
+    fn route(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuLayerStreams) -> Result<(), WgpuError> {
+        let (scratch, n) = (self.scratch, self.spec.n_embd);
+        let shape = NormShape { scale: 1.0 / n as f32, ..NormShape::of_row(n) };
+        dispatches.push(self.norm(&w.router_norm, shape, Some(&scratch.x), &scratch.h)?);
+        self.multiply(dispatches, LinearProduct::new(&w.router, MatvecOutput::Store, &scratch.h, &scratch.router))
     }
 
+    /// The buffers of a prediction or correction with the coefficients' `matrix`.
     fn streams_buffers<'b>(&'b self, matrix: &'b Buffer) -> StreamsBuffers<'b> {
-        StreamsBuffers { router: &self.s.router, matrix, streams: &self.s.streams, x: &self.s.x }
+        StreamsBuffers { router: &self.scratch.router, matrix, streams: &self.scratch.streams, x: &self.scratch.x }
     }
 
-    /// Whole rows of a buffer as wide as the residual stream.
-    fn rows<'b>(&self, buffer: &'b Buffer) -> RowsOf<'b> {
-        RowsOf { buffer, stride: self.spec.n_embd, at: 0 }
+    /// The rows of a buffer as wide as the residual stream.
+    fn rows<'b>(&self, buffer: &'b Buffer) -> StreamSlice<'b> {
+        StreamSlice { buffer, stride: self.spec.n_embd, at: 0 }
     }
 
-    /// Rows of one of the streams.
-    fn stream(&self, spec: &Streams, i: usize) -> RowsOf<'_> {
+    /// The rows of stream `i`.
+    fn stream(&self, spec: &Streams, i: usize) -> StreamSlice<'_> {
         let n = self.spec.n_embd;
-        RowsOf { buffer: &self.s.streams, stride: spec.n * n, at: i * n }
+        StreamSlice { buffer: &self.scratch.streams, stride: spec.n * n, at: i * n }
     }
 }

@@ -1,4 +1,4 @@
-//! Weights of softmax attention in the GPU's memory.
+//! The weights of softmax attention on the GPU.
 
 use metal_attention_model::{AttentionSpec, AttentionWeights, Linear, Positions};
 use wgpu::Buffer;
@@ -6,20 +6,21 @@ use wgpu::Buffer;
 use super::{Uploads, WgpuLinear, concat};
 use crate::{WgpuDevice, WgpuError};
 
-/// Weights of softmax attention.
+/// The weights of softmax attention.
 #[derive(Debug)]
 pub(crate) struct WgpuAttention {
-    /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
+    /// The projections to gates of heads (if any), queries, keys and values (if the layer has its own), stacked.
     pub(crate) qkv: WgpuLinear,
-    /// Factors of the norm of queries, then of keys; then what is added, where something is.
+    /// Weights of the norms of queries and of keys, then their biases, as far as there are any.
     pub(crate) qk_norm: Option<Buffer>,
-    /// Of each head the sink's score and the slope, `[n_head, 2]`.
-    pub(crate) of_heads: Option<Buffer>,
+    /// Score of the sink and slope of `ALiBi` for each head, `[n_head, 2]`.
+    pub(crate) head_params: Option<Buffer>,
+    /// The output matrix.
     pub(crate) out: WgpuLinear,
 }
 
 impl WgpuAttention {
-    /// `beside`: a matrix of the same input whose product comes behind queries, keys and values.
+    /// Uploads the weights. `beside`: a matrix of the same input that is stacked below queries, keys and values.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &AttentionSpec,
@@ -35,21 +36,20 @@ impl WgpuAttention {
             Positions::None | Positions::Rope(_) => None,
         };
         let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
-        let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+        let head_params: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
         let has_some = a.sinks.is_some() || slopes.is_some();
         let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
         let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
         Ok(Self {
             qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
             qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
-            of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
+            head_params: has_some.then(|| gpu.upload("sinks and slopes", &head_params)).transpose()?,
             out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
         })
     }
 }
 
-/// The rows of all heads' gates, then those of all heads' queries, from a matrix that has each head's query and gate one below
-/// the other.
+/// The gates of all heads, then the queries of all heads, from a matrix in which each head's gate follows its query.
 fn gates_and_queries(a: &AttentionSpec, q: &Linear) -> Vec<Linear> {
     let rows = |first: usize| Linear {
         weight: q.weight.rows(first..first + a.head_dim),

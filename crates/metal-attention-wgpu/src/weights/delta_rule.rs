@@ -1,40 +1,41 @@
-//! Weights of a gated delta rule.
+//! The weights of a gated delta rule on the GPU.
 
 use metal_attention_model::DeltaRuleWeights;
 use wgpu::Buffer;
 
-use super::rwkv::turned;
+use super::rwkv::transposed;
 use super::{Uploads, WgpuLinear, concat};
 use crate::{WgpuDevice, WgpuError};
 
-/// Weights of a gated delta rule.
+/// The weights of a gated delta rule.
 #[derive(Debug)]
 pub(crate) struct WgpuDeltaRule {
-    /// Queries, keys and values, then, where [`low_rank`](Self::low_rank) has none, the gate of the result, one below the other;
-    /// then what `beta` and the decay come of, unless others have them.
+    /// The projections to queries, keys and values, and to the gate of the results unless it is a [low-rank
+    /// product](Self::low_rank), stacked; below them those of [`gates`](Self::gates) if they have the same type.
     pub(crate) inputs: WgpuLinear,
-    /// What `beta` and, without low-rank products, the decay come of, where files have them in another type: matrix units may
-    /// not take that.
+    /// The projections to `beta` and, unless it is a low-rank product, the decay, if the file stores them in another
+    /// type than the others: one matrix of several types may not suit matrix units.
     pub(crate) gates: Option<WgpuLinear>,
-    /// What decay and gate come of, where they are low-rank products.
+    /// The low-rank products of decay and gate, of models that have them.
     pub(crate) low_rank: Option<WgpuLowRank>,
-    /// F32 `[n_tap, n_channels]`, the oldest token's first.
+    /// Taps of the convolution, F32 `[n_tap, n_channels]`, the oldest token's first.
     pub(crate) taps: Buffer,
-    /// F32 `[n_decays]`
+    /// Bias of the decay, F32 `[n_decays]`.
     pub(crate) dt_bias: Buffer,
-    /// F32 `[n_head_v]`
+    /// Decay rate of each head, F32 `[n_head_v]`.
     pub(crate) a: Buffer,
-    /// F32 `[value_dim]`
+    /// Weight of the norm of the results, F32 `[value_dim]`.
     pub(crate) norm: Buffer,
+    /// The output matrix.
     pub(crate) out: WgpuLinear,
 }
 
-/// Two low-rank products, of the decay and of the gate.
+/// Two low-rank products of one input, of the decay and of the gate.
 #[derive(Debug)]
 pub(crate) struct WgpuLowRank {
-    /// The first matrices, one below the other.
+    /// Their first matrices, stacked, `[2 rank, n_embd]`.
     pub(crate) down: WgpuLinear,
-    /// The second ones, a row for each row of the first, F32 `[2 rank, n_values]`.
+    /// Their second matrices, transposed, one after the other, F32 `[2 rank, n_values]`.
     pub(crate) up: Buffer,
 }
 
@@ -59,7 +60,7 @@ impl WgpuDeltaRule {
             None => None,
             Some([decay, gate]) => Some(WgpuLowRank {
                 down: concat(gpu, "the low-rank matrices", &[decay, gate], uploads)?,
-                up: gpu.upload("the low-rank matrices", &turned(&[&w.decay, &w.gate]))?,
+                up: gpu.upload("the low-rank matrices", &transposed(&[&w.decay, &w.gate]))?,
             }),
         };
         Ok(Self {

@@ -1,4 +1,4 @@
-//! Weights of a mixture of experts in the GPU's memory.
+//! The weights of a mixture of experts on the GPU.
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm, NormWeights};
 use wgpu::Buffer;
@@ -7,26 +7,29 @@ use super::{Uploads, WgpuDense, WgpuLinear, WgpuNorm, concat, interleave_all};
 use crate::kernels::ExpertsShape;
 use crate::{WgpuDevice, WgpuError};
 
-/// Weights of a mixture of experts.
+/// The weights of a mixture of experts.
 #[derive(Debug)]
 pub(crate) struct WgpuExperts {
+    /// Sizes and activation of the experts.
     pub(crate) shape: ExpertsShape,
+    /// The router, `[n_expert, n_embd]`.
     pub(crate) router: WgpuLinear,
-    /// Norm of the router's input, where it is not that of the experts.
+    /// The norm of the router's input, if it differs from the experts'.
     pub(crate) router_norm: Option<WgpuNorm>,
-    /// Added to the scores for the choice.
+    /// Added to the scores when experts are chosen, but not to their weights, `[n_expert]`.
     pub(crate) choice_bias: Option<Buffer>,
-    /// Factor on each expert's result.
+    /// Factor on the result of each expert, `[n_expert]`.
     pub(crate) expert_scale: Option<Buffer>,
-    /// Gates and ups of all experts by turns, or ups alone.
+    /// Gate and up of all experts with interleaved rows, or up alone, one expert below the other.
     pub(crate) up: WgpuLinear,
+    /// The down projections of all experts, stacked.
     pub(crate) down: WgpuLinear,
-    /// What all tokens go through besides.
+    /// The shared expert, which all tokens pass through.
     pub(crate) shared: Option<WgpuDense>,
-    /// The gate of that.
+    /// The vector whose product with the input gates the shared expert, `[n_embd]`.
     pub(crate) shared_gate: Option<Buffer>,
-    /// Norms of the experts' input, their sum, and the result of what all tokens go through.
-    pub(crate) own_norms: Option<[WgpuNorm; 3]>,
+    /// Norms of the experts' input, of their sum, and of the shared expert's result.
+    pub(crate) expert_norms: Option<[WgpuNorm; 3]>,
 }
 
 impl WgpuExperts {
@@ -41,9 +44,9 @@ impl WgpuExperts {
             Some(values) => gpu.upload(what, values).map(Some),
             None => Ok(None),
         };
-        let router_norm = match (&spec.own_norms, &w.router_scale) {
+        let router_norm = match (&spec.expert_norms, &w.router_scale) {
             (Some(own), Some(scale)) => {
-                // Over the square root of the width, too.
+                // The model also divides by the square root of the width.
                 let factor = 1.0 / (n_embd as f32).sqrt();
                 let weight = scale.iter().map(|scale| scale * factor).collect();
                 let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
@@ -51,7 +54,7 @@ impl WgpuExperts {
             }
             _ => None,
         };
-        let own_norms = match (&spec.own_norms, &w.own_norms) {
+        let expert_norms = match (&spec.expert_norms, &w.expert_norms) {
             (Some(own), Some([input, result, shared])) => Some([
                 WgpuNorm::new(gpu, &own.input, input)?,
                 WgpuNorm::new(gpu, &own.result, result)?,
@@ -77,7 +80,7 @@ impl WgpuExperts {
             down: concat(gpu, "the experts' down projections", &downs, uploads)?,
             shared: w.shared.as_ref().map(|dense| WgpuDense::new(gpu, dense, uploads)).transpose()?,
             shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
-            own_norms,
+            expert_norms,
         })
     }
 }

@@ -1,20 +1,22 @@
-//! Matrices that have their places in the GPU's memory, and whose rows are still to come.
+//! Matrices that have their places in GPU memory, and whose rows are still to be uploaded. All are uploaded together,
+//! so that pipelines can be compiled meanwhile.
 
 use metal_attention_gguf::Tensor;
 
-use crate::matrix::{PartRows, upload};
+use crate::matrix::{PartUpload, upload};
 use crate::{Arena, WgpuDevice, WgpuError, WgpuMatrix};
 
-/// The rows to upload, and where the next matrices go.
+/// The rows still to be uploaded, and the arena for the next matrices.
 #[derive(Debug, Default)]
 pub(crate) struct Uploads {
-    /// What matrices are given a place in.
+    /// Where the next matrices are placed.
     pub(crate) arena: Arena,
-    rows: Vec<PartRows>,
+    /// The rows of the matrices placed so far.
+    rows: Vec<PartUpload>,
 }
 
 impl Uploads {
-    /// A place for `tensors`, one below the other: see [`WgpuMatrix::concat`].
+    /// Places `tensors`, stacked: see [`WgpuMatrix::concat`].
     pub(crate) fn concat(
         &mut self,
         gpu: &WgpuDevice,
@@ -24,7 +26,7 @@ impl Uploads {
         WgpuMatrix::place_concat(gpu, what, tensors, &mut self.arena, &mut self.rows)
     }
 
-    /// A place for the rows of two tensors by turns: see [`WgpuMatrix::interleave`].
+    /// Places two tensors with their rows interleaved: see [`WgpuMatrix::interleave`].
     pub(crate) fn interleave(
         &mut self,
         gpu: &WgpuDevice,
@@ -35,7 +37,7 @@ impl Uploads {
         WgpuMatrix::place_interleave(gpu, what, gate, up, &mut self.arena, &mut self.rows)
     }
 
-    /// A place for several such pairs: see [`WgpuMatrix::interleave_all`].
+    /// Places several pairs of tensors, interleaved: see [`WgpuMatrix::interleave_all`].
     pub(crate) fn interleave_all(
         &mut self,
         gpu: &WgpuDevice,
@@ -46,7 +48,7 @@ impl Uploads {
         WgpuMatrix::place_interleave_all(gpu, what, gates, ups, &mut self.arena, &mut self.rows)
     }
 
-    /// Uploads all rows; `meanwhile` is called while the GPU has nothing to do, with the part of them that is there.
+    /// Uploads all rows. `meanwhile` is called after each round with the fraction that is uploaded.
     pub(crate) fn run(&self, gpu: &WgpuDevice, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
         upload(gpu, &self.rows, meanwhile)
     }

@@ -3,7 +3,7 @@
 use crate::support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{argmax, argmax_scratch_bytes};
-use metal_attention_wgpu::{StepSize, WgpuDevice, batch_words};
+use metal_attention_wgpu::{BatchDims, WgpuDevice, batch_words};
 
 /// The GPU's choice for each row of `logits`, `[n_rows, n_vocab]`.
 fn choose(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
@@ -89,7 +89,7 @@ fn the_batch_advances() {
         let scratch = gpu.buffer("scratch", argmax_scratch_bytes(n_vocab, 2)).unwrap();
         let ids = poisoned(gpu, 2);
         let dispatches = argmax(gpu, n_vocab, &logits, &scratch, &ids, Some(batch.buffer())).unwrap();
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 2, n_runs: 1, n_splits: 1 };
+        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 2, n_runs: 1, n_splits: 1 };
         run_sized(gpu, &dispatches, size);
         assert_eq!(gpu.read::<u32>(&ids, 2).unwrap(), [2, 5]);
         let mut want = batch_words(&tokens);

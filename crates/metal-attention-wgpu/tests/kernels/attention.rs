@@ -8,7 +8,7 @@ use metal_attention_wgpu::kernels::{
     AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
     prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
 };
-use metal_attention_wgpu::{StepSize, WgpuDevice, wgpu};
+use metal_attention_wgpu::{BatchDims, WgpuDevice, wgpu};
 
 /// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
 /// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
@@ -38,7 +38,7 @@ struct Pair<'a> {
     twin: AttentionTwin,
     rope: wgpu::Buffer,
     norm: wgpu::Buffer,
-    of_heads: wgpu::Buffer,
+    head_params: wgpu::Buffer,
     keys: wgpu::Buffer,
     values: wgpu::Buffer,
     /// The pages of each sequence.
@@ -76,17 +76,17 @@ impl<'a> Pair<'a> {
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
         // Scores are some 3; sinks that matter, and some that leave nothing else.
-        let of_heads: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
+        let head_params: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
         // Rows that nobody wrote must not be used: NaN.
         let pages = shuffled_pages(n_seq, shape.n_ctx);
         let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
         Self {
             gpu,
             shape,
-            twin: AttentionTwin::new(shape, n_seq, &table, &norm, &of_heads),
+            twin: AttentionTwin::new(shape, n_seq, &table, &norm, &head_params),
             rope: gpu.upload("rope", &table).unwrap(),
             norm: gpu.upload("norm", &norm).unwrap(),
-            of_heads: gpu.upload("sinks", &of_heads).unwrap(),
+            head_params: gpu.upload("sinks", &head_params).unwrap(),
             keys: gpu.upload("keys", &cache).unwrap(),
             values: gpu.upload("values", &cache).unwrap(),
             pages,
@@ -111,7 +111,7 @@ impl<'a> Pair<'a> {
             qkv: &qkv,
             rope: &self.rope,
             qk_norm: shape.qk_norm_eps.is_some().then_some(&self.norm),
-            of_heads: Some(&self.of_heads),
+            head_params: Some(&self.head_params),
             keys: &self.keys,
             values: &self.values,
             att: &att,
@@ -135,7 +135,7 @@ impl<'a> Pair<'a> {
                 dispatches.push(decode_attention_merge(gpu, shape, &buffers).unwrap());
             }
         }
-        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits });
+        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits });
         gpu.read(&att, n * shape.att_len()).unwrap()
     }
 
@@ -358,9 +358,18 @@ fn heads_beyond_the_kernels_are_refused() {
     for gpu in gpus() {
         let shape = AttentionShape { n_ctx: 4, ..shape(1, 1, 260) };
         let buffer = gpu.buffer("unused", 16).unwrap();
-        let (b, qk_norm, of_heads) = (&buffer, None, None);
-        let buffers =
-            AttentionBuffers { qkv: b, rope: b, qk_norm, of_heads, keys: b, values: b, att: b, partial: b, batch: b };
+        let (b, qk_norm, head_params) = (&buffer, None, None);
+        let buffers = AttentionBuffers {
+            qkv: b,
+            rope: b,
+            qk_norm,
+            head_params,
+            keys: b,
+            values: b,
+            att: b,
+            partial: b,
+            batch: b,
+        };
         for refused in [decode_attention(gpu, &shape, &buffers), prefill_attention(gpu, &shape, &buffers)] {
             let error = refused.unwrap_err().to_string();
             assert_eq!(

@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::support::gpu;
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
-use metal_attention_wgpu::kernels::{RmsNorm, residual_add, rmsnorm};
-use metal_attention_wgpu::{BatchBuffer, StepSize, WgpuError, catalogue, wgpu};
+use metal_attention_wgpu::kernels::{RmsNormShape, residual_add, rmsnorm};
+use metal_attention_wgpu::{BatchBuffer, BatchDims, WgpuError, catalogue, wgpu};
 
 #[test]
 fn every_shader_states_its_bounds() {
@@ -41,7 +41,7 @@ fn panics(f: impl FnOnce()) -> bool {
 fn buffers_too_short_are_refused_when_they_are_bound() {
     let Some(gpu) = gpu() else { return };
     let [long, short] = [256, 64].map(|bytes| gpu.buffer("x", bytes).unwrap());
-    let of = RmsNorm { n: 32, eps: 1e-5, wanted_only: false };
+    let of = RmsNormShape { n: 32, eps: 1e-5, wanted_only: false };
     assert!(rmsnorm(gpu, of, &long, &long, &long, &long).is_ok());
     let error = rmsnorm(gpu, of, &long, &short, &long, &long).unwrap_err();
     assert!(matches!(error, WgpuError::Mismatch { .. }), "{error}");
@@ -53,8 +53,8 @@ fn steps_beyond_the_buffers_are_not_recorded() {
     let Some(gpu) = gpu() else { return };
     let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
     let add = residual_add(gpu, 32, &x, &x).unwrap();
-    let step = |n_tokens| StepSize { n_tokens, n_wanted: 0, n_runs: 1, n_splits: 1 };
-    assert!(add.holds(step(3)) && !add.holds(step(4)) && !add.holds(step(u32::MAX)));
+    let step = |n_tokens| BatchDims { n_tokens, n_wanted: 0, n_runs: 1, n_splits: 1 };
+    assert!(add.fits(step(3)) && !add.fits(step(4)) && !add.fits(step(u32::MAX)));
     let record = |n_tokens| {
         let mut encoder = gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());

@@ -4,15 +4,16 @@ use crate::support::matrices::tensor;
 use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{
-    BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling,
-    Temperature,
+    BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, QueryTemperature, Rope, RopeFactors, RopeLayout,
+    RopeScaling,
 };
 use metal_attention_wgpu::kernels::{
-    GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape, KvInputs, LatentBuffers, LatentShape,
-    attention_inputs, attention_inputs_twin, cached_row_twin, general_attention, general_attention_merge,
-    general_attention_twin, head_products, head_products_twin, latent_inputs, latent_inputs_twin, n_splits, rope_table,
+    AttentionInputsBuffers, AttentionInputsShape, GeneralAttention, GeneralAttentionBuffers, HeadRows, KvInputs,
+    LatentInputsBuffers, LatentInputsShape, attention_inputs, attention_inputs_twin, cached_row_twin,
+    general_attention, general_attention_merge, general_attention_twin, head_products, head_products_twin,
+    latent_inputs, latent_inputs_twin, n_splits, rope_table,
 };
-use metal_attention_wgpu::{Arena, BatchBuffer, StepSize, WgpuDevice, WgpuMatrix, wgpu};
+use metal_attention_wgpu::{Arena, BatchBuffer, BatchDims, WgpuDevice, WgpuMatrix, wgpu};
 
 const N_CTX: usize = 400;
 
@@ -84,16 +85,16 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
     let n = tokens.len();
     let q: Vec<f32> = random(1, n * of.n_head * of.key_dim);
     let slopes = metal_attention_model::alibi_slopes(of.n_head, 8.0);
-    let of_heads: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
-    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &of_heads).unwrap());
+    let head_params: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
+    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &head_params).unwrap());
     let att = poisoned(gpu, n * of.n_head * of.value_dim);
     let partial = gpu.buffer("partial", of.partial_bytes(n)).unwrap();
     let batch = batch_with_pages(gpu, tokens, of.n_ctx, &pages);
-    let buffers = GeneralBuffers {
+    let buffers = GeneralAttentionBuffers {
         queries: &gq,
         keys: &cache.gpu_keys,
         values: &cache.gpu_values,
-        of_heads: Some(&gh),
+        head_params: Some(&gh),
         att: &att,
         partial: &partial,
         batch: batch.buffer(),
@@ -104,14 +105,14 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
     }
     let last = tokens.iter().map(|t| t.pos).max().unwrap_or(0);
     let size =
-        StepSize { n_tokens: n as u32, n_wanted: 0, n_runs: 1, n_splits: if split { n_splits(last) } else { 1 } };
+        BatchDims { n_tokens: n as u32, n_wanted: 0, n_runs: 1, n_splits: if split { n_splits(last) } else { 1 } };
     run_sized(gpu, &dispatches, size);
     let mut want = Vec::new();
     for (t, &token) in tokens.iter().enumerate() {
         for h in 0..of.n_head {
             let kv = token.seq * of.n_head_kv + h / (of.n_head / of.n_head_kv);
             let q = &q[(t * of.n_head + h) * of.key_dim..][..of.key_dim];
-            let of_head = [of_heads[2 * h], of_heads[2 * h + 1]];
+            let of_head = [head_params[2 * h], head_params[2 * h + 1]];
             want.extend(general_attention_twin(of, token, q, of_head, &cache.keys[kv], &cache.values[kv]));
         }
     }
@@ -137,7 +138,7 @@ fn general_attention_matches_its_twin() {
         group: GROUP,
         cache: CacheType::F16,
     };
-    let temperature = Some(Temperature { scale: 0.3, length: 16, offset: 1 });
+    let temperature = Some(QueryTemperature { scale: 0.3, length: 16, offset: 1 });
     for gpu in variants() {
         for of in [
             plain,
@@ -150,7 +151,7 @@ fn general_attention_matches_its_twin() {
             check_attention(gpu, &of, &[300, 4, 257], &decoded, true);
             check_attention(gpu, &of, &[40, 4, 130], &[text(0, 31, 9), text(2, 1, 129)].concat(), false);
         }
-        for mask in [Mask::Full, Mask::Near(20)] {
+        for mask in [Mask::Full, Mask::SymmetricWindow(20)] {
             let of = GeneralAttention { mask, slopes: true, ..plain };
             check_attention(gpu, &of, &[40, 1, 150], &[text(0, 0, 40), text(1, 0, 1), text(2, 0, 150)].concat(), false);
         }
@@ -159,7 +160,7 @@ fn general_attention_matches_its_twin() {
 
 #[test]
 fn attention_inputs_match_their_twin() {
-    let plain = InputsShape {
+    let plain = AttentionInputsShape {
         n_head: 4,
         n_head_kv: 2,
         head_dim: 16,
@@ -177,19 +178,33 @@ fn attention_inputs_match_their_twin() {
     let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
     let shapes = [
         plain,
-        InputsShape { rope: Some((6, RopeLayout::Interleaved)), clamp: Some(0.5), cache: CacheType::F16, ..plain },
-        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Row, false), ..plain },
-        InputsShape {
+        AttentionInputsShape {
+            rope: Some((6, RopeLayout::Interleaved)),
+            clamp: Some(0.5),
+            cache: CacheType::F16,
+            ..plain
+        },
+        AttentionInputsShape { qk_norm: norm(NormKind::Rms, NormOver::Row, false), ..plain },
+        AttentionInputsShape {
             qk_norm: norm(NormKind::Layer, NormOver::Row, false),
             qk_norm_bias: true,
             clamp: Some(0.8),
             ..plain
         },
-        InputsShape { qk_norm: norm(NormKind::Layer, NormOver::EachHead, false), head_dim: 7, rope: None, ..plain },
-        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, true), value_norm: Some(1e-3), ..plain },
-        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Unweighted, true), kv: KvInputs::KeysAsValues, ..plain },
-        InputsShape { value_norm: Some(1e-3), kv: KvInputs::KeysAsValues, head_dim: 300, ..plain },
-        InputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, false), kv: KvInputs::None, ..plain },
+        AttentionInputsShape {
+            qk_norm: norm(NormKind::Layer, NormOver::EachHead, false),
+            head_dim: 7,
+            rope: None,
+            ..plain
+        },
+        AttentionInputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, true), value_norm: Some(1e-3), ..plain },
+        AttentionInputsShape {
+            qk_norm: norm(NormKind::Rms, NormOver::Unweighted, true),
+            kv: KvInputs::KeysAsValues,
+            ..plain
+        },
+        AttentionInputsShape { value_norm: Some(1e-3), kv: KvInputs::KeysAsValues, head_dim: 300, ..plain },
+        AttentionInputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, false), kv: KvInputs::None, ..plain },
     ];
     for gpu in variants() {
         for of in shapes {
@@ -206,7 +221,7 @@ fn attention_inputs_match_their_twin() {
             let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
             let queries = poisoned(gpu, n * of.n_head * dim);
             let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
-            let buffers = InputsBuffers {
+            let buffers = AttentionInputsBuffers {
                 qkv: &gqkv,
                 queries: &queries,
                 rope: of.rope.map(|_| &grope),
@@ -254,8 +269,17 @@ fn latent_inputs_match_their_twin() {
             (512, 64, 128, None, CacheType::F16),
         ] {
             let (n_head, shared_dim) = (3, n_rot);
-            let of =
-                LatentShape { n_head, n_nope, shared_dim, layout, rank, eps: 1e-3, n_ctx: N_CTX, group: GROUP, cache };
+            let of = LatentInputsShape {
+                n_head,
+                n_nope,
+                shared_dim,
+                layout,
+                rank,
+                eps: 1e-3,
+                n_ctx: N_CTX,
+                group: GROUP,
+                cache,
+            };
             let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
             let n = tokens.len();
             let (table, pages) = (angles(n_rot), shuffled_pages(2, N_CTX));
@@ -269,7 +293,7 @@ fn latent_inputs_match_their_twin() {
             let (keys, values) = (half(rank + n_rot), half(rank));
             let queries = poisoned(gpu, n * n_head * (rank + n_rot));
             let batch = batch_with_pages(gpu, &tokens, N_CTX, &pages);
-            let buffers = LatentBuffers {
+            let buffers = LatentInputsBuffers {
                 q: &gq,
                 kv: &gkv,
                 norm: &gn,

@@ -37,7 +37,7 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
         qkv: &qkv_buffer,
         rope: &unused,
         qk_norm: None,
-        of_heads: None,
+        head_params: None,
         keys: &keys,
         values: &values,
         att: &unused,

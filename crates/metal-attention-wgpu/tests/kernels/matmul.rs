@@ -5,10 +5,10 @@ use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
-    CooperativeTile, MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, Rows, all_on_units,
+    CooperativeTile, MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, TokenRows, all_on_units,
     ffn_silu_twin, matmul, matmul_by, matmul_method, matvec_twin, rmsnorm_twin,
 };
-use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
+use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words};
 
 /// Sums of n products one after the other in f32: a squared relative error of about n 2^-50, 1e-12 for 2048.
 const EXACT: f64 = 1e-11;
@@ -58,7 +58,8 @@ fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &
     let weight = gpu.upload("norm", &gain).unwrap();
     let norm = case.norm && (case.loops.is_some() || all_on_units(gpu.features(), matrix, case.exact));
     let input = if norm { MatvecInput::RmsNorm { weight: &weight, eps: EPS } } else { MatvecInput::Plain };
-    let options = MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: Rows::Tokens };
+    let options =
+        MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: TokenRows::Tokens };
     let batch = batch(gpu, n, 0);
     let dispatches = if let Some(tile) = case.loops {
         let scratch = MatmulScratch::for_loops(gpu, n, n_in).unwrap();
@@ -227,7 +228,7 @@ fn rows_of_wanted_tokens() {
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(15, n * n_in);
         let gx = gpu.upload("x", &x).unwrap();
-        for rows in [Rows::Wanted, Rows::Gathered] {
+        for rows in [TokenRows::Wanted, TokenRows::Gathered] {
             let y = poisoned(gpu, n * n_out);
             let options = MatvecOptions { rows, ..Default::default() };
             let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
@@ -235,10 +236,10 @@ fn rows_of_wanted_tokens() {
             run_sized(
                 gpu,
                 &dispatches,
-                StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 },
+                BatchDims { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 },
             );
             let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
-            let source = |i: usize| if rows == Rows::Wanted { 2 * i + 1 } else { i };
+            let source = |i: usize| if rows == TokenRows::Wanted { 2 * i + 1 } else { i };
             let want: Vec<f32> =
                 (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[source(i) * n_in..][..n_in])).collect();
             let error = nmse(&got[..n / 2 * n_out], &want);

@@ -6,9 +6,10 @@ use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
-    MatvecInput, MatvecOptions, MatvecOutput, Rows, SplitTile, ffn_silu_twin, matvec_twin, rmsnorm_twin, split_matmul,
+    MatvecInput, MatvecOptions, MatvecOutput, SplitTile, TokenRows, ffn_silu_twin, matvec_twin, rmsnorm_twin,
+    split_matmul,
 };
-use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
+use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words};
 
 const EPS: f32 = 1e-5;
 
@@ -50,7 +51,8 @@ fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &
         _ => poisoned(gpu, n * y_len),
     };
     let input = if case.norm { MatvecInput::RmsNorm { weight: &weight, eps: EPS } } else { MatvecInput::Plain };
-    let options = MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: Rows::Tokens };
+    let options =
+        MatvecOptions { input, output: case.output, bias: case.bias.then_some(&gbias), rows: TokenRows::Tokens };
     let dispatches = split_matmul(gpu, matrix, options, case.tile, &gx, &y, &batch(gpu, n, 0)).unwrap();
     run(gpu, &dispatches, n);
     let got: Vec<f32> = gpu.read(&y, n * y_len).unwrap();
@@ -166,9 +168,9 @@ fn rows_of_wanted_tokens() {
         let x = random(15, n * n_in);
         let gx = gpu.upload("x", &x).unwrap();
         let y = poisoned(gpu, n * n_out);
-        let options = MatvecOptions { rows: Rows::Wanted, ..Default::default() };
+        let options = MatvecOptions { rows: TokenRows::Wanted, ..Default::default() };
         let dispatches = split_matmul(gpu, &matrix, options, TILE, &gx, &y, &batch).unwrap();
-        run_sized(gpu, &dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 });
+        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 });
         let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
         let want: Vec<f32> =
             (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[(2 * i + 1) * n_in..][..n_in])).collect();

@@ -6,10 +6,10 @@ use crate::support::{batch, nmse, of_any_subgroups, poisoned, random, run, run_s
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
-    MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_of_inputs, matvec_twin,
+    MatvecInput, MatvecOptions, MatvecOutput, TokenRows, ffn_silu_twin, matvec, matvec_of_inputs, matvec_twin,
     multi_token_matvec, rmsnorm_twin,
 };
-use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
+use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words};
 
 /// A sum of n products in f32 that is cut among many accumulators has an error of a few ulp of its largest terms: with
 /// 24 bits the squared relative error is near 1e-14, and 1e-12 leaves room for sums that cancel.
@@ -45,7 +45,8 @@ fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
         "silu" => MatvecInput::Silu,
         _ => MatvecInput::Plain,
     };
-    let options = MatvecOptions { input, output: case.output, rows: Rows::Tokens, bias: case.bias.then_some(&gbias) };
+    let options =
+        MatvecOptions { input, output: case.output, rows: TokenRows::Tokens, bias: case.bias.then_some(&gbias) };
     let batch = batch(gpu, n, 0);
     let dispatches = multi_token_matvec(gpu, matrix, options, case.token_tile, &gx, &y, &batch).unwrap();
     run(gpu, &dispatches, n);
@@ -165,11 +166,11 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
             let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
             let y = poisoned(gpu, 2 * n_out);
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
-            let options = MatvecOptions { input, rows: Rows::Wanted, ..Default::default() };
+            let options = MatvecOptions { input, rows: TokenRows::Wanted, ..Default::default() };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
             let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().neighbours >= 4;
             assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
-            run_sized(gpu, &dispatches, StepSize { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
+            run_sized(gpu, &dispatches, BatchDims { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
             let x = &x[n_in..];
             let want = matvec_twin(&values, &if with_norm { rmsnorm_twin(x, &norm, 1e-5) } else { x.to_vec() });
@@ -211,7 +212,7 @@ fn many_rows_of_a_layer() {
             (MatvecOutput::Gated, false, true),
         ] {
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
-            let options = MatvecOptions { input, output, rows: Rows::Tokens, bias: with_bias.then_some(&gbias) };
+            let options = MatvecOptions { input, output, rows: TokenRows::Tokens, bias: with_bias.then_some(&gbias) };
             let gated = output == MatvecOutput::Gated;
             let y = match output {
                 MatvecOutput::Accumulate => gpu.upload("y", &before).unwrap(),
@@ -366,12 +367,12 @@ fn rows_of_wanted_tokens() {
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(13, 6 * n_in);
         let gx = gpu.upload("x", &x).unwrap();
-        for (rows, sources) in [(Rows::Wanted, wanted), (Rows::Gathered, [0, 1, 2])] {
+        for (rows, sources) in [(TokenRows::Wanted, wanted), (TokenRows::Gathered, [0, 1, 2])] {
             for token_tile in [1, 2] {
                 let y = poisoned(gpu, 6 * n_out);
                 let options = MatvecOptions { rows, ..Default::default() };
                 let dispatches = multi_token_matvec(gpu, &matrix, options, token_tile, &gx, &y, &batch).unwrap();
-                run_sized(gpu, &dispatches, StepSize { n_tokens: 6, n_wanted: 3, n_runs: 1, n_splits: 1 });
+                run_sized(gpu, &dispatches, BatchDims { n_tokens: 6, n_wanted: 3, n_runs: 1, n_splits: 1 });
                 let got: Vec<f32> = gpu.read(&y, 6 * n_out).unwrap();
                 let want: Vec<f32> =
                     sources.iter().flat_map(|&t| matvec_twin(&w.to_f32(), &x[t * n_in..][..n_in])).collect();

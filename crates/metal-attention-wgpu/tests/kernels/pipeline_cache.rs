@@ -1,9 +1,9 @@
 //! Compiled pipelines on disk.
 
 use crate::support::open;
-use metal_attention_wgpu::{PsoKey, WgpuDevice, WgpuOptions, catalogue, wgpu};
+use metal_attention_wgpu::{PipelineKey, WgpuDevice, WgpuOptions, catalogue, wgpu};
 
-fn keys() -> Vec<PsoKey> {
+fn keys() -> Vec<PipelineKey> {
     catalogue().into_iter().filter(|key| ["argmax", "rmsnorm", "residual_add"].contains(&key.name.as_str())).collect()
 }
 
@@ -11,10 +11,10 @@ fn keys() -> Vec<PsoKey> {
 fn build_and_save(options: &WgpuOptions) -> Option<WgpuDevice> {
     let gpu = open(options)?;
     for key in keys() {
-        gpu.pso().get(&gpu, &key).unwrap();
+        gpu.pipelines().get(&gpu, &key).unwrap();
     }
-    assert_eq!(gpu.pso().len(), 3);
-    gpu.pso().save();
+    assert_eq!(gpu.pipelines().len(), 3);
+    gpu.pipelines().save();
     Some(gpu)
 }
 

@@ -1,7 +1,7 @@
 //! `rmsnorm` against its twin.
 
 use crate::support::{batch, nmse, poisoned, random, run, variants};
-use metal_attention_wgpu::kernels::{RmsNorm, rmsnorm, rmsnorm_twin};
+use metal_attention_wgpu::kernels::{RmsNormShape, rmsnorm, rmsnorm_twin};
 
 #[test]
 fn rmsnorm_matches_its_twin() {
@@ -11,7 +11,7 @@ fn rmsnorm_matches_its_twin() {
             let (gx, gw) = (gpu.upload("x", &x).unwrap(), gpu.upload("weight", &weight).unwrap());
             let y = poisoned(gpu, n * n_tokens);
             let batch = batch(gpu, n_tokens, 0);
-            let of = RmsNorm { n, eps: 1e-5, wanted_only: false };
+            let of = RmsNormShape { n, eps: 1e-5, wanted_only: false };
             run(gpu, &[rmsnorm(gpu, of, &gx, &gw, &y, &batch).unwrap()], n_tokens);
             let got: Vec<f32> = gpu.read(&y, n * n_tokens).unwrap();
             let want: Vec<f32> = x.chunks(n).flat_map(|row| rmsnorm_twin(row, &weight, 1e-5)).collect();

@@ -92,7 +92,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     qkv: &gx,
                     rope: &gt,
                     qk_norm: qk_norm_eps.is_some().then_some(&norm),
-                    of_heads: None,
+                    head_params: None,
                     keys: &unused,
                     values: &unused,
                     att: &unused,

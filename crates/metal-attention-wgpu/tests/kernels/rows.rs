@@ -6,7 +6,7 @@ use metal_attention_wgpu::kernels::{
     Gating, NormShape, ScaleShape, activation, activation_twin, embedding_sum, embedding_sum_twin, norm, norm_twin,
     row_gate, row_gate_twin, scale, scale_twin,
 };
-use metal_attention_wgpu::{StepSize, batch_words};
+use metal_attention_wgpu::{BatchDims, batch_words};
 
 /// Elements of a row, rows of a token, tokens.
 const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (256, 5, 3), (577, 1, 9), (2048, 2, 2)];
@@ -39,7 +39,7 @@ fn norms_match_their_twin() {
                     let dispatch = norm(gpu, of, source, Some(gw), target, &words).unwrap();
                     let n_wanted = n_tokens.div_ceil(2);
                     let size =
-                        StepSize { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_runs: 1, n_splits: 1 };
+                        BatchDims { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_runs: 1, n_splits: 1 };
                     run_sized(gpu, &[dispatch], size);
                     let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
                     let taken: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();

@@ -3,7 +3,7 @@
 use crate::support::{nmse, poisoned, random, run_sized, variants};
 use metal_attention_model::{Segment, ShortConvSpec};
 use metal_attention_wgpu::kernels::{MAX_TAPS, ShortConvBuffers, segment_words, short_conv, short_conv_twin};
-use metal_attention_wgpu::{StepSize, WgpuDevice, WgpuError};
+use metal_attention_wgpu::{BatchDims, WgpuDevice, WgpuError};
 
 const N_SLOTS: usize = 12;
 
@@ -37,7 +37,7 @@ fn check(gpu: &WgpuDevice, of: ShortConvSpec, segments: &[Segment]) {
     let dispatch = short_conv(gpu, of, N_SLOTS, &buffers).unwrap();
     // More runs than there are have nothing to do.
     let n_runs = words[0][0] + 1;
-    run_sized(gpu, &[dispatch], StepSize { n_tokens: n_tokens as u32, n_wanted: 0, n_runs, n_splits: 1 });
+    run_sized(gpu, &[dispatch], BatchDims { n_tokens: n_tokens as u32, n_wanted: 0, n_runs, n_splits: 1 });
     let (mut want, mut at) = (Vec::new(), 0);
     for &Segment { n, from, to, .. } in segments {
         let mut state = states[from as usize * elements..][..elements].to_vec();

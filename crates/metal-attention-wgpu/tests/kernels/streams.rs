@@ -2,7 +2,7 @@
 
 use crate::support::{nmse, poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
-    RowsOf, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
+    StreamSlice, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
     predict_streams, predict_streams_twin, stretch, stretch_twin,
 };
 
@@ -64,9 +64,9 @@ fn stretch_matches_its_twin() {
             let before = random(3, n_tokens * (2 * n + 1));
             for (with_goal, accumulate) in [(true, false), (true, true), (false, false)] {
                 let [ga, gb, y] = [&a, &b, &before].map(|v| gpu.upload("x", v).unwrap());
-                let from = RowsOf { buffer: &ga, stride: n + wider, at: wider };
-                let goal = with_goal.then_some(RowsOf { buffer: &gb, stride: n, at: 0 });
-                let to = RowsOf { buffer: &y, stride: 2 * n + 1, at: n };
+                let from = StreamSlice { buffer: &ga, stride: n + wider, at: wider };
+                let goal = with_goal.then_some(StreamSlice { buffer: &gb, stride: n, at: 0 });
+                let to = StreamSlice { buffer: &y, stride: 2 * n + 1, at: n };
                 run(gpu, &[stretch(gpu, n, from, goal, to, accumulate).unwrap()], n_tokens);
                 let mut want = before.clone();
                 for (t, row) in want.chunks_mut(2 * n + 1).enumerate() {

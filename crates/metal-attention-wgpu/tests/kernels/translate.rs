@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::thread;
 
-use metal_attention_wgpu::{PsoKey, ShaderFeatures, ShaderLanguage, catalogue, emit};
+use metal_attention_wgpu::{PipelineKey, ShaderFeatures, ShaderLanguage, catalogue, emit};
 
 /// From a device that has nothing to one that has everything.
 fn feature_sets() -> [ShaderFeatures; 6] {
@@ -21,7 +21,7 @@ fn feature_sets() -> [ShaderFeatures; 6] {
     ]
 }
 
-fn translates_to_every_language(key: &PsoKey) {
+fn translates_to_every_language(key: &PipelineKey) {
     let mut seen = HashSet::new();
     for features in feature_sets() {
         let code = |language| emit(key, features, language).unwrap_or_else(|e| panic!("{features:?}: {e}"));

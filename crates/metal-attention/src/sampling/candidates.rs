@@ -1,15 +1,17 @@
-//! The tokens that may still be chosen, and the softmax over them.
+//! The candidates of a choice (the tokens that may still be chosen) and the softmax over them.
 
 use std::cmp::Ordering;
 
 /// A token with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Candidate {
+pub(super) struct TokenCandidate {
+    /// The token's id.
     pub id: u32,
+    /// Its logit.
     pub logit: f32,
 }
 
-impl Candidate {
+impl TokenCandidate {
     /// Highest logit first, lowest id first among equals.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that sorting wants")]
     pub fn by_logit(&self, other: &Self) -> Ordering {
@@ -17,21 +19,21 @@ impl Candidate {
     }
 }
 
-/// The tokens that may still be chosen. Their logits are finite, and their order
-/// depends on nothing but the logits and the samplers applied, so the same
-/// random number draws the same token everywhere.
+/// The tokens that may still be chosen. Their logits are finite. Their order depends only on the logits and on the
+/// samplers applied, so that the same random number draws the same token everywhere.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    items: Vec<Candidate>,
+    /// The candidates; never with NaN or infinite logits.
+    items: Vec<TokenCandidate>,
+    /// Whether `items` is sorted by id.
     sorted_by_id: bool,
 }
 
 impl Candidates {
-    /// Takes the place of the candidates of the step before: every `allowed` token, its
-    /// logit plus its bias. Tokens whose logit is NaN or -inf never qualify, and
-    /// where there are infinite logits these tokens alone do, as equals.
+    /// Replaces the candidates by all `allowed` tokens, with the bias added to their logits. Tokens whose logit is NaN
+    /// or -inf are left out. If there are infinite logits, only their tokens are candidates, with equal logits.
     pub fn fill(&mut self, logits: &[f32], bias: &[(u32, f32)], allowed: impl Fn(u32) -> bool) {
-        let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit });
+        let all = logits.iter().zip(0..).map(|(&logit, id)| TokenCandidate { id, logit });
         let finite = logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
         self.items.clear();
         self.items.extend(all);
@@ -47,15 +49,16 @@ impl Candidates {
         }
     }
 
-    /// The same from a list of tokens and their logits, in the order of the list.
+    /// Replaces the candidates by listed tokens and their logits, in the order of the list. Logits that are not finite
+    /// are treated as in [`fill`](Self::fill).
     pub fn fill_listed(&mut self, list: impl Iterator<Item = (u32, f32)>) {
         self.items.clear();
-        self.items.extend(list.map(|(id, logit)| Candidate { id, logit }));
+        self.items.extend(list.map(|(id, logit)| TokenCandidate { id, logit }));
         self.sorted_by_id = false;
         self.keep_finite();
     }
 
-    /// The order that [`fill`](Self::fill) leaves.
+    /// Sorts by id, the order that [`fill`](Self::fill) leaves.
     pub fn sort_by_id(&mut self) {
         if !self.sorted_by_id {
             self.items.sort_unstable_by_key(|c| c.id);
@@ -63,8 +66,9 @@ impl Candidates {
         }
     }
 
+    /// Removes logits that are not finite; if some are infinite, keeps only those, as 0.
     fn keep_finite(&mut self) {
-        // Infinity plus a bias of -inf is NaN: it goes as well.
+        // NaN, such as infinity plus a bias of -inf, is not greater than -inf and is removed as well.
         self.items.retain(|c| c.logit > f32::NEG_INFINITY);
         if self.items.iter().any(|c| c.logit == f32::INFINITY) {
             self.items.retain(|c| c.logit == f32::INFINITY);
@@ -72,13 +76,14 @@ impl Candidates {
         }
     }
 
-    pub fn as_slice(&self) -> &[Candidate] {
+    /// The candidates.
+    pub fn as_slice(&self) -> &[TokenCandidate] {
         &self.items
     }
 
     /// The candidate with the highest logit, the lowest id among equals.
-    pub fn best(&self) -> Option<Candidate> {
-        self.items.iter().copied().min_by(Candidate::by_logit)
+    pub fn best(&self) -> Option<TokenCandidate> {
+        self.items.iter().copied().min_by(TokenCandidate::by_logit)
     }
 
     /// Replaces the logit of token `id`, if it is a candidate. The new logit is
@@ -91,14 +96,15 @@ impl Candidates {
         }
     }
 
-    fn find(&mut self, id: u32) -> Option<&mut Candidate> {
+    /// The candidate with token `id`.
+    fn find(&mut self, id: u32) -> Option<&mut TokenCandidate> {
         self.sort_by_id();
         let at = self.items.binary_search_by_key(&id, |c| c.id).ok()?;
         self.items.get_mut(at)
     }
 
-    /// Divides the logits by `temperature`. Where that leaves the range of a
-    /// float, as at 0, only the highest logit is kept, which is the limit.
+    /// Divides the logits by `temperature`. If that exceeds the range of a float, as at 0, only the highest logit is
+    /// kept, which is the limit.
     pub fn divide_by(&mut self, temperature: f32) {
         let Some(best) = self.best() else { return };
         if (best.logit / temperature).is_finite() {
@@ -111,9 +117,8 @@ impl Candidates {
         }
     }
 
-    /// Keeps the candidates for which `keep` is true. The caller keeps one at
-    /// least.
-    pub fn retain(&mut self, keep: impl Fn(&Candidate) -> bool) {
+    /// Keeps the candidates for which `keep` is true; the caller makes sure that at least one is.
+    pub fn retain(&mut self, keep: impl Fn(&TokenCandidate) -> bool) {
         self.items.retain(keep);
     }
 
@@ -121,19 +126,23 @@ impl Candidates {
     pub fn keep_highest(&mut self, k: usize) {
         let sorted = self.items.is_sorted_by(|a, b| a.by_logit(b).is_lt());
         if !sorted && (1..self.items.len()).contains(&k) {
-            self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
+            self.items.select_nth_unstable_by(k - 1, TokenCandidate::by_logit);
         }
         self.items.truncate(k);
         if !sorted {
-            self.items.sort_unstable_by(Candidate::by_logit);
+            self.items.sort_unstable_by(TokenCandidate::by_logit);
         }
         self.sorted_by_id = false;
     }
 
-    /// Keeps the shortest prefix, in the order given, whose probabilities sum to
-    /// at least `mass`, and `min_keep` candidates at least, or one. The candidates end up in
-    /// that order, which must be total.
-    pub fn keep_mass(&mut self, mass: f32, min_keep: usize, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
+    /// Keeps the shortest prefix in the given order whose probabilities sum to at least `mass`, with at least
+    /// `min_keep` candidates and at least one. The candidates end up in that order, which must be total.
+    pub fn keep_mass(
+        &mut self,
+        mass: f32,
+        min_keep: usize,
+        order: impl Fn(&TokenCandidate, &TokenCandidate) -> Ordering,
+    ) {
         /// Most distributions have their mass in fewer candidates than this.
         const FIRST_SORT: usize = 256;
         let softmax = Softmax::of(&self.items);
@@ -156,9 +165,8 @@ impl Candidates {
         self.sorted_by_id = false;
     }
 
-    /// The candidate at `position`, from 0 up to but not including 1, of the
-    /// cumulated probabilities.
-    pub fn at(&self, position: f64) -> Option<Candidate> {
+    /// The candidate at `position` (0 to below 1) of the cumulative probabilities.
+    pub fn at(&self, position: f64) -> Option<TokenCandidate> {
         let softmax = Softmax::of(&self.items);
         let target = position * softmax.total;
         let mut sum = 0.0;
@@ -175,13 +183,15 @@ impl Candidates {
 /// of the logits' distances to the highest one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Softmax {
+    /// The highest logit.
     highest: f32,
     /// Sum of the weights, at least 1.
     pub total: f64,
 }
 
 impl Softmax {
-    pub fn of(candidates: &[Candidate]) -> Self {
+    /// The softmax over `candidates`.
+    pub fn of(candidates: &[TokenCandidate]) -> Self {
         let highest = candidates.iter().fold(f32::MIN, |highest, c| highest.max(c.logit));
         let mut softmax = Self { highest, total: 0.0 };
         softmax.total = candidates.iter().map(|&c| softmax.weight(c)).sum();
@@ -189,21 +199,22 @@ impl Softmax {
     }
 
     /// The candidate's probability times `total`.
-    pub fn weight(&self, candidate: Candidate) -> f64 {
+    pub fn weight(&self, candidate: TokenCandidate) -> f64 {
         f64::from((candidate.logit - self.highest).exp())
     }
 
-    pub fn probability(&self, candidate: Candidate) -> f64 {
+    /// The candidate's probability.
+    pub fn probability(&self, candidate: TokenCandidate) -> f64 {
         self.weight(candidate) / self.total
     }
 
     /// Minus the natural logarithm of the candidate's probability.
-    pub fn surprise(&self, candidate: Candidate) -> f64 {
+    pub fn surprise(&self, candidate: TokenCandidate) -> f64 {
         self.total.ln() - (f64::from(candidate.logit) - f64::from(self.highest))
     }
 
     /// The distribution's entropy in nats: the expected surprise.
-    pub fn entropy(&self, candidates: &[Candidate]) -> f64 {
+    pub fn entropy(&self, candidates: &[TokenCandidate]) -> f64 {
         candidates.iter().map(|&c| self.probability(c) * self.surprise(c)).sum()
     }
 }

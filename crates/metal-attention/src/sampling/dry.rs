@@ -10,25 +10,29 @@ use super::candidates::Candidates;
 /// them may start like earlier text (a list, a dialogue) and is not penalised.
 pub const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// The text so far and what continuing its repetitions costs.
+/// The DRY penalty of one sequence: its last tokens, and the options.
 #[derive(Debug)]
 pub(super) struct Dry {
+    /// [`SamplerOptions::dry_multiplier`].
     multiplier: f32,
+    /// [`SamplerOptions::dry_base`].
     base: f32,
+    /// [`SamplerOptions::dry_allowed_length`].
     allowed_length: usize,
+    /// [`SamplerOptions::dry_penalty_last_n`].
     last_n: usize,
     /// Tokens that end a repetition.
     breakers: HashSet<u32>,
     /// At most `last_n` tokens, the latest first.
     window: VecDeque<u32>,
-    /// Scratch: for each place in the window, how many of the latest tokens
-    /// repeat there.
+    /// Scratch: for each position in the window, how many of the latest tokens are repeated there.
     repeats: Vec<usize>,
     /// Scratch: for each token that would continue a repetition, the longest.
     continued: HashMap<u32, usize>,
 }
 
 impl Dry {
+    /// The penalty with an empty window and without breakers.
     pub fn new(options: &SamplerOptions) -> Self {
         Self {
             multiplier: options.dry_multiplier,
@@ -42,22 +46,24 @@ impl Dry {
         }
     }
 
+    /// Sets the tokens that end a repetition.
     pub fn set_breakers(&mut self, ids: impl Iterator<Item = u32>) {
         self.breakers = ids.collect();
     }
 
+    /// Adds a token to the window.
     pub fn accept(&mut self, id: u32) {
         self.window.truncate(self.last_n.saturating_sub(1));
         self.window.push_front(id);
     }
 
+    /// Empties the window.
     pub fn reset(&mut self) {
         self.window.clear();
     }
 
-    /// Subtracts `multiplier * base^(length - allowed_length)` from the logit of
-    /// each token that would continue a repetition of `length` tokens, where that
-    /// is at least `allowed_length`.
+    /// Subtracts `multiplier * base^(length - allowed_length)` from the logit of each token that would continue a
+    /// repetition of `length` tokens, if that is at least `allowed_length`.
     pub fn apply(&mut self, candidates: &mut Candidates) {
         let window: &[u32] = self.window.make_contiguous();
         // A repetition does not reach back beyond the latest breaker.
@@ -65,7 +71,7 @@ impl Dry {
         common_prefixes(window, &mut self.repeats);
         self.continued.clear();
         for (place, &repeat) in self.repeats.iter().enumerate().skip(1) {
-            // The window runs backwards: the token before a place came after it.
+            // The window is in reverse order: `window[place - 1]` came after `window[place]`.
             let (next, length) = (window[place - 1], repeat.min(limit));
             if length >= self.allowed_length && !self.breakers.contains(&next) {
                 let longest = self.continued.entry(next).or_default();
@@ -80,9 +86,8 @@ impl Dry {
     }
 }
 
-/// For each place of `tokens`, how many tokens from there on equal those from
-/// the start on: the Z function, in linear time (Gusfield 1997, "Algorithms on
-/// Strings, Trees and Sequences", section 1.3).
+/// For each position of `tokens`, the length of the common prefix of `tokens` from there and from the start: the Z
+/// function, in linear time (Gusfield 1997, "Algorithms on Strings, Trees and Sequences", section 1.3).
 fn common_prefixes(tokens: &[u32], lengths: &mut Vec<usize>) {
     lengths.clear();
     lengths.resize(tokens.len(), tokens.len());

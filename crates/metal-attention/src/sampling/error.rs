@@ -1,8 +1,8 @@
-//! Why sampling options were refused.
+//! Errors of sampling options.
 
 use super::SamplerKind;
 
-/// A sampling option that makes no sense.
+/// An invalid sampling option.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingError {
@@ -13,7 +13,7 @@ pub enum SamplingError {
         option: &'static str,
         /// The number that was given.
         value: f32,
-        /// What would be accepted, and what turns the option off.
+        /// The accepted range, and the value that turns the option off.
         allowed: &'static str,
     },
     /// A logit bias that is not a number, or plus infinity.
@@ -24,16 +24,16 @@ pub enum SamplingError {
         /// The bias that was given.
         bias: f32,
     },
-    /// A name that is no sampler's.
+    /// The name of an unknown sampler.
     #[error("there is no sampler named {name:?}; use {}", SamplerKind::known_names())]
     UnknownSampler {
         /// The name that was given.
         name: String,
     },
-    /// No seed was given and the operating system gave none.
+    /// No seed was given, and the operating system provided none.
     #[error("the operating system gave no random seed ({reason}): set a seed")]
     NoSeed {
-        /// What the operating system said.
+        /// The error of the operating system.
         reason: String,
     },
 }

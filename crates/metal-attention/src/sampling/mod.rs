@@ -1,16 +1,13 @@
 //! Sampling: from the model's logits to the next token.
 //!
-//! A [`Sampler`] applies a chain of samplers to the logits, each of which drops
-//! tokens or changes logits, then draws from the softmax of what is left. The
-//! chain's order is [`SamplerOptions::order`]. By default the order and all
-//! values are llama.cpp's: penalties, DRY, top-n-sigma, top-k, typical-p, top-p,
-//! min-p, XTC, temperature.
+//! A [`Sampler`] applies a chain of samplers to the logits, each of which removes tokens or changes logits, and draws
+//! from the softmax of what is left. The chain's order is [`SamplerOptions::order`]. By default the order and all
+//! values are llama.cpp's: penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature.
 //!
-//! The same seed, options and logits give the same tokens. Random numbers come
-//! from `ChaCha8`, which is defined independently of any library, platform or
-//! version; between platforms only the last bit of an exponential may differ.
-//! They are not llama.cpp's random numbers. Those of a token depend on the seed
-//! and its position alone, so that a text can be continued elsewhere.
+//! Equal seeds, options and logits give equal tokens. Random numbers come from `ChaCha8`, which is defined
+//! independently of any library, platform or version; between platforms only the last bit of an exponential may differ.
+//! They are not llama.cpp's random numbers. Those of a token depend only on the seed and the token's position, so that
+//! a sequence can be continued elsewhere.
 //!
 //! ```
 //! use metal_attention::sampling::{Sampler, SamplerOptions};

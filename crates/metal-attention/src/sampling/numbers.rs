@@ -1,31 +1,31 @@
-//! The sampling options that are numbers: one table of names, ranges and meanings. Range checks, the fields of requests and
-//! their description follow from it.
+//! The numeric sampling options: one table of names, ranges and meanings, from which range checks, request fields and
+//! their descriptions are derived.
 
 use super::{SamplerOptions, SamplingError};
 
-/// A sampling option that is a number.
+/// A numeric sampling option.
 #[derive(Debug)]
 pub struct NumberOption {
     /// The field of [`SamplerOptions`], which is also the name in requests.
     pub name: &'static str,
-    /// Other names in requests, as other servers have them.
+    /// Other names in requests, as other servers use them.
     pub aliases: &'static [&'static str],
-    /// The metadata key with which a file recommends a value, as llama.cpp reads it.
+    /// Metadata key by which a file recommends a value, as llama.cpp reads it.
     pub metadata_key: Option<&'static str>,
-    /// What it does, in a sentence.
+    /// Description in one sentence.
     pub doc: &'static str,
     /// The values that are accepted, and which of them turns the option off.
     pub allowed: &'static str,
-    /// How its value is read and written.
-    kind: Kind,
+    /// Type and access.
+    kind: NumberKind,
 }
 
-/// How the value of an option is read and written.
+/// Type of an option, with access to its field.
 #[derive(Debug)]
-enum Kind {
+enum NumberKind {
     /// A finite number from `min` to `max`.
     Real { get: fn(&SamplerOptions) -> f32, set: fn(&mut SamplerOptions, f32), min: f32, max: f32 },
-    /// A whole number. Values below 0 mean `negative`; without it they are refused.
+    /// A whole number. Negative values mean `negative`; without it they are refused.
     Count { get: fn(&SamplerOptions) -> usize, set: fn(&mut SamplerOptions, usize), negative: Option<usize> },
 }
 
@@ -38,15 +38,15 @@ impl NumberOption {
         ALL.iter().find(|option| option.name == name || option.aliases.contains(&name))
     }
 
-    /// Sets the option in `options`. An error where `value` is outside the range.
+    /// Sets the option in `options`. An error, with `options` unchanged, if `value` is outside the range.
     pub fn set(&self, options: &mut SamplerOptions, value: f64) -> Result<(), SamplingError> {
         match self.kind {
-            Kind::Real { set, .. } => {
+            NumberKind::Real { set, .. } => {
                 let real = value as f32;
                 self.check_real(real)?;
                 set(options, real);
             }
-            Kind::Count { set, negative, .. } => {
+            NumberKind::Count { set, negative, .. } => {
                 let count = if value < 0.0 { negative } else { Some(value as usize) };
                 match count.filter(|_| value.fract() == 0.0) {
                     Some(count) => set(options, count),
@@ -60,47 +60,49 @@ impl NumberOption {
     /// Checks the option's value in `options`.
     pub(super) fn check(&self, options: &SamplerOptions) -> Result<(), SamplingError> {
         match self.kind {
-            Kind::Real { get, .. } => self.check_real(get(options)),
-            Kind::Count { .. } => Ok(()),
+            NumberKind::Real { get, .. } => self.check_real(get(options)),
+            NumberKind::Count { .. } => Ok(()),
         }
     }
 
     /// The option's value in `options`.
     pub fn get(&self, options: &SamplerOptions) -> f64 {
         match self.kind {
-            Kind::Real { get, .. } => f64::from(get(options)),
-            Kind::Count { get, .. } => get(options) as f64,
+            NumberKind::Real { get, .. } => f64::from(get(options)),
+            NumberKind::Count { get, .. } => get(options) as f64,
         }
     }
 
     /// Whether the value is a whole number.
     pub fn is_count(&self) -> bool {
-        matches!(self.kind, Kind::Count { .. })
+        matches!(self.kind, NumberKind::Count { .. })
     }
 
-    /// The least value that is accepted; `None` where there is none.
+    /// The smallest accepted value; `None` if there is none.
     pub fn minimum(&self) -> Option<f64> {
         match self.kind {
-            Kind::Real { min, .. } => Some(f64::from(min)).filter(|_| min > f32::MIN),
-            Kind::Count { negative, .. } => negative.is_none().then_some(0.0),
+            NumberKind::Real { min, .. } => Some(f64::from(min)).filter(|_| min > f32::MIN),
+            NumberKind::Count { negative, .. } => negative.is_none().then_some(0.0),
         }
     }
 
-    /// The largest value that is accepted; `None` where there is none.
+    /// The largest accepted value; `None` if there is none.
     pub fn maximum(&self) -> Option<f64> {
         match self.kind {
-            Kind::Real { max, .. } => Some(f64::from(max)).filter(|_| max < f32::MAX),
-            Kind::Count { .. } => None,
+            NumberKind::Real { max, .. } => Some(f64::from(max)).filter(|_| max < f32::MAX),
+            NumberKind::Count { .. } => None,
         }
     }
 
+    /// Checks the range of a real option.
     fn check_real(&self, value: f32) -> Result<(), SamplingError> {
         match self.kind {
-            Kind::Real { min, max, .. } if (min..=max).contains(&value) => Ok(()),
-            Kind::Real { .. } | Kind::Count { .. } => Err(self.out_of_range(value)),
+            NumberKind::Real { min, max, .. } if (min..=max).contains(&value) => Ok(()),
+            NumberKind::Real { .. } | NumberKind::Count { .. } => Err(self.out_of_range(value)),
         }
     }
 
+    /// The error for a value outside the range.
     fn out_of_range(&self, value: f32) -> SamplingError {
         SamplingError::OutOfRange { option: self.name, value, allowed: self.allowed }
     }
@@ -114,7 +116,7 @@ macro_rules! real {
             metadata_key: $key,
             doc: $doc,
             allowed: $allowed,
-            kind: Kind::Real { get: |o| o.$field, set: |o, v| o.$field = v, min: $range.0, max: $range.1 },
+            kind: NumberKind::Real { get: |o| o.$field, set: |o, v| o.$field = v, min: $range.0, max: $range.1 },
         }
     };
 }
@@ -127,7 +129,7 @@ macro_rules! count {
             metadata_key: $key,
             doc: $doc,
             allowed: $allowed,
-            kind: Kind::Count { get: |o| o.$field, set: |o, v| o.$field = v, negative: $negative },
+            kind: NumberKind::Count { get: |o| o.$field, set: |o, v| o.$field = v, negative: $negative },
         }
     };
 }

@@ -1,12 +1,11 @@
-//! What may be set, its default values and its valid ranges.
+//! The sampling options: their defaults and valid ranges.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{DRY_SEQUENCE_BREAKERS, NumberOption, SamplingError};
 
-/// One step of the sampling chain, under the name that llama.cpp's `--samplers`
-/// gives it.
+/// A sampler of the chain, with the name that llama.cpp's `--samplers` gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerKind {
@@ -25,7 +24,7 @@ pub enum SamplerKind {
     TopP,
     /// Keep the tokens at least this probable relative to the most probable: `min_p`.
     MinP,
-    /// "Exclude top choices", now and then drop the most probable tokens: `xtc`.
+    /// "Exclude top choices", sometimes remove the most probable tokens: `xtc`.
     Xtc,
     /// Divide the logits by the temperature: `temperature`.
     Temperature,
@@ -75,13 +74,13 @@ impl SamplerKind {
         }
     }
 
-    /// Reads an order of samplers as letters, such as `edskypmxt`; `None` where one is no sampler's.
+    /// Parses an order of samplers as letters, such as `edskypmxt`; `None` if a letter is unknown.
     pub fn parse_letters(text: &str) -> Option<Vec<Self>> {
         text.chars().map(|letter| Self::ALL.into_iter().find(|kind| kind.letter() == letter)).collect()
     }
 
-    /// Reads an order of samplers: names separated by `;`. The empty text is the
-    /// empty order, which draws from the model's own distribution.
+    /// Parses an order of samplers: names separated by `;`. The empty string is the empty order, which draws from the
+    /// model's own distribution.
     ///
     /// ```
     /// use metal_attention::sampling::SamplerKind;
@@ -109,7 +108,7 @@ impl fmt::Display for SamplerKind {
 impl FromStr for SamplerKind {
     type Err = SamplingError;
 
-    /// Reads a name. Case, `-` and `_` do not matter, as in llama.cpp, which also has `temp`, `typ` and `nucleus`.
+    /// Parses a name. Case, `-` and `_` do not matter, as in llama.cpp, which also accepts `temp`, `typ` and `nucleus`.
     fn from_str(text: &str) -> Result<Self, SamplingError> {
         let plain = |name: &str| name.replace(['-', '_'], "").to_lowercase();
         let kind = match plain(text).as_str() {
@@ -122,13 +121,11 @@ impl FromStr for SamplerKind {
     }
 }
 
-/// How the next token is chosen. The default values and the default order are
-/// llama.cpp's.
+/// The options of a sampler. The default values and the default order are llama.cpp's.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct SamplerOptions {
-    /// The logits are divided by it: below 1 sharpens the distribution, above 1
-    /// flattens it. 0 chooses the highest logit, whatever the other samplers
-    /// would do, after logit bias, penalties and DRY.
+    /// Divisor of the logits: below 1 sharpens the distribution, above 1 flattens it. 0 chooses the highest logit after
+    /// logit bias, penalties and DRY, whatever the other samplers would do.
     pub temperature: f32,
     /// Half the width of the interval around `temperature` in which the
     /// distribution's entropy picks the temperature; 0 turns it off.
@@ -149,22 +146,20 @@ pub struct SamplerOptions {
     /// Keep the logits within this many standard deviations of the highest; 0 or
     /// less turns it off.
     pub top_n_sigma: f32,
-    /// The least number of tokens that top-p, min-p, typical-p and XTC leave.
+    /// Minimum number of tokens that top-p, min-p, typical-p and XTC keep.
     pub min_keep: usize,
-    /// How often, from 0 (never) to 1, the most probable tokens are excluded.
+    /// Probability with which the most probable tokens are excluded; 0 turns it off.
     pub xtc_probability: f32,
     /// The probability that a token needs to count among the most probable
     /// ones; above 0.5 turns it off.
     pub xtc_threshold: f32,
-    /// How many of the last tokens the three penalties look at; 0 turns them off
-    /// and `usize::MAX` is the whole text.
+    /// Number of last tokens that the three penalties consider; 0 turns them off, `usize::MAX` is the whole sequence.
     pub penalty_last_n: usize,
-    /// Positive logits of tokens seen are divided by it, others multiplied; 1
-    /// turns it off.
+    /// Positive logits of tokens in the window are divided by it, others multiplied; 1 turns it off.
     pub repeat_penalty: f32,
-    /// Subtracted from a token's logit for each time it was seen.
+    /// Subtracted from a token's logit for each occurrence in the window.
     pub frequency_penalty: f32,
-    /// Subtracted from a token's logit when it was seen at all.
+    /// Subtracted from a token's logit if it occurs in the window.
     pub presence_penalty: f32,
     /// The DRY penalty of the shortest repetition that is penalised; 0 turns it
     /// off.
@@ -172,20 +167,18 @@ pub struct SamplerOptions {
     /// The factor by which the DRY penalty grows with each token of the
     /// repetition; below 1 turns it off.
     pub dry_base: f32,
-    /// The length in tokens from which a repetition is penalised.
+    /// Minimum length in tokens of a repetition that is penalised.
     pub dry_allowed_length: usize,
-    /// How many of the last tokens DRY looks at; 0 turns it off and `usize::MAX`
-    /// is the whole text.
+    /// Number of last tokens that DRY considers; 0 turns it off, `usize::MAX` is the whole sequence.
     pub dry_penalty_last_n: usize,
-    /// Strings that end a repetition: DRY penalises no token with one of them, and does not look beyond it.
+    /// Strings that end a repetition: DRY does not penalise a token that contains one, nor consider what precedes it.
     pub dry_sequence_breakers: Vec<String>,
     /// Added to the logits of these tokens before any sampler; -inf forbids a
     /// token.
     pub logit_bias: Vec<(u32, f32)>,
     /// The samplers to apply, first to last.
     pub order: Vec<SamplerKind>,
-    /// The seed of the random numbers; without one it is drawn from the
-    /// operating system.
+    /// Seed of the random numbers; `None`: drawn from the operating system.
     pub seed: Option<u64>,
 }
 
@@ -220,7 +213,7 @@ impl Default for SamplerOptions {
 }
 
 impl SamplerOptions {
-    /// Always the token with the highest logit.
+    /// Options that always choose the token with the highest logit.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
@@ -239,6 +232,7 @@ impl SamplerOptions {
         self.order.iter().copied().filter(|&kind| self.is_active(kind)).collect()
     }
 
+    /// Whether a sampler has an effect with these values.
     fn is_active(&self, kind: SamplerKind) -> bool {
         let greedy = self.temperature == 0.0;
         match kind {

@@ -1,24 +1,29 @@
-//! Penalties on tokens that were seen lately.
+//! Repetition, frequency and presence penalties on recent tokens.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::SamplerOptions;
 use super::candidates::Candidates;
 
-/// The tokens seen lately and how often, and what that costs them.
+/// The penalties of one sequence: its last tokens, and the options.
 #[derive(Debug)]
 pub(super) struct Penalties {
+    /// [`SamplerOptions::penalty_last_n`].
     last_n: usize,
+    /// [`SamplerOptions::repeat_penalty`].
     repeat: f32,
+    /// [`SamplerOptions::frequency_penalty`].
     frequency: f32,
+    /// [`SamplerOptions::presence_penalty`].
     presence: f32,
     /// At most `last_n` tokens, the oldest first.
     window: VecDeque<u32>,
-    /// How often each token is in the window.
+    /// Occurrences of each token in the window.
     counts: HashMap<u32, u32>,
 }
 
 impl Penalties {
+    /// The penalties with an empty window.
     pub fn new(options: &SamplerOptions) -> Self {
         Self {
             last_n: options.penalty_last_n,
@@ -30,6 +35,7 @@ impl Penalties {
         }
     }
 
+    /// Adds a token to the window, which drops its oldest one when it is full.
     pub fn accept(&mut self, id: u32) {
         if self.window.len() == self.last_n
             && let Some(oldest) = self.window.pop_front()
@@ -44,6 +50,7 @@ impl Penalties {
         *self.counts.entry(id).or_default() += 1;
     }
 
+    /// Empties the window.
     pub fn reset(&mut self) {
         self.window.clear();
         self.counts.clear();

@@ -1,23 +1,26 @@
-//! Random numbers that belong to the positions of a text.
+//! Random numbers by position: those of a choice depend on the seed and the position in the sequence only.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// Words of 32 bits that belong to a position: a block of `ChaCha`. A choice takes no more than four.
+/// 32-bit words reserved for each position: one block of `ChaCha`. A choice uses at most four.
 const WORDS_OF_A_POSITION: u128 = 16;
 
-/// Random numbers that depend on the seed and the position alone, whatever was drawn for those before.
+/// A random number generator whose numbers depend only on the seed and the position, not on how many were drawn before.
 #[derive(Debug)]
 pub(super) struct RandomNumbers {
+    /// The seed.
     seed: u64,
+    /// Generator of the numbers.
     rng: ChaCha8Rng,
+    /// The current position.
     position: u64,
-    /// Whether `rng` is still in an earlier position.
+    /// Whether `rng` still has to be moved to `position`.
     behind: bool,
 }
 
 impl RandomNumbers {
-    /// Those of the first position.
+    /// The generator at position 0.
     pub(super) fn new(seed: u64) -> Self {
         // The key is the seed, padded with zeros.
         let mut key = [0; 32];
@@ -25,17 +28,18 @@ impl RandomNumbers {
         Self { seed, rng: ChaCha8Rng::from_seed(key), position: 0, behind: false }
     }
 
+    /// The seed.
     pub(super) fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Goes on to the next position.
+    /// Moves to the next position.
     pub(super) fn advance(&mut self) {
         self.position += 1;
         self.behind = true;
     }
 
-    /// The next number of the position, from 0 up to but not including 1, made of 53 random bits.
+    /// The next number of this position, from 0 to below 1, with 53 random bits.
     pub(super) fn uniform(&mut self) -> f64 {
         if std::mem::take(&mut self.behind) {
             self.rng.set_word_pos(WORDS_OF_A_POSITION * u128::from(self.position));

@@ -1,15 +1,15 @@
-//! The sampling that a model's file recommends: the keys `general.sampling.*`, as llama.cpp reads them.
+//! The sampling options that a model's file recommends: the keys `general.sampling.*`, as llama.cpp reads them.
 
 use metal_attention_gguf::{Metadata, Value};
 
 use super::{NumberOption, SamplerKind, SamplerOptions};
 
 impl SamplerOptions {
-    /// The metadata key with which a file recommends the samplers' order: names separated by `;`.
+    /// Metadata key by which a file recommends the samplers' order: names separated by `;`.
     pub const SEQUENCE_KEY: &str = "general.sampling.sequence";
 
-    /// The defaults, with what `metadata` recommends in their place. A value that is no number, or outside its option's
-    /// range, is logged and passed over, and so is the name of an unknown sampler. Mirostat has no place here.
+    /// The defaults, replaced by what `metadata` recommends. A value that is not a number or is out of range is logged
+    /// and ignored; names of unknown samplers are ignored. Mirostat is not supported.
     pub fn recommended(metadata: &Metadata) -> Self {
         let mut options = Self::default();
         for option in NumberOption::ALL {
@@ -34,7 +34,7 @@ impl SamplerOptions {
     }
 }
 
-/// A number, also as text: llama.cpp reads both.
+/// A number, or a string that is one, as llama.cpp accepts both.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::U8(n) => Some(f64::from(*n)),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn recommendations_that_make_no_sense_are_passed_over() {
+    fn invalid_recommendations_are_ignored() {
         let mut metadata = Metadata::new();
         metadata.set("general.sampling.temp", f32::NAN);
         metadata.set("general.sampling.top_p", 7.0f32);

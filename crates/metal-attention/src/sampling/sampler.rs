@@ -1,4 +1,7 @@
-//! The chain of samplers and the draw at its end.
+//! The sampler of one sequence: the chain of samplers, and the draw at its end.
+//!
+//! Most choices depend only on the highest logits. These can be picked out of all logits at the speed of memory, so a
+//! short list of them is tried first; where it does not determine the choice, the chain runs over all logits.
 
 use metal_attention_model::{argmax, highest};
 use rand_chacha::rand_core::{OsRng, TryRngCore};
@@ -9,32 +12,36 @@ use super::penalties::Penalties;
 use super::random::RandomNumbers;
 use super::{SamplerKind, SamplerOptions, SamplingError, temperature, truncation};
 
-/// Logits that are looked at before all others: more than most choices hang on.
+/// Minimum length of the short list.
 const SHORT_LIST: usize = 128;
-/// The same besides the highest that a sampler keeps, where nothing else decides: some may not be allowed.
+/// Additional entries of the list if a sampler keeps a fixed number of the highest logits: some may not be allowed.
 const SPARE: usize = 8;
 
-/// Chooses tokens for one text, and remembers what was chosen.
+/// Samples the tokens of one sequence, and records them for the penalties.
 ///
-/// The random numbers of a choice are those of the seed and the position, the number of tokens [accepted](Self::accept) so
-/// far. So a text can be continued elsewhere: a sampler of the same options and seed that has accepted the text so far
-/// chooses what this one would have chosen.
+/// The random numbers of a choice depend on the seed and the position, which is the number of tokens
+/// [accepted](Self::accept) so far. So a sequence can be continued elsewhere: a sampler with the same options and seed
+/// that has accepted the same tokens chooses the same next one.
 ///
-/// Its buffers are reused: after the first token of a text it allocates no more
-/// than its memory of the text needs.
+/// Its buffers are reused: after the first token it allocates only what the penalties' windows need.
 #[derive(Debug)]
 pub struct Sampler {
+    /// The options.
     options: SamplerOptions,
     /// The samplers that have an effect, in order.
     chain: Vec<SamplerKind>,
+    /// Random numbers of the current position.
     random: RandomNumbers,
+    /// Repetition, frequency and presence penalties.
     penalties: Penalties,
+    /// The DRY penalty.
     dry: Dry,
+    /// Buffer for the candidates of a choice.
     candidates: Candidates,
 }
 
 impl Sampler {
-    /// A sampler with no memory of any text. Fails on options out of range.
+    /// A sampler that has accepted no tokens. An error if an option is out of range.
     pub fn new(options: SamplerOptions) -> Result<Self, SamplingError> {
         options.validate()?;
         let seed = match options.seed {
@@ -51,8 +58,9 @@ impl Sampler {
         })
     }
 
-    /// Tells DRY the vocabulary: the tokens whose bytes contain one of [`SamplerOptions::dry_sequence_breakers`] end a
-    /// repetition. `vocabulary` yields the bytes of each token, from id 0 on. Nothing ends one until this is called.
+    /// Sets the vocabulary for DRY: tokens whose bytes contain one of [`SamplerOptions::dry_sequence_breakers`] end a
+    /// repetition. `vocabulary` yields the bytes of each token, from id 0 on. Without this call no token ends a
+    /// repetition.
     #[must_use]
     pub fn with_vocabulary<'a>(mut self, vocabulary: impl Iterator<Item = &'a [u8]>) -> Self {
         if self.chain.contains(&SamplerKind::Dry) {
@@ -65,10 +73,10 @@ impl Sampler {
         self
     }
 
-    /// Chooses a token, given the logit of every token of the vocabulary.
+    /// Chooses a token from `logits`, `[n_vocab]`.
     ///
-    /// NaN and -inf are never chosen; where there are infinite logits, one of
-    /// these is. When no token qualifies the result is that of [`argmax`].
+    /// NaN and -inf are never chosen; if there are infinite logits, one of these is. If no token qualifies, the result
+    /// is that of [`argmax`].
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         self.sample_allowed(logits, |_| true)
     }
@@ -81,7 +89,7 @@ impl Sampler {
                 return best;
             }
         }
-        // The highest logits can be picked out of all at the speed of memory; everything else cannot.
+        // The length of the short list.
         let k = self.short_list().map(|needed| match self.needed() {
             Some(Needed::Highest(_)) if self.n_lowering() == 0 => needed.saturating_add(SPARE),
             _ => needed.saturating_mul(2).max(SHORT_LIST),
@@ -94,7 +102,7 @@ impl Sampler {
         self.sample_from_all(logits, allowed)
     }
 
-    /// [`sample_allowed`](Self::sample_allowed) without a look at the highest logits first.
+    /// [`sample_allowed`](Self::sample_allowed) without trying the short list first.
     pub(super) fn sample_from_all(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
         self.narrow(logits, &allowed);
         self.draw().unwrap_or_else(|| {
@@ -103,24 +111,24 @@ impl Sampler {
         })
     }
 
-    /// How many of the highest logits decide most choices, where a short list of them does at all; for
-    /// [`sample_short`](Self::sample_short), whose list may be longer.
+    /// Minimum length of a list for [`sample_short`](Self::sample_short) that determines most choices; a longer one
+    /// determines more. `None` if these options need all logits.
     pub fn short_list(&self) -> Option<usize> {
         self.needed().filter(|_| self.options.logit_bias.is_empty()).map(|needed| match needed {
             Needed::Highest(n) => n,
-            // The longer the list the lower it reaches.
+            // Any length may do; the longer the list, the lower its last logit.
             Needed::Above(_) => 1,
         })
     }
 
-    /// Chooses one of the `allowed` tokens from the `k` highest logits, sorted from the highest, or from all that are not
-    /// NaN where there are no more than `k`. The choice is that of [`sample`](Self::sample) given all logits, those of
-    /// other tokens set to -inf; `None` where the list is too short to tell, and the sampler is then as it was.
+    /// Chooses one of the `allowed` tokens from `list`: the `k` highest logits, sorted from the highest, or all logits
+    /// but NaN if there are no more than `k`. The choice equals that of [`sample_allowed`](Self::sample_allowed) with
+    /// all logits. `None` if the list does not determine it; the sampler is then unchanged.
     pub fn sample_short(&mut self, list: &[(u32, f32)], k: usize, allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let needed = self.needed().filter(|_| self.options.logit_bias.is_empty())?;
         self.candidates.fill_listed(list.iter().copied().filter(|&(id, _)| allowed(id)));
         let lowering = self.n_lowering();
-        // The list is in the order that the highest are in.
+        // Without a lowering sampler the list already has the order in which the highest are kept.
         if lowering > 0 || !matches!(needed, Needed::Highest(_)) {
             self.candidates.sort_by_id();
         }
@@ -129,7 +137,7 @@ impl Sampler {
         }
         let best = self.candidates.best()?;
         if let Some(&(_, lowest)) = list.last().filter(|_| list.len() >= k) {
-            // No token that is not listed has a logit above the lowest one.
+            // A token outside the list has at most the lowest listed logit.
             let enough = match needed {
                 Needed::Highest(n) if lowering == 0 => self.candidates.as_slice().len() >= n,
                 Needed::Highest(n) => self.candidates.as_slice().iter().filter(|c| c.logit > lowest).count() >= n,
@@ -145,8 +153,8 @@ impl Sampler {
         self.draw()
     }
 
-    /// Remembers a token of the text, for the penalties, DRY and the random numbers, which are those of the next position
-    /// from now on. Call it with the tokens of the prompt as well.
+    /// Records a token of the sequence for the penalties and DRY, and moves the random numbers to the next position.
+    /// Also for the tokens of the prompt.
     pub fn accept(&mut self, id: u32) {
         self.random.advance();
         for sampler in &self.chain {
@@ -158,30 +166,29 @@ impl Sampler {
         }
     }
 
-    /// Forgets the text and starts the random numbers again from [`Self::seed`].
+    /// Forgets all tokens and restarts the random numbers from [`Self::seed`].
     pub fn reset(&mut self) {
         self.penalties.reset();
         self.dry.reset();
         self.random = RandomNumbers::new(self.seed());
     }
 
-    /// Whether every choice is the plain [`argmax`] of the logits: temperature 0,
-    /// no logit bias, no penalties.
+    /// Whether every choice is the [`argmax`] of the logits: temperature 0, no logit bias, no penalties.
     pub fn is_greedy(&self) -> bool {
         self.options.temperature == 0.0 && self.chain.is_empty() && self.options.logit_bias.is_empty()
     }
 
-    /// The seed in use: the one given, or the one drawn in its place.
+    /// The seed: the given one, or the one drawn in its place.
     pub fn seed(&self) -> u64 {
         self.random.seed()
     }
 
-    /// The options in use.
+    /// The options.
     pub fn options(&self) -> &SamplerOptions {
         &self.options
     }
 
-    /// Fills the candidates and applies the chain to them.
+    /// Fills the candidates from all logits and applies the chain to them.
     pub(super) fn narrow(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> &Candidates {
         self.candidates.fill(logits, &self.options.logit_bias, allowed);
         for sampler in 0..self.chain.len() {
@@ -190,6 +197,7 @@ impl Sampler {
         &self.candidates
     }
 
+    /// Applies one sampler to the candidates.
     fn apply(&mut self, sampler: SamplerKind) {
         let (options, candidates) = (&self.options, &mut self.candidates);
         match sampler {
@@ -214,7 +222,7 @@ impl Sampler {
         }
     }
 
-    /// The choice among the candidates that are left.
+    /// Draws from the remaining candidates; at temperature 0, the best. `None` if there are none.
     fn draw(&mut self) -> Option<u32> {
         let chosen = if self.options.temperature == 0.0 {
             self.candidates.best()
@@ -224,7 +232,7 @@ impl Sampler {
         chosen.map(|candidate| candidate.id)
     }
 
-    /// How many samplers at the start of the chain do nothing but lower logits.
+    /// Number of samplers at the start of the chain that can only lower logits.
     fn n_lowering(&self) -> usize {
         let o = &self.options;
         let penalties_lower = o.repeat_penalty >= 1.0 && o.frequency_penalty >= 0.0 && o.presence_penalty >= 0.0;
@@ -236,7 +244,7 @@ impl Sampler {
         self.chain.iter().take_while(lowers).count()
     }
 
-    /// Which tokens the samplers after those leave, where that does not hang on the logits of all tokens.
+    /// The tokens that the first sampler after the lowering ones keeps, if that does not depend on all logits.
     fn needed(&self) -> Option<Needed> {
         match self.chain.get(self.n_lowering()) {
             None if self.options.temperature == 0.0 => Some(Needed::Highest(1)),
@@ -250,8 +258,8 @@ impl Sampler {
 /// The tokens that a choice depends on.
 #[derive(Debug, Clone, Copy)]
 enum Needed {
-    /// So many of the highest logits.
+    /// This many of the highest logits.
     Highest(usize),
-    /// Those with at least the highest logit plus this.
+    /// The logits that are at least the highest plus this (negative) number.
     Above(f32),
 }

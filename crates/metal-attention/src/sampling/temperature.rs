@@ -1,13 +1,12 @@
-//! Temperature, fixed or following the entropy.
+//! Temperature, fixed or dynamic (by entropy).
 
 use super::candidates::{Candidates, Softmax};
 
-/// Divides the logits by `temperature`; at 0 only the highest is left.
+/// Divides the logits by `temperature`; at 0 only the highest is kept.
 ///
-/// With a `range` above 0 the temperature is dynamic: between `temperature -
-/// range` (not below 0) and `temperature + range`, the nearer to the upper end
-/// the flatter the distribution is, as its entropy over the highest possible
-/// entropy raised to `exponent`.
+/// With a `range` above 0 the temperature is dynamic: between `temperature - range` (not below 0) and
+/// `temperature + range`, nearer to the upper end the flatter the distribution is. Flatness is the entropy over its
+/// maximum, raised to `exponent`.
 pub(super) fn temperature(candidates: &mut Candidates, temperature: f32, range: f32, exponent: f32) {
     let temperature = if range > 0.0 && candidates.as_slice().len() > 1 {
         let items = candidates.as_slice();

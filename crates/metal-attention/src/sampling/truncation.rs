@@ -1,14 +1,14 @@
-//! The samplers that narrow the choice: each drops the candidates that its rule
-//! finds too unlikely (XTC: too likely), and leaves one at least, or `min_keep`.
+//! The truncating samplers: each removes the candidates that its rule finds too unlikely (XTC: too likely), and keeps
+//! at least one, or `min_keep`.
 //!
 //! Top-k is [`Candidates::keep_highest`].
 
-use super::candidates::{Candidate, Candidates, Softmax};
+use super::candidates::{Candidates, Softmax, TokenCandidate};
 
 /// Top-p, or nucleus sampling (Holtzman et al. 2019, arXiv 1904.09751): the most
 /// probable tokens until their probabilities sum to at least `p`.
 pub(super) fn top_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
-    candidates.keep_mass(p, min_keep, Candidate::by_logit);
+    candidates.keep_mass(p, min_keep, TokenCandidate::by_logit);
 }
 
 /// Min-p (Nguyen et al. 2024, arXiv 2407.01082): the tokens whose probability is
@@ -29,7 +29,7 @@ pub(super) fn min_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
 pub(super) fn typical_p(candidates: &mut Candidates, p: f32, min_keep: usize) {
     let softmax = Softmax::of(candidates.as_slice());
     let entropy = softmax.entropy(candidates.as_slice());
-    let distance = |c: &Candidate| (softmax.surprise(*c) - entropy).abs();
+    let distance = |c: &TokenCandidate| (softmax.surprise(*c) - entropy).abs();
     candidates.keep_mass(p, min_keep, |a, b| distance(a).total_cmp(&distance(b)).then_with(|| a.by_logit(b)));
 }
 
@@ -45,15 +45,14 @@ pub(super) fn top_n_sigma(candidates: &mut Candidates, n: f32) {
     candidates.retain(|c| f64::from(c.logit) >= lowest);
 }
 
-/// XTC, "exclude top choices": where several tokens are at least `threshold`
-/// probable, all of them but the least probable go, unless that leaves fewer than `min_keep`. The caller draws whether it
-/// applies to this step.
+/// XTC, "exclude top choices": if several tokens are at least `threshold` probable, removes all of them but the least
+/// probable, unless that leaves fewer than `min_keep`. The caller draws whether it applies to this token.
 pub(super) fn xtc(candidates: &mut Candidates, threshold: f32, min_keep: usize) {
     let softmax = Softmax::of(candidates.as_slice());
-    let is_top = |c: Candidate| softmax.probability(c) >= f64::from(threshold);
+    let is_top = |c: TokenCandidate| softmax.probability(c) >= f64::from(threshold);
     let top = || candidates.as_slice().iter().copied().filter(|&c| is_top(c));
     let n_left = (candidates.as_slice().len() + 1).saturating_sub(top().count());
-    let least = top().max_by(Candidate::by_logit);
+    let least = top().max_by(TokenCandidate::by_logit);
     if let Some(least) = least.filter(|_| n_left >= min_keep) {
         candidates.retain(|&c| c == least || !is_top(c));
     }

@@ -1,48 +1,54 @@
-//! Embeddings, and logits of whole texts: a chunk of a text between the steps of the others.
+//! Embeddings, reranker scores and logits of whole sequences: each step of the engine evaluates one chunk of one of
+//! them.
+//!
+//! All three are called embeddings in the scheduler: their result is one vector, and nothing is sampled.
 
 use crate::{BatchToken, ForwardError, Pooled};
 
 use super::engine::Engine;
-use super::queue::{EmbeddingRequest, Wanted};
+use super::queue::{EmbeddingRequest, RequestedOutput};
 use super::{Client, RequestError};
 
-/// Most bytes of logits that one chunk gives.
+/// Maximum bytes of logits that one chunk returns.
 pub(super) const MAX_LOGITS_BYTES: usize = 64 << 20;
 
-/// An embedding that is being made.
+/// An embedding in progress.
 pub(super) struct EmbeddingRun {
+    /// The request.
     request: EmbeddingRequest,
-    /// Counts embeddings in the order in which they began.
+    /// Number in the order of the start; larger is younger.
     number: u64,
-    /// Its sequence.
+    /// Index of its cache sequence.
     pub seq: usize,
-    outcome: Outcome,
+    /// The result so far.
+    output: PartialOutput,
 }
 
-/// What there is of the answer so far.
-enum Outcome {
-    /// What the states give.
+/// The result of an embedding, as far as it was evaluated.
+enum PartialOutput {
+    /// The sum of hidden states, of an embedding or a reranker's scores.
     Pooled(Pooled),
     /// Logits, `[n_tokens, n_vocab]`.
     Logits(Vec<f32>),
 }
 
 impl EmbeddingRun {
-    /// Tokens of the text.
+    /// Tokens of the whole sequence.
     pub fn n_tokens(&self) -> usize {
         self.request.ids.len()
     }
 
-    /// Who asked for it.
+    /// Owner of the request.
     pub fn client(&self) -> Client {
         self.request.client
     }
 
+    /// Whether the client has dropped its future.
     pub fn is_abandoned(&self) -> bool {
         self.request.answer.is_closed()
     }
 
-    /// Tells the client that it cannot be made.
+    /// Sends an error to the client.
     pub fn fail(mut self, why: RequestError) {
         drop(self.request.ticket.take());
         let _ = self.request.answer.send(Err(why));
@@ -50,42 +56,43 @@ impl EmbeddingRun {
 }
 
 impl Engine<'_> {
-    /// Begins an embedding in a sequence of its own.
-    pub(super) fn begin_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
-        let outcome = match request.wanted {
-            Wanted::Embedding => Outcome::Pooled(self.pooler.begin()),
-            Wanted::Logits(_) => Outcome::Logits(Vec::new()),
+    /// Starts an embedding in the busy, empty cache sequence `seq`.
+    pub(super) fn start_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
+        let output = match request.output {
+            RequestedOutput::Embedding => PartialOutput::Pooled(self.pooler.begin()),
+            RequestedOutput::Logits(_) => PartialOutput::Logits(Vec::new()),
         };
-        self.n_begun += 1;
-        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, outcome });
+        self.n_started += 1;
+        self.embeddings.push_back(EmbeddingRun { request, number: self.n_started, seq, output });
     }
 
-    /// Evaluates the next chunk of the embedding whose turn it is.
+    /// Evaluates one chunk of the next embedding, and moves that to the end of the list. If pages run out, it evicts an
+    /// idle cache sequence or preempts an embedding; the chunk is tried again later. Another error fails the embedding.
     pub(super) fn embed(&mut self) {
-        let most = self.pace.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
+        let max_tokens = self.batch_sizer.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
         let Self { pass, pooler, embeddings, .. } = self;
         let Some(run) = embeddings.front_mut() else { return };
         let start = pass.n_past(run.seq);
         let n_tokens = run.n_tokens();
         let token = |(i, &id): (usize, &u32)| {
             let pos = start + i;
-            let logits = match run.request.wanted {
-                Wanted::Embedding => pooler.needs(pos, n_tokens),
-                Wanted::Logits(from) => pos >= from,
+            let logits = match run.request.output {
+                RequestedOutput::Embedding => pooler.needs(pos, n_tokens),
+                RequestedOutput::Logits(from) => pos >= from,
             };
             BatchToken { id, seq: run.seq, pos, logits }
         };
         let rest = &run.request.ids[start..];
-        let most = match run.request.wanted {
-            // Where a token sees those after it a text is one piece.
+        let max_tokens = match run.request.output {
+            // Without a causal mask, every token attends to all others: the sequence is evaluated in one batch.
             _ if !pass.spec().is_causal() => rest.len(),
-            Wanted::Embedding => most,
-            Wanted::Logits(_) => most.min(MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).max(1),
+            RequestedOutput::Embedding => max_tokens,
+            RequestedOutput::Logits(_) => max_tokens.min(MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).max(1),
         };
-        let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
-        let evaluated = match &mut run.outcome {
-            Outcome::Pooled(pooled) => pass.forward_hidden(&batch).map(|states| pooled.add(&states)),
-            Outcome::Logits(rows) => {
+        let batch: Vec<_> = rest.iter().take(max_tokens).enumerate().map(token).collect();
+        let evaluated = match &mut run.output {
+            PartialOutput::Pooled(pooled) => pass.forward_hidden(&batch).map(|states| pooled.add(&states)),
+            PartialOutput::Logits(rows) => {
                 pass.forward(&batch).map(|new| (0..new.n_rows()).for_each(|i| rows.extend_from_slice(new.row(i))))
             }
         };
@@ -103,9 +110,9 @@ impl Engine<'_> {
                 }
             }
             Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => {
-                match self.slots.oldest_idle(None) {
-                    Some(seq) => self.give_up(seq),
-                    None => self.put_embedding_off(),
+                match self.sequences.oldest_idle(None) {
+                    Some(seq) => self.store_and_evict(seq),
+                    None => self.preempt_embedding(),
                 }
             }
             Err(why) => {
@@ -115,19 +122,20 @@ impl Engine<'_> {
         }
     }
 
-    /// Answers the `i`-th embedding, all of whose tokens were evaluated.
+    /// Sends the result of the embedding with index `i`, all of whose tokens are evaluated. NaN or infinite results are
+    /// an error; in logits, rows without any finite number.
     fn finish_embedding(&mut self, i: usize) {
         let Some(mut run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         drop(run.request.ticket.take());
         let n_vocab = self.pass.spec().n_vocab;
-        let (vector, is_number) = match run.outcome {
-            Outcome::Pooled(pooled) => {
+        let (vector, is_number) = match run.output {
+            PartialOutput::Pooled(pooled) => {
                 let vector = self.pooler.finish(pooled);
                 let is_number = vector.iter().all(|x| x.is_finite());
                 (vector, is_number)
             }
-            Outcome::Logits(rows) => {
+            PartialOutput::Logits(rows) => {
                 let is_number = rows.chunks(n_vocab.max(1)).all(|row| row.iter().any(|logit| logit.is_finite()));
                 (rows, is_number)
             }
@@ -140,15 +148,16 @@ impl Engine<'_> {
         let _ = run.request.answer.send(answer);
     }
 
-    /// Gives the `i`-th embedding up.
+    /// Fails the embedding with index `i`.
     pub(super) fn drop_embedding(&mut self, i: usize, why: RequestError) {
         let Some(run) = self.embeddings.remove(i) else { return };
         self.evict(run.seq);
         run.fail(why);
     }
 
-    /// Takes the pages of the embedding that began last; it begins again when there is room.
-    pub(super) fn put_embedding_off(&mut self) {
+    /// Preempts the embedding that was started last: its request returns to the front of its client's queue and starts
+    /// from nothing.
+    pub(super) fn preempt_embedding(&mut self) {
         let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.number).map(|(i, _)| i);
         let Some(run) = last.and_then(|i| self.embeddings.remove(i)) else { return };
         self.evict(run.seq);

@@ -1,4 +1,12 @@
-//! The thread that owns the forward pass: its loop, and how texts begin and end on it.
+//! The thread that owns the forward pass: its loop, and how sequences end on it.
+//!
+//! Each turn of the loop ([`Engine::run`]) drops sequences that are abandoned or past their deadline, runs one slot
+//! command, admits waiting requests (admission.rs), evaluates one batch (step.rs) and one chunk of an embedding
+//! (embedding.rs), and publishes metrics.
+//!
+//! The KV cache of the forward pass holds `n_seq` sequences, which `seq` numbers. Such a *cache sequence* is empty,
+//! busy with a running sequence, or idle: it keeps the tokens of an ended or preempted one for prompts that begin like
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,87 +18,96 @@ use crate::prefix_store::PrefixStore;
 use crate::tokenizer::Tokenizer;
 use crate::{ForwardPass, Model, Pooler, StateUse};
 
-use super::blocks::{Blocks, HeldText};
+use super::batch_sizer::BatchSizer;
+use super::block_tree::{BlockTree, EvaluatedSequence};
+use super::client_ring::ClientRing;
 use super::embedding::EmbeddingRun;
-use super::pace::Pace;
-use super::queue::{Shared, Submission};
-use super::slots::Slots;
-use super::text::Text;
-use super::turns::Turns;
+use super::queue::{SharedQueue, Submission};
+use super::scheduled_sequence::ScheduledSequence;
+use super::sequence_pool::SequencePool;
 use super::{CacheObserver, FinishReason, RequestError, SchedulerOptions};
 
-/// How long a device is left alone that was woken for nothing: who watches over a server opens connections all the time.
+/// Minimum time between two wake-ups of the device without work: monitoring opens connections all the time.
 const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// A text with a place in the KV cache.
-pub(super) struct Running<'t> {
-    pub text: Text<'t>,
-    /// Its sequence.
+/// A sequence that runs: each step evaluates some of its tokens.
+pub(super) struct RunningSequence<'t> {
+    /// Its tokens and sampling state.
+    pub sequence: ScheduledSequence<'t>,
+    /// Index of its cache sequence.
     pub seq: usize,
-    /// When it got further than it was when it lost its place last.
-    pub since: Option<Instant>,
-    /// The place where its answer begins is in the store, or cannot be.
-    pub turn_is_kept: bool,
+    /// Start of its time slice: when it first evaluated a token beyond those of before its last preemption. `None`
+    /// until then.
+    pub progressed_at: Option<Instant>,
+    /// Whether a snapshot of the end of its prompt is in the prefix store, or is not needed.
+    pub prompt_end_is_kept: bool,
 }
 
-/// The forward pass and everything that runs on it.
+/// The forward pass and all that the scheduler's thread keeps about requests.
 pub(super) struct Engine<'t> {
+    /// The forward pass.
     pub pass: Box<dyn ForwardPass>,
+    /// Makes embeddings and scores of hidden states.
     pub pooler: Pooler,
+    /// Tokenizer of the model.
     pub tokenizer: &'t Tokenizer,
-    pub shared: Arc<Shared>,
+    /// The queue that the callers' threads write to.
+    pub shared: Arc<SharedQueue>,
+    /// Options of the scheduler.
     pub options: SchedulerOptions,
-    pub slots: Slots,
-    /// Texts that gave their sequences up.
+    /// Use of each cache sequence.
+    pub sequences: SequencePool,
+    /// Snapshots of sequences that were evicted from the KV cache.
     pub store: PrefixStore,
-    /// What prompts to come find in the KV cache, where somebody wants to know.
-    blocks: Option<Blocks>,
-    /// In the order in which they got their places.
-    pub running: Vec<Running<'t>>,
-    /// Texts that had to give their places up, by number.
-    pub preempted: Vec<Text<'t>>,
-    /// Those that are being made, the next to go on first; at most one of a client.
+    /// The KV pages that are reported to an observer, if there is one.
+    block_tree: Option<BlockTree>,
+    /// The running sequences, in the order of their admission.
+    pub running: Vec<RunningSequence<'t>>,
+    /// The preempted sequences, oldest first (by number).
+    pub preempted: Vec<ScheduledSequence<'t>>,
+    /// The embeddings in progress, next one first; at most one of each client.
     pub embeddings: VecDeque<EmbeddingRun>,
-    /// Which client comes next.
-    pub turns: Turns,
-    /// An embedding began after the last text did: the next room is for texts.
-    pub texts_first: bool,
-    /// How large a step may be.
-    pub pace: Pace,
-    /// Texts and embeddings that got a place so far, or ended without one.
-    pub n_begun: u64,
-    /// When there was work last.
+    /// The order in which clients are served.
+    pub client_ring: ClientRing,
+    /// Whether generations are admitted before embeddings: an embedding was admitted last.
+    pub generations_first: bool,
+    /// Limits the tokens of a step.
+    pub batch_sizer: BatchSizer,
+    /// Number of sequences and embeddings started so far, those that ended without running included.
+    pub n_started: u64,
+    /// Time at which the engine last became idle.
     worked: Option<Instant>,
-    /// When the device was woken for a request to come.
+    /// Time of the last wake-up for an announced request.
     woken: Option<Instant>,
 }
 
 impl<'t> Engine<'t> {
+    /// An engine over `pass`, a forward pass of `model`. Pages of the KV cache are reported to `observer`.
     pub fn new(
         pass: Box<dyn ForwardPass>,
         model: &Model,
         tokenizer: &'t Tokenizer,
-        shared: Arc<Shared>,
+        shared: Arc<SharedQueue>,
         options: SchedulerOptions,
         observer: Option<CacheObserver>,
     ) -> Self {
         let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
-            blocks: observer.map(|observer| Blocks::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
-            slots: Slots::new(pass.n_seq()),
+            block_tree: observer.map(|observer| BlockTree::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
+            sequences: SequencePool::new(pass.n_seq()),
             store: PrefixStore::new(options.cache_ram, options.cache_disk.clone()),
             pass,
             pooler: Pooler::new(model, None),
             tokenizer,
             shared,
-            pace: Pace::new(n_batch),
+            batch_sizer: BatchSizer::new(n_batch),
             options,
             running: Vec::new(),
             preempted: Vec::new(),
             embeddings: VecDeque::new(),
-            turns: Turns::default(),
-            texts_first: false,
-            n_begun: 0,
+            client_ring: ClientRing::default(),
+            generations_first: false,
+            n_started: 0,
             worked: None,
             woken: None,
         }
@@ -118,17 +135,18 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// Brings a device that was idle up to its speed for a request that is announced, until it is there. Who announces requests
-    /// and sends none does not keep the device busy.
+    /// Brings an idle device up to its clock for an announced request, until that arrives. Announcements without
+    /// requests wake the device once a minute at most.
     fn wake(&mut self) {
-        let since = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
-        if since(self.worked) >= ASLEEP_AFTER && since(self.woken) >= WAKE_AGAIN_AFTER {
+        let elapsed = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
+        if elapsed(self.worked) >= ASLEEP_AFTER && elapsed(self.woken) >= WAKE_AGAIN_AFTER {
             let shared = Arc::clone(&self.shared);
             wake(&mut *self.pass, || !shared.queue().is_idle());
             self.woken = Some(Instant::now());
         }
     }
 
+    /// Whether there is nothing to do.
     fn is_idle(&self) -> bool {
         let queue = self.shared.queue();
         self.running.is_empty()
@@ -138,80 +156,83 @@ impl<'t> Engine<'t> {
             && queue.slot_commands.is_empty()
     }
 
-    /// Ends the texts that nobody waits for any more, and those whose time is over.
+    /// Ends the sequences whose client has gone, whose deadline has passed, or all of them once the shutdown's deadline
+    /// has passed.
     fn drop_ended(&mut self) {
         let now = Instant::now();
         let mut queue = self.shared.queue();
         let closed = queue.closing.is_some_and(|deadline| now >= deadline);
-        let over = |abandoned: bool, deadline: Option<Instant>| {
+        let end_reason = |abandoned: bool, deadline: Option<Instant>| {
             if abandoned || closed {
                 Some(FinishReason::Cancelled)
             } else {
                 deadline.filter(|&deadline| now >= deadline).map(|_| FinishReason::Deadline)
             }
         };
-        let ended = queue.texts.extract(|s: &Submission| over(s.events.is_closed(), s.request.deadline));
-        let embeddings = queue.embeddings.extract(|request| over(request.answer.is_closed(), None));
+        let ended = queue.generations.extract(|s: &Submission| end_reason(s.events.is_closed(), s.request.deadline));
+        let embeddings = queue.embeddings.extract(|request| end_reason(request.answer.is_closed(), None));
         drop(queue);
         for (submission, reason) in ended {
-            let text = self.new_text(submission);
-            self.answer(text, Ok(reason));
+            let sequence = self.new_sequence(submission);
+            self.answer(sequence, Ok(reason));
         }
         for (request, _) in embeddings {
             let _ = request.answer.send(Err(RequestError::ShutDown));
         }
         for i in (0..self.preempted.len()).rev() {
-            if let Some(reason) = over(self.preempted[i].is_abandoned(), self.preempted[i].deadline) {
-                let text = self.preempted.remove(i);
-                self.answer(text, Ok(reason));
+            if let Some(reason) = end_reason(self.preempted[i].is_abandoned(), self.preempted[i].deadline) {
+                let sequence = self.preempted.remove(i);
+                self.answer(sequence, Ok(reason));
             }
         }
         for i in (0..self.running.len()).rev() {
-            let text = &self.running[i].text;
-            if let Some(reason) = over(text.is_abandoned(), text.deadline) {
+            let sequence = &self.running[i].sequence;
+            if let Some(reason) = end_reason(sequence.is_abandoned(), sequence.deadline) {
                 self.end(i, Ok(reason));
             }
         }
         for i in (0..self.embeddings.len()).rev() {
-            if over(self.embeddings[i].is_abandoned(), None).is_some() {
+            if end_reason(self.embeddings[i].is_abandoned(), None).is_some() {
                 self.drop_embedding(i, RequestError::ShutDown);
             }
         }
     }
 
-    /// The text of a request whose turn it is.
-    pub fn new_text(&mut self, submission: Submission) -> Text<'t> {
-        self.n_begun += 1;
-        Text::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_begun)
+    /// The sequence of a request that leaves the queue.
+    pub fn new_sequence(&mut self, submission: Submission) -> ScheduledSequence<'t> {
+        self.n_started += 1;
+        ScheduledSequence::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_started)
     }
 
-    /// Ends the `i`-th running text. What the KV cache holds of it stays, for prompts that begin like it.
+    /// Ends the running sequence with index `i`. Its cache sequence becomes idle, so that later prompts can share its
+    /// pages.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
-        let Running { text, seq, .. } = self.running.remove(i);
-        // Whatever begins alike would meet the same NaN.
+        let RunningSequence { sequence, seq, .. } = self.running.remove(i);
+        // The pages may hold NaN, which a prompt that shares them would meet again.
         if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
-            self.slots.keep(seq, text.client, text.ids[..self.pass.n_past(seq)].to_vec());
+            self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
         }
-        self.answer(text, outcome);
+        self.answer(sequence, outcome);
     }
 
-    /// Tells a client how its text ended, and counts it.
-    pub fn answer(&self, text: Text<'_>, outcome: Result<FinishReason, RequestError>) {
+    /// Sends the last event to the client, and counts the request.
+    pub fn answer(&self, sequence: ScheduledSequence<'_>, outcome: Result<FinishReason, RequestError>) {
         self.shared.metrics().requests.count(&outcome);
         match outcome {
-            Ok(reason) => text.finish(reason),
-            Err(why) => text.fail(why),
+            Ok(reason) => sequence.finish(reason),
+            Err(why) => sequence.fail(why),
         }
     }
 
-    /// After a panic: tells all that have begun. Nothing is certain any more but that they cannot be finished.
+    /// Fails all running and preempted sequences and embeddings, after a panic. Nothing else of the engine's state can
+    /// be trusted then.
     pub fn fail(mut self) {
-        let texts = self.running.drain(..).map(|r| r.text).chain(self.preempted.drain(..));
-        let texts: Vec<_> = texts.collect();
-        for text in texts {
-            self.answer(text, Err(RequestError::EngineFailed));
+        let sequences = self.running.drain(..).map(|r| r.sequence).chain(self.preempted.drain(..));
+        let sequences: Vec<_> = sequences.collect();
+        for sequence in sequences {
+            self.answer(sequence, Err(RequestError::EngineFailed));
         }
         let n_embeddings = self.embeddings.len() as u64;
         for run in self.embeddings.drain(..) {
@@ -220,58 +241,61 @@ impl<'t> Engine<'t> {
         let mut metrics = self.shared.metrics();
         metrics.requests.failed += n_embeddings;
         (metrics.running, metrics.waiting, metrics.pages_running) = (0, 0, 0);
-        metrics.texts.clear();
-        // Nobody finds anything in its cache any more.
+        metrics.sequences.clear();
+        // The KV cache and the store are lost with the thread.
         (metrics.pages_used, metrics.pages_free, metrics.states) = (0, 0, StateUse::default());
-        (metrics.stored.ram_texts, metrics.stored.ram_bytes) = (0, 0);
-        (metrics.stored.disk_texts, metrics.stored.disk_bytes) = (0, 0);
+        (metrics.stored.ram_sequences, metrics.stored.ram_bytes) = (0, 0);
+        (metrics.stored.disk_sequences, metrics.stored.disk_bytes) = (0, 0);
     }
 
-    /// Empties a sequence, whose pages are free then unless others share them.
+    /// Empties a cache sequence. Its pages become free unless other sequences share them.
     pub fn evict(&mut self, seq: usize) {
         self.pass.rewind(seq, 0);
-        self.slots.clear(seq);
+        self.sequences.clear(seq);
     }
 
-    /// Empties an idle sequence for others; its text goes where it can be found again.
-    pub fn give_up(&mut self, seq: usize) {
+    /// Empties an idle cache sequence; its tokens' pages go to the prefix store, if there is room.
+    pub fn store_and_evict(&mut self, seq: usize) {
         self.store_idle(seq);
         self.evict(seq);
     }
 
-    /// Keeps what an idle sequence has for prompts to come, unless another sequence has it too.
+    /// Copies an idle cache sequence to the prefix store, unless another cache sequence can be cut back to the same
+    /// tokens.
     pub fn store_idle(&mut self, seq: usize) {
-        let Self { pass, slots, store, running, embeddings, .. } = self;
+        let Self { pass, sequences, store, running, embeddings, .. } = self;
         let others_wait = !running.is_empty() || !embeddings.is_empty();
-        let (Some(ids), Some(client)) = (slots.idle(seq), slots.owner(seq)) else { return };
-        let running = running.iter().map(|r| (r.seq, &r.text.ids[..pass.n_past(r.seq)]));
-        let mut others = running.chain(slots.all_idle()).filter(|(other, _)| *other != seq);
+        let (Some(ids), Some(client)) = (sequences.idle(seq), sequences.owner(seq)) else { return };
+        let running = running.iter().map(|r| (r.seq, &r.sequence.ids[..pass.n_past(r.seq)]));
+        let mut others = running.chain(sequences.all_idle()).filter(|(other, _)| *other != seq);
         if !others.any(|(other, of_other)| of_other.starts_with(ids) && pass.reachable(other, ids.len()) == ids.len()) {
             store.keep(&mut **pass, seq, client, ids, others_wait);
         }
     }
 
-    /// Keeps of texts that run the places where their answers begin, before layers with windows lose them.
-    pub fn keep_turns(&mut self) {
+    /// Copies the prompt ends of running sequences to the prefix store, before layers with a sliding window lose them.
+    pub fn keep_prompt_ends(&mut self) {
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let Self { pass, store, running, .. } = self;
-        for Running { text, seq, turn_is_kept, .. } in running.iter_mut().filter(|r| !r.turn_is_kept) {
-            let prompt = &text.ids[..text.n_prompt];
-            *turn_is_kept = store.keep_turn(&mut **pass, *seq, text.client, prompt, others_wait);
+        for RunningSequence { sequence, seq, prompt_end_is_kept, .. } in
+            running.iter_mut().filter(|r| !r.prompt_end_is_kept)
+        {
+            let prompt = &sequence.ids[..sequence.n_prompt];
+            *prompt_end_is_kept = store.keep_prompt_end(&mut **pass, *seq, sequence.client, prompt, others_wait);
         }
     }
 
-    /// Tells the metrics, and the observer of the KV cache, what is going on.
+    /// Updates the metrics, and reports changed pages to the observer.
     fn publish(&mut self) {
-        let Self { pass, slots, running, blocks, .. } = self;
-        if let Some(blocks) = blocks {
-            let held = |seq: usize, ids| HeldText { seq, use_number: slots.use_number(seq), ids };
-            let running = running.iter().map(|r| held(r.seq, &r.text.ids[..pass.n_past(r.seq)]));
-            blocks.update(running.chain(slots.all_idle().map(|(seq, ids)| held(seq, ids))));
+        let Self { pass, sequences, running, block_tree, .. } = self;
+        if let Some(block_tree) = block_tree {
+            let held = |seq: usize, ids| EvaluatedSequence { seq, use_number: sequences.use_number(seq), ids };
+            let running = running.iter().map(|r| held(r.seq, &r.sequence.ids[..pass.n_past(r.seq)]));
+            block_tree.update(running.chain(sequences.all_idle().map(|(seq, ids)| held(seq, ids))));
         }
         let pages = self.pass.cache_pages();
-        let texts = self.running.iter().map(|running| running.seq);
-        let sequences: Vec<usize> = texts.chain(self.embeddings.iter().map(|run| run.seq)).collect();
+        let sequences = self.running.iter().map(|running| running.seq);
+        let sequences: Vec<usize> = sequences.chain(self.embeddings.iter().map(|run| run.seq)).collect();
         let pages_running = self.pass.pages_held(&sequences);
         let stored = self.store.usage();
         let mut metrics = self.shared.metrics();
@@ -282,8 +306,8 @@ impl<'t> Engine<'t> {
         metrics.pages_running = pages_running;
         metrics.page_len = pages.page_len;
         metrics.states = pages.states;
-        metrics.texts.clear();
-        metrics.texts.extend(self.running.iter().map(|r| r.text.progress(self.pass.n_past(r.seq))));
+        metrics.sequences.clear();
+        metrics.sequences.extend(self.running.iter().map(|r| r.sequence.progress(self.pass.n_past(r.seq))));
         metrics.stored = stored;
     }
 }

@@ -1,4 +1,4 @@
-//! Why a scheduler did not start, refused a request, or gave one up.
+//! Errors of starting a scheduler, of submitting a request, and of running one.
 
 use crate::error::{CONSTRAINT, NO_NUMBERS, NO_TEXT};
 use crate::sampling::SamplingError;
@@ -14,21 +14,21 @@ pub enum StartError {
         option: &'static str,
         /// The number that was given.
         value: usize,
-        /// What would be accepted.
+        /// The accepted range.
         allowed: String,
     },
-    /// The model has no tokenizer that can work.
+    /// The model has no supported tokenizer.
     #[error(transparent)]
     Model(#[from] Error),
-    /// Nothing can be written where finished texts are to go.
+    /// The folder for evicted sequences is not writable.
     #[error("cannot write to {}, where finished texts are to go: {source}", folder.display())]
     CacheDisk {
         /// The folder.
         folder: std::path::PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The system gave no thread.
+    /// The thread could not be started.
     #[error("could not start the scheduler's thread: {0}")]
     Thread(#[from] std::io::Error),
 }
@@ -36,43 +36,43 @@ pub enum StartError {
 /// Why a request was refused: nothing was computed for it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many requests wait as may wait.
+    /// The queue is full.
     #[error("{n_queue} requests wait already: try again later")]
     QueueFull {
-        /// Most requests that may wait.
+        /// Requests that may wait.
         n_queue: usize,
     },
-    /// No new requests are taken.
+    /// The scheduler is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
     /// The engine panicked and has ended.
     #[error("the engine met a defect and has ended: it must be started again")]
     EngineFailed,
-    /// The model sees all tokens of a text at once, or has no output head.
+    /// The model has no causal mask, or no output head.
     #[error("{NO_TEXT}")]
     NoText,
     /// The model has no output head.
     #[error("the model has no logits: its output is for embeddings or for ranking documents")]
     NoLogits,
-    /// One request has more texts than may run and wait at a time.
+    /// One request has more sequences than may run and wait at a time.
     #[error(
-        "the request has {n_texts} texts, but no more than {most} fit: {n_parallel} that run (--parallel) and {n_queue} that \
+        "the request has {n_sequences} texts, but no more than {max} fit: {n_parallel} that run (--parallel) and {n_queue} that \
          wait (--queue); send fewer at a time"
     )]
-    TooManyTexts {
-        /// Texts of the request.
-        n_texts: usize,
-        /// Texts that fit, on all replicas together.
-        most: usize,
-        /// Texts that run at once, on all replicas together.
+    TooManySequences {
+        /// Sequences of the request.
+        n_sequences: usize,
+        /// Sequences that may run and wait, on all replicas together.
+        max: usize,
+        /// Slots, on all replicas together.
         n_parallel: usize,
-        /// Texts that may wait, on all replicas together.
+        /// Requests that may wait, on all replicas together.
         n_queue: usize,
     },
-    /// There is nothing to continue.
+    /// The prompt has no tokens.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// A prompt that the context, or the whole KV cache, cannot hold.
+    /// The prompt is longer than the context, or than the whole KV cache.
     #[error(
         "the prompt has {n_prompt} tokens, but the context has room for {n_ctx}: shorten the prompt, or start with a larger \
          context (-c {n_prompt} or more, as far as there is memory; the model was trained with {n_ctx_train})"
@@ -80,12 +80,12 @@ pub enum SubmitError {
     PromptTooLong {
         /// Tokens in the prompt.
         n_prompt: usize,
-        /// Tokens there is room for.
+        /// Capacity in tokens.
         n_ctx: usize,
         /// Context length of the training.
         n_ctx_train: usize,
     },
-    /// A token, of the prompt or of the logit bias, that the model does not know.
+    /// A token id, of the prompt, the stop tokens or the logit bias, outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {n_vocab} tokens")]
     TokenOutOfRange {
         /// The id that was given.
@@ -93,33 +93,33 @@ pub enum SubmitError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// Sampling options that make no sense.
+    /// A sampling option is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }
 
-/// Why a request that was taken could not be finished.
+/// Why an accepted request could not be finished.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
     /// The forward pass failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The request's constraint failed, or left no token to choose.
+    /// The request's constraint failed, or allows no token.
     #[error("{CONSTRAINT}: {0}")]
     Constraint(String),
-    /// The request's [`LogitsProcessor`](crate::LogitsProcessor) failed, or left no token to choose.
+    /// The request's [`LogitsProcessor`](crate::LogitsProcessor) failed, or leaves no token.
     #[error("the logits processor failed: {0}")]
     LogitsProcessor(String),
     /// The model computed NaN or infinity for this request.
     #[error("{NO_NUMBERS}")]
     NoNumbers,
-    /// A defect: choosing the request's next token panicked.
+    /// A defect: sampling the request's next token panicked. Other requests are not affected.
     #[error("an internal error ended this request: {0}")]
     Panicked(String),
-    /// A defect: the engine's thread panicked, and nothing runs any more.
+    /// A defect: the engine's thread panicked, and no request can run any more.
     #[error("the engine met a defect and ended before the request was finished")]
     EngineFailed,
-    /// The scheduler ended before the request did.
+    /// The scheduler was shut down before the request was finished.
     #[error("the server shut down before the request was finished")]
     ShutDown,
 }

@@ -1,4 +1,4 @@
-//! What a scheduler has done so far, and what it is at.
+//! Metrics of a scheduler: counters since its start, and its present state.
 
 use crate::StateUse;
 
@@ -7,89 +7,88 @@ use super::{FinishReason, RequestError, StoreUse};
 /// Upper bounds of the buckets of [`Metrics::batch_sizes`]; the last bucket has none.
 pub const BATCH_SIZE_BUCKETS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// A snapshot: counters since the start, and gauges of this moment.
+/// Counters since the start, and gauges of the moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Metrics {
-    /// Tokens of prompts that were evaluated, those computed again after a preemption included.
+    /// Evaluated prompt tokens, those evaluated again after a preemption included.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that were in the KV cache already.
+    /// Prompt tokens that were in the KV cache already.
     pub cached_tokens: u64,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub generated_tokens: u64,
-    /// Tokens that were evaluated for embeddings.
+    /// Tokens evaluated for embeddings.
     pub embedding_tokens: u64,
-    /// Requests by how they ended.
+    /// Ended requests by their outcome.
     pub requests: Outcomes,
-    /// Steps of the forward pass.
+    /// Evaluated batches.
     pub steps: u64,
-    /// Tokens a step, how many steps had so many: one more bucket than [`BATCH_SIZE_BUCKETS`], not cumulated.
+    /// Number of batches by size, in the buckets of [`BATCH_SIZE_BUCKETS`] and one for larger ones; not cumulative.
     pub batch_sizes: [u64; BATCH_SIZE_BUCKETS.len() + 1],
-    /// Tokens of all steps.
+    /// Tokens of all batches.
     pub batch_tokens: u64,
-    /// Times that a running request had to give up its place for a while: to another client, or because pages of the KV
-    /// cache ran out.
+    /// Preemptions, for another client or for want of KV pages.
     pub preemptions: u64,
-    /// Requests that are running now.
+    /// Running requests.
     pub running: usize,
-    /// Requests that wait now.
+    /// Waiting requests, preempted ones included.
     pub waiting: usize,
-    /// Pages of the KV cache that hold something now, idle prefixes included.
+    /// KV pages in use, those of idle prefixes included.
     pub pages_used: usize,
-    /// Pages of the KV cache that are free now.
+    /// Free KV pages.
     pub pages_free: usize,
-    /// Pages of the KV cache that running requests hold now: without them the cache would hold idle prefixes alone. Pages
-    /// that several share count once.
+    /// KV pages of running requests, shared ones counted once. The other used pages hold idle prefixes, which are
+    /// evicted on demand.
     pub pages_running: usize,
-    /// Positions of a page.
+    /// Positions of a KV page.
     pub page_len: usize,
-    /// Recurrent states of texts there are now, and room for; none where no layer keeps one.
+    /// Recurrent states in use and free; zeros if the model keeps none.
     pub states: StateUse,
-    /// The texts that run now, in the order in which they got their places. Embeddings are not among them.
-    pub texts: Vec<RunningText>,
-    /// Texts that gave their places in the KV cache up.
+    /// Progress of the running sequences, in the order of admission; embeddings not included.
+    pub sequences: Vec<SequenceProgress>,
+    /// The prefix store: sequences evicted from the KV cache.
     pub stored: StoreUse,
 }
 
-/// How far a text is that runs.
+/// Progress of one running sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunningText {
+pub struct SequenceProgress {
     /// Tokens of its prompt.
     pub n_prompt: usize,
-    /// Those of them that were in the KV cache already.
+    /// Prompt tokens that were in the KV cache already.
     pub n_cached: usize,
-    /// Tokens of it that are in the KV cache now.
+    /// Tokens that are in the KV cache now.
     pub n_evaluated: usize,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub n_generated: usize,
-    /// Most tokens to generate.
+    /// Maximum number of generated tokens; `None`: no limit.
     pub max_tokens: Option<usize>,
 }
 
-/// Requests by how they ended.
+/// Number of ended requests by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcomes {
-    /// The model ended the text.
+    /// Ended by an end token or a complete constraint.
     pub end_of_text: u64,
-    /// As many tokens as were asked for.
+    /// Reached the maximum number of tokens.
     pub length: u64,
-    /// A stop string.
+    /// Ended by a stop string.
     pub stop_string: u64,
-    /// No room in the context.
+    /// The context was full.
     pub context_full: u64,
-    /// The deadline.
+    /// The deadline passed.
     pub deadline: u64,
-    /// The client went away, or the scheduler shut down.
+    /// The client disconnected, or the scheduler was shut down.
     pub cancelled: u64,
-    /// An error.
+    /// Failed with an error.
     pub failed: u64,
     /// Refused at submission.
     pub refused: u64,
-    /// Embeddings made.
+    /// Embeddings computed.
     pub embeddings: u64,
 }
 
 impl Outcomes {
-    /// Counts a text that ended.
+    /// Counts an ended generation.
     pub(super) fn count(&mut self, outcome: &Result<FinishReason, RequestError>) {
         *match outcome {
             Ok(FinishReason::EndOfText) => &mut self.end_of_text,
@@ -120,7 +119,7 @@ impl Outcomes {
 }
 
 impl Metrics {
-    /// Adds what another scheduler of the same model has done, and is at.
+    /// Adds the metrics of another scheduler of the same model.
     pub(super) fn add(&mut self, other: &Self) {
         let Self {
             prompt_tokens,
@@ -139,7 +138,7 @@ impl Metrics {
             pages_running,
             page_len,
             states: StateUse { total, free, checkpoints },
-            texts,
+            sequences,
             stored,
         } = other;
         self.prompt_tokens += prompt_tokens;
@@ -160,15 +159,15 @@ impl Metrics {
         self.states.total += total;
         self.states.free += free;
         self.states.checkpoints += checkpoints;
-        self.texts.extend(texts);
+        self.sequences.extend(sequences);
         self.stored.add(stored);
     }
 
-    /// Counts a step over `n` tokens.
+    /// Counts a batch of `n` tokens.
     pub(super) fn count_step(&mut self, n: usize) {
         self.steps += 1;
         self.batch_tokens += n as u64;
-        self.batch_sizes[BATCH_SIZE_BUCKETS.iter().position(|&most| n <= most).unwrap_or(BATCH_SIZE_BUCKETS.len())] +=
-            1;
+        self.batch_sizes
+            [BATCH_SIZE_BUCKETS.iter().position(|&bound| n <= bound).unwrap_or(BATCH_SIZE_BUCKETS.len())] += 1;
     }
 }

@@ -1,8 +1,13 @@
-//! Runs the requests of many clients through one forward pass.
+//! Continuous batching: runs the requests of many clients through one forward pass.
 //!
-//! One thread owns the forward pass. Each of its steps evaluates one batch: the next token of every text that runs, and
-//! as much of the prompts of newcomers as fits. Texts that are finished stay in the KV cache as long as there is room:
-//! a prompt that begins like one of them, or like one that runs, shares its pages.
+//! One thread owns the forward pass. Each step evaluates one batch: the next token of every running sequence, and as
+//! much of the prompts of new ones as fits. Ended sequences stay in the KV cache while there is capacity: a prompt that
+//! begins like one of them, or like a running one, shares its pages (prefix cache).
+//!
+//! - `queue`, `client_queues`, `client_ring`: waiting requests, and the order in which clients are served
+//! - `engine`, `admission`, `step`, `embedding`: the thread's loop, which request runs next, and what a step evaluates
+//! - `scheduled_sequence`, `sequence_pool`: one request's sequence, and the use of the KV cache's sequences
+//! - `replicas`: several schedulers of one model
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
@@ -12,7 +17,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::built_in()?;
-//! let scheduler = Scheduler::open(&model, &EngineOptions::default(), 4)?; // four texts side by side
+//! let scheduler = Scheduler::open(&model, &EngineOptions::default(), 4)?; // four sequences at once
 //! let options = EncodeOptions { add_special: true, ..Default::default() };
 //! let mut stories = Vec::new();
 //! for text in ["Once upon a time", "Lily and Ben went to the park."] {
@@ -26,24 +31,24 @@
 //! # }
 //! ```
 //!
-//! Whoever wants tokens as they come reads them from the [`Events`]. Dropping these cancels the request.
+//! To receive tokens as they are sampled, read them from the [`Events`]. Dropping these cancels the request.
 
 mod admission;
-mod blocks;
+mod batch_sizer;
+mod block_tree;
+mod client_queues;
+mod client_ring;
 mod embedding;
 mod engine;
 mod error;
-mod lines;
 mod metrics;
-mod pace;
 mod queue;
 mod replicas;
 mod request;
+mod scheduled_sequence;
+mod sequence_pool;
 mod slot_commands;
-mod slots;
 mod step;
-mod text;
-mod turns;
 
 use std::any::Any;
 use std::future::Future;
@@ -59,39 +64,41 @@ use crate::{EngineOptions, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use engine::Engine;
-use queue::{EmbeddingRequest, Shared, Submission, Wanted};
+use queue::{EmbeddingRequest, RequestedOutput, SharedQueue, Submission};
 
 pub use crate::prefix_store::{CacheDisk, StoreUse};
-pub use blocks::{BlockId, CacheEvent, CacheObserver};
+pub use block_tree::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
-pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, RunningText};
+pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, SequenceProgress};
 pub use replicas::Replicas;
 pub use request::{Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
 pub use slot_commands::{CacheCapacity, SlotError};
 
-/// Finished texts that are kept, as far as the KV cache has room.
-const KEPT_TEXTS: usize = 64;
+/// Sequences of the forward pass beyond `n_parallel`, which keep ended sequences for the prefix cache.
+const KEPT_SEQUENCES: usize = 64;
 
-/// Bytes of main memory that finished texts have where nobody says otherwise, at most.
-const MOST_CACHE_RAM: u64 = 8 << 30;
+/// Upper limit of [`SchedulerOptions::default_cache_ram`].
+const MAX_DEFAULT_CACHE_RAM: u64 = 8 << 30;
 
-/// How a [`Scheduler`] shares its forward pass out.
+/// Options of a [`Scheduler`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerOptions {
-    /// Texts that run at once; at most the sequences of the forward pass. Those beyond keep more finished texts.
+    /// Slots: sequences that run at once. At most `n_seq` of the forward pass; the others keep ended sequences.
     pub n_parallel: usize,
-    /// Requests that may wait for a place. Where a client has so many waiting, others find room for their share beyond
-    /// that, for twice as many at most.
+    /// Requests that may wait for a slot. If one client fills the queue, others may still submit their equal share of
+    /// it, up to twice as many requests in total.
     pub n_queue: usize,
-    /// Most tokens of a step; at least `n_parallel`. `None`: as many as the forward pass takes at once, but no fewer. A long prompt is evaluated in steps of so many, or of fewer where
-    /// others wait, so that their texts go on in between.
+    /// Maximum number of tokens in a step, at least `n_parallel`. `None`: the larger of the forward pass's micro-batch
+    /// and `n_parallel`. A longer prompt is evaluated in chunks of this size, or smaller ones while other sequences
+    /// wait, which decode in between.
     pub n_batch: Option<usize>,
-    /// How long a text keeps its place while another client waits for one. After that it may have to wait in its turn.
-    pub turn: Duration,
-    /// Bytes of main memory for finished texts that gave their places in the KV cache up: a prompt that begins like one of them
-    /// takes it from there. Whoever has a key finds its own alone. See [`default_cache_ram`](Self::default_cache_ram).
+    /// Time slice: how long a sequence runs before it may be preempted for a client without a slot. Counted from its
+    /// first new token.
+    pub time_slice: Duration,
+    /// Bytes of main memory for sequences evicted from the KV cache; a prompt that begins like one of them restores it.
+    /// A client with a key finds only its own. 0: none. See [`default_cache_ram`](Self::default_cache_ram).
     pub cache_ram: u64,
-    /// Where they go that main memory has no room for.
+    /// Disk space for sequences that main memory has no capacity for; `None`: they are dropped.
     pub cache_disk: Option<CacheDisk>,
 }
 
@@ -101,37 +108,43 @@ impl Default for SchedulerOptions {
             n_parallel: 1,
             n_queue: 256,
             n_batch: None,
-            turn: Duration::from_millis(250),
+            time_slice: Duration::from_millis(250),
             cache_ram: 0,
             cache_disk: None,
         }
     }
 }
 
-/// Hands requests to the thread that runs them. Clones are handles of the same thread, which ends with the last of
-/// them: what is not finished then is cancelled.
+/// A handle of the thread that runs requests. Clones share the thread. It ends when the last handle is dropped, and
+/// unfinished requests are cancelled.
 #[derive(Clone)]
 pub struct Scheduler {
     handle: Arc<Handle>,
 }
 
+/// State that all clones of a [`Scheduler`] share.
 struct Handle {
-    shared: Arc<Shared>,
+    /// Queue to the engine's thread.
+    shared: Arc<SharedQueue>,
+    /// Tokenizer of the model.
     tokenizer: Arc<Tokenizer>,
+    /// Requests that may wait.
     n_queue: usize,
+    /// Slots.
     n_parallel: usize,
+    /// Size of the vocabulary.
     n_vocab: usize,
     /// Whether the model has an output head.
     has_logits: bool,
-    /// Whether the model can continue a text.
+    /// Whether the model can generate: it has an output head and a causal mask.
     writes_text: bool,
-    /// Tokens of the longest prompt.
+    /// Maximum number of tokens in a prompt: the context, or the whole KV cache if that is smaller.
     n_ctx: usize,
     /// Bytes of the KV cache, recurrent states included.
     cache_bytes: u64,
-    /// Context length of the training.
+    /// Context length of the model's training, for error messages.
     n_ctx_train: usize,
-    /// The engine's defect, where it met one. Fails once the thread has ended.
+    /// The message of the engine's panic, if it panicked. The channel closes when the thread has ended.
     defect: watch::Receiver<Option<Arc<str>>>,
 }
 
@@ -141,8 +154,8 @@ impl Drop for Handle {
     }
 }
 
-/// Ends the queue however the thread ends, so that nobody waits for it in vain.
-struct EndQueue(Arc<Shared>);
+/// Closes the queue when the thread ends, in whatever way, so that no client waits for it for ever.
+struct EndQueue(Arc<SharedQueue>);
 
 impl Drop for EndQueue {
     fn drop(&mut self) {
@@ -151,21 +164,22 @@ impl Drop for EndQueue {
 }
 
 impl Scheduler {
-    /// Sets `model` up and starts a thread that runs `n_parallel` texts at once, with `n_ctx` tokens for each as `engine`
-    /// says; its other numbers of sequences and tokens follow from these ([`SchedulerOptions::engine`]).
+    /// Sets up a forward pass of `model` and starts a thread that runs `n_parallel` sequences at once, each with a
+    /// context of `n_ctx` tokens from `engine`. The other sizes follow from these ([`SchedulerOptions::engine`]).
     pub fn open(model: &Model, engine: &EngineOptions, n_parallel: usize) -> Result<Self, StartError> {
         let options = SchedulerOptions { n_parallel, ..Default::default() };
         let pass = model.forward_pass(&options.engine(model, engine))?;
         Self::start(pass, Arc::new(model.clone()), options)
     }
 
-    /// Starts a thread that runs `pass`, a forward pass of `model`. An error on options that cannot work, and where the
-    /// model has no tokenizer.
+    /// Starts a thread that runs `pass`, a forward pass of `model`. An error if an option is out of range, or the model
+    /// has no tokenizer.
     pub fn start(pass: Box<dyn ForwardPass>, model: Arc<Model>, options: SchedulerOptions) -> Result<Self, StartError> {
         Self::start_with(pass, model, options, None)
     }
 
-    /// [`start`](Self::start), with an observer that hears what the KV cache holds for prompts to come.
+    /// [`start`](Self::start) with an observer, which is called when the pages change that the KV cache holds for later
+    /// prompts.
     pub fn start_observed(
         pass: Box<dyn ForwardPass>,
         model: Arc<Model>,
@@ -175,6 +189,7 @@ impl Scheduler {
         Self::start_with(pass, model, options, Some(observer))
     }
 
+    /// [`start`](Self::start) with or without an observer.
     fn start_with(
         pass: Box<dyn ForwardPass>,
         model: Arc<Model>,
@@ -183,8 +198,8 @@ impl Scheduler {
     ) -> Result<Self, StartError> {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
-        let shared = Arc::new(Shared::default());
-        let (told, defect) = watch::channel(None);
+        let shared = Arc::new(SharedQueue::default());
+        let (defect_sender, defect) = watch::channel(None);
         let pages = pass.cache_pages();
         let handle = Handle {
             shared: Arc::clone(&shared),
@@ -200,14 +215,14 @@ impl Scheduler {
             defect,
         };
         let run = move || {
-            let told = told;
+            let defect_sender = defect_sender;
             let _end = EndQueue(Arc::clone(&shared));
             let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options, observer);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
                 let why = panic_message(&*panic);
                 tracing::error!("the engine met a defect and has ended: {why}");
-                // Whoever hears of it can ask why.
-                told.send_replace(Some(why.into()));
+                // The defect is set before clients see their requests fail, so that they can read it.
+                defect_sender.send_replace(Some(why.into()));
                 shared.end(true);
                 engine.fail();
             }
@@ -216,16 +231,17 @@ impl Scheduler {
         Ok(Self { handle: Arc::new(handle) })
     }
 
-    /// Queues a request. Fails at once when it cannot work, when the queue is full, or while shutting down.
+    /// Submits a generation request. An error, at once, if the request is invalid, the queue is full, or the scheduler
+    /// is shutting down.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
-        self.counted(self.prepare_text(request).and_then(|(submission, events)| {
-            self.push_text(&mut Some(submission))?;
+        self.counted(self.prepare_generation(request).and_then(|(submission, events)| {
+            self.push_generation(&mut Some(submission))?;
             Ok(events)
         }))
     }
 
-    /// A request that can work, and what its client hears.
-    fn prepare_text(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
+    /// Checks a request. Returns it with the receiver of its events; nothing is queued yet.
+    fn prepare_generation(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
         if !self.handle.writes_text {
             return Err(SubmitError::NoText);
         }
@@ -242,107 +258,114 @@ impl Scheduler {
         Ok((submission, Events::new(receiver)))
     }
 
-    /// Queues a request, which is left where it is refused.
-    fn push_text(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
+    /// Queues a request, taking it out of `submission`. On an error it stays there, so that another replica can be
+    /// tried.
+    fn push_generation(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
         let Some(client) = submission.as_ref().map(|submission| submission.request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.room(), client, |queue| {
+        shared.push(self.queue_limits(), client, |queue| {
             if let Some(queued) = submission.take() {
-                queue.texts.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
+                queue.generations.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
             }
         })
     }
 
-    /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
-    /// scores (see [`Pooler`](crate::Pooler)). Fails like [`submit`](Self::submit).
-    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
-        self.counted(self.queue_embedding(client, ids, Wanted::Embedding))
+    /// Submits a sequence of `client` for its embedding, pooled as the model's file says and of length 1; for a
+    /// reranker, for its scores (see [`Pooler`](crate::Pooler)). Errors are those of [`submit`](Self::submit).
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<VectorFuture, SubmitError> {
+        self.counted(self.queue_embedding(client, ids, RequestedOutput::Embedding))
     }
 
-    /// Queues a text of `client` for the logits after each of its tokens from position `from` on: `[n_tokens - from,
-    /// n_vocab]`, row by row. Fails like [`submit`](Self::submit).
-    pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<Vector, SubmitError> {
+    /// Submits a sequence of `client` for the logits after each of its tokens from position `from` on:
+    /// `[n_tokens - from, n_vocab]`, row-major. Errors are those of [`submit`](Self::submit), and `NoLogits`.
+    pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<VectorFuture, SubmitError> {
         let has_logits = if self.handle.has_logits { Ok(()) } else { Err(SubmitError::NoLogits) };
-        self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, Wanted::Logits(from))))
+        self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, RequestedOutput::Logits(from))))
     }
 
-    fn queue_embedding(&self, client: Client, ids: Vec<u32>, wanted: Wanted) -> Result<Vector, SubmitError> {
-        let (request, vector) = self.prepare_embedding(client, ids, wanted)?;
+    /// Checks and queues a request for an embedding or logits.
+    fn queue_embedding(
+        &self,
+        client: Client,
+        ids: Vec<u32>,
+        output: RequestedOutput,
+    ) -> Result<VectorFuture, SubmitError> {
+        let (request, vector) = self.prepare_embedding(client, ids, output)?;
         self.push_embedding(&mut Some(request))?;
         Ok(vector)
     }
 
-    /// A request that can work, and what its client gets.
+    /// Checks a request. Returns it with the future of its result; nothing is queued yet.
     fn prepare_embedding(
         &self,
         client: Client,
         ids: Vec<u32>,
-        wanted: Wanted,
-    ) -> Result<(EmbeddingRequest, Vector), SubmitError> {
+        output: RequestedOutput,
+    ) -> Result<(EmbeddingRequest, VectorFuture), SubmitError> {
         self.check_prompt(&ids)?;
         let (answer, receiver) = oneshot::channel();
-        Ok((EmbeddingRequest { client, ids, wanted, answer, ticket: None }, Vector { receiver }))
+        Ok((EmbeddingRequest { client, ids, output, answer, ticket: None }, VectorFuture { receiver }))
     }
 
-    /// Queues a request, which is left where it is refused.
+    /// Queues a request, taking it out of `request`. On an error it stays there, so that another replica can be tried.
     fn push_embedding(&self, request: &mut Option<EmbeddingRequest>) -> Result<(), SubmitError> {
         let Some(client) = request.as_ref().map(|request| request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.room(), client, |queue| {
+        shared.push(self.queue_limits(), client, |queue| {
             if let Some(queued) = request.take() {
                 queue.embeddings.push(client, EmbeddingRequest { ticket: Some(shared.ticket()), ..queued });
             }
         })
     }
 
-    /// Requests that may wait, and that run at once.
-    fn room(&self) -> (usize, usize) {
+    /// Requests that may wait, and slots.
+    fn queue_limits(&self) -> (usize, usize) {
         (self.handle.n_queue, self.handle.n_parallel)
     }
 
-    /// Requests that wait or run.
+    /// Number of requests that wait or run.
     fn n_unfinished(&self) -> usize {
         self.handle.shared.n_unfinished()
     }
 
-    /// Says that somebody may be about to send a request, as whoever opens a connection is: a device that was idle comes up to
-    /// its speed meanwhile. Costs next to nothing while requests run.
+    /// Announces that a request may be about to come, for instance because a client has connected: an idle device is
+    /// brought up to its clock meanwhile. Almost free while requests run.
     pub fn announce(&self) {
         self.handle.shared.announce();
     }
 
-    /// What was done so far, and what is going on.
+    /// Counters since the start, and the present state.
     pub fn metrics(&self) -> Metrics {
         let waiting = self.handle.shared.queue().len();
         let metrics = self.handle.shared.metrics();
         Metrics { waiting: metrics.waiting + waiting, ..metrics.clone() }
     }
 
-    /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
+    /// Closes the queue and returns when all requests are finished; those that are not after `grace` are cancelled.
     pub async fn shut_down(&self, grace: Duration) {
         self.close(grace);
         self.wait_for_end().await;
     }
 
-    /// Takes no more requests, and cancels after `grace` those that are not finished.
+    /// Closes the queue; requests that are unfinished after `grace` are cancelled.
     fn close(&self, grace: Duration) {
         let now = Instant::now();
         self.handle.shared.close(now.checked_add(grace).unwrap_or(now + Duration::from_secs(1 << 32)));
     }
 
-    /// Returns when the thread has ended.
+    /// Waits until the thread has ended.
     async fn wait_for_end(&self) {
         let mut defect = self.handle.defect.clone();
-        // The wait ends when the thread does.
+        // An error here means that the sender was dropped: the thread has ended.
         while defect.changed().await.is_ok() {}
     }
 
-    /// The engine's defect, where it met one: it has ended, and every request is or will be told so.
+    /// The message of the engine's panic, if it panicked: the thread has ended, and all requests fail.
     pub fn defect(&self) -> Option<Arc<str>> {
         self.handle.defect.borrow().clone()
     }
 
-    /// Waits for the engine to meet a defect; for ever, where it does not.
+    /// Waits until the engine panics and returns the message; never returns otherwise.
     pub async fn wait_for_defect(&self) -> Arc<str> {
         let mut defect = self.handle.defect.clone();
         loop {
@@ -355,6 +378,7 @@ impl Scheduler {
         }
     }
 
+    /// Counts a refused request.
     fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
         if outcome.is_err() {
             self.handle.shared.metrics().requests.refused += 1;
@@ -362,6 +386,7 @@ impl Scheduler {
         outcome
     }
 
+    /// Checks the length and the token ids of a prompt.
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), SubmitError> {
         let (n_ctx, n_ctx_train) = (self.handle.n_ctx, self.handle.n_ctx_train);
         match prompt.len() {
@@ -371,6 +396,7 @@ impl Scheduler {
         }
     }
 
+    /// Checks that all ids are in the vocabulary.
     fn check_ids<'a>(&self, mut ids: impl Iterator<Item = &'a u32>) -> Result<(), SubmitError> {
         let n_vocab = self.handle.n_vocab;
         match ids.find(|&&id| id as usize >= n_vocab) {
@@ -380,33 +406,35 @@ impl Scheduler {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let message = panic.downcast_ref::<String>().map(String::as_str);
     message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
 impl SchedulerOptions {
-    /// How `model` is set up to run so many texts, each with room for all of its context, and to keep finished ones for
-    /// prompts that begin like them, as far as that memory has room.
+    /// The engine options for `n_parallel` slots, each with a full context, and 64 more sequences for
+    /// the prefix cache. The latter use what the running ones leave of the KV cache.
     #[must_use]
     pub fn engine(&self, model: &Model, engine: &EngineOptions) -> EngineOptions {
         EngineOptions {
-            n_seq: self.n_parallel.saturating_add(KEPT_TEXTS),
-            // None at once is refused by its own name, when the scheduler starts.
+            n_seq: self.n_parallel.saturating_add(KEPT_SEQUENCES),
+            // `n_parallel` 0 is reported by `check` when the scheduler starts.
             n_cache: Some(self.n_parallel.max(1).saturating_mul(engine.n_ctx_of(model))),
-            // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
+            // Windows for `n_parallel` running sequences and up to `n_parallel + 1` embeddings; idle sequences use
+            // those that are left.
             n_windows: Some(self.n_parallel.saturating_mul(2).saturating_add(1)),
             ..engine.clone()
         }
     }
 
-    /// What [`cache_ram`](Self::cache_ram) a server has where nobody says: 8 GiB, or a quarter of the main memory that is free, where
+    /// The default of a server's [`cache_ram`](Self::cache_ram): 8 GiB, or a quarter of the available main memory if
     /// that is less.
     pub fn default_cache_ram() -> u64 {
-        crate::available_memory().map_or(MOST_CACHE_RAM, |free| (free / 4).min(MOST_CACHE_RAM))
+        crate::available_memory().map_or(MAX_DEFAULT_CACHE_RAM, |free| (free / 4).min(MAX_DEFAULT_CACHE_RAM))
     }
 
+    /// Checks the options against a forward pass.
     fn check(&self, pass: &dyn ForwardPass) -> Result<(), StartError> {
         let n_seq = pass.n_seq();
         let error = |option, value, allowed| Err(StartError::Option { option, value, allowed });
@@ -428,20 +456,20 @@ impl SchedulerOptions {
     }
 }
 
-/// An embedding, or the logits of a text, to come: a future. Dropping it cancels the request.
+/// A future of an embedding, a reranker's scores, or logits. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Vector {
+pub struct VectorFuture {
     receiver: oneshot::Receiver<Result<Vec<f32>, RequestError>>,
 }
 
-impl Vector {
-    /// Waits for it; for threads that may block, panics inside an async runtime.
+impl VectorFuture {
+    /// Blocks until the result is there. Panics inside an async runtime.
     pub fn blocking_wait(self) -> Result<Vec<f32>, RequestError> {
         self.receiver.blocking_recv().unwrap_or(Err(RequestError::EngineFailed))
     }
 }
 
-impl Future for Vector {
+impl Future for VectorFuture {
     type Output = Result<Vec<f32>, RequestError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -1,4 +1,4 @@
-//! What callers and the engine's thread share: requests that wait, and the wish to end.
+//! The queue between the callers' threads and the engine's thread: waiting requests, the shutdown flag and the metrics.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +8,11 @@ use std::time::Instant;
 use crate::sampling::Sampler;
 use tokio::sync::{mpsc, oneshot};
 
-use super::lines::Lines;
+use super::client_queues::ClientQueues;
 use super::slot_commands::SlotCommand;
 use super::{Client, Event, Metrics, Request, RequestError, SubmitError};
 
-/// Counts a request from the time it is queued until nothing is left to do for it.
+/// Counts a request as unfinished from its submission until its last event: dropping the ticket ends that.
 #[derive(Debug)]
 pub(super) struct Ticket(Arc<AtomicUsize>);
 
@@ -22,117 +22,133 @@ impl Drop for Ticket {
     }
 }
 
-/// A request to continue a text, with what was checked when it came.
+/// A generation request that was checked and is to be queued, or is queued.
 pub(super) struct Submission {
+    /// The request; its sampling options have been moved to `sampler`.
     pub request: Request,
+    /// Sampler of the request, with no token accepted yet.
     pub sampler: Sampler,
+    /// Channel to the client.
     pub events: mpsc::UnboundedSender<Event>,
+    /// Time of the submission.
     pub submitted: Instant,
-    /// Once it is queued.
+    /// Set when it enters the queue.
     pub ticket: Option<Ticket>,
 }
 
-/// A request for what a model makes of a text: an embedding, or logits.
+/// A request for one vector of a whole sequence: its embedding, a reranker's scores, or logits.
 pub(super) struct EmbeddingRequest {
+    /// Owner of the request.
     pub client: Client,
+    /// Token ids of the sequence; not empty.
     pub ids: Vec<u32>,
-    pub wanted: Wanted,
+    /// The requested vector.
+    pub output: RequestedOutput,
+    /// Channel to the client: `[n_embd]` or the scores or `[n_rows, n_vocab]`, row-major.
     pub answer: oneshot::Sender<Result<Vec<f32>, RequestError>>,
-    /// Once it is queued.
+    /// Set when it enters the queue.
     pub ticket: Option<Ticket>,
 }
 
-/// What is wanted of a text.
+/// The vector that an [`EmbeddingRequest`] requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// Its embedding, or a reranker's scores.
+pub(super) enum RequestedOutput {
+    /// The embedding, or a reranker's scores.
     Embedding,
     /// The logits after each token from this position on.
     Logits(usize),
 }
 
-/// Requests that wait.
+/// The waiting requests, by client.
 #[derive(Default)]
-pub(super) struct Queue {
-    pub texts: Lines<Submission>,
-    pub embeddings: Lines<EmbeddingRequest>,
-    /// What is to be done with slots, the first command first.
+pub(super) struct RequestQueue {
+    /// Requests for generated tokens.
+    pub generations: ClientQueues<Submission>,
+    /// Requests for embeddings, scores or logits.
+    pub embeddings: ClientQueues<EmbeddingRequest>,
+    /// Commands for slots, in the order of arrival.
     pub slot_commands: VecDeque<SlotCommand>,
-    /// No new requests are taken, and those that are not finished at this time are cancelled.
+    /// If set, no requests are accepted any more, and unfinished ones are cancelled at this time.
     pub closing: Option<Instant>,
-    /// Somebody may be about to send a request.
+    /// A client may be about to send a request (see [`SharedQueue::announce`]).
     announced: bool,
-    /// The engine's thread panicked.
+    /// The engine's thread has panicked.
     failed: bool,
 }
 
-impl Queue {
-    /// Requests that wait.
+impl RequestQueue {
+    /// Number of waiting requests; slot commands do not count.
     pub fn len(&self) -> usize {
-        self.texts.len() + self.embeddings.len()
+        self.generations.len() + self.embeddings.len()
     }
 
-    /// Whether there is nothing to do, and the queue is not closed.
+    /// Whether the engine has nothing to take from the queue, and the queue is open.
     pub fn is_idle(&self) -> bool {
         self.len() == 0 && self.slot_commands.is_empty() && self.closing.is_none()
     }
 
-    /// Whether one more request of `client` may wait where `n_queue` may. Who has less than an equal share finds room
-    /// beyond that, up to as much again: no client alone keeps others out.
-    fn has_room(&self, client: Client, n_queue: usize) -> bool {
+    /// Whether one more request of `client` may wait when `n_queue` requests may. Beyond `n_queue` there is capacity
+    /// for as many again, for clients that have less than an equal share of `n_queue` waiting: one client cannot keep
+    /// the others out.
+    fn has_capacity(&self, client: Client, n_queue: usize) -> bool {
         let n = self.len();
         if n < n_queue {
             return true;
         }
-        let own = self.texts.of(client) + self.embeddings.of(client);
-        let clients: BTreeSet<_> = self.texts.clients().chain(self.embeddings.clients()).chain([client]).collect();
-        n < n_queue.saturating_mul(2) && own < n_queue / clients.len()
+        let n_own = self.generations.n_waiting(client) + self.embeddings.n_waiting(client);
+        let clients: BTreeSet<_> =
+            self.generations.clients().chain(self.embeddings.clients()).chain([client]).collect();
+        n < n_queue.saturating_mul(2) && n_own < n_queue / clients.len()
     }
 }
 
-/// The queue, and how its two sides meet.
+/// The queue with its lock, the condition that wakes the engine, the metrics and the load.
 #[derive(Default)]
-pub(super) struct Shared {
-    queue: Mutex<Queue>,
-    /// Signalled when there is something new in the queue.
+pub(super) struct SharedQueue {
+    /// The queue.
+    queue: Mutex<RequestQueue>,
+    /// Signalled when the queue has changed.
     changed: Condvar,
+    /// The scheduler's metrics.
     metrics: Mutex<Metrics>,
-    /// Tickets there are.
+    /// Number of live tickets.
     unfinished: Arc<AtomicUsize>,
 }
 
-impl Shared {
-    /// The queue. A panic elsewhere leaves it whole: nothing that runs under the lock can panic half-way.
-    pub fn queue(&self) -> MutexGuard<'_, Queue> {
+impl SharedQueue {
+    /// Locks the queue. A poisoned lock is used as it is: no code that runs under it can panic half-way through a
+    /// change.
+    pub fn queue(&self) -> MutexGuard<'_, RequestQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the metrics.
     pub fn metrics(&self) -> MutexGuard<'_, Metrics> {
         self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more request.
+    /// A ticket for one more unfinished request.
     pub fn ticket(&self) -> Ticket {
         self.unfinished.fetch_add(1, Ordering::Relaxed);
         Ticket(Arc::clone(&self.unfinished))
     }
 
-    /// Requests that wait or run.
+    /// Number of requests that wait or run.
     pub fn n_unfinished(&self) -> usize {
         self.unfinished.load(Ordering::Relaxed)
     }
 
-    /// Adds a request of `client` by `push`, where the queue takes requests and has room for one more: `n_queue` may wait,
-    /// and as many more as the `n_parallel` places that are free will take.
+    /// Adds a request of `client` by calling `push`, if the queue is open and has capacity: `n_queue` requests may
+    /// wait, plus as many as the `n_parallel` slots that are free will take at once. `push` is not called on an error.
     pub fn push(
         &self,
         (n_queue, n_parallel): (usize, usize),
         client: Client,
-        push: impl FnOnce(&mut Queue),
+        push: impl FnOnce(&mut RequestQueue),
     ) -> Result<(), SubmitError> {
         let mut queue = self.open_queue()?;
         let all = n_queue.saturating_add(n_parallel);
-        if self.n_unfinished() >= all && !queue.has_room(client, n_queue) {
+        if self.n_unfinished() >= all && !queue.has_capacity(client, n_queue) {
             return Err(SubmitError::QueueFull { n_queue });
         }
         push(&mut queue);
@@ -141,7 +157,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Adds a command.
+    /// Adds a slot command. Commands do not count against the capacity.
     pub fn push_slot_command(&self, command: SlotCommand) -> Result<(), SubmitError> {
         let mut queue = self.open_queue()?;
         queue.slot_commands.push_back(command);
@@ -150,8 +166,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The queue, as long as it takes anything.
-    fn open_queue(&self) -> Result<MutexGuard<'_, Queue>, SubmitError> {
+    /// Locks the queue if it accepts requests.
+    fn open_queue(&self) -> Result<MutexGuard<'_, RequestQueue>, SubmitError> {
         let queue = self.queue();
         if queue.failed {
             return Err(SubmitError::EngineFailed);
@@ -162,7 +178,8 @@ impl Shared {
         Ok(queue)
     }
 
-    /// Takes no more requests; cancels at `deadline` those that are not finished by then.
+    /// Closes the queue: unfinished requests are cancelled at `deadline`. A second call can only make the deadline
+    /// earlier.
     pub fn close(&self, deadline: Instant) {
         let mut queue = self.queue();
         queue.closing = Some(queue.closing.map_or(deadline, |earlier| earlier.min(deadline)));
@@ -170,28 +187,28 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// Says that somebody may be about to send a request.
+    /// Wakes the engine because a client may be about to send a request.
     pub fn announce(&self) {
         self.queue().announced = true;
         self.changed.notify_one();
     }
 
-    /// Sleeps until there is something in the queue or it closes: true; or until a request is announced: false.
+    /// Blocks until there is work or the queue closes (true), or until a request is announced (false).
     pub fn sleep(&self) -> bool {
-        let idle = |queue: &mut Queue| queue.is_idle() && !queue.announced;
+        let idle = |queue: &mut RequestQueue| queue.is_idle() && !queue.announced;
         let mut queue = self.changed.wait_while(self.queue(), idle).unwrap_or_else(PoisonError::into_inner);
         queue.announced = false;
         !queue.is_idle()
     }
 
-    /// Takes nothing more, and tells all that wait: the engine is gone, because it `failed` or was told to go.
+    /// Closes the queue for good and fails all waiting requests: the engine panicked (`failed`) or was shut down.
     pub fn end(&self, failed: bool) {
         let mut queue = self.queue();
         queue.closing = Some(Instant::now());
         queue.failed |= failed;
         let why = || if failed { RequestError::EngineFailed } else { RequestError::ShutDown };
         let mut n_failed = 0;
-        for submission in queue.texts.drain() {
+        for submission in queue.generations.drain() {
             n_failed += 1;
             let _ = submission.events.send(Event::Failed(why()));
         }
@@ -199,7 +216,7 @@ impl Shared {
             n_failed += 1;
             let _ = request.answer.send(Err(why()));
         }
-        // Their callers get an error.
+        // Dropping a command closes its channel, which its caller sees as an error.
         queue.slot_commands.clear();
         drop(queue);
         self.metrics().requests.failed += n_failed;
@@ -210,15 +227,15 @@ impl Shared {
 mod tests {
     use super::*;
 
-    fn queue(waiting: &[(usize, usize)]) -> Queue {
-        let mut queue = Queue::default();
+    fn queue(waiting: &[(usize, usize)]) -> RequestQueue {
+        let mut queue = RequestQueue::default();
         for &(key, n) in waiting {
             for _ in 0..n {
                 let (answer, _) = oneshot::channel();
                 let client = Client::Key(key);
                 queue.embeddings.push(
                     client,
-                    EmbeddingRequest { client, ids: vec![1], wanted: Wanted::Embedding, answer, ticket: None },
+                    EmbeddingRequest { client, ids: vec![1], output: RequestedOutput::Embedding, answer, ticket: None },
                 );
             }
         }
@@ -226,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn one_client_alone_may_fill_the_queue_but_keeps_nobody_out() {
-        let room = |waiting: &[(usize, usize)], key: usize| queue(waiting).has_room(Client::Key(key), 8);
-        assert!(room(&[], 0) && room(&[(0, 7)], 0) && !room(&[(0, 8)], 0));
-        assert!(room(&[(0, 8)], 1) && room(&[(0, 8), (1, 3)], 1) && !room(&[(0, 8), (1, 4)], 1));
-        assert!(room(&[(0, 8), (1, 4)], 2) && !room(&[(0, 8), (1, 4)], 0));
-        // However many clients there are, the queue has an end.
+    fn one_client_may_fill_the_queue_but_does_not_keep_others_out() {
+        let accepts = |waiting: &[(usize, usize)], key: usize| queue(waiting).has_capacity(Client::Key(key), 8);
+        assert!(accepts(&[], 0) && accepts(&[(0, 7)], 0) && !accepts(&[(0, 8)], 0));
+        assert!(accepts(&[(0, 8)], 1) && accepts(&[(0, 8), (1, 3)], 1) && !accepts(&[(0, 8), (1, 4)], 1));
+        assert!(accepts(&[(0, 8), (1, 4)], 2) && !accepts(&[(0, 8), (1, 4)], 0));
+        // The capacity is bounded for any number of clients.
         let many: Vec<_> = (0..16).map(|key| (key, 1)).collect();
-        assert!(!room(&many, 16));
+        assert!(!accepts(&many, 16));
     }
 }

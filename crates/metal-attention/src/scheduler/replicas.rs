@@ -1,4 +1,4 @@
-//! Several schedulers of one model, each with a forward pass of its own, and who gets which request.
+//! Replicas: several schedulers of one model, and the choice of one for each request.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -6,47 +6,55 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{CachedText, ForwardPass, Model};
+use crate::{ForwardPass, HostSnapshot, Model};
 
-use super::queue::Wanted;
+use super::queue::RequestedOutput;
 use super::{
-    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, RunningText, Scheduler, SchedulerOptions,
-    SlotError, StartError, SubmitError, Vector,
+    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions,
+    SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
 };
 
-/// Schedulers of one model, each with a thread, a forward pass, places and a KV cache of its own.
+/// Schedulers of one model, each with its own thread, forward pass, slots and KV cache.
 ///
-/// A request goes where the KV cache holds most of its prompt, in whole pages; of equals to the replica with the least to do. One
-/// that has [`SchedulerOptions::n_parallel`] requests more than the least busy is passed over: what it holds is evaluated
-/// a second time rather than waited for. A replica that met a defect gets nothing more, and the others go on.
+/// A request goes to the replica whose KV cache holds the most whole pages of its prompt; among equals, to the one with
+/// the least load. A replica with [`SchedulerOptions::n_parallel`] or more requests above the least loaded one is tried
+/// last: evaluating its pages a second time elsewhere is faster than waiting. A replica whose engine has panicked gets
+/// no more requests.
 #[derive(Clone)]
 pub struct Replicas {
+    /// The replicas; at least one.
     all: Arc<[Replica]>,
+    /// Slots of each replica.
     n_parallel: usize,
-    /// Tokens of a page.
+    /// Positions of a KV page.
     page_len: usize,
 }
 
+/// One replica.
 struct Replica {
+    /// Its scheduler.
     scheduler: Scheduler,
+    /// The pages that its KV cache holds.
     held: Arc<Mutex<HeldPages>>,
 }
 
-/// What a replica's KV cache holds: each page by a hash of all tokens up to its end.
+/// The pages that a replica's KV cache holds, each by a hash of all tokens up to its end.
 #[derive(Debug, Default)]
 struct HeldPages {
+    /// The hash of each block.
     of_block: HashMap<BlockId, u64>,
+    /// All hashes.
     hashes: HashSet<u64>,
 }
 
-/// The hash of a text whose last page has these tokens, given that of the pages before.
+/// The hash of a page with these tokens, after the pages with hash `before`.
 fn page_hash(before: u64, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, tokens).hash(&mut hasher);
     hasher.finish()
 }
 
-/// The hashes of a prompt's whole pages, but for its last token, which is evaluated in any case.
+/// The hashes of a prompt's whole pages. The last token is left out: it is always evaluated.
 fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
     let tokens = &prompt[..prompt.len().saturating_sub(1)];
     let mut hash = 0;
@@ -59,7 +67,8 @@ fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
 }
 
 impl HeldPages {
-    fn take(&mut self, event: CacheEvent) {
+    /// Applies a change of the KV cache.
+    fn add(&mut self, event: CacheEvent) {
         match event {
             CacheEvent::Stored { parent, blocks, tokens } => {
                 let page_len = tokens.len() / blocks.len().max(1);
@@ -78,30 +87,32 @@ impl HeldPages {
         }
     }
 
-    /// How many pages of a prompt are there, from its beginning on.
+    /// Number of pages, from the prompt's start, that are held.
     fn n_common(&self, hashes: &[u64]) -> usize {
         hashes.iter().take_while(|hash| self.hashes.contains(hash)).count()
     }
 }
 
 impl Replica {
+    /// Locks the held pages.
     fn held(&self) -> MutexGuard<'_, HeldPages> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is known of a replica when a request comes.
+/// The data by which replicas are ordered for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Candidate {
+struct ReplicaCandidate {
+    /// Index of the replica.
     replica: usize,
-    /// Pages of the prompt that it holds.
+    /// Whole pages of the prompt that it holds.
     n_held: usize,
-    /// Requests that it has not finished.
+    /// Its unfinished requests.
     load: usize,
 }
 
-/// The replicas in the order in which they are asked to take a request.
-fn in_order(mut candidates: Vec<Candidate>, n_parallel: usize) -> Vec<usize> {
+/// Indices of the replicas in the order in which a request is offered to them.
+fn by_preference(mut candidates: Vec<ReplicaCandidate>, n_parallel: usize) -> Vec<usize> {
     let least = candidates.iter().map(|c| c.load).min().unwrap_or(0);
     candidates.sort_by_key(|c| {
         let is_behind = c.load >= least.saturating_add(n_parallel);
@@ -111,8 +122,8 @@ fn in_order(mut candidates: Vec<Candidate>, n_parallel: usize) -> Vec<usize> {
 }
 
 impl Replicas {
-    /// Starts a scheduler with `options` over each of `passes`, forward passes of `model` that are set up alike. An error
-    /// where there is none, and where a scheduler does not start.
+    /// Starts a scheduler over each of `passes`, equal forward passes of `model`. An error if there are none, or a
+    /// scheduler does not start. Only with several replicas are their KV caches observed.
     pub fn start(
         passes: Vec<Box<dyn ForwardPass>>,
         model: &Arc<Model>,
@@ -128,7 +139,7 @@ impl Replicas {
             let observed = Arc::clone(&held);
             let (model, options) = (Arc::clone(model), options.clone());
             let scheduler = if is_observed {
-                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).take(event);
+                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).add(event);
                 Scheduler::start_observed(pass, model, options, Box::new(observer))?
             } else {
                 Scheduler::start(pass, model, options)?
@@ -139,69 +150,72 @@ impl Replicas {
         Ok(Self { all: all.into(), n_parallel: options.n_parallel, page_len })
     }
 
-    /// How many there are.
+    /// Number of replicas.
     pub fn n_replicas(&self) -> usize {
         self.all.len()
     }
 
-    /// Texts that run at once, on all replicas together.
+    /// Slots of all replicas together.
     pub fn n_slots(&self) -> usize {
         self.all.len().saturating_mul(self.n_parallel)
     }
 
-    /// How many of them met a defect and have ended.
+    /// Number of replicas whose engine has panicked.
     pub fn n_failed(&self) -> usize {
         self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()
     }
 
-    /// Refuses a request of `n_texts` texts that never fit, however little there is to do.
-    pub fn check_texts(&self, n_texts: usize) -> Result<(), SubmitError> {
+    /// An error if a request for `n_sequences` sequences exceeds the slots and queues of all replicas, so that it could
+    /// never be run.
+    pub fn check_n_sequences(&self, n_sequences: usize) -> Result<(), SubmitError> {
         let (mut n_queue, mut n_parallel) = (0usize, 0usize);
         for replica in &*self.all {
-            let (queue, parallel) = replica.scheduler.room();
+            let (queue, parallel) = replica.scheduler.queue_limits();
             n_queue = n_queue.saturating_add(queue);
             n_parallel = n_parallel.saturating_add(parallel);
         }
-        let most = n_queue.saturating_add(n_parallel);
-        if n_texts <= most {
+        let max = n_queue.saturating_add(n_parallel);
+        if n_sequences <= max {
             return Ok(());
         }
-        self.counted(Err(SubmitError::TooManyTexts { n_texts, most, n_parallel, n_queue }))
+        self.counted(Err(SubmitError::TooManySequences { n_sequences, max, n_parallel, n_queue }))
     }
 
-    /// Queues a request ([`Scheduler::submit`]). One whose first choice has no room for it goes to the next.
+    /// Submits a generation request ([`Scheduler::submit`]) to the best replica that accepts it.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
         let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };
-        let prepared = self.counted(self.all[0].scheduler.prepare_text(request))?;
+        let prepared = self.counted(self.all[0].scheduler.prepare_generation(request))?;
         let (submission, events) = prepared;
         let mut submission = Some(submission);
-        self.counted(self.first_that_takes(&hashes, |scheduler| scheduler.push_text(&mut submission)))?;
+        self.counted(self.push_to_first(&hashes, |scheduler| scheduler.push_generation(&mut submission)))?;
         Ok(events)
     }
 
-    /// Queues a text of `client` for its embedding, or a reranker's scores ([`Scheduler::embed`]).
-    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
-        let prepared = self.counted(self.all[0].scheduler.prepare_embedding(client, ids, Wanted::Embedding))?;
+    /// Submits a sequence of `client` for its embedding or a reranker's scores ([`Scheduler::embed`]).
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<VectorFuture, SubmitError> {
+        let prepared =
+            self.counted(self.all[0].scheduler.prepare_embedding(client, ids, RequestedOutput::Embedding))?;
         let (request, vector) = prepared;
         let mut request = Some(request);
-        self.counted(self.first_that_takes(&[], |scheduler| scheduler.push_embedding(&mut request)))?;
+        self.counted(self.push_to_first(&[], |scheduler| scheduler.push_embedding(&mut request)))?;
         Ok(vector)
     }
 
-    /// Asks replicas to take a request until one does; the error of the first choice where none can.
-    fn first_that_takes(
+    /// Offers a request to the replicas in order of preference until one accepts it. If none does, the error is that of
+    /// the first.
+    fn push_to_first(
         &self,
         hashes: &[u64],
         mut push: impl FnMut(&Scheduler) -> Result<(), SubmitError>,
     ) -> Result<(), SubmitError> {
         let alive = self.all.iter().enumerate().filter(|(_, r)| self.all.len() == 1 || r.scheduler.defect().is_none());
-        let candidates = alive.map(|(replica, r)| Candidate {
+        let candidates = alive.map(|(replica, r)| ReplicaCandidate {
             replica,
             n_held: r.held().n_common(hashes),
             load: r.scheduler.n_unfinished(),
         });
         let mut refused = None;
-        for replica in in_order(candidates.collect(), self.n_parallel) {
+        for replica in by_preference(candidates.collect(), self.n_parallel) {
             match push(&self.all[replica].scheduler) {
                 Ok(()) => return Ok(()),
                 Err(why) => refused = refused.or(Some(why)),
@@ -210,19 +224,19 @@ impl Replicas {
         Err(refused.unwrap_or(SubmitError::EngineFailed))
     }
 
-    /// A refused request counts once, whoever was asked.
+    /// Counts a refused request once, however many replicas refused it.
     fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
         self.all[0].scheduler.counted(outcome)
     }
 
-    /// Has the devices of all awake for requests to come ([`Scheduler::announce`]).
+    /// Announces a request to all replicas ([`Scheduler::announce`]).
     pub fn announce(&self) {
         for replica in &*self.all {
             replica.scheduler.announce();
         }
     }
 
-    /// What all have done so far, and what is going on: sums.
+    /// The sums of all replicas' metrics.
     pub fn metrics(&self) -> Metrics {
         let mut sum = Metrics::default();
         for replica in &*self.all {
@@ -231,46 +245,46 @@ impl Replicas {
         sum
     }
 
-    /// The slots of each replica in turn: first its texts that run, in the order in which they got their places.
-    pub fn slots(&self) -> Vec<Option<RunningText>> {
+    /// The progress in each slot, replica by replica; `None`: the slot is free.
+    pub fn slots(&self) -> Vec<Option<SequenceProgress>> {
         let of_replica = |replica: &Replica| {
-            let mut texts: Vec<_> = replica.scheduler.metrics().texts.into_iter().map(Some).collect();
-            texts.resize(self.n_parallel, None);
-            texts
+            let mut sequences: Vec<_> = replica.scheduler.metrics().sequences.into_iter().map(Some).collect();
+            sequences.resize(self.n_parallel, None);
+            sequences
         };
         self.all.iter().flat_map(of_replica).collect()
     }
 
-    /// A copy of the text of a slot ([`Scheduler::save_slot`]).
-    pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
+    /// A snapshot of the sequence in a slot ([`Scheduler::save_slot`]).
+    pub async fn save_slot(&self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (scheduler, slot) = self.slot(slot)?;
         scheduler.save_slot(slot).await
     }
 
-    /// Puts a text into the KV cache of the replica that a slot is of ([`Scheduler::restore_slot`]).
-    pub async fn restore_slot(&self, slot: usize, client: Client, text: CachedText) -> Result<(), SlotError> {
-        self.slot(slot)?.0.restore_slot(client, text).await
+    /// Restores a snapshot on the replica of a slot ([`Scheduler::restore_slot`]).
+    pub async fn restore_slot(&self, slot: usize, client: Client, snapshot: HostSnapshot) -> Result<(), SlotError> {
+        self.slot(slot)?.0.restore_slot(client, snapshot).await
     }
 
-    /// Has the KV cache forget the text of a slot ([`Scheduler::erase_slot`]).
+    /// Evicts the sequence in a slot ([`Scheduler::erase_slot`]).
     pub async fn erase_slot(&self, slot: usize) -> Result<usize, SlotError> {
         let (scheduler, slot) = self.slot(slot)?;
         scheduler.erase_slot(slot).await
     }
 
-    /// What the KV cache of each replica has room for.
+    /// The capacity of each replica's KV cache.
     pub fn cache_capacity(&self) -> CacheCapacity {
         self.all[0].scheduler.cache_capacity()
     }
 
-    /// The scheduler that a slot is of, and the slot's number there.
+    /// The scheduler of a slot, and the slot's number there.
     fn slot(&self, slot: usize) -> Result<(&Scheduler, usize), SlotError> {
         let replica = self.all.get(slot / self.n_parallel.max(1));
         let replica = replica.ok_or(SlotError::NoSuchSlot { slot, last: self.n_slots().saturating_sub(1) })?;
         Ok((&replica.scheduler, slot % self.n_parallel.max(1)))
     }
 
-    /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
+    /// Closes all queues and returns when all requests are finished; those that are not after `grace` are cancelled.
     pub async fn shut_down(&self, grace: Duration) {
         for replica in &*self.all {
             replica.scheduler.close(grace);
@@ -280,13 +294,13 @@ impl Replicas {
         }
     }
 
-    /// The defect of the first replica, where all have met one.
+    /// The message of the first replica's panic, if all engines have panicked.
     pub fn defect(&self) -> Option<Arc<str>> {
         let defects: Option<Vec<_>> = self.all.iter().map(|replica| replica.scheduler.defect()).collect();
         defects?.into_iter().next()
     }
 
-    /// Waits for all replicas to meet a defect; for ever, where one does not.
+    /// Waits until all engines have panicked; never returns while one runs.
     pub async fn wait_for_defect(&self) -> Arc<str> {
         let mut why = None;
         for replica in &*self.all {
@@ -312,8 +326,8 @@ mod tests {
             blocks: blocks.iter().map(|&id| BlockId(id)).collect(),
             tokens: tokens.to_vec(),
         };
-        held.take(stored(None, &[0, 1], &[1, 2, 3, 4]));
-        held.take(stored(Some(0), &[2], &[9, 9]));
+        held.add(stored(None, &[0, 1], &[1, 2, 3, 4]));
+        held.add(stored(Some(0), &[2], &[9, 9]));
         let n_common = |held: &HeldPages, prompt: &[u32]| held.n_common(&page_hashes(prompt, 2));
         assert_eq!(page_hashes(&[1, 2, 3, 4, 5], 2).len(), 2);
         assert_eq!(page_hashes(&[], 2), [] as [u64; 0]);
@@ -322,17 +336,18 @@ mod tests {
         assert_eq!(n_common(&held, &[1, 2, 3, 4]), 1);
         assert_eq!(n_common(&held, &[1, 2, 9, 9, 9]), 2);
         assert_eq!(n_common(&held, &[3, 4, 9, 9, 9]), 0);
-        held.take(CacheEvent::Removed { blocks: vec![BlockId(1)] });
+        held.add(CacheEvent::Removed { blocks: vec![BlockId(1)] });
         assert_eq!((n_common(&held, &[1, 2, 3, 4, 5]), n_common(&held, &[1, 2, 9, 9, 9])), (1, 2));
-        held.take(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
+        held.add(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
         assert!(held.of_block.is_empty() && held.hashes.is_empty());
     }
 
     #[test]
     fn pages_come_before_load_until_a_replica_falls_behind() {
         let order = |known: &[(usize, usize)]| {
-            let candidate = |(replica, &(n_held, load)): (usize, &(usize, usize))| Candidate { replica, n_held, load };
-            in_order(known.iter().enumerate().map(candidate).collect(), 4)
+            let candidate =
+                |(replica, &(n_held, load)): (usize, &(usize, usize))| ReplicaCandidate { replica, n_held, load };
+            by_preference(known.iter().enumerate().map(candidate).collect(), 4)
         };
         assert_eq!(order(&[(0, 0), (0, 0)]), [0, 1]);
         assert_eq!(order(&[(0, 1), (0, 0)]), [1, 0]);

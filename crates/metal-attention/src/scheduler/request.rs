@@ -1,4 +1,4 @@
-//! A request, and the events that answer it.
+//! A generation request, and the events that answer it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,126 +10,125 @@ use tokio::sync::mpsc;
 
 use super::RequestError;
 
-/// Who asks. Clients take turns, however much each of them asks for.
+/// The client that a request is of. Slots and tokens are divided equally between clients, however many requests each
+/// has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Client {
-    /// Nobody in particular: all who say nothing about themselves are one client.
+    /// An unidentified client; all of these count as one client.
     #[default]
     Unknown,
-    /// Whoever is at this address.
+    /// The client with this network address.
     Address(IpAddr),
-    /// Whoever has this key, by its number.
+    /// The client with this API key, by its index.
     Key(usize),
 }
 
-/// A text to continue. The default continues nothing: a prompt has at least one token.
+/// A request to continue a prompt. The default has an empty prompt, which is refused.
 #[derive(Default)]
 pub struct Request {
-    /// Who asks.
+    /// The client.
     pub client: Client,
     /// Token ids of the prompt, special tokens included.
     pub prompt: Arc<[u32]>,
-    /// How tokens are chosen.
+    /// Options of the sampler.
     pub sampling: SamplerOptions,
-    /// Most tokens to generate. `None`: until the model ends the text or the context is full.
+    /// Maximum number of tokens to generate. `None`: until an end token is sampled or the context is full.
     pub max_tokens: Option<usize>,
-    /// Strings that end the text; they are not part of it.
+    /// Strings that end the generation; they are not part of the result.
     pub stop: Arc<[String]>,
-    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    /// Tokens that end the generation, besides the vocabulary's end tokens; they are not part of the result.
     pub stop_ids: Arc<[u32]>,
-    /// Never choose a token with which the vocabulary ends a text.
+    /// Never sample the vocabulary's end tokens.
     pub ignore_eos: bool,
-    /// The least number of tokens before one that ends the text may be chosen.
+    /// Minimum number of tokens before an end token may be sampled.
     pub min_tokens: usize,
-    /// The text ends at the first line break after this time since its first token: a completion in an editor that takes too
-    /// long is of use up to a line's end.
+    /// The generation ends at the first line break after this time since its first token: an editor's completion that
+    /// takes too long is still useful up to the end of a line.
     pub line_end_after: Option<Duration>,
     /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// `Some(n)`: tell the log probability of each token, and the `n` most probable ones.
+    /// `Some(n)`: report the log probability of each generated token, and the `n` most probable tokens.
     pub logprobs: Option<usize>,
-    /// `Some(n)`: tell the log probability of each token of the prompt after the first, and the `n` most probable ones
-    /// there. The prompt is then evaluated from its start, whatever the KV cache holds of it.
+    /// `Some(n)`: report the log probability of each token of the prompt after the first, and the `n` most probable
+    /// tokens there. The prompt is then evaluated from its start, whatever prefix the KV cache has.
     pub prompt_logprobs: Option<usize>,
-    /// Which tokens may come next.
+    /// Restricts the tokens that may be sampled.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Changes the logits of each token before everything else. It runs on the scheduler's thread: others wait for it. A
-    /// panic or an error in it fails this request and no other.
+    /// Changes the logits before all other rules. It runs on the engine's thread, so that all sequences wait for it. A
+    /// panic or an error in it fails only this request.
     pub logits_processor: Option<Box<dyn LogitsProcessor>>,
-    /// When the request ends, finished or not.
+    /// Time at which the request ends, finished or not.
     pub deadline: Option<Instant>,
-    /// Keep all events until the text is finished: a client that waits for the whole answer need not be woken for each
-    /// token.
-    pub whole: bool,
+    /// Send all events at the end: a client that waits for the whole result is not woken for each token.
+    pub buffer_events: bool,
 }
 
-/// One step of a request's answer. The last one is [`Done`](Event::Done) or [`Failed`](Event::Failed), whatever
-/// happens.
+/// An event of a generation. The last one is always [`Done`](Event::Done) or [`Failed`](Event::Failed).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The prompt was evaluated, where the request asked for its log probabilities: those of each token but the first.
+    /// The prompt was evaluated: log probabilities of each token but the first. Only if the request asked for them.
     Prompt(Vec<TokenLogprobs>),
-    /// A token was chosen.
+    /// A token was sampled.
     Token {
-        /// Its number in the vocabulary.
+        /// Its id.
         id: u32,
-        /// What can be shown of the text now: whole characters, and nothing that may turn out to be the start of a
-        /// stop string. May be empty.
+        /// The text that is certain now: whole characters, and nothing that may be the start of a stop string. May be
+        /// empty.
         text: String,
-        /// Log probabilities, where the request asked for them.
+        /// Log probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
-    /// The text is finished.
+    /// The generation is finished.
     Done {
         /// Why it ended.
         reason: FinishReason,
-        /// Text that was held back and turned out to belong to it; mostly empty.
+        /// The last of the text, which was withheld as a possible stop string; usually empty.
         text: String,
-        /// The stop string that ended it; it is not part of the text.
+        /// The stop string that ended it, not part of the text.
         stop_string: Option<String>,
-        /// The token that ended it, where the model chose one; it is not part of the text.
+        /// The end token that was sampled, not part of the text.
         end_token: Option<u32>,
-        /// That token's log probabilities, where the request asked for them.
+        /// The end token's log probabilities, if requested.
         end_logprobs: Option<TokenLogprobs>,
-        /// Tokens it took.
+        /// Token counts.
         usage: Usage,
-        /// Time it took.
+        /// Durations.
         timings: RequestTimings,
     },
-    /// The request could not be finished.
+    /// The request failed.
     Failed(RequestError),
 }
 
-/// Natural logarithms of probabilities, from the model's own logits: before biases, constraints and samplers.
+/// Natural logarithms of probabilities, from the model's logits before biases, constraints and samplers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token that was chosen, or that the prompt has here.
+    /// Log probability of the sampled token, or of the prompt's token.
     pub logprob: f32,
-    /// Its place among all tokens: 1 is the most probable one.
+    /// Its rank among all tokens; 1 is the most probable one.
     pub rank: usize,
-    /// Of the most probable tokens, highest first.
+    /// Ids and log probabilities of the most probable tokens, highest first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a text ended.
+/// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// The model chose a token that ends the text, or the constraint was complete.
+    /// An end token was sampled, or the constraint is complete.
     EndOfText,
-    /// As many tokens as were asked for, or as much time as there was for them.
+    /// `max_tokens` was reached, or the line ended after `line_end_after`.
     Length,
-    /// One of the stop strings.
+    /// A stop string was generated.
     StopString,
-    /// No room in the context, or in the whole KV cache.
+    /// The context, or the whole KV cache, is full.
     ContextFull,
-    /// The request's deadline.
+    /// The request's deadline has passed.
     Deadline,
-    /// The scheduler shut down.
+    /// The scheduler was shut down, or the client has dropped its events.
     Cancelled,
 }
 
 impl FinishReason {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Self; 6] =
         [Self::EndOfText, Self::Length, Self::StopString, Self::ContextFull, Self::Deadline, Self::Cancelled];
 
@@ -146,48 +145,48 @@ impl FinishReason {
     }
 }
 
-/// Tokens that a request took.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were in the KV cache already.
+    /// Tokens of the prompt that were in the KV cache already.
     pub cached_tokens: usize,
-    /// Tokens generated, without the one that ended the text.
+    /// Generated tokens, the end token not included.
     pub generated_tokens: usize,
 }
 
-/// Time that a request took.
+/// Durations of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestTimings {
-    /// From its submission until it got a place in the KV cache.
+    /// From submission to admission.
     pub queued: Duration,
-    /// From there to its first token.
+    /// From admission to the first token.
     pub prefill: Duration,
-    /// From its first token to its end.
+    /// From the first token to the end.
     pub decode: Duration,
 }
 
-/// A text from its first token to its end.
+/// A finished generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// The tokens that were generated.
+    /// The generated token ids.
     pub ids: Vec<u32>,
-    /// Their text, without what ended it.
+    /// Their text, without the stop string.
     pub text: String,
-    /// Log probabilities of each token, where the request asked for them; else empty.
+    /// Log probabilities of each generated token, if requested; otherwise empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log probabilities of each token of the prompt after the first, where the request asked for them; else empty.
+    /// Log probabilities of each token of the prompt after the first, if requested; otherwise empty.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub reason: FinishReason,
-    /// Tokens it took.
+    /// Token counts.
     pub usage: Usage,
-    /// Time it took.
+    /// Durations.
     pub timings: RequestTimings,
 }
 
-/// Puts a text together from its events.
+/// A completion in the making: collects a request's events.
 #[derive(Default)]
 struct CompletionSoFar {
     ids: Vec<u32>,
@@ -197,8 +196,8 @@ struct CompletionSoFar {
 }
 
 impl CompletionSoFar {
-    /// Takes the next event; at the last one the whole text comes out.
-    fn take(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
+    /// Adds an event. Returns the completion at `Done`, and an error at `Failed`.
+    fn add(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
         match event {
             Event::Prompt(logprobs) => {
                 self.prompt_logprobs = logprobs;
@@ -219,68 +218,70 @@ impl CompletionSoFar {
     }
 }
 
-/// The events of one request. Dropping it cancels the request, which gives up its place within one step.
+/// The events of one request. Dropping it cancels the request, which leaves its slot within one step.
 #[derive(Debug)]
 pub struct Events {
     receiver: mpsc::UnboundedReceiver<Event>,
-    /// The last event was told.
+    /// Whether the last event was received.
     ended: bool,
 }
 
 impl Events {
+    /// The events of a request that was just submitted.
     pub(super) fn new(receiver: mpsc::UnboundedReceiver<Event>) -> Self {
         Self { receiver, ended: false }
     }
 
-    /// The next event; `None` after the last one. Nothing is lost where the wait for it is given up.
+    /// The next event; `None` after the last one. Cancelling the wait loses no event.
     pub async fn recv(&mut self) -> Option<Event> {
         if self.ended {
             return None;
         }
         let event = self.receiver.recv().await;
-        Some(self.told(event))
+        Some(self.check_end(event))
     }
 
-    /// [`recv`](Self::recv) for threads that may block; panics inside an async runtime.
+    /// Blocking [`recv`](Self::recv). Panics inside an async runtime.
     pub fn blocking_recv(&mut self) -> Option<Event> {
         if self.ended {
             return None;
         }
         let event = self.receiver.blocking_recv();
-        Some(self.told(event))
+        Some(self.check_end(event))
     }
 
-    /// Waits for the end of the text.
+    /// Waits for the end of the generation.
     pub async fn completion(self) -> Result<Completion, RequestError> {
         self.completion_with(|_| ()).await
     }
 
-    /// [`completion`](Self::completion), which gives `observe` each event first.
+    /// [`completion`](Self::completion) that passes each event to `observe` first.
     pub async fn completion_with(mut self, mut observe: impl FnMut(&Event)) -> Result<Completion, RequestError> {
         let mut so_far = CompletionSoFar::default();
         loop {
             let event = self.receiver.recv().await;
-            let event = self.told(event);
+            let event = self.check_end(event);
             observe(&event);
-            if let Some(completion) = so_far.take(event)? {
+            if let Some(completion) = so_far.add(event)? {
                 return Ok(completion);
             }
         }
     }
 
-    /// [`completion`](Self::completion) for threads that may block; panics inside an async runtime.
+    /// Blocking [`completion`](Self::completion). Panics inside an async runtime.
     pub fn blocking_completion(mut self) -> Result<Completion, RequestError> {
         let mut so_far = CompletionSoFar::default();
         loop {
             let event = self.receiver.blocking_recv();
-            if let Some(completion) = so_far.take(self.told(event))? {
+            if let Some(completion) = so_far.add(self.check_end(event))? {
                 return Ok(completion);
             }
         }
     }
 
-    /// Where the other side ended without a last word, that is an error: nobody may take half a text for the whole.
-    fn told(&mut self, event: Option<Event>) -> Event {
+    /// Records whether `event` is the last one. A closed channel is an error: a partial text must not pass for a whole
+    /// one.
+    fn check_end(&mut self, event: Option<Event>) -> Event {
         let event = event.unwrap_or(Event::Failed(RequestError::EngineFailed));
         self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
         event
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_that_ends_without_a_last_word_is_an_error() {
+    fn a_channel_that_closes_without_a_last_event_is_an_error() {
         let (sender, receiver) = mpsc::unbounded_channel();
         let token = || Event::Token { id: 1, text: "a".into(), logprobs: None };
         sender.send(token()).unwrap();

@@ -1,14 +1,15 @@
-//! Slots that are saved, restored and erased.
+//! Commands that save, restore and erase slots (llama.cpp's `/slots` actions).
 //!
-//! A slot is a text in the KV cache by its number: first those that run, in the order in which they got their places, then those
-//! that have ended, the last one first.
+//! Here a slot is a sequence in the KV cache by its number: first the running ones in the order of their admission,
+//! then the idle cache sequences, the one that ended last first. Commands run on the engine's thread, one between two
+//! steps.
 
 use metal_attention_model::SnapshotError;
 use tokio::sync::oneshot;
 
-use crate::CachedText;
+use crate::HostSnapshot;
 
-use super::admission::is_no_room;
+use super::admission::is_capacity_error;
 use super::engine::Engine;
 use super::{Client, Scheduler, SubmitError};
 
@@ -23,61 +24,64 @@ pub enum SlotError {
         /// The last slot.
         last: usize,
     },
-    /// The KV cache has no such text.
+    /// The slot holds no tokens.
     #[error("slot {slot} is empty: the KV cache has no text that ran there")]
     Empty {
         /// The slot.
         slot: usize,
     },
-    /// A text is generated there.
+    /// A sequence is running in the slot.
     #[error("slot {slot} generates a text: try again when that has ended")]
     Busy {
         /// The slot.
         slot: usize,
     },
-    /// The texts that run leave no room.
+    /// The running sequences leave too few free pages.
     #[error("the texts that run leave the KV cache no room for {n_tokens} tokens: try again later")]
     NoRoom {
-        /// Tokens of the text.
+        /// Tokens to be restored.
         n_tokens: usize,
     },
-    /// The KV cache did not give or take the text.
+    /// The KV cache could not be read or written.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// The scheduler takes nothing any more.
+    /// The scheduler accepts no requests.
     #[error(transparent)]
     Submit(#[from] SubmitError),
 }
 
-/// What is to be done with a slot. It sends its outcome itself.
+/// A command, run once with the engine. It sends its result itself.
 pub(super) type SlotCommand = Box<dyn FnOnce(&mut Engine<'_>) + Send>;
 
-/// What a KV cache has room for.
+/// The capacity of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheCapacity {
-    /// Tokens of one text.
+    /// Maximum tokens of one sequence.
     pub n_tokens: usize,
-    /// Bytes of all texts, recurrent states included.
+    /// Bytes for all sequences, recurrent states included.
     pub bytes: u64,
 }
 
 impl Scheduler {
-    /// A copy of the text of a slot: of one that runs, as far as it is evaluated.
-    pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
+    /// A snapshot of the sequence in a slot; of a running one, of the tokens evaluated so far.
+    pub async fn save_slot(&self, slot: usize) -> Result<HostSnapshot, SlotError> {
         self.command(move |engine| engine.save_slot(slot)).await
     }
 
-    /// Puts a text into the KV cache, where it is the one of `client` that ended last: a prompt that begins like it goes on from it.
-    pub async fn restore_slot(&self, client: Client, text: CachedText) -> Result<(), SlotError> {
-        self.command(move |engine| engine.restore_slot(client, &text)).await
+    /// Puts a snapshot into an idle cache sequence of `client`, as the one that ended last. A prompt that begins like
+    /// it continues it.
+    pub async fn restore_slot(&self, client: Client, snapshot: HostSnapshot) -> Result<(), SlotError> {
+        self.command(move |engine| engine.restore_slot(client, &snapshot)).await
     }
 
-    /// Has the KV cache forget the text of a slot. Returns its number of tokens.
+    /// Evicts the sequence in a slot, from the prefix store as well. Returns its number of tokens. A running one is
+    /// `Busy`.
     pub async fn erase_slot(&self, slot: usize) -> Result<usize, SlotError> {
         self.command(move |engine| engine.erase_slot(slot)).await
     }
 
-    /// What `run` comes to between two steps of the texts that run. It is left out where nobody waits for it any more.
+    /// The result of `run`, which is called on the engine's thread between two steps; skipped if this future was
+    /// dropped before.
     async fn command<T: Send + 'static>(
         &self,
         run: impl FnOnce(&mut Engine<'_>) -> Result<T, SlotError> + Send + 'static,
@@ -91,14 +95,14 @@ impl Scheduler {
         outcome.await.unwrap_or(Err(SlotError::Submit(SubmitError::EngineFailed)))
     }
 
-    /// What the KV cache has room for.
+    /// The capacity of the KV cache.
     pub fn cache_capacity(&self) -> CacheCapacity {
         CacheCapacity { n_tokens: self.handle.n_ctx, bytes: self.handle.cache_bytes }
     }
 }
 
 impl Engine<'_> {
-    /// Carries out the first command that waits: texts that run go on between two of them.
+    /// Runs the first waiting command; only one between two steps, so that sequences keep running.
     pub(super) fn run_slot_command(&mut self) {
         let command = self.shared.queue().slot_commands.pop_front();
         if let Some(command) = command {
@@ -106,46 +110,49 @@ impl Engine<'_> {
         }
     }
 
-    fn save_slot(&mut self, slot: usize) -> Result<CachedText, SlotError> {
+    /// [`Scheduler::save_slot`] on the engine's thread.
+    fn save_slot(&mut self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (seq, ids) = match self.running.get(slot) {
-            Some(running) => (running.seq, &running.text.ids[..self.pass.n_past(running.seq)]),
-            None => self.ended(slot)?,
+            Some(running) => (running.seq, &running.sequence.ids[..self.pass.n_past(running.seq)]),
+            None => self.ended_slot(slot)?,
         };
         if ids.is_empty() {
             return Err(SlotError::Empty { slot });
         }
         let ids = ids.to_vec();
-        Ok(CachedText::copy(&mut *self.pass, seq, ids)?)
+        Ok(HostSnapshot::copy(&mut *self.pass, seq, ids)?)
     }
 
-    fn restore_slot(&mut self, client: Client, text: &CachedText) -> Result<(), SlotError> {
-        let n_tokens = text.ids().len();
+    /// [`Scheduler::restore_slot`] on the engine's thread.
+    fn restore_slot(&mut self, client: Client, snapshot: &HostSnapshot) -> Result<(), SlotError> {
+        let n_tokens = snapshot.ids().len();
         let seq = self.fresh_sequence(n_tokens).ok_or(SlotError::NoRoom { n_tokens })?;
-        if let Err(error) = self.restore(|engine| text.restore(&mut *engine.pass, seq)) {
+        if let Err(error) = self.restore(|engine| snapshot.restore(&mut *engine.pass, seq)) {
             self.evict(seq);
-            return Err(if is_no_room(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
+            return Err(if is_capacity_error(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
         }
-        self.slots.keep(seq, client, text.ids().to_vec());
+        self.sequences.keep(seq, client, snapshot.ids().to_vec());
         Ok(())
     }
 
+    /// [`Scheduler::erase_slot`] on the engine's thread.
     fn erase_slot(&mut self, slot: usize) -> Result<usize, SlotError> {
         if slot < self.running.len() {
             return Err(SlotError::Busy { slot });
         }
-        let (seq, ids) = self.ended(slot)?;
+        let (seq, ids) = self.ended_slot(slot)?;
         let ids = ids.to_vec();
-        if let Some(client) = self.slots.owner(seq) {
+        if let Some(client) = self.sequences.owner(seq) {
             self.store.forget(client, &ids);
         }
         self.evict(seq);
         Ok(ids.len())
     }
 
-    /// The sequence and the tokens of a slot whose text has ended.
-    fn ended(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
-        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.slots.idle_by_end().get(i).copied());
-        let text = seq.and_then(|seq| Some((seq, self.slots.idle(seq)?)));
-        text.ok_or(SlotError::Empty { slot })
+    /// The cache sequence and the tokens of a slot that is not running.
+    fn ended_slot(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
+        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.sequences.idle_by_end().get(i).copied());
+        let ended = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
+        ended.ok_or(SlotError::Empty { slot })
     }
 }

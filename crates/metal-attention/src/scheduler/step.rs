@@ -1,71 +1,80 @@
-//! One step: a batch of the next tokens of all texts that run, and what follows for each of them.
+//! One step of the scheduler: plans a batch, evaluates it and samples the next tokens.
+//!
+//! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one decode token of each running
+//! sequence that has only one token left to evaluate, and prefill chunks of the others. A step that fails for want of
+//! KV pages frees pages, by preemption if need be, and is planned again.
 
 use std::time::Instant;
 
-use crate::choice::{self, Need, Scores};
+use crate::choice::{self, RequiredScores, Scores};
 use crate::{BatchToken, ForwardError};
 
+use super::client_ring::split_tokens;
 use super::embedding::MAX_LOGITS_BYTES;
-use super::engine::{Engine, Running};
-use super::text::Progress;
-use super::turns::share_out;
+use super::engine::{Engine, RunningSequence};
+use super::scheduled_sequence::StepOutcome;
 use super::{FinishReason, RequestError};
 
-/// A batch, and whose logits it gives.
+/// The batch of a step, and how its logits are used.
 #[derive(Debug, Default)]
-struct Batch {
+struct BatchPlan {
+    /// Decode tokens, then prefill chunks; the tokens of one sequence are consecutive.
     tokens: Vec<BatchToken>,
-    /// For each token whose logits are wanted, what they are for.
-    rows: Vec<Row>,
-    /// Tokens that follow another one that was generated, one of a text.
+    /// The use of each row of logits: one entry for each token of `tokens` with `logits` set, in the same order.
+    logits_uses: Vec<LogitsUse>,
+    /// Sequences whose only token in the batch was generated in an earlier step.
     n_decode: usize,
 }
 
-/// What the logits of a token are for, and which of the running texts it belongs to.
+/// The use of one row of logits, with the index of its sequence in [`Engine::running`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Row {
-    /// The next token is chosen.
-    Choose(usize),
-    /// The log probability of the prompt's next token.
-    Score(usize),
+enum LogitsUse {
+    /// The next token is sampled from the row.
+    Sample(usize),
+    /// The row gives the log probability of the prompt's next token.
+    PromptLogprob(usize),
 }
 
-/// How each text fared: which of the running ones, and what came of it.
-type Results = Vec<(usize, Result<Progress, RequestError>)>;
+/// Pairs of an index in [`Engine::running`] and what the step did to that sequence. A sequence that evaluated only a
+/// part of its prompt has no entry.
+type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 
 impl Engine<'_> {
-    /// Evaluates the next tokens of all texts that run.
+    /// Evaluates one batch and ends the sequences that it finishes. Returns without effect if no sequence runs.
+    ///
+    /// If KV pages or recurrent states run out, it frees some and tries again with a new batch. Any other error of the
+    /// forward pass ends the sequences of the batch with that error.
     pub(super) fn step(&mut self) {
         loop {
-            let batch = self.compose();
+            let batch = self.plan_batch();
             if batch.tokens.is_empty() {
                 return;
             }
             let n_generated = self.n_generated();
             let start = Instant::now();
             match self.evaluate(&batch) {
-                Ok(mut results) => {
-                    self.pace.took(batch.tokens.len(), start.elapsed());
-                    self.note_progress();
-                    self.keep_turns();
+                Ok(mut outcomes) => {
+                    self.batch_sizer.record_step(batch.tokens.len(), start.elapsed());
+                    self.mark_progress();
+                    self.keep_prompt_ends();
                     let n_new = self.n_generated() - n_generated;
                     self.count(|metrics| {
                         metrics.count_step(batch.tokens.len());
                         metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
                         metrics.generated_tokens += n_new as u64;
                     });
-                    // From the last on, so that the numbers of the others stay right.
-                    results.sort_unstable_by_key(|(i, _)| std::cmp::Reverse(*i));
-                    for (i, result) in results {
-                        match result {
-                            Ok(Progress::Finished(reason)) => self.end(i, Ok(reason)),
+                    // Highest index first: ending a sequence removes it from `running` and shifts those after it.
+                    outcomes.sort_unstable_by_key(|(i, _)| std::cmp::Reverse(*i));
+                    for (i, outcome) in outcomes {
+                        match outcome {
+                            Ok(StepOutcome::Finished(reason)) => self.end(i, Ok(reason)),
                             Ok(_) => {}
                             Err(why) => self.end(i, Err(why)),
                         }
                     }
                     return;
                 }
-                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.give_pages_up(),
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.free_pages(),
                 Err(why) => {
                     tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
                     let failed = |seq| batch.tokens.iter().any(|token| token.seq == seq);
@@ -80,106 +89,120 @@ impl Engine<'_> {
         }
     }
 
-    /// The next token of each text that was evaluated up to there, then as much of the other texts as there is room for,
-    /// shared out between their clients.
-    fn compose(&self) -> Batch {
-        let mut batch = Batch::default();
-        let waiting = |i: usize| self.running[i].text.ids.len() - self.pass.n_past(self.running[i].seq);
-        let (next, prompts): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| waiting(i) == 1);
-        let most = next.len() + self.pace.prompt_tokens(next.len(), self.running.len() > 1);
-        let wanted: Vec<_> = prompts.iter().map(|&i| (self.running[i].text.client, waiting(i))).collect();
-        let shares = share_out(&wanted, most - next.len());
-        let next = next.into_iter().map(|i| (i, 1));
-        // Logits that a step may give of prompts.
-        let mut room = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
-        for (i, n) in next.chain(prompts.into_iter().zip(shares)).filter(|&(_, n)| n > 0) {
-            let (text, seq) = (&self.running[i].text, self.running[i].seq);
+    /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
+    /// the others, whose tokens are divided equally between clients.
+    fn plan_batch(&self) -> BatchPlan {
+        let mut batch = BatchPlan::default();
+        let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
+        let (decoding, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
+        let max_prefill = self.batch_sizer.prompt_tokens(decoding.len(), self.running.len() > 1);
+        let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
+        let chunks = split_tokens(&wanted, max_prefill);
+        let decoding = decoding.into_iter().map(|i| (i, 1));
+        // Rows of logits that this step may still return for the log probabilities of prompts.
+        let mut logprob_rows = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
+        for (i, n) in decoding.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
+            let (sequence, seq) = (&self.running[i].sequence, self.running[i].seq);
             let start = self.pass.n_past(seq);
-            let last = text.ids.len() - 1;
-            let scored = text.next_scored().map_or(last..last, |first| first.max(start)..last);
-            // What there is no room for comes with the next step.
-            let n = if scored.is_empty() { n } else { n.min(scored.start + room - start) };
-            let token = |pos| BatchToken { id: text.ids[pos], seq, pos, logits: pos == last || scored.contains(&pos) };
+            let last = sequence.ids.len() - 1;
+            // Positions whose logits give log probabilities of the prompt; the last one's are sampled from.
+            let scored = sequence.next_prompt_logprob().map_or(last..last, |first| first.max(start)..last);
+            // A chunk with more such rows is cut; the next step continues it.
+            let n = if scored.is_empty() { n } else { n.min(scored.start + logprob_rows - start) };
+            let token =
+                |pos| BatchToken { id: sequence.ids[pos], seq, pos, logits: pos == last || scored.contains(&pos) };
             batch.tokens.extend((start..start + n).map(token));
             let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
-            room -= n_scored;
-            batch.rows.extend(std::iter::repeat_n(Row::Score(i), n_scored));
-            if start + n == text.ids.len() {
-                batch.rows.push(Row::Choose(i));
-                batch.n_decode += usize::from(n == 1 && text.n_generated() > 0);
+            logprob_rows -= n_scored;
+            batch.logits_uses.extend(std::iter::repeat_n(LogitsUse::PromptLogprob(i), n_scored));
+            if start + n == sequence.ids.len() {
+                batch.logits_uses.push(LogitsUse::Sample(i));
+                batch.n_decode += usize::from(n == 1 && sequence.n_generated() > 0);
             }
         }
         batch
     }
 
-    /// Tokens that the running texts have got so far.
+    /// The number of tokens generated so far, over all running sequences.
     fn n_generated(&self) -> usize {
-        self.running.iter().map(|r| r.text.n_generated()).sum()
+        self.running.iter().map(|r| r.sequence.n_generated()).sum()
     }
 
-    /// Evaluates a batch, by the cheapest way that gives every text what it needs, and lets the texts choose.
-    fn evaluate(&mut self, batch: &Batch) -> Result<Results, ForwardError> {
+    /// Evaluates `batch` and samples from its logits.
+    ///
+    /// All rows are returned in the form that the most demanding of them needs: argmax, top-k list or logits. A
+    /// sequence that cannot sample from its top-k list has its last token evaluated a second time, for all logits.
+    ///
+    /// An error means that the batch itself failed: no sequence has changed. If only the second evaluation fails, the
+    /// error is the outcome of the sequences it was for.
+    fn evaluate(&mut self, batch: &BatchPlan) -> Result<SequenceOutcomes, ForwardError> {
         let k = self.pass.max_top_k();
-        let need_of = |row: &Row| match *row {
-            Row::Choose(i) => self.running[i].text.need(k),
-            Row::Score(_) => Need::Logits,
+        let required_by = |logits_use: &LogitsUse| match *logits_use {
+            LogitsUse::Sample(i) => self.running[i].sequence.required_scores(k),
+            LogitsUse::PromptLogprob(_) => RequiredScores::Logits,
         };
-        let need = batch.rows.iter().map(need_of).max().unwrap_or(Need::Logits);
+        let required = batch.logits_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
-        let mut results: Results = Vec::new();
+        let mut outcomes: SequenceOutcomes = Vec::new();
         let mut again = Vec::new();
-        choice::evaluate(&mut **pass, &batch.tokens, need, |row, scores| match (batch.rows[row], scores) {
-            // Nothing follows where a text has failed.
-            (Row::Score(i) | Row::Choose(i), _) if results.iter().any(|(failed, _)| *failed == i) => {}
-            (Row::Score(i), Scores::Logits(logits)) => {
-                results.extend(running[i].text.score(logits).err().map(|why| (i, Err(why))));
+        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| match (batch.logits_uses[row], scores) {
+            // A sequence that has failed ignores its later rows.
+            (LogitsUse::PromptLogprob(i) | LogitsUse::Sample(i), _)
+                if outcomes.iter().any(|(failed, _)| *failed == i) => {}
+            (LogitsUse::PromptLogprob(i), Scores::Logits(logits)) => {
+                outcomes.extend(running[i].sequence.add_prompt_logprob(logits).err().map(|why| (i, Err(why))));
             }
-            (Row::Score(_), Scores::Id(_) | Scores::Short(..)) => {}
-            (Row::Choose(i), scores) => match running[i].text.step(scores, n_ctx) {
-                Ok(Progress::TooLittle) => again.push(i),
-                result => results.push((i, result)),
+            (LogitsUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
+            (LogitsUse::Sample(i), scores) => match running[i].sequence.sample(scores, n_ctx) {
+                Ok(StepOutcome::NeedsLogits) => again.push(i),
+                outcome => outcomes.push((i, outcome)),
             },
         })?;
-        // Where that did not do, the last token is evaluated once more.
         let last_token = |&i: &usize| {
-            let (ids, seq) = (&running[i].text.ids, running[i].seq);
+            let (ids, seq) = (&running[i].sequence.ids, running[i].seq);
             BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, logits: true }
         };
         let tokens: Vec<_> = again.iter().map(last_token).collect();
-        let outcome = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {
+        let evaluated = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {
             let i = again[row];
-            results.push((i, running[i].text.step(scores, n_ctx)));
+            outcomes.push((i, running[i].sequence.sample(scores, n_ctx)));
         });
-        if let Err(why) = outcome {
-            results.extend(again.iter().map(|&i| (i, Err(why.clone().into()))));
+        if let Err(why) = evaluated {
+            outcomes.extend(again.iter().map(|&i| (i, Err(why.clone().into()))));
         }
-        Ok(results)
+        Ok(outcomes)
     }
 
-    /// Notes which texts have got further than they ever were: from now on their turns count.
-    fn note_progress(&mut self) {
+    /// Starts the time slice of each sequence that has evaluated a token for the first time. Tokens that it
+    /// re-evaluates after a preemption do not count, so that every sequence gets further in its slice.
+    fn mark_progress(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {
-            if r.since.is_none() && self.pass.n_past(r.seq) > r.text.reached {
-                r.since = Some(now);
+            if r.progressed_at.is_none() && self.pass.n_past(r.seq) > r.sequence.max_evaluated {
+                r.progressed_at = Some(now);
             }
         }
     }
 
-    /// Makes pages free for the texts that run: by giving up a finished text, else by putting off an embedding, else the
-    /// youngest text of a client that has most, whose tokens are found again later, or evaluated.
-    fn give_pages_up(&mut self) {
-        let rank = |r: &Running<'_>| (self.n_running(r.text.client), r.text.number);
-        let last = self.running.iter().enumerate().max_by_key(|(_, r)| rank(r)).map(|(i, _)| i);
-        if let Some(seq) = self.slots.oldest_idle(None) {
-            self.give_up(seq);
+    /// Frees KV pages for the running sequences, by the first of these that is possible:
+    ///
+    /// 1. it evicts the idle sequence (finished or preempted) that was used least recently,
+    /// 2. it preempts the embedding that was started last,
+    /// 3. it preempts the youngest sequence of a client with the most running sequences; its pages are found again in
+    ///    the prefix store, or its tokens are evaluated again,
+    /// 4. it ends the only running sequence, which fills the whole KV cache, as `ContextFull`.
+    fn free_pages(&mut self) {
+        let rank = |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.number);
+        let youngest = self.running.iter().enumerate().max_by_key(|(_, r)| rank(r)).map(|(i, _)| i);
+        if let Some(seq) = self.sequences.oldest_idle(None) {
+            self.store_and_evict(seq);
         } else if !self.embeddings.is_empty() {
-            self.put_embedding_off();
-        } else if let Some(i) = last.filter(|_| self.running.len() > 1) {
-            let seq = self.put_off(i);
-            self.give_up(seq);
-        } else if let Some(i) = last {
+            self.preempt_embedding();
+        } else if let Some(i) = youngest.filter(|_| self.running.len() > 1) {
+            let seq = self.preempt(i);
+            self.store_and_evict(seq);
+        } else if let Some(i) = youngest {
             self.end(i, Ok(FinishReason::ContextFull));
         }
     }

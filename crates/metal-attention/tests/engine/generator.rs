@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
-    CpuError, Device, EngineOptions, Error, ForwardError, GenerateOptions, Generator, Model, Pooler, StopReason, Token,
-    Watch,
+    CpuError, Device, EngineOptions, Error, ForwardError, GenerateOptions, GeneratedToken, Generator, Model, Pooler,
+    StopReason, Watch,
 };
 
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
@@ -27,7 +27,7 @@ fn ids(generator: &mut Generator, n: usize) -> Vec<u32> {
     generator.generate(tokens(n)).map(|t| t.unwrap().id).collect()
 }
 
-fn text(tokens: impl Iterator<Item = Result<Token, Error>>) -> String {
+fn text(tokens: impl Iterator<Item = Result<GeneratedToken, Error>>) -> String {
     tokens.map(|t| t.unwrap().text).collect()
 }
 

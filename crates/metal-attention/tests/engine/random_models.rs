@@ -317,7 +317,7 @@ mod on_gpu {
             let limit = if rounded { 1e-4 } else { case.limit() };
             case.compare("GPU", &case.logits(&mut pass), &want, limit);
         }
-        println!("{n} models, {} pipelines", gpu.pso().len());
+        println!("{n} models, {} pipelines", gpu.pipelines().len());
     }
 }
 
@@ -352,7 +352,7 @@ mod on_cuda {
                 n_ubatch: case.n_ubatch,
                 cache_type: case.cache_type,
                 exact,
-                one_launch: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
+                persistent_kernel_limit: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
                 ..Default::default()
             };
             let pass = CudaForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);

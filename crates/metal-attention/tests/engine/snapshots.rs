@@ -26,7 +26,7 @@ fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
 }
 
 fn save(pass: &mut dyn ForwardPass, seq: usize) -> Vec<u8> {
-    let snapshot = Snapshot::of(pass.cache(), seq).unwrap();
+    let snapshot = Snapshot::of_sequence(pass.cache(), seq).unwrap();
     let mut bytes = Vec::new();
     snapshot.write_header(&mut bytes).unwrap();
     let header = bytes.len() as u64;
@@ -121,7 +121,9 @@ fn texts_go_on_on_the_gpu() {
 fn texts_go_on_on_cuda() {
     use std::sync::Arc;
 
-    use metal_attention::{CudaCards, CudaDevice, CudaForwardPass, CudaForwardPassOptions, Watch, cuda_summaries};
+    use metal_attention::{
+        CudaDevice, CudaForwardPass, CudaForwardPassOptions, TensorParallelPass, Watch, cuda_summaries,
+    };
 
     let n_devices = cuda_summaries().map_or(0, |found| found.len());
     if n_devices == 0 {
@@ -138,7 +140,7 @@ fn texts_go_on_on_cuda() {
     if n_devices > 1 {
         let toy = &models(&[])[0];
         let gpus = [gpu, device(1)];
-        let open = || CudaCards::new(&gpus, &toy.spec, &toy.weights, &options).unwrap();
+        let open = || TensorParallelPass::new(&gpus, &toy.spec, &toy.weights, &options).unwrap();
         goes_on_as_it_was("two cards", &[130], &mut open(), &mut open());
     }
 }

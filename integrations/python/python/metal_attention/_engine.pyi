@@ -1,4 +1,4 @@
-"""The engine: token ids in, tokens out. `LLM` is what programs use."""
+"""The module of the engine, written in Rust: token ids in, tokens out. Programs use `LLM` instead."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
@@ -10,11 +10,11 @@ __all__ = ["Completion", "Conversation", "Engine", "Event", "EventStream", "Gram
 __version__: str
 
 _Logprobs: TypeAlias = tuple[float, int, list[tuple[int, float]]]
-"""A token's own log probability, its rank, then the most probable tokens with theirs."""
+"""The log probability of a token, its rank, and the most probable tokens with their log probabilities."""
 
 @final
 class Completion:
-    """A text from its first token to its end."""
+    """A complete generated text."""
 
     @property
     def text(self) -> str: ...
@@ -24,21 +24,21 @@ class Completion:
     def logprobs(self) -> list[_Logprobs]: ...
     @property
     def prompt_logprobs(self) -> list[_Logprobs]:
-        """Of the prompt's tokens after the first."""
+        """The log probabilities of the prompt's tokens after the first."""
     @property
     def message(self) -> str | None:
-        """The answer to a conversation as a message, in JSON."""
+        """The answer to a conversation, as a message in JSON."""
     @property
     def reason(self) -> str: ...
     @property
     def cached_tokens(self) -> int: ...
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """Queued, prefill, decode."""
+        """The seconds of waiting in the queue, of prefill, and of decode."""
 
 @final
 class Event:
-    """A piece of a text."""
+    """A part of a generated text."""
 
     @property
     def text(self) -> str: ...
@@ -48,27 +48,27 @@ class Event:
     def logprobs(self) -> _Logprobs | None: ...
     @property
     def prompt_logprobs(self) -> list[_Logprobs] | None:
-        """Of the prompt's tokens after the first, in a piece of their own."""
+        """The log probabilities of the prompt's tokens after the first; this event has nothing else."""
     @property
     def delta(self) -> str | None:
-        """What the piece adds to the answer to a conversation, in JSON."""
+        """The addition of this part to the answer to a conversation, in JSON."""
     @property
     def reason(self) -> str | None: ...
 
 @final
 class EventStream:
-    """The pieces of a text as they come. Dropping it cancels the text."""
+    """The parts of a text while it is generated. Dropping the stream cancels the request."""
 
     def next(self) -> Event | None:
-        """Waits for the next piece; None after the last."""
+        """Waits for the next part; None after the last one."""
     def listen(self, callback: Callable[[Event | BaseException], object]) -> None:
-        """Gives all further pieces to `callback`, from another thread. Where that raises the text is cancelled."""
+        """Passes all further parts to `callback`, from another thread. If that raises, the request is cancelled."""
     def close(self) -> None:
-        """Cancels the text."""
+        """Cancels the request."""
 
 @final
 class Conversation:
-    """A conversation as a chat template has rendered it."""
+    """A conversation, rendered by a chat template."""
 
     @property
     def text(self) -> str: ...
@@ -76,32 +76,32 @@ class Conversation:
     def token_ids(self) -> list[int]: ...
     @property
     def stop(self) -> list[str]:
-        """Strings that end an answer where the model has no token for it."""
+        """Strings that end an answer, for models that have no token for it."""
     @property
     def begins_thoughts(self) -> bool:
-        """Whether the prompt ends in thoughts, which the answer goes on with."""
+        """Whether the prompt ends within thoughts, which the answer continues."""
 
 @final
 class Grammar:
-    """A grammar that texts follow, each from its beginning."""
+    """A grammar that constrains generated text. Each generation begins at its start."""
 
     @property
     def left_out(self) -> list[str]:
-        """Places of a JSON schema that are not enforced."""
+        """Parts of a JSON schema that are not enforced."""
 
-_Text: TypeAlias = tuple[Sequence[int], SamplingParams, int, Grammar | None, Conversation | None]
-"""The ids of a prompt, its parameters, the text's number among those of the prompt, its form, and what it answers."""
+_SequenceArgs: TypeAlias = tuple[Sequence[int], SamplingParams, int, Grammar | None, Conversation | None]
+"""The token ids of the prompt, its parameters, its index among the texts of the prompt, its grammar, and its conversation."""
 
 @final
 class Engine:
-    """A model that runs, and its queue."""
+    """A model on its device, and its scheduler."""
 
     def __new__(
         cls,
         model: str | None,
         *,
         device: str,
-        n_cards: int,
+        n_ranks: int,
         n_ctx: int | None,
         n_parallel: int,
         n_threads: int | None,
@@ -147,12 +147,12 @@ class Engine:
         chat_template: str | None,
     ) -> Conversation: ...
     def grammar(self, fields: str, conversation: Conversation | None) -> Grammar | None:
-        """The grammar of texts, or of answers, that the fields of a request to the server ask for."""
+        """Compiles the grammar that the fields of a request to the server describe, for a text or an answer."""
     def call_grammar(self, conversation: Conversation, parallel: bool) -> Grammar:
-        """The grammar of an answer that calls a function, or several."""
+        """Compiles the grammar of an answer that calls a function, or several."""
     def rerank_prompt(self, query: str, document: str) -> list[int]: ...
-    def generate(self, texts: Sequence[_Text], done: Callable[[int], object] | None) -> list[Completion]: ...
-    def stream(self, text: _Text) -> EventStream: ...
+    def generate(self, texts: Sequence[_SequenceArgs], done: Callable[[int], object] | None) -> list[Completion]: ...
+    def stream(self, text: _SequenceArgs) -> EventStream: ...
     def embed(self, texts: Sequence[Sequence[int]], done: Callable[[int], object] | None) -> list[list[float]]: ...
     def rerank(self, texts: Sequence[Sequence[int]], done: Callable[[int], object] | None) -> list[float]: ...
     def logits(self, ids: Sequence[int], start: int) -> bytearray: ...

@@ -1,4 +1,4 @@
-"""What can go wrong. Every message is the library's own and says what to do."""
+"""The package's exceptions. Messages are those of the library."""
 
 
 class MetalAttentionError(Exception):
@@ -6,11 +6,11 @@ class MetalAttentionError(Exception):
 
 
 class ModelError(MetalAttentionError):
-    """The file is missing, damaged or not supported, or the model cannot do what was asked."""
+    """The file is missing, damaged or not supported, or the model cannot do this."""
 
 
 class DeviceError(MetalAttentionError):
-    """There is no such device, or it has no room for the model."""
+    """The device does not exist, or its memory is too small for the model."""
 
 
 class OptionError(MetalAttentionError, ValueError):
@@ -18,7 +18,7 @@ class OptionError(MetalAttentionError, ValueError):
 
 
 class PromptError(MetalAttentionError, ValueError):
-    """A prompt that is empty, too long for the context, or has token ids the model does not know."""
+    """A prompt that is empty, too long for the context, or has token ids outside the vocabulary."""
 
 
 class TemplateError(MetalAttentionError, ValueError):
@@ -26,7 +26,7 @@ class TemplateError(MetalAttentionError, ValueError):
 
 
 class HubError(MetalAttentionError):
-    """A model could not be had from the hub."""
+    """A model could not be downloaded from the hub."""
 
 
 class EngineError(MetalAttentionError, RuntimeError):

@@ -1,4 +1,7 @@
-"""A model that runs: texts, chats, embeddings, scores and logits, many at a time."""
+"""A loaded model: generates texts, answers chats, and computes embeddings, scores and logits, many at a time.
+
+`LLM` is the public class. It turns prompts into token ids and results into the classes of `outputs.py`; `_engine` (Rust) runs the model.
+"""
 
 from __future__ import annotations
 
@@ -39,25 +42,25 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as OpenAI's interface has it: `{"role": "user", "content": "Hello!"}`."""
+"""A message in the form of OpenAI's interface: `{"role": "user", "content": "Hello!"}`."""
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | Mapping[str, Any]
-"""Whether an answer calls a function: "auto", as the model likes; "none"; "required"; or OpenAI's object, which names one."""
+"""Whether an answer calls a function: "auto", the model decides; "none"; "required"; or OpenAI's object, which names one."""
 
-_MOST_CARDS = 8
+_MAX_GPUS = 8
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """What is to be continued."""
+    """A prompt as token ids."""
 
     text: str | None
-    """None where it was given as token ids."""
+    """Its text; None: it was given as token ids."""
     token_ids: list[int]
     conversation: Conversation | None = None
-    """The conversation that it is."""
+    """The conversation that it renders; None: it is plain text."""
     calls: Literal["one", "several"] | None = None
-    """Functions that the answer must call."""
+    """Whether the answer must call one or several functions."""
 
 
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -65,21 +68,21 @@ _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes: no thread of an engine may be in Python then."""
+    """Closes all engines before the interpreter ends, because no thread of an engine may call Python then."""
     for engine in list(_open):
         engine.close()
 
 
 class LLM:
-    """A model that runs, in the same way as vLLM's class of this name.
+    """A loaded model, with the interface of vLLM's class of this name.
 
     >>> from metal_attention import LLM, SamplingParams
     >>> llm = LLM("model.gguf")
     >>> for output in llm.generate(["Once upon a time", "The capital of France is"], SamplingParams(temperature=0)):
     ...     print(output.outputs[0].text)
 
-    Many texts run side by side, prompts that begin alike share what was computed for them, and other Python threads go on
-    meanwhile. One object serves any number of threads. It does not survive `fork`: make one in each process.
+    Many texts are generated at once, prompts with a common beginning share its KV cache, and other Python threads continue
+    meanwhile. One object may be used by any number of threads. It does not survive `fork`: make one in each process.
     """
 
     def __init__(
@@ -103,27 +106,27 @@ class LLM:
     ) -> None:
         """Loads a model.
 
-        model: a GGUF file (any part, where it is split), or a name on the Hugging Face hub, `hf:OWNER/REPO[:TYPE or :FILE]`;
-            None: the small model that is built in.
-        device: "auto" (a GPU with room for the model, else the CPU), "cpu", "wgpu", "wgpu:1" (by index), "wgpu:NAME", "cuda" or
+        model: a GGUF file (any part of a split one), or a name on the Hugging Face hub, `hf:OWNER/REPO[:TYPE or :FILE]`;
+            None: the small built-in model.
+        device: "auto" (a GPU in which the model fits, else the CPU), "cpu", "wgpu", "wgpu:1" (by index), "wgpu:NAME", "cuda" or
             "cuda:1".
-        n_ctx: tokens of each text, the prompt's included; None: those of the training, at most 4096.
-        n_parallel: texts side by side; the KV cache has room for so many times `n_ctx` tokens.
+        n_ctx: the length of the context of each text in tokens, including the prompt; None: that of the training, at most 4096.
+        n_parallel: texts that are generated at once; the KV cache is large enough for `n_parallel * n_ctx` tokens.
         n_threads: threads on the CPU; None: one for each physical core.
         cache_type: number format of the KV cache, "f16" or "f32".
-        exact: compute in F32 where it could be faster with less.
+        exact: compute in F32 instead of faster, less exact formats.
         in_memory: read the file instead of mapping it.
         use_tqdm: show a download's progress.
-        max_model_len, max_num_seqs: vLLM's names for `n_ctx` and `n_parallel`, which come before these.
-        tensor_parallel_size: NVIDIA GPUs that share the model out: `device`, "cuda" where that is "auto", and those that follow.
+        max_model_len, max_num_seqs: vLLM's names for `n_ctx` and `n_parallel`; they take precedence.
+        tensor_parallel_size: NVIDIA GPUs that share the model: `device` ("cuda" if that is "auto") and those that follow it.
         dtype: "auto", the types of the model's file; "float32": the same as `exact`.
-        seed: what the seeds of texts that have none of their own are drawn from, one for each prompt in their order.
-        vllm: further arguments of vLLM's. What asks for nothing is accepted; what would change texts is an `OptionError`.
+        seed: the source of seeds for texts without their own, one for each prompt in order.
+        vllm: further arguments of vLLM's. Those without effect on texts are accepted; others raise `OptionError`.
         """
         vllm_arguments.check("LLM", vllm)
         exact = vllm_arguments.exact_of_dtype(dtype) or exact
-        if not 1 <= tensor_parallel_size <= _MOST_CARDS:
-            raise OptionError(f"tensor_parallel_size is {tensor_parallel_size}, but it must be from 1 to {_MOST_CARDS}")
+        if not 1 <= tensor_parallel_size <= _MAX_GPUS:
+            raise OptionError(f"tensor_parallel_size is {tensor_parallel_size}, but it must be from 1 to {_MAX_GPUS}")
         if tensor_parallel_size > 1 and device == "auto":
             device = "cuda"
         counts = {
@@ -142,7 +145,7 @@ class LLM:
             self._engine = Engine(
                 path,
                 device=device,
-                n_cards=tensor_parallel_size,
+                n_ranks=tensor_parallel_size,
                 n_ctx=n_ctx if max_model_len is None else max_model_len,
                 n_parallel=n_parallel if max_num_seqs is None else max_num_seqs,
                 n_threads=n_threads,
@@ -160,47 +163,47 @@ class LLM:
 
     @classmethod
     def from_hub(cls, name: str, **options: Any) -> LLM:
-        """Loads `OWNER/REPO`, `OWNER/REPO:TYPE` or `OWNER/REPO:FILE` from the cache that the hub's programs share; what is
-        not there is downloaded first. The options are those of `LLM`."""
+        """Loads `OWNER/REPO`, `OWNER/REPO:TYPE` or `OWNER/REPO:FILE` from the cache that the hub's programs share; a model that
+        is not there is downloaded first. The options are those of `LLM`."""
         return cls(name if name.startswith("hf:") else f"hf:{name}", **options)
 
     @property
     def device(self) -> str:
-        """What runs the model."""
+        """The device that runs the model."""
         return self._engine.device
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, as its file names it."""
+        """The model's architecture, in the words of its file."""
         return self._engine.architecture
 
     @property
     def n_ctx(self) -> int:
-        """Tokens a text may have, its prompt's included."""
+        """The length of the context of each text in tokens, including the prompt."""
         return self._engine.n_ctx
 
     @property
     def n_vocab(self) -> int:
-        """Tokens the model knows."""
+        """The number of tokens in the vocabulary."""
         return self._engine.n_vocab
 
     @property
     def n_embd(self) -> int:
-        """Numbers in a hidden state."""
+        """The width of a hidden state."""
         return self._engine.n_embd
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, where the model has one."""
+        """The token that begins a text; None: the model has none."""
         return self._engine.bos_token_id
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, where the model has one."""
+        """The token that ends a text; None: the model has none."""
         return self._engine.eos_token_id
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The options of texts without `sampling_params`: those that the model's file recommends, and else the defaults."""
+        """The options of texts without `sampling_params`: those that the model's file recommends, otherwise the defaults."""
         return SamplingParams(**json.loads(self._engine.recommended_sampling()))
 
     def get_tokenizer(self) -> Tokenizer:
@@ -208,12 +211,12 @@ class LLM:
         return Tokenizer(self)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The token ids of `text`: `add_special`: with those that begin and end a text, as the model wants them;
-        `parse_special`: the spelling of a control token in the text is that token."""
+        """The token ids of `text`. `add_special` adds the tokens that the model expects around a text; with `parse_special` the
+        name of a control token in the text becomes that token."""
         return self._engine.tokenize(text, add_special, parse_special)
 
     def detokenize(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; control tokens have one where `special` is set."""
+        """The text of tokens; control tokens are included if `special` is set."""
         return self._engine.detokenize(_token_ids(token_ids), special)
 
     def generate(
@@ -227,7 +230,7 @@ class LLM:
         """Continues prompts, `n_parallel` texts at a time.
 
         The outputs are in the order of the prompts. `sampling_params` is for all of them, or a list with one for each; without it
-        what the model's file recommends holds. Ctrl-C cancels what is not finished.
+        the values are those that the model's file recommends. Ctrl-C cancels the texts that are not finished.
         """
         vllm_arguments.check("generate", vllm)
         return self._generate([self._prompt(prompt) for prompt in _prompts(prompts)], sampling_params, use_tqdm)
@@ -248,12 +251,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them, through the model's chat template.
 
-        Text in messages is never a control token. `tools` are described to the model, whose calls are in the outputs'
-        `tool_calls`; their `message` is what to append to the conversation. `tool_choice` "required" lets answers be nothing
-        but calls, {"type": "function", "function": {"name": ...}} one call of this function, and "none" does not tell the model
-        of any. `chat_template` is another template in Jinja, and
-        `chat_template_kwargs` are variables of the template, such as `enable_thinking`. `continue_final_message`: answers go on
-        with the last message, which is the assistant's.
+        Text in messages never becomes a control token. `tools` are described to the model, whose calls are in the outputs'
+        `tool_calls`; their `message` can be appended to the conversation. With `tool_choice` "required" answers are only
+        calls, with {"type": "function", "function": {"name": ...}} one call of this function; with "none" the tools are not
+        described to the model. `chat_template` replaces the model's template (Jinja), and
+        `chat_template_kwargs` are variables of the template, such as `enable_thinking`. `continue_final_message`: answers
+        continue the last message, which is the assistant's.
         """
         vllm_arguments.check("chat", vllm)
         conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
@@ -282,7 +285,7 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[int]]:
-        """The text and the token ids of a conversation, as `chat` gives them to the model."""
+        """The text and the token ids of the prompt that `chat` renders for a conversation."""
         conversation = self._conversation(
             messages,
             tools=tools,
@@ -294,7 +297,7 @@ class LLM:
         return conversation.text, conversation.token_ids
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
-        """Continues a prompt, and gives the text as it comes to a loop, `for` or `async for`."""
+        """Continues a prompt and returns the text as a stream, for `for` or `async for`."""
         return self._stream(self._prompt(prompt), sampling_params)
 
     def chat_stream(
@@ -309,7 +312,7 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Stream:
-        """Answers a conversation, and gives the answer as it comes: `text` as the model writes it, `delta` taken apart."""
+        """Answers a conversation and returns the answer as a stream: `text` as the model writes it, `delta` split into parts."""
         tools, calls = _chosen(tools, tool_choice)
         conversation = self._conversation(
             messages,
@@ -322,7 +325,7 @@ class LLM:
         return self._stream(_Prompt(conversation.text, conversation.token_ids, conversation, calls), sampling_params)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
-        """Makes a vector of length 1 of each text, pooled as the model's file says."""
+        """Computes an embedding of length 1 of each text, pooled in the way that the model's file gives."""
         texts = [self._prompt(prompt).token_ids for prompt in _prompts(prompts)]
         with Progress(use_tqdm, len(texts), "embedding", "text") as done:
             vectors = self._engine.embed(texts, done)
@@ -334,8 +337,8 @@ class LLM:
     def score(
         self, queries: str | Sequence[str], documents: str | Sequence[str], *, use_tqdm: bool = True
     ) -> list[ScoringRequestOutput]:
-        """Says how well documents answer queries: a query to all documents, or as many of both, pair by pair. The model must
-        be a reranker."""
+        """Scores how well documents answer queries: one query and all documents, or pairs of as many queries and documents. The
+        model must be a reranker."""
         queries = [queries] if isinstance(queries, str) else list(queries)
         documents = [documents] if isinstance(documents, str) else list(documents)
         if len(queries) == 1:
@@ -350,7 +353,7 @@ class LLM:
         ]
 
     def logits(self, prompt: Prompt, *, start: int = 0) -> Logits:
-        """The logits after each token of a text from the `start`-th on (a negative one counts from the end), `[n_tokens,
+        """The logits after each token of a text from index `start` on (a negative one counts from the end), `[n_tokens,
         n_vocab]`."""
         ids = self._prompt(prompt).token_ids
         first = max(len(ids) + start, 0) if start < 0 else start
@@ -358,7 +361,7 @@ class LLM:
         return np.frombuffer(data, dtype=np.float32).reshape(-1, self.n_vocab)
 
     def close(self) -> None:
-        """Cancels what runs and gives the model's memory back. Afterwards only the tokenizer works."""
+        """Cancels all requests and frees the model's memory. Afterwards only the tokenizer works."""
         self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -448,11 +451,11 @@ class LLM:
         return Stream(self, prompt.token_ids, self._engine.stream(text))
 
     def _own(self, params: SamplingParams, prompt: _Prompt) -> SamplingParams:
-        """The parameters of one prompt: with the strings that end its answer, and a seed of its own."""
+        """The parameters of one prompt: with the strings that end its answer, and with a seed."""
         stop = [] if prompt.conversation is None else prompt.conversation.stop
         seed = params.seed
         if seed is None and self._seeds is not None:
-            # Those of the prompt's other texts follow it.
+            # The prompt's other texts get the seeds that follow.
             seed = self._seeds.getrandbits(63)
         if not stop and seed == params.seed:
             return params
@@ -475,7 +478,7 @@ class LLM:
     def _prompt_logprobs(
         self, ids: Sequence[int], told: Iterable[tuple[float, int, list[tuple[int, float]]]]
     ) -> list[dict[int, Logprob] | None]:
-        """Those of a prompt's tokens; nothing comes before the first."""
+        """The log probabilities of a prompt's tokens; the first token has none."""
         return [None, *(self._logprobs(id, of) for id, of in zip(ids[1:], told, strict=True))]
 
     def _request_id(self) -> str:
@@ -483,14 +486,14 @@ class LLM:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt as a list, and a list of them as it is."""
+    """A single prompt as a list; a list unchanged."""
     if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)
 
 
 def _token_ids(given: Any) -> list[int]:
-    """Token ids as a list; whether the model knows them is looked at later."""
+    """Token ids as a list. The vocabulary is checked later."""
     if isinstance(given, (bytes, bytearray)):
         raise TypeError("a prompt is a text or token ids, not bytes")
     try:
@@ -502,7 +505,7 @@ def _token_ids(given: Any) -> list[int]:
 def _chosen(
     tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice
 ) -> tuple[list[Mapping[str, Any]], Literal["one", "several"] | None]:
-    """The tools that the model is told of, and how many it must call."""
+    """The tools that are described to the model, and how many it must call."""
     given = list(tools or [])
     if choice == "auto":
         return given, None
@@ -522,14 +525,14 @@ def _chosen(
 
 
 class _Grammars:
-    """The grammars of a call, each made once."""
+    """The grammars of one call; equal ones are compiled once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._made: dict[tuple[str | None, bool, bool], Grammar | None] = {}
 
     def of(self, params: SamplingParams, prompt: _Prompt) -> Grammar | None:
-        """What a text must look like; None: it may be any."""
+        """The grammar of a text; None: the text is not constrained."""
         fields, chat = params._form(), prompt.conversation
         if fields is None and prompt.calls is None:
             return None

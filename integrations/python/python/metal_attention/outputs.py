@@ -1,4 +1,4 @@
-"""What comes back; the names are vLLM's."""
+"""The results; the names are vLLM's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token among those that might have come."""
+    """The log probability of a token at one position."""
 
     logprob: float
-    """Natural logarithm of its probability, by the model itself."""
+    """Natural logarithm of its probability, before biases, processors and samplers."""
     rank: int
-    """Its place among all tokens: 1 is the most probable one."""
+    """Its rank among all tokens: 1 is the most probable one."""
     decoded_token: str
     """Its text."""
 
@@ -24,34 +24,34 @@ class ToolCall:
     """A call of a function in an answer."""
 
     id: str
-    """Its own name, which the message with the function's result gives back as `tool_call_id`."""
+    """The id of the call, which the message with the function's result has as `tool_call_id`."""
     name: str
-    """The function."""
+    """The function's name."""
     arguments: str
     """The arguments as the model wrote them: a JSON object as text."""
 
     def parsed_arguments(self) -> Any:
-        """The arguments as Python objects. Raises `json.JSONDecodeError` where the model wrote no JSON."""
+        """The arguments as Python objects. Raises `json.JSONDecodeError` if the model wrote no valid JSON."""
         return json.loads(self.arguments)
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """A text."""
+    """A generated text."""
 
     index: int
-    """Its number among the `n` texts of the prompt."""
+    """Its index among the `n` texts of the prompt."""
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    """"stop", "length" or "abort"; None while the text goes on."""
+    """"stop", "length" or "abort"; None while the text is generated."""
     stop_reason: str | None
-    """The same more exactly: "end_of_text", "stop_string", "length", "context_full", "deadline", "cancelled"."""
+    """The exact reason: "end_of_text", "stop_string", "length", "context_full", "deadline", "cancelled"."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token itself and the most probable ones, where they were asked for."""
+    """For each token, the log probabilities of itself and of the most probable tokens; None: not requested."""
     message: dict[str, Any] | None = None
-    """The answer to a conversation as OpenAI's message, with `content`, `reasoning_content` and `tool_calls` apart: what to append
-    to the conversation. A call that the text was cut off in is left out. None where there was none."""
+    """The answer to a conversation as OpenAI's message, with `content`, `reasoning_content` and `tool_calls`, which can be appended
+    to the conversation. An incomplete call is left out. None: there was no conversation."""
 
     @property
     def tool_calls(self) -> list[ToolCall]:
@@ -61,7 +61,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The log probability of the whole text, where log probabilities were asked for."""
+        """The log probability of the whole text; None: log probabilities were not requested."""
         if self.logprobs is None:
             return None
         return sum(top[id].logprob for id, top in zip(self.token_ids, self.logprobs, strict=True))
@@ -69,10 +69,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Seconds that a text took."""
+    """The times of a text in seconds."""
 
     queued: float
-    """Until it got a place."""
+    """Until it got a slot."""
     prefill: float
     """From there to its first token."""
     decode: float
@@ -81,47 +81,47 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to a prompt."""
+    """The result of a prompt."""
 
     request_id: str
     prompt: str | None
-    """The prompt; None where it was given as token ids."""
+    """The prompt's text; None: it was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
     num_cached_tokens: int = 0
     """Tokens of the prompt that were in the KV cache already."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """For each token of the prompt itself and the most probable ones in its place, where they were asked for; None for the first,
-    which nothing comes before."""
+    """For each token of the prompt, the log probabilities of itself and of the most probable tokens at its position; None for the
+    first token. None as a whole: not requested."""
     metrics: list[RequestMetrics] = field(default_factory=list)
     """One for each text."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOutput:
-    """The next piece of a text."""
+    """A part of a text."""
 
     text: str
-    """What can be shown now: whole characters, and nothing that may turn out to be the start of a stop string. May be
+    """The text that became final: whole characters, and nothing that may be the beginning of a stop string. May be
     empty."""
     token_ids: list[int]
-    """The token that was chosen; none in the last piece."""
+    """The token; empty in the last part."""
     logprobs: dict[int, Logprob] | None
     finish_reason: str | None
-    """Set in the last piece; see `CompletionOutput.finish_reason`."""
+    """Set in the last part; see `CompletionOutput.finish_reason`."""
     stop_reason: str | None
     delta: dict[str, Any] | None = None
-    """What the piece adds to the answer to a conversation, as the `delta` of OpenAI's chunks: pieces of `content`,
-    `reasoning_content` and `tool_calls`. The arguments of a call that the text was cut off in stay incomplete. None where there was no
+    """The addition of this part to the answer to a conversation, as the `delta` of OpenAI's chunks: parts of `content`,
+    `reasoning_content` and `tool_calls`. The arguments of a call stay incomplete if the text is cut off. None: there was no
     conversation."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """Set in the first piece, which has no text, where they were asked for; see `RequestOutput.prompt_logprobs`."""
+    """Set in the first part, which has no text, if requested; see `RequestOutput.prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A vector of length 1."""
+    """An embedding of length 1."""
 
     embedding: list[float]
 
@@ -138,7 +138,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How well a document answers a query: what the model gives, of most models no probability."""
+    """How well a document answers a query: the model's score, which is no probability for most models."""
 
     score: float
 

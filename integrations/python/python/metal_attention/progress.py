@@ -1,4 +1,4 @@
-"""Progress bars, where tqdm is installed."""
+"""Progress bars, if tqdm is installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Progress:
-    """A bar of so many steps; nothing where it is not wanted or there is no tqdm."""
+    """A bar of `total` steps; no bar if it is not wanted or tqdm is not installed."""
 
     def __init__(self, wanted: bool, total: int, what: str, unit: str = "it") -> None:
         self._bar: Any = None
@@ -30,7 +30,7 @@ class Progress:
 
 
 class DownloadProgress:
-    """A bar for each file that is downloaded."""
+    """A bar for each file of a download."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and when a text ends."""
+"""Sampling options, and the end of a text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 LogitsProcessor: TypeAlias = Callable[[list[int], Logits], Logits | None]
-"""Gets the ids of the text so far (the prompt's first) and the logits of the next token, `[n_vocab]`. It changes them in
-place, or returns others. A logit of -inf forbids its token."""
+"""A function that gets the token ids so far (the prompt's first) and the logits of the next token, `[n_vocab]`. It changes them in
+place, or returns other ones. A logit of -inf forbids its token."""
 
-_MOST_TEXTS = 16384
+_MAX_TEXTS = 16384
 
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((None,), "n texts are made, and all of them come back"),
@@ -32,85 +32,85 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "flat_logprobs": ((False,), "logprobs are a dictionary for each token"),
     "extra_args": ((None, {}), "it has no meaning here"),
 }
-"""Options of vLLM's that are not supported, the values that ask for nothing, and what there is instead."""
+"""Options of vLLM's that are not supported, their values without effect, and what there is instead."""
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """Options of a text. Names and defaults are vLLM's where it has them; the other samplers are llama.cpp's, and off."""
+    """Options of a text. Names and defaults are vLLM's if it has them; the other samplers are llama.cpp's, and off."""
 
     n: int = 1
     """Texts for each prompt, at most 16384."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None: until the model ends the text or the context is full."""
+    """The largest number of tokens to generate; None: until the model ends the text or the context is full."""
     temperature: float = 1.0
-    """The logits are divided by it; 0 always takes the highest."""
+    """Divides the logits; 0 always chooses the most probable token."""
     top_p: float = 1.0
-    """Keep the most probable tokens until their probabilities sum to this; 1: off."""
+    """Keeps the most probable tokens until their probabilities sum to this; 1: off."""
     top_k: int = 0
-    """Keep this many of the highest logits; 0 or -1: off."""
+    """Keeps this many of the most probable tokens; 0 or -1: off."""
     min_p: float = 0.0
-    """Keep the tokens at least this probable relative to the most probable one; 0: off."""
+    """Keeps tokens whose probability is at least this share of the largest one; 0: off."""
     seed: int | None = None
-    """Seed of the random numbers; the i-th of `n` texts has `seed + i`. None or below 0: from the operating system."""
+    """The seed of the random numbers; text i of the `n` texts has `seed + i`. None or below 0: from the operating system."""
     stop: str | Sequence[str] | None = None
     """Strings that end the text; they are not part of it."""
     stop_token_ids: Sequence[int] | None = None
-    """Tokens that end the text besides those of the vocabulary; they are not part of it."""
+    """Tokens that end the text, in addition to those of the vocabulary; they are not part of it."""
     min_tokens: int = 0
-    """The least number of tokens before one that ends the text may be chosen."""
+    """The number of tokens before which no token that ends the text is chosen."""
     ignore_eos: bool = False
     """Never choose a token that ends the text."""
     logprobs: int | None = None
-    """Tell the log probability of each token and of so many of the most probable ones, -1: of all; those of the model itself,
-    before biases, processors and samplers."""
+    """The number of most probable tokens whose log probabilities are reported besides that of each token, -1: all. They are those
+    of the model, before biases, processors and samplers. None: none are reported."""
     prompt_logprobs: int | None = None
-    """The same of the prompt's tokens. The prompt is then evaluated from its start, whatever the KV cache holds of it."""
+    """The same for the prompt's tokens. The prompt is then evaluated from its start, even if the KV cache holds a part of it."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the text must look like."""
+    """The form of the text."""
     guided_decoding: GuidedDecodingParams | None = None
-    """The same, under the name that vLLM had for it before."""
+    """The same, under the name that vLLM had for it earlier."""
     presence_penalty: float = 0.0
-    """Subtracted from a token's logit when it was seen at all among the last `penalty_last_n` tokens."""
+    """Subtracted from a token's logit if it occurred among the last `penalty_last_n` tokens."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time it was seen there."""
+    """Subtracted from a token's logit for each time it occurred there."""
     repetition_penalty: float = 1.0
-    """Positive logits of tokens seen there are divided by it, others multiplied; 1: off."""
+    """Divides positive logits of tokens that occurred there, and multiplies negative ones; 1: off."""
     penalty_last_n: int = 64
-    """How many of the last tokens, of prompt and text, the three penalties look at; -1: all."""
+    """The number of last tokens, of prompt and text, that the three penalties consider; -1: all."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these tokens; -inf forbids a token."""
     logits_processors: Sequence[LogitsProcessor] | None = None
-    """Functions that change the logits before everything else, one after the other. They run while others wait."""
+    """Functions that change the logits before everything else, in order. All sequences wait while they run."""
     timeout: float | None = None
     """Seconds after which the text ends, finished or not."""
 
     min_keep: int = 0
-    """The least number of tokens that top_p, min_p, typical_p and XTC leave."""
+    """The smallest number of tokens that top_p, min_p, typical_p and XTC keep."""
     typical_p: float = 1.0
-    """Keep the most typical tokens until their probabilities sum to this; 1: off."""
+    """Keeps the most typical tokens until their probabilities sum to this; 1: off."""
     top_n_sigma: float = -1.0
-    """Keep the logits within so many standard deviations of the highest; 0 or less: off."""
+    """Keeps the logits within this many standard deviations of the highest; 0 or less: off."""
     xtc_probability: float = 0.0
-    """How often the most probable tokens are left out; 0: never."""
+    """The probability that XTC removes the most probable tokens; 0: off."""
     xtc_threshold: float = 0.1
-    """The probability from which a token counts among these."""
+    """The probability that a token must have for XTC to remove it."""
     dynatemp_range: float = 0.0
-    """Half the width of the interval around `temperature` in which the entropy picks the temperature; 0: off."""
+    """Half the width of the interval around `temperature` from which the entropy chooses the temperature; 0: off."""
     dynatemp_exponent: float = 1.0
-    """The power of the normalised entropy that maps it into that interval."""
+    """The power of the normalised entropy in this choice."""
     dry_multiplier: float = 0.0
     """The DRY penalty of the shortest repetition that is penalised; 0: off."""
     dry_base: float = 1.75
     """The factor by which it grows with each token of the repetition."""
     dry_allowed_length: int = 2
-    """The length in tokens from which a repetition is penalised."""
+    """The length in tokens from which on a repetition is penalised."""
     dry_penalty_last_n: int = 64
-    """How many of the last tokens DRY looks at; -1: all."""
+    """The number of last tokens that DRY considers; -1: all."""
     dry_sequence_breakers: Sequence[str] | None = None
     """Strings that end a repetition for DRY; None: line breaks, colons, quotation marks and asterisks."""
     samplers: Sequence[str] | None = None
-    """The samplers to apply, first to last, by llama.cpp's names such as "top_k"; None: its order."""
+    """The samplers in their order, by llama.cpp's names such as "top_k"; None: its order."""
 
     best_of: int | None = None
     """Only None, or `n`."""
@@ -129,15 +129,15 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     """Only None."""
     output_kind: Any = None
-    """No effect: `generate` gives whole texts, `stream` gives pieces."""
+    """No effect: `generate` returns complete texts, `stream` parts."""
     flat_logprobs: bool = False
     """Only False."""
     extra_args: Mapping[str, Any] | None = None
     """Only None."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n <= _MOST_TEXTS:
-            raise OptionError(f"n is {self.n}, but it must be at least 1 and at most {_MOST_TEXTS}")
+        if not 1 <= self.n <= _MAX_TEXTS:
+            raise OptionError(f"n is {self.n}, but it must be at least 1 and at most {_MAX_TEXTS}")
         most = float("inf") if self.max_tokens is None else max(self.max_tokens, 0)
         if not 0 <= self.min_tokens <= most:
             raise OptionError(f"min_tokens is {self.min_tokens}, but it must be at least 0 and at most max_tokens, {most}")
@@ -149,7 +149,7 @@ class SamplingParams:
                 raise OptionError(f"{name}={value!r} is not supported: {instead}")
 
     def _form(self) -> str | None:
-        """The fields of a request to the server that ask for the same form, in JSON."""
+        """The fields of a request to the server that describe the same form, as JSON."""
         given = [params for params in (self.structured_outputs, self.guided_decoding) if params is not None]
         if len(given) > 1:
             raise OptionError("structured_outputs and guided_decoding are the same: leave one of them out")
@@ -173,7 +173,7 @@ class SamplingParams:
         return list((self.logit_bias or {}).items())
 
     def _processor(self) -> Callable[[list[int], bytearray], None] | None:
-        """All processors as one that works on the bytes of the logits."""
+        """All processors as one function that changes the bytes of the logits."""
         if not self.logits_processors:
             return None
         processors = tuple(self.logits_processors)

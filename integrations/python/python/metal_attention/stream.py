@@ -1,4 +1,4 @@
-"""A text as it comes, for loops with and without `async`."""
+"""A text while it is generated, for loops with and without `async`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Pieces of a text as they are chosen: `for piece in stream` or `async for piece in stream`.
+    """The parts of a text while it is generated: `for part in stream` or `async for part in stream`.
 
-    Leaving the loop early, `close`, or forgetting the stream cancels the text, which gives its place to others.
+    Leaving the loop early, `close`, or dropping the stream cancels the request, which frees its slot.
     """
 
     def __init__(self, llm: LLM, prompt_ids: list[int], events: EventStream) -> None:
@@ -57,12 +57,12 @@ class Stream:
         return self._output(event)
 
     def close(self) -> None:
-        """Cancels the text; nothing more comes."""
+        """Cancels the request; no further parts come."""
         self._ended = True
         self._events.close()
 
     async def aclose(self) -> None:
-        """The same, where `async` code expects this name."""
+        """The same as `close`, under the name that `async` code expects."""
         self.close()
 
     def __enter__(self) -> Stream:
@@ -87,7 +87,7 @@ class Stream:
 
 
 def _finish_reason(reason: str | None) -> str | None:
-    """The reason as vLLM has it."""
+    """The reason in vLLM's words."""
     if reason is None:
         return None
     if reason in ("end_of_text", "stop_string"):

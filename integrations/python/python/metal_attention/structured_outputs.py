@@ -1,4 +1,4 @@
-"""The form that a text must have; the names are vLLM's."""
+"""Forms that constrain the generated text; the names are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .errors import OptionError
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What a text must look like: one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
+    """The form of a text: one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
 
     json: str | Mapping[str, Any] | None = None
-    """JSON that follows this schema, an object or its text."""
+    """A JSON schema that the text follows, as an object or a string."""
     regex: str | None = None
     """A regular expression that matches the whole text."""
     choice: Sequence[str] | None = None
@@ -29,7 +29,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     """No effect: white space between the parts of JSON is bounded."""
     disable_additional_properties: bool = False
-    """No effect: objects have the properties that their schema names."""
+    """No effect: objects have only the properties that their schema names."""
     whitespace_pattern: str | None = None
     """No effect."""
     structural_tag: str | None = None
@@ -38,7 +38,7 @@ class StructuredOutputsParams:
 
 @dataclass(kw_only=True)
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The name that vLLM had for `StructuredOutputsParams` before."""
+    """The earlier name of vLLM's `StructuredOutputsParams`."""
 
     backend: str | None = None
     """No effect: there is one implementation."""
@@ -48,10 +48,10 @@ _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def fields(params: StructuredOutputsParams) -> dict[str, Any]:
-    """The fields of a request to the server that ask for the same."""
+    """The fields of a request to the server that describe the same form."""
     given = {name: getattr(params, name) for name in _FORMS}
     parts = {name: value for name, value in given.items() if value is not None and value is not False}
-    # To the server an empty object asks for nothing, but as text it is the schema of any JSON.
+    # The server takes an empty object for no form, but an empty object as a string for the schema of any JSON.
     if isinstance(params.json, Mapping):
         parts["json"] = json.dumps(dict(params.json))
     if params.choice is not None:

@@ -1,4 +1,4 @@
-"""Arguments of vLLM's that are accepted where they ask for nothing, and refused where they would change what comes out."""
+"""Arguments of vLLM's: those without effect on texts are accepted, others refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_EFFECT = frozenset({
     "distributed_executor_backend",
     "compilation_config",
 })
-"""Arguments of `LLM` that concern how vLLM works, and no text."""
+"""Arguments of `LLM` that do not change texts."""
 
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer": ((None,), "the tokenizer is the one in the model's file"),
@@ -54,11 +54,11 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "priority": ((None,), "prompts are taken in their order"),
     "chat_template_content_format": (("auto", "string", "openai"), "contents are texts or lists of parts"),
 }
-"""Arguments of `LLM` and its methods, the values that ask for nothing, and what there is instead of others."""
+"""Arguments of `LLM` and its methods, their values without effect, and what there is instead of others."""
 
 
 def check(function: str, arguments: Mapping[str, Any]) -> None:
-    """Refuses arguments that would change what comes out, and those that vLLM has not either."""
+    """Refuses arguments that would change texts, and arguments that vLLM does not have."""
     for name, value in arguments.items():
         if name in WITHOUT_EFFECT:
             continue
@@ -70,7 +70,7 @@ def check(function: str, arguments: Mapping[str, Any]) -> None:
 
 
 def exact_of_dtype(dtype: Any) -> bool:
-    """Whether vLLM's `dtype` asks for computing in F32."""
+    """Whether vLLM's `dtype` stands for computing in F32."""
     # Torch's types are written as "torch.float32".
     name = str(dtype).removeprefix("torch.")
     if name in ("float32", "float"):

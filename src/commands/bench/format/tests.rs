@@ -1,8 +1,8 @@
-//! The formats, as files in tests/data/bench show them. `UPDATE_SNAPSHOTS=1 cargo test` writes these anew.
+//! Snapshots of the formats: files in tests/data/bench. `UPDATE_SNAPSHOTS=1 cargo test` rewrites them.
 
 use std::path::Path;
 
-use super::super::report::{Engine, Machine, Settings, Skipped, TokensPerSecond};
+use super::super::report::{BenchSettings, EngineInfo, MachineInfo, SkippedTest, TokensPerSecond};
 use super::*;
 
 fn result(phase: Phase, [n_prompt, n_gen, depth, batch, threads]: [usize; 5], samples: &[f64]) -> BenchResult {
@@ -23,8 +23,8 @@ fn result(phase: Phase, [n_prompt, n_gen, depth, batch, threads]: [usize; 5], sa
     }
 }
 
-/// Made up, with every kind of field.
-fn report(compared: bool) -> Report {
+/// An invented report that has every kind of field.
+fn report(compared: bool) -> BenchReport {
     let mut results = vec![
         result(Phase::Prefill, [512, 0, 0, 1, 2], &[4000.0, 4100.0, 3900.0]),
         result(Phase::Decode, [0, 100, 1024, 1, 2], &[400.25, 401.75, 400.5]),
@@ -37,15 +37,19 @@ fn report(compared: bool) -> Report {
         ..results[1].clone()
     });
     if compared {
-        let comparison = |ratio, noise, moved| Some(Comparison { earlier_median: 320.0, ratio, noise, moved });
+        let comparison = |ratio, noise, moved| Some(ResultComparison { earlier_median: 320.0, ratio, noise, moved });
         results[0].comparison = comparison(12.5, Some(0.0425), true);
         results[1].comparison = comparison(0.9525, Some(0.02), true);
         results[2].comparison = comparison(1.5, None, false);
     }
-    Report {
+    BenchReport {
         schema_version: 1,
-        engine: Engine { name: "metal-attention".into(), version: "0.0.0".into(), commit: Some("0123456789ab".into()) },
-        machine: Machine {
+        engine: EngineInfo {
+            name: "metal-attention".into(),
+            version: "0.0.0".into(),
+            commit: Some("0123456789ab".into()),
+        },
+        machine: MachineInfo {
             os: "linux".into(),
             arch: "x86_64".into(),
             cpu: Some("Some CPU".into()),
@@ -53,9 +57,15 @@ fn report(compared: bool) -> Report {
             physical_cores: 2,
         },
         unix_time: 1_700_000_000,
-        settings: Settings { iterations: 3, warmup: 1, cache_type: "f16".into(), exact: false, n_ubatch: Some(512) },
+        settings: BenchSettings {
+            iterations: 3,
+            warmup: 1,
+            cache_type: "f16".into(),
+            exact: false,
+            n_ubatch: Some(512),
+        },
         results,
-        skipped: vec![Skipped {
+        skipped: vec![SkippedTest {
             model: "small|one, q4_0.gguf".into(),
             phase: Phase::Prefill,
             n_prompt: 9999,
@@ -74,13 +84,13 @@ fn assert_snapshot(name: &str, text: &str) {
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, text).unwrap();
     }
-    // A checkout may have changed the ends of lines.
+    // A checkout may have converted line breaks.
     let expected = std::fs::read_to_string(&path).unwrap().replace("\r\n", "\n");
     assert_eq!(text, expected, "{}", path.display());
 }
 
 #[test]
-fn formats_are_as_shown() {
+fn formats_match_the_snapshots() {
     let (plain, compared) = (report(false), report(true));
     assert_snapshot("table.txt", &text(&plain));
     assert_snapshot("table-compared.txt", &text(&compared));
@@ -95,18 +105,18 @@ fn formats_are_as_shown() {
 #[test]
 fn json_reads_back() {
     for report in [report(false), report(true)] {
-        assert_eq!(serde_json::from_str::<Report>(&json(&report).unwrap()).unwrap(), report);
+        assert_eq!(serde_json::from_str::<BenchReport>(&json(&report).unwrap()).unwrap(), report);
     }
 }
 
 #[test]
 fn nothing_measured_is_an_empty_report() {
-    let nothing = Report { results: Vec::new(), skipped: Vec::new(), ..report(false) };
+    let nothing = BenchReport { results: Vec::new(), skipped: Vec::new(), ..report(false) };
     assert_eq!(csv(&nothing).unwrap(), "");
     assert_eq!(text(&nothing).lines().count(), 4);
 }
 
-/// Holds `value` against the part of a JSON Schema that docs/bench.schema.json makes use of.
+/// Checks `value` against `schema`, using the part of JSON Schema that docs/bench.schema.json needs.
 fn check(schema: &serde_json::Value, value: &serde_json::Value, at: &str) {
     let kind = match value {
         serde_json::Value::Null => "null",

@@ -1,84 +1,84 @@
-//! The ceilings of a device.
+//! Measures the ceilings of a device: its rates of reading, copying, multiplying and launching, each alone.
 
 use metal_attention::gguf::Tensor;
 use metal_attention::{Backend, CpuCeilings, CpuForwardPass, EngineOptions, Error, Model};
 use serde::Serialize;
 
-use super::Effort;
+use super::MeasurementEffort;
 use crate::cli_error::CliError;
 
-/// Numbers of tokens that are multiplied with a matrix at once.
+/// The numbers of tokens with which products are measured.
 const BATCHES: [usize; 5] = [1, 2, 4, 8, 16];
-/// Bytes of matrices that are multiplied in turn, at most: more than any cache.
+/// Bytes of the matrices of one measurement, at most: more than any cache holds, so that weights are read from memory.
 const MATRIX_BYTES: usize = 1 << 30;
 
-/// What was measured.
+/// The device that was measured.
 #[derive(Serialize)]
 pub struct DeviceName {
     /// `cpu`, `cuda` or `gpu`.
     pub kind: &'static str,
     /// The CPU's instruction set, or the GPU's name.
     pub name: String,
-    /// Threads on the CPU.
+    /// The number of threads on the CPU; `None` for a GPU.
     pub threads: Option<usize>,
-    /// The GPU's driver.
+    /// The GPU's driver; `None` for a CPU.
     pub driver: Option<String>,
 }
 
-/// What a device does at best; rates are per second, a multiplication includes an addition.
+/// The largest rates of a device, per second. A multiplication includes an addition.
 #[derive(Serialize)]
 pub struct Ceilings {
     /// Bytes read.
     pub read_bytes: f64,
     /// Bytes read and written by a copy.
     pub copy_bytes: f64,
-    /// Multiplications of the fast way to multiply matrices; `None` where floats are all there is.
+    /// Multiplications of the fast kind for matrices (int8 or half). `None`: the device has 32-bit floats only.
     pub matrix: Option<f64>,
-    /// What these multiply: `int8` or `half`.
+    /// The type that `matrix` multiplies: `int8` or `half`.
     pub matrix_type: Option<&'static str>,
     /// Multiplications of 32-bit floats.
     pub f32: f64,
-    /// What launches cost.
+    /// The costs of launches.
     pub launches: Launches,
 }
 
-/// Microseconds of a launch with nothing to do.
+/// The costs in microseconds of launches that do no work.
 #[derive(Serialize, Clone, Copy)]
 #[serde(untagged)]
 pub enum Launches {
-    /// On the CPU.
+    /// The CPU's thread pool.
     Cpu {
-        /// A parallel region of the thread pool.
+        /// A parallel region of all threads.
         region_us: f64,
     },
-    /// On a GPU.
+    /// A GPU through wgpu.
     #[cfg_attr(not(feature = "wgpu"), allow(dead_code))]
     Wgpu {
-        /// A dispatch that depends on the one before, inside a submission.
+        /// A dispatch that depends on the one before it, within a submission.
         dispatch_us: f64,
-        /// The same where submissions are queued ahead.
+        /// The same if submissions are queued ahead.
         dispatch_queued_us: f64,
-        /// A submission until its result has come back.
+        /// A submission until its result is read back.
         submission_us: f64,
-        /// The same where submissions are queued ahead.
+        /// The same if submissions are queued ahead and no result is read.
         submission_queued_us: f64,
     },
-    /// Through CUDA.
+    /// A GPU through CUDA.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Cuda {
-        /// A kernel that depends on the one before, in a graph.
+        /// A kernel that depends on the one before it, in a CUDA graph.
         kernel_in_graph_us: f64,
-        /// The same where each is launched by itself.
+        /// The same if each kernel is launched alone.
         kernel_us: f64,
-        /// A kernel until its result has come back.
+        /// A kernel until its result is read back.
         round_trip_us: f64,
-        /// A graph of one kernel, of many that are queued.
+        /// A CUDA graph of one kernel, if many are queued.
         graph_us: f64,
     },
 }
 
 impl Launches {
-    /// Microseconds of the launches that a forward pass counts.
+    /// The cost in microseconds of one launch of those that [`super::floors::WorkCounts`] counts.
     pub fn each_us(self) -> f64 {
         match self {
             Self::Cpu { region_us } => region_us,
@@ -88,32 +88,33 @@ impl Launches {
     }
 }
 
-/// What several tokens cost that are multiplied with a matrix at once.
+/// The cost of multiplying several tokens with a matrix at once.
 #[derive(Serialize)]
 pub struct BatchScaling {
-    /// The largest matrix of a layer; those of all layers were multiplied in turn.
+    /// The name of the largest matrix of the first layer. The matrices of the same shape in other layers are multiplied, too, one
+    /// after the other.
     pub matrix: String,
-    /// Its type.
+    /// Its tensor type.
     #[serde(rename = "type")]
     pub ty: &'static str,
     /// Its rows.
     pub n_out: usize,
     /// Its columns.
     pub n_in: usize,
-    /// How many there were.
+    /// The number of layers whose matrices were multiplied.
     pub layers: usize,
-    /// By number of tokens.
-    pub batches: Vec<Batch>,
+    /// The measurements, by number of tokens.
+    pub batches: Vec<BatchTiming>,
 }
 
-/// Some tokens multiplied with a matrix at once.
+/// The measurement of one number of tokens.
 #[derive(Serialize)]
-pub struct Batch {
-    /// How many.
+pub struct BatchTiming {
+    /// The number of tokens that are multiplied at once.
     pub n_tokens: usize,
     /// Microseconds of one matrix and one token.
     pub us_per_token: f64,
-    /// Times as fast, by token, as one token alone.
+    /// The speed per token, relative to that of a single token.
     pub speedup: f64,
 }
 
@@ -127,7 +128,7 @@ impl DeviceName {
             #[cfg(feature = "cuda")]
             Backend::Cuda(pass) => Self::of_pass(pass),
             #[cfg(feature = "cuda")]
-            Backend::CudaCards(pass) => Self::of_pass(pass),
+            Backend::TensorParallel(pass) => Self::of_pass(pass),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(pass) => {
                 let gpu = pass.gpu().summary();
@@ -137,6 +138,7 @@ impl DeviceName {
         }
     }
 
+    /// The device of a forward pass.
     #[cfg(feature = "cuda")]
     fn of_pass(pass: &dyn metal_attention::ForwardPass) -> Self {
         let metal_attention::DeviceInfo { kind, name, driver, n_threads: _ } = pass.device();
@@ -144,12 +146,12 @@ impl DeviceName {
     }
 }
 
-/// Measures the device that `backend` runs on; `step` hears of every part that is done.
+/// Measures the device that `backend` runs on. `step` is called after each of five parts. An error for several GPUs.
 pub fn measure(
     backend: &mut Backend,
     model: &Model,
     options: &EngineOptions,
-    effort: Effort,
+    effort: MeasurementEffort,
     step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     match backend {
@@ -157,7 +159,7 @@ pub fn measure(
         #[cfg(feature = "cuda")]
         Backend::Cuda(pass) => cuda(pass, model, effort, step),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => {
+        Backend::TensorParallel(_) => {
             let message = "the ceilings of several cards together are not measured: leave --tensor-parallel out";
             Err(CliError::General(message.into()))
         }
@@ -166,11 +168,12 @@ pub fn measure(
     }
 }
 
+/// Measures the CPU.
 fn cpu(
     pass: &CpuForwardPass,
     model: &Model,
     exact: bool,
-    effort: Effort,
+    effort: MeasurementEffort,
     step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let ceilings = CpuCeilings::new(pass.n_threads()).map_err(Error::from)?;
@@ -190,11 +193,12 @@ fn cpu(
     Ok((found, BatchScaling::new(&tensors, &seconds)))
 }
 
+/// Measures a GPU through wgpu.
 #[cfg(feature = "wgpu")]
 fn gpu(
     pass: &metal_attention::WgpuForwardPass,
     model: &Model,
-    effort: Effort,
+    effort: MeasurementEffort,
     step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let gpu = pass.gpu();
@@ -222,11 +226,12 @@ fn gpu(
     Ok((found, BatchScaling::new(&tensors, &seconds)))
 }
 
+/// Measures a GPU through CUDA.
 #[cfg(feature = "cuda")]
 fn cuda(
     pass: &mut metal_attention::CudaForwardPass,
     model: &Model,
-    effort: Effort,
+    effort: MeasurementEffort,
     step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let ceilings = metal_attention::CudaCeilings::new(pass.gpu(), effort.time);
@@ -240,7 +245,7 @@ fn cuda(
     step();
     let launches = Launches::Cuda {
         kernel_in_graph_us: 1e6 * costs.in_graph,
-        kernel_us: 1e6 * costs.alone,
+        kernel_us: 1e6 * costs.without_graph,
         round_trip_us: 1e6 * costs.round_trip,
         graph_us: 1e6 * costs.graph,
     };
@@ -252,10 +257,10 @@ fn cuda(
     Ok((found, BatchScaling::new(&tensors, &seconds)))
 }
 
-/// The largest matrix of the first layer, and its like in the others.
+/// The largest matrix of the first layer, and those of the same shape in the next layers, up to [`MATRIX_BYTES`].
 fn largest_of_layers(model: &Model) -> Vec<&Tensor> {
     let of_layer = |i: usize| model.weights().layers[i].linears().into_iter().map(|linear| &linear.weight);
-    // The first of several.
+    // `max_by_key` returns the last of equal ones; in reverse order that is the first.
     let first: Vec<_> = of_layer(0).collect();
     let Some(largest) = first.iter().rev().max_by_key(|tensor| tensor.bytes().len()) else { return Vec::new() };
     let n = (MATRIX_BYTES / largest.bytes().len().max(1)).clamp(1, model.spec().n_layer());
@@ -264,12 +269,16 @@ fn largest_of_layers(model: &Model) -> Vec<&Tensor> {
 }
 
 impl BatchScaling {
-    /// From the seconds that all `tensors` took with each of [`BATCHES`].
+    /// `seconds[i]` is the time that all `tensors` took with `BATCHES[i]` tokens. `tensors` is not empty.
     fn new(tensors: &[&Tensor], seconds: &[f64]) -> Self {
         let first = tensors[0];
         let batches = BATCHES.iter().zip(seconds).map(|(&n_tokens, &s)| {
             let per_token = s / n_tokens as f64;
-            Batch { n_tokens, us_per_token: 1e6 * per_token / tensors.len() as f64, speedup: seconds[0] / per_token }
+            BatchTiming {
+                n_tokens,
+                us_per_token: 1e6 * per_token / tensors.len() as f64,
+                speedup: seconds[0] / per_token,
+            }
         });
         Self {
             matrix: first.name().to_owned(),

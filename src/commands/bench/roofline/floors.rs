@@ -1,4 +1,4 @@
-//! The least that prefill and decode of a model can take by the ceilings, and what they take.
+//! Derives the shortest time (floor) of prefill and decode of a model from the device's ceilings, and measures their time.
 
 use std::time::Instant;
 
@@ -8,21 +8,21 @@ use metal_attention_model::Mask;
 use serde::Serialize;
 
 use super::ceilings::Ceilings;
-use super::{Effort, matrices};
+use super::{MeasurementEffort, matrices};
 use crate::cli_error::CliError;
 
-/// A model in the sizes that speed depends on.
+/// The size of a model, as far as speed depends on it.
 #[derive(Serialize)]
 pub struct ModelSize {
     /// The file's name.
     pub file: String,
-    /// Bytes of the matrices that every decoded token is multiplied with.
+    /// Bytes of the matrices that a decoded token is multiplied with; of experts, those of the used ones.
     pub matrix_bytes: u64,
     /// Elements of these matrices.
     pub matrix_elements: u64,
 }
 
-/// The floor of a phase.
+/// The floor of a phase, and its measured time.
 #[derive(Serialize)]
 #[allow(clippy::struct_field_names)] // names of the JSON
 pub struct Floor {
@@ -30,47 +30,47 @@ pub struct Floor {
     pub phase: &'static str,
     /// Tokens of the prompt; 0 in decode.
     pub n_prompt: usize,
-    /// Tokens generated one by one; 0 in prefill.
+    /// Decode steps; 0 in prefill.
     pub n_gen: usize,
-    /// Tokens in the KV cache before.
+    /// Tokens in the KV cache before the phase.
     pub depth: usize,
-    /// What the phase asks of the device: all of a prefill, or one step of decode.
-    pub work: Work,
-    /// Microseconds of its bytes at the rate of reading.
+    /// The work of the phase: of the whole prefill, or of one decode step.
+    pub work: WorkCounts,
+    /// Microseconds that its bytes take at the rate of reading.
     pub bytes_us: f64,
-    /// Microseconds of its multiplications.
+    /// Microseconds that its multiplications take.
     pub multiplications_us: f64,
-    /// Microseconds of its launches.
+    /// Microseconds that its launches take.
     pub launches_us: f64,
-    /// The longest of the three.
+    /// The longest of the three, in microseconds.
     pub floor_us: f64,
-    /// Which one it is: `bytes`, `multiplications` or `launches`.
+    /// The name of the longest: `bytes`, `multiplications` or `launches`.
     pub bound: &'static str,
-    /// What was measured: the median of a few runs.
+    /// The measured time in microseconds, the median of a few runs.
     pub measured_us: f64,
     /// Tokens per second by the floor.
     pub floor_tokens_per_second: f64,
     /// Tokens per second measured.
     pub tokens_per_second: f64,
-    /// Speed in percent of the floor's.
+    /// The measured speed in percent of the floor's.
     pub percent: f64,
 }
 
-/// What some tokens ask of a device.
+/// The work that evaluating some tokens takes.
 #[derive(Serialize, Debug, Clone, Copy, PartialEq)]
-pub struct Work {
-    /// Bytes of weights, and of keys and values of earlier tokens.
+pub struct WorkCounts {
+    /// Bytes of weights, and of keys and values of earlier tokens, that are read.
     pub bytes: u64,
     /// Multiplications by weights that are quantised or 16 bits wide.
     pub matrix_multiplications: u64,
     /// Other multiplications: by floats, and in attention.
     pub f32_multiplications: u64,
-    /// Parallel regions of the CPU's threads, or dispatches of a GPU.
+    /// Parallel regions of the CPU's threads, or dispatches or kernels of a GPU.
     pub launches: u64,
 }
 
 impl ModelSize {
-    /// Of `model`, whose file is called `file`.
+    /// The size of `model`, whose file is called `file`.
     pub fn of(model: &Model, file: String) -> Self {
         Self {
             file,
@@ -80,8 +80,9 @@ impl ModelSize {
     }
 }
 
-impl Work {
-    /// Of `n_tokens` tokens after `n_past` others, in micro-batches of `n_ubatch`; the logits of the last are wanted.
+impl WorkCounts {
+    /// The work of `n_tokens` tokens of a sequence after `n_past` others, in micro-batches of `n_ubatch`, with the logits of the
+    /// last token. `launches` is 0; the caller sets it.
     fn of(model: &Model, options: &EngineOptions, n_past: usize, n_tokens: usize, n_ubatch: usize) -> Self {
         let steps = n_tokens.div_ceil(n_ubatch) as u64;
         let output = model.weights().output.as_ref().map(|linear| &linear.weight);
@@ -89,7 +90,7 @@ impl Work {
         for (matrix, share) in matrices(model) {
             let is_output = output.is_some_and(|output| std::ptr::eq(matrix, output));
             let (reads, tokens) = if is_output { (1, 1) } else { (steps, n_tokens as u64) };
-            // Many tokens go to all experts between them.
+            // The share of the matrix that a micro-batch reads: many tokens use all experts together.
             let read = (share * n_tokens.min(n_ubatch) as f64).min(1.0);
             work.bytes += reads * scaled(matrix.bytes().len(), read);
             let multiplications = tokens * scaled(matrix.n_elements(), share);
@@ -102,7 +103,7 @@ impl Work {
         let element = if options.cache_type == CacheType::F16 { 2 } else { 4 };
         work.bytes += (model.spec().kv_elements_per_token() * element * n_past) as u64;
         for layer in &model.spec().layers {
-            // A product with the key and one with the value.
+            // Each head multiplies with a key and with a value.
             let of_attention = |mask: Mask, elements: usize| {
                 let end = n_past + n_tokens;
                 (n_past..end).map(|pos| mask.seen(pos, end).len()).sum::<usize>() * elements
@@ -112,7 +113,7 @@ impl Work {
                 (None, Some(a)) => of_attention(Mask::Causal, a.n_head * (2 * a.kv_rank + a.shared_dim)),
                 (None, None) => 0,
             };
-            // Of a state every element decays, is read and is added to.
+            // Each element of a recurrent state is decayed, read, and added to.
             let carried_on = n_tokens * 3 * layer.state_elements();
             work.f32_multiplications += (attended + carried_on) as u64;
         }
@@ -120,26 +121,27 @@ impl Work {
     }
 }
 
-/// A share of a number.
+/// A share of `n`, rounded.
 fn scaled(n: usize, share: f64) -> u64 {
     (n as f64 * share).round() as u64
 }
 
-/// Whether a matrix can be multiplied in fewer than 32 bits.
+/// Whether a matrix has a tensor type that is multiplied in fewer than 32 bits.
 fn is_fast(matrix: &Tensor) -> bool {
     !matches!(matrix.ty(), TensorType::F32 | TensorType::BF16)
 }
 
 impl Floor {
+    /// The floor of the work of a phase, and its speed. `measured` is in seconds.
     fn new(
         phase: &'static str,
         [n_prompt, n_gen, depth]: [usize; 3],
-        work: Work,
+        work: WorkCounts,
         ceilings: &Ceilings,
         measured: f64,
     ) -> Self {
         let bytes_us = 1e6 * work.bytes as f64 / ceilings.read_bytes;
-        // A GPU may do it all on matrix units; a CPU's are for integers alone.
+        // A GPU may compute all of it on matrix units; those of a CPU are for integers only.
         let fast = ceilings.matrix.unwrap_or(ceilings.f32).max(ceilings.f32);
         let slow = if ceilings.matrix_type == Some("half") { fast } else { ceilings.f32 };
         let multiplications_us =
@@ -168,12 +170,12 @@ impl Floor {
     }
 }
 
-/// Runs prefill and decode and holds them against their floors; `step` hears of each.
+/// Measures prefill and decode, and derives their floors. `step` is called after each of the two.
 pub fn measure(
     backend: &mut Backend,
     model: &Model,
     options: &EngineOptions,
-    effort: Effort,
+    effort: MeasurementEffort,
     ceilings: &Ceilings,
     step: &mut dyn FnMut(),
 ) -> Result<Vec<Floor>, CliError> {
@@ -181,51 +183,52 @@ pub fn measure(
     let ids: Vec<u32> = (0..effort.n_prompt).map(|i| ((i * 7919 + 13) % n_vocab) as u32).collect();
     let n_ubatch = backend.pass().n_ubatch().min(effort.n_prompt);
 
-    // The first run warms up, and its launches are counted.
+    // The first run is the warm-up; its launches are counted.
     let before = launches_so_far(backend);
     prefill(backend, &ids)?;
     let counted = launches_so_far(backend) - before;
     let seconds = median(effort.runs, || prefill(backend, &ids))?;
-    let mut work = Work::of(model, options, 0, effort.n_prompt, n_ubatch);
+    let mut work = WorkCounts::of(model, options, 0, effort.n_prompt, n_ubatch);
     work.launches = launches(backend, effort.n_prompt, n_ubatch).unwrap_or(counted);
     let prefill = Floor::new("prefill", [effort.n_prompt, 0, 0], work, ceilings, seconds);
     step();
 
     let before = launches_so_far(backend);
     decode(backend, 1)?;
-    // The first token, which decode begins with, is a step of its own.
+    // `decode(1)` takes two steps: one for the first token, and the timed one.
     let counted = (launches_so_far(backend) - before) / 2;
     decode(backend, effort.n_gen)?;
     let seconds = median(effort.runs, || decode(backend, effort.n_gen))?;
-    let mut work = Work::of(model, options, 1, 1, 1);
+    let mut work = WorkCounts::of(model, options, 1, 1, 1);
     work.launches = launches(backend, 1, 1).unwrap_or(counted);
     let decode = Floor::new("decode", [0, effort.n_gen, 0], work, ceilings, seconds);
     step();
     Ok(vec![prefill, decode])
 }
 
-/// Parallel regions that the CPU's threads entered so far, or kernels launched through CUDA, of steps that decode the first two.
+/// The parallel regions that the CPU's threads have entered so far, or the kernels launched through CUDA. 0 on other devices.
 fn launches_so_far(backend: &Backend) -> u64 {
     match backend {
         Backend::Cpu(pass) => u64::from(pass.regions()),
         #[cfg(feature = "cuda")]
         Backend::Cuda(pass) => pass.launches(),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => 0,
+        Backend::TensorParallel(_) => 0,
         #[cfg(feature = "wgpu")]
         Backend::Wgpu(_) => 0,
     }
 }
 
-/// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU; where they are not those that were counted, through CUDA.
+/// The dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, if they are known without counting: on a GPU through
+/// wgpu, and for a persistent kernel, which is one launch. `None`: use the counted launches.
 #[cfg_attr(not(feature = "wgpu"), allow(unused_variables))]
 fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
     match backend {
         Backend::Cpu(_) => None,
         #[cfg(feature = "cuda")]
-        Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch(0)).then_some(1),
+        Backend::Cuda(pass) => (n_tokens == 1 && pass.uses_persistent_kernel(0)).then_some(1),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => None,
+        Backend::TensorParallel(_) => None,
         #[cfg(feature = "wgpu")]
         Backend::Wgpu(pass) => {
             let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;
@@ -235,7 +238,7 @@ fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> 
     }
 }
 
-/// Seconds of a prompt until its next token is known.
+/// Prefills `ids` from an empty context. Returns the seconds until the next token is known.
 fn prefill(backend: &mut Backend, ids: &[u32]) -> Result<f64, CliError> {
     let pass = backend.pass();
     pass.reset();
@@ -244,7 +247,7 @@ fn prefill(backend: &mut Backend, ids: &[u32]) -> Result<f64, CliError> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds of one of `n` greedy steps after a first token.
+/// Takes `n` greedy steps after a first token. Returns the seconds of one step.
 fn decode(backend: &mut Backend, n: usize) -> Result<f64, CliError> {
     let pass = backend.pass();
     pass.reset();
@@ -256,11 +259,12 @@ fn decode(backend: &mut Backend, n: usize) -> Result<f64, CliError> {
     Ok(start.elapsed().as_secs_f64() / n as f64)
 }
 
+/// Converts an error.
 fn engine(error: ForwardError) -> CliError {
     Error::from(error).into()
 }
 
-/// The median of `n` runs.
+/// The median of `n` runs, in seconds.
 fn median(n: usize, mut run: impl FnMut() -> Result<f64, CliError>) -> Result<f64, CliError> {
     let mut seconds = (0..n).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
     seconds.sort_by(f64::total_cmp);
@@ -280,13 +284,13 @@ mod tests {
         // 512 x 64.
         let layer = 64 * (64 + 32 + 32 + 64 + 3 * 172);
         let head = 512 * 64;
-        let decode = Work::of(&model, &options, 1, 1, 1);
+        let decode = WorkCounts::of(&model, &options, 1, 1, 1);
         let attention = 2 * 2 * 64 * 5;
         assert_eq!(decode.bytes, 4 * (5 * layer + head) + 5 * 2 * 32 * 2);
         assert_eq!(decode.f32_multiplications, 5 * layer + head + attention);
         assert_eq!(decode.matrix_multiplications, 0);
         // Two micro-batches read the layers twice.
-        let prefill = Work::of(&model, &options, 0, 20, 10);
+        let prefill = WorkCounts::of(&model, &options, 0, 20, 10);
         assert_eq!(prefill.bytes, 4 * (2 * 5 * layer + head));
         assert_eq!(prefill.f32_multiplications, 20 * 5 * layer + head + 5 * 2 * 64 * (20 * 21 / 2));
     }
@@ -301,7 +305,8 @@ mod tests {
             f32: 1e10,
             launches: Launches::Cpu { region_us: 2.0 },
         };
-        let work = Work { bytes: 5000, matrix_multiplications: 1_000_000, f32_multiplications: 100_000, launches: 7 };
+        let work =
+            WorkCounts { bytes: 5000, matrix_multiplications: 1_000_000, f32_multiplications: 100_000, launches: 7 };
         let floor = Floor::new("prefill", [10, 0, 0], work, &ceilings, 28e-6);
         assert!((floor.bytes_us - 5.0).abs() < 1e-9);
         assert!((floor.multiplications_us - 11.0).abs() < 1e-9);

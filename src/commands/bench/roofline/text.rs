@@ -1,11 +1,11 @@
-//! The report for people.
+//! The report of `bench roofline` as text.
 
-use super::Report;
+use super::RooflineReport;
 use super::ceilings::Launches;
 use super::floors::Floor;
 
 /// The report as lines.
-pub fn of(report: &Report) -> String {
+pub fn of(report: &RooflineReport) -> String {
     let device = &report.device;
     let mut text = vec![format!("{}: {}", device.kind, device.name)];
     text.extend(device.threads.map(|n| format!(", threads: {n}")));
@@ -58,6 +58,7 @@ pub fn of(report: &Report) -> String {
     text.concat()
 }
 
+/// The table's line of one phase.
 fn floor_line(floor: &Floor) -> String {
     let n = if floor.n_gen > 0 { floor.depth } else { floor.n_prompt };
     let phase = if floor.n_gen > 0 { format!("decode @{n}") } else { format!("prefill {n}") };
@@ -75,13 +76,13 @@ fn floor_line(floor: &Floor) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ceilings::{Batch, BatchScaling, Ceilings, DeviceName};
-    use super::super::floors::{ModelSize, Work};
+    use super::super::ceilings::{BatchScaling, BatchTiming, Ceilings, DeviceName};
+    use super::super::floors::{ModelSize, WorkCounts};
     use super::*;
 
     #[test]
     fn the_report_of_fixed_numbers() {
-        let report = Report {
+        let report = RooflineReport {
             version: "1",
             device: DeviceName {
                 kind: "gpu",
@@ -109,8 +110,8 @@ mod tests {
                 n_in: 576,
                 layers: 30,
                 batches: vec![
-                    Batch { n_tokens: 1, us_per_token: 4.0, speedup: 1.0 },
-                    Batch { n_tokens: 16, us_per_token: 0.5, speedup: 8.0 },
+                    BatchTiming { n_tokens: 1, us_per_token: 4.0, speedup: 1.0 },
+                    BatchTiming { n_tokens: 16, us_per_token: 0.5, speedup: 8.0 },
                 ],
             },
             model: ModelSize { file: "m.gguf".into(), matrix_bytes: 90_500_000, matrix_elements: 134_000_000 },
@@ -119,7 +120,7 @@ mod tests {
                 n_prompt: 0,
                 n_gen: 64,
                 depth: 0,
-                work: Work { bytes: 1, matrix_multiplications: 1, f32_multiplications: 1, launches: 154 },
+                work: WorkCounts { bytes: 1, matrix_multiplications: 1, f32_multiplications: 1, launches: 154 },
                 bytes_us: 21.0,
                 multiplications_us: 0.5,
                 launches_us: 278.7,

@@ -1,25 +1,25 @@
-//! The short causal convolution of each channel with weights of its own, before a recurrence.
+//! The short causal convolution before a recurrence; each channel has weights of its own.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
-/// `out[t][c] = f(bias[c] + sum over j < width of weights[j][c] * x[t - (width - 1) + j][c])` for a range of channels, where
-/// inputs before the first token come from the state.
+/// The kernel `out[t][c] = f(bias[c] + sum over j < width of weights[j][c] * x[t - (width - 1) + j][c])` for a range of
+/// channels. Inputs before the first token come from the state.
 pub(crate) struct Convolution<'a> {
-    /// Of each token, `[n_tokens, channels]`
-    pub(crate) x: Rows<'a>,
-    /// `[width, channels]`, that of the token itself last: the tensor of a file, which is `[channels, width]`, the other way
-    /// round
-    pub(crate) weights: Rows<'a>,
-    /// `[channels]`
+    /// Inputs, `[n_tokens, channels]`.
+    pub(crate) x: StridedRows<'a>,
+    /// Weights, `[width, channels]`, the token's own last. It is the transpose of the file's tensor, `[channels, width]`.
+    pub(crate) weights: StridedRows<'a>,
+    /// Bias, `[channels]`.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Whether `f(x)` is `x sigmoid(x)`, else `x`.
+    /// Whether `f(x)` is `x sigmoid(x)`; otherwise it is `x`.
     pub(crate) silu: bool,
-    /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`: zeros where there were none; changed in place.
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`, zeros before the sequence's first token;
+    /// updated.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, channels]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Kernel for Convolution<'_> {
@@ -30,7 +30,7 @@ impl Kernel for Convolution<'_> {
         assert!(self.bias.is_none_or(|bias| bias.len() == channels), "the bias");
         assert_eq!(self.state.width, channels, "the state");
         assert_eq!((self.out.count, self.out.width), (n_tokens, channels), "the output");
-        // SAFETY: channels that there are.
+        // SAFETY: the channels are in range.
         unsafe {
             for t in 0..n_tokens {
                 let mut channel = 0;
@@ -43,7 +43,8 @@ impl Kernel for Convolution<'_> {
                 }
             }
             for i in 0..before {
-                // Rows are read before they are written: each comes from a later one, or from itself where there is no token.
+                // The new state is the end of old state and inputs. Row `i` is copied from row `i + n_tokens`, so ascending
+                // order reads every row before it is overwritten.
                 std::ptr::copy(self.input(n_tokens + i), self.state.at(i), channels);
             }
         }
@@ -51,17 +52,17 @@ impl Kernel for Convolution<'_> {
 }
 
 impl Convolution<'_> {
-    /// Row `i` of the state and the inputs one after the other.
+    /// Row `i` of the concatenation of state and inputs.
     #[inline(always)]
     fn input(&self, i: usize) -> *const f32 {
         if i < self.state.count { self.state.at(i) } else { self.x.at(i - self.state.count) }
     }
 
-    /// 16 channels of a token, or those that are left.
+    /// Computes 16 channels of a token, or the fewer that are left where `PART` is set.
     #[inline(always)]
     unsafe fn step<S: Simd, const PART: bool>(&self, token: usize, channel: usize) {
         let n = self.x.width - channel;
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe {
             let mut sum = match self.bias {
                 Some(bias) => load::<S, PART>(bias.as_ptr().add(channel), n),

@@ -1,40 +1,40 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) of one head, and the one whose channels decay each by itself (Kimi
-//! Delta Attention, arXiv 2510.26692, equation 1).
+//! The gated delta rule of one head (Gated `DeltaNet`, arXiv 2412.06464), and its variant with a decay for each channel of the
+//! key (Kimi Delta Attention, arXiv 2510.26692, equation 1).
 //!
-//! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
+//! For each token with key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta`:
 //!
 //! `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`
 //!
-//! where `g` is one number, or one of each channel of the key: `Diag(g) S`.
+//! where `g` is one number, or a diagonal matrix.
 
-use super::vectors::{Decay, StateRows, dot};
-use super::{Head, Rows, RowsMut};
+use super::vectors::{RowDecay, StateRows, dot};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one.
+/// One head, or some of its columns.
 pub(crate) struct DeltaRule<'a> {
-    /// Of each token, `[n_tokens, key_dim]`: normalised and, as the model has it, scaled.
-    pub(crate) q: Rows<'a>,
-    /// `[n_tokens, key_dim]`, normalised
-    pub(crate) k: Rows<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
-    /// `[n_tokens, 1]`, or `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
-    /// `[n_tokens, 1]`, in 0..=1
-    pub(crate) beta: Rows<'a>,
-    /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
-    pub(crate) before: Option<Rows<'a>>,
-    /// How many elements behind that state the one lies that is read next, where there is one: a single token has it fetched.
+    /// Queries, `[n_tokens, key_dim]`, normalised and scaled.
+    pub(crate) q: StridedRows<'a>,
+    /// Keys, `[n_tokens, key_dim]`, normalised.
+    pub(crate) k: StridedRows<'a>,
+    /// Values, `[n_tokens, value_dim]`.
+    pub(crate) v: StridedRows<'a>,
+    /// Decays `g`, `[n_tokens, 1]` or `[n_tokens, key_dim]`, in 0..=1.
+    pub(crate) decay: StridedRows<'a>,
+    /// Writing strengths, `[n_tokens, 1]`, in 0..=1.
+    pub(crate) beta: StridedRows<'a>,
+    /// The state before the first token, `[key_dim, value_dim]`; `None` where `state` contains it.
+    pub(crate) before: Option<StridedRows<'a>>,
+    /// Elements from the state before the first token to the state that the next call reads, which a single token prefetches.
     pub(crate) next: Option<usize>,
-    /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    /// The state, `[key_dim, value_dim]`; afterwards that after the last token.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, value_dim]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
-impl Head for DeltaRule<'_> {
+impl HeadRecurrence for DeltaRule<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -65,12 +65,12 @@ impl Head for DeltaRule<'_> {
         let (q, k) = (self.q.row(token), self.k.row(token));
         let (decay, beta) = (self.decay.row(token), self.beta.row(token)[0]);
         let of_rows = (decay.len() > 1).then_some(decay);
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
             let rows = StateRows { next: self.next, ..rows };
             let mut u = dot::<S, V, PART>(k, of_rows, rows.before, rows.before_stride, n);
-            let decay = Decay::<S> { all: S::f_splat(decay[0]), of_rows };
+            let decay = RowDecay::<S> { all: S::f_splat(decay[0]), of_rows };
             for v in 0..V {
                 let known = if of_rows.is_some() { u[v] } else { S::f_mul(decay.all, u[v]) };
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);

@@ -1,10 +1,10 @@
-//! What stands between a layer's matrix products and its recurrence.
+//! Elementwise steps between the projections of a layer and its recurrence: softplus, decays, L2 norms.
 
 use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
-/// `x[i] = ln(1 + exp(x[i] + bias[i]))`, a row.
+/// The kernel `x[i] = softplus(x[i] + bias[i])` of one row, with `softplus(x) = ln(1 + e^x)`.
 pub(crate) struct Softplus<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) bias: &'a [f32],
@@ -32,7 +32,8 @@ impl Kernel for Softplus<'_> {
     }
 }
 
-/// `x[i] = exp(a ln(1 + exp(x[i] + bias[i])))`, a row: what a decay of `a` below 0 leaves after steps of these lengths.
+/// The kernel `x[i] = exp(a * softplus(x[i] + bias[i]))` of one row: the decay factor at rate `a` (below 0) over a step of
+/// that length.
 pub(crate) struct Decays<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) bias: &'a [f32],
@@ -59,18 +60,18 @@ impl Kernel for Decays<'_> {
     }
 }
 
-/// 16 elements, or `n` where `PART`.
+/// Computes [`Decays`] of 16 elements, or of `n` where `PART` is set.
 #[inline(always)]
 unsafe fn decays<S: Simd, const PART: bool>(x: *mut f32, bias: *const f32, a: f32, n: usize) {
-    // SAFETY: the caller vouches for the instruction set, and that the elements are there.
+    // SAFETY: the caller vouches for the instruction set and for the elements.
     unsafe {
         let sum = S::f_add(load::<S, PART>(x, n), load::<S, PART>(bias, n));
         store::<S, PART>(x, exp::<S>(S::f_mul(S::f_splat(a), softplus::<S>(sum))), n);
     }
 }
 
-/// `ln(1 + e^x)` within a few last bits, also where it is next to nothing: `max(x, 0) + ln(1 + y)`, `y = e^-|x|`, and
-/// `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most a third, as a series.
+/// `ln(1 + e^x)` with a small relative error, also where the result is close to 0: `max(x, 0) + ln(1 + y)` with `y = e^-|x|`,
+/// and `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y)`, at most 1/3, as a power series.
 #[inline(always)]
 unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the instruction set.
@@ -86,7 +87,7 @@ unsafe fn softplus<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `x[i] = scale * x[i] / sqrt(sum(x^2) + eps)`, one head's query or key.
+/// The kernel `x[i] = scale * x[i] / sqrt(sum(x^2) + eps)` of one head's query or key.
 pub(crate) struct L2Norm<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) eps: f32,
@@ -97,7 +98,7 @@ impl Kernel for L2Norm<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, eps, scale } = self;
-        // SAFETY: one row.
+        // SAFETY: both arguments are the same row; the caller vouches for the instruction set.
         let squares = unsafe { sum_of_products::<S>(x, x, None) };
         let factor = scale / (squares + eps).sqrt();
         for x in x {

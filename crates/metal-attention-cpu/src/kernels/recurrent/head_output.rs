@@ -1,4 +1,4 @@
-//! What a recurrence's result goes through before the output matrix: a norm, a gate.
+//! The steps from a recurrence's result to the output projection: norm, bonus, gate.
 
 use metal_attention_model::NormKind;
 
@@ -6,28 +6,31 @@ use super::vectors::sum_of_products;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
-/// What the result of a head is multiplied by.
+/// The function of the gate that a head's result is multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// The gate.
-    AsItIs,
+    /// `gate`
+    Identity,
     /// `gate sigmoid(gate)`
     Silu,
     /// `sigmoid(gate)`
     Sigmoid,
 }
 
-/// `out = gate (norm(out) weight + bias + v sum(r k factor))`, a row: what comes after the recurrence of one head, or of
-/// channels.
+/// The kernel `out = gate * (norm(out) * weight + bias + v * sum(r k factor))` of one head's row, or of a range of channels.
+/// All rows have the same length; each step may be missing.
 pub(crate) struct HeadOutput<'a> {
-    /// The recurrence's result, and what comes of it.
+    /// The recurrence's result; updated in place.
     pub(crate) out: &'a mut [f32],
+    /// The norm, with weight and bias.
     pub(crate) norm: Option<HeadNorm<'a>>,
+    /// RWKV-7's bonus.
     pub(crate) bonus: Option<Bonus<'a>>,
+    /// The gate and the function that is applied to it.
     pub(crate) gate: Option<(Gate, &'a [f32])>,
 }
 
-/// A norm of one head.
+/// The norm of one head's result.
 pub(crate) struct HeadNorm<'a> {
     pub(crate) kind: NormKind,
     pub(crate) weight: &'a [f32],
@@ -35,7 +38,7 @@ pub(crate) struct HeadNorm<'a> {
     pub(crate) eps: f32,
 }
 
-/// What RWKV-7 gives each token of its own value.
+/// RWKV-7's bonus: the token's own value `v` times `sum(r k factor)`.
 pub(crate) struct Bonus<'a> {
     pub(crate) r: &'a [f32],
     pub(crate) k: &'a [f32],
@@ -73,9 +76,9 @@ impl Kernel for HeadOutput<'_> {
             }
             if let Some(Bonus { r, k, factor, v }) = bonus {
                 assert!([r, k, factor, v].iter().all(|row| row.len() == n), "rows of one length");
-                let own = sum_of_products::<S>(r, k, Some(factor));
+                let bonus = sum_of_products::<S>(r, k, Some(factor));
                 for i in 0..n {
-                    out[i] += own * v[i];
+                    out[i] += bonus * v[i];
                 }
             }
             if let Some((kind, gate)) = gate {
@@ -92,6 +95,7 @@ impl Kernel for HeadOutput<'_> {
     }
 }
 
+/// Multiplies elements from `i` on by the gate: 16, or those that are left where `PART` is set.
 #[inline(always)]
 unsafe fn times_gate<S: Simd, const PART: bool>(out: &mut [f32], kind: Gate, gate: &[f32], i: usize) {
     let n = out.len() - i;
@@ -99,7 +103,7 @@ unsafe fn times_gate<S: Simd, const PART: bool>(out: &mut [f32], kind: Gate, gat
     unsafe {
         let g = load::<S, PART>(gate.as_ptr().add(i), n);
         let factor = match kind {
-            Gate::AsItIs => g,
+            Gate::Identity => g,
             Gate::Silu => S::f_mul(g, sigmoid::<S>(g)),
             Gate::Sigmoid => sigmoid::<S>(g),
         };

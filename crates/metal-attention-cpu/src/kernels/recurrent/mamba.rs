@@ -1,37 +1,35 @@
-//! The selective scan of Mamba (arXiv 2312.00752), over a range of channels.
-//!
-//! With `dt`, which is positive, and the input `x` of each token and channel, `B` and `C` of each token, `A`, which is
-//! negative, of each channel and element of the state, and `D` of each channel:
+//! The selective scan of Mamba (arXiv 2312.00752) over a range of channels.
 //!
 //! `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = sum over s of C[s] h[s] + D x`
 //!
-//! Each element decays by itself, so there is no product of matrices in it: tokens follow each other, 16 channels at a time.
+//! The input `x` and `dt` (positive) are per token and channel, `B` and `C` per token, `A` (negative) per channel and element
+//! of the state, `D` per channel. Tokens are processed one after the other, 16 channels at a time.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
-/// Vectors of channels whose state stays in the L1 cache from token to token.
+/// Vectors of channels that are taken through all tokens together: their states fit the L1 cache.
 const TILE: usize = 4;
 
-/// A range of channels.
+/// The kernel for a range of channels.
 pub(crate) struct Mamba<'a> {
-    /// Of each token, `[n_tokens, channels]`
-    pub(crate) x: Rows<'a>,
-    /// `[n_tokens, channels]`: after its bias and softplus
-    pub(crate) dt: Rows<'a>,
-    /// `[n_tokens, d_state]`
-    pub(crate) b: Rows<'a>,
-    /// `[n_tokens, d_state]`
-    pub(crate) c: Rows<'a>,
-    /// `[d_state, channels]`, negative: the tensor of a file, which is `[channels, d_state]`, the other way round
-    pub(crate) a: Rows<'a>,
-    /// `[channels]`
+    /// Inputs, `[n_tokens, channels]`.
+    pub(crate) x: StridedRows<'a>,
+    /// `dt` after bias and softplus, `[n_tokens, channels]`.
+    pub(crate) dt: StridedRows<'a>,
+    /// `B`, `[n_tokens, d_state]`.
+    pub(crate) b: StridedRows<'a>,
+    /// `C`, `[n_tokens, d_state]`.
+    pub(crate) c: StridedRows<'a>,
+    /// `A`, negative, `[d_state, channels]`: the transpose of the file's tensor.
+    pub(crate) a: StridedRows<'a>,
+    /// `D`, `[channels]`.
     pub(crate) d: &'a [f32],
-    /// `[d_state, channels]`, changed in place
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    /// The state `h`, `[d_state, channels]`; updated.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, channels]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Kernel for Mamba<'_> {
@@ -48,7 +46,7 @@ impl Kernel for Mamba<'_> {
         for first in (0..channels).step_by(TILE * LANES) {
             let end = channels.min(first + TILE * LANES);
             for token in 0..n_tokens {
-                // SAFETY: channels that there are.
+                // SAFETY: the channels are in range.
                 unsafe {
                     let mut channel = first;
                     while end - channel >= LANES {
@@ -65,12 +63,12 @@ impl Kernel for Mamba<'_> {
 }
 
 impl Mamba<'_> {
-    /// 16 channels of a token, or those that are left.
+    /// Computes 16 channels of a token, or the fewer that are left where `PART` is set.
     #[inline(always)]
     unsafe fn step<S: Simd, const PART: bool>(&self, token: usize, channel: usize) {
         let n = self.x.width - channel;
         let (b, c) = (self.b.row(token), self.c.row(token));
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe {
             let x = load::<S, PART>(self.x.at(token).add(channel), n);
             let dt = load::<S, PART>(self.dt.at(token).add(channel), n);

@@ -1,44 +1,45 @@
-//! The state space of Mamba-2 (arXiv 2405.21060) of one head.
-//!
-//! With `dt`, which is positive, `B`, `C` and the inputs `x` of each token, and `A`, which is negative, and `D` of the head:
+//! The state-space recurrence of one head of Mamba-2 (arXiv 2405.21060).
 //!
 //! `S = exp(dt A) S + dt B^T x; out = C S + D x`
+//!
+//! The input `x`, `dt` (positive), `B` and `C` are per token, `A` (negative) and `D` are numbers of the head.
 
-use super::vectors::{Decay, StateRows};
-use super::{Head, Rows, RowsMut};
+use super::vectors::{RowDecay, StateRows};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
+/// One head, or some of its columns. The heads of a group have the same `b` and `c`.
 pub(crate) struct Mamba2<'a> {
-    /// Of each token, `[n_tokens, head_dim]`
-    pub(crate) x: Rows<'a>,
-    /// `[n_tokens, 1]`: after its bias and softplus
-    pub(crate) dt: Rows<'a>,
-    /// `[n_tokens, d_state]`
-    pub(crate) b: Rows<'a>,
-    /// `[n_tokens, d_state]`
-    pub(crate) c: Rows<'a>,
-    /// `A`, negative, as files hold it
+    /// Inputs, `[n_tokens, head_dim]`.
+    pub(crate) x: StridedRows<'a>,
+    /// `dt` after bias and softplus, `[n_tokens, 1]`.
+    pub(crate) dt: StridedRows<'a>,
+    /// `B`, `[n_tokens, d_state]`.
+    pub(crate) b: StridedRows<'a>,
+    /// `C`, `[n_tokens, d_state]`.
+    pub(crate) c: StridedRows<'a>,
+    /// `A`, negative.
     pub(crate) a: f32,
+    /// `D`.
     pub(crate) d: f32,
-    /// The state before the first token, `[d_state, head_dim]`, where it lies elsewhere
-    pub(crate) before: Option<Rows<'a>>,
-    /// `[d_state, head_dim]`: after the last token; changed in place, or written as a whole
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, head_dim]`
-    pub(crate) out: RowsMut<'a>,
+    /// The state before the first token, `[d_state, head_dim]`; `None` where `state` contains it.
+    pub(crate) before: Option<StridedRows<'a>>,
+    /// The state, `[d_state, head_dim]`; afterwards that after the last token.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, head_dim]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Mamba2<'_> {
-    /// What is left of the state after a token.
+    /// The decay factor of a token, `exp(dt A)`.
     #[inline(always)]
     fn decay(&self, token: usize) -> f32 {
         (self.dt.row(token)[0] * self.a).exp()
     }
 }
 
-impl Head for Mamba2<'_> {
+impl HeadRecurrence for Mamba2<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.x.count
@@ -65,10 +66,10 @@ impl Head for Mamba2<'_> {
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.x.width - column;
         let (b, c) = (self.b.row(token), self.c.row(token));
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
-            let decay = Decay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };
+            let decay = RowDecay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };
             let dt = S::f_splat(self.dt.row(token)[0]);
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];

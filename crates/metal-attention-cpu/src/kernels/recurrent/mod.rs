@@ -1,12 +1,12 @@
 //! Recurrences: mixers that keep a state of fixed size instead of keys and values.
 //!
-//! All but Mamba-1 keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (Mamba: of B and
-//! C), whose columns do not touch each other. So the columns lie across the lanes of a vector, and no sum runs over lanes.
-//! [`run_tokens`] goes token by token, as the papers write it. What it computes for a token does not depend, bit for bit, on how
-//! many tokens come with it.
+//! All but Mamba keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (in Mamba-2: of `B`
+//! and `C`). Its columns are independent of each other, so they lie across the lanes of a vector, and no sums across lanes
+//! are needed. [`run_tokens`] processes the tokens one by one, as the papers write the recurrences; the result of a token is
+//! bit for bit the same however many tokens are in the call.
 //!
-//! A task is a head, or some columns of one, or in [`mamba`] and [`convolution`] a range of channels: tasks share inputs and
-//! write to what is theirs alone. States are F32 and are changed in place.
+//! A task of the callers is a head or, in [`mamba`] and [`convolution`], a range of channels. Tasks read common inputs and
+//! write disjoint outputs and states. States are F32 and are updated in place, or read from one slot and written to another.
 
 pub(crate) mod convolution;
 pub(crate) mod delta_rule;
@@ -25,9 +25,9 @@ use std::marker::PhantomData;
 use crate::shared::SharedMut;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 
-/// Rows that lie `stride` floats apart, such as those of one head among those of all: an input.
+/// Input rows that begin `stride` floats apart, such as one head's columns of a `[n_tokens, n_head * head_dim]` buffer.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct StridedRows<'a> {
     ptr: *const f32,
     count: usize,
     width: usize,
@@ -35,18 +35,18 @@ pub(crate) struct Rows<'a> {
     borrow: PhantomData<&'a [f32]>,
 }
 
-impl<'a> Rows<'a> {
-    /// `rows` rows of `width` floats, the first one at the beginning of `data`.
+impl<'a> StridedRows<'a> {
+    /// `rows` rows of `width` floats, the first one at the beginning of `data`. Panics where `data` is too short.
     pub(crate) fn new(data: &'a [f32], rows: usize, width: usize, stride: usize) -> Self {
-        assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
+        assert!(data.len() >= span_len(rows, width, stride), "rows inside the buffer");
         Self { ptr: data.as_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
-    /// The same from element `first` of a buffer to which other tasks write elsewhere.
+    /// Rows of a shared buffer, the first one at element `first`. Panics where the buffer is too short.
     ///
     /// # Safety
     ///
-    /// Nobody writes to these rows as long as this is alive. What lies between them may be anybody's.
+    /// No thread writes to these rows while the result is in use. Other threads may write to the elements between them.
     pub(crate) unsafe fn shared(
         data: &SharedMut<'a, f32>,
         first: usize,
@@ -54,7 +54,7 @@ impl<'a> Rows<'a> {
         width: usize,
         stride: usize,
     ) -> Self {
-        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let end = first.checked_add(span_len(rows, width, stride)).expect("rows inside the buffer");
         let _ = data.at(end);
         Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
@@ -63,18 +63,19 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     fn row(&self, i: usize) -> &'a [f32] {
         assert!(i < self.count, "one of the rows");
-        // SAFETY: inside the buffer, as checked when this was made, which nobody changes meanwhile.
+        // SAFETY: inside the buffer, as checked by the constructors; no thread writes to it.
         unsafe { std::slice::from_raw_parts(self.ptr.add(i * self.stride), self.width) }
     }
 
+    /// A pointer to row `i`.
     #[inline(always)]
     fn at(&self, i: usize) -> *const f32 {
         self.row(i).as_ptr()
     }
 }
 
-/// Rows that lie `stride` floats apart and that nobody else reads or writes: an output, or a state.
-pub(crate) struct RowsMut<'a> {
+/// Output or state rows that begin `stride` floats apart and are accessed by one task alone.
+pub(crate) struct StridedRowsMut<'a> {
     ptr: *mut f32,
     count: usize,
     width: usize,
@@ -82,18 +83,18 @@ pub(crate) struct RowsMut<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> RowsMut<'a> {
-    /// `rows` rows of `width` floats, the first one at the beginning of `data`.
+impl<'a> StridedRowsMut<'a> {
+    /// `rows` rows of `width` floats, the first one at the beginning of `data`. Panics where `data` is too short.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, width: usize, stride: usize) -> Self {
-        assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
+        assert!(data.len() >= span_len(rows, width, stride), "rows inside the buffer");
         Self { ptr: data.as_mut_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
-    /// The same from element `first` of a buffer on that other tasks write to, too.
+    /// Rows of a shared buffer, the first one at element `first`. Panics where the buffer is too short.
     ///
     /// # Safety
     ///
-    /// Nobody else touches these rows as long as this is alive. What lies between them may be anybody's.
+    /// No other thread accesses these rows while the result is in use. Other threads may access the elements between them.
     pub(crate) unsafe fn shared(
         data: &SharedMut<'a, f32>,
         first: usize,
@@ -102,21 +103,22 @@ impl<'a> RowsMut<'a> {
         stride: usize,
     ) -> Self {
         // The end is one past the last element, which `at` checks; the addition may not wrap.
-        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let end = first.checked_add(span_len(rows, width, stride)).expect("rows inside the buffer");
         let _ = data.at(end);
         Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
 
+    /// A pointer to row `i`.
     #[inline(always)]
     fn at(&self, i: usize) -> *mut f32 {
         assert!(i < self.count, "one of the rows");
-        // SAFETY: inside the buffer, as checked when this was made.
+        // SAFETY: inside the buffer, as checked by the constructors.
         unsafe { self.ptr.add(i * self.stride) }
     }
 }
 
-/// Floats from the first one of the first row to the last one of the last.
-fn extent(rows: usize, width: usize, stride: usize) -> usize {
+/// The number of floats from the beginning of the first row to the end of the last one.
+fn span_len(rows: usize, width: usize, stride: usize) -> usize {
     assert!(rows <= 1 || width <= stride, "rows that do not overlap");
     match rows {
         0 => 0,
@@ -124,31 +126,33 @@ fn extent(rows: usize, width: usize, stride: usize) -> usize {
     }
 }
 
-/// One head of one sequence over some tokens.
-pub(crate) trait Head {
+/// The recurrence of one head over consecutive tokens of one sequence.
+pub(crate) trait HeadRecurrence {
+    /// The number of tokens.
     fn n_tokens(&self) -> usize;
-    /// Columns of the state, elements of a value.
+    /// Columns of the state: elements of a value.
     fn n_columns(&self) -> usize;
-    /// Panics where the inputs do not fit each other.
+    /// Panics where the shapes of the inputs do not match.
     fn check(&self);
-    /// One token of the columns `column..column + 16 V`, or, where `PART`, of those from `column` on that are left.
+    /// Computes one token for the columns `column..column + 16 V` or, where `PART` is set, for the columns from `column` on,
+    /// which are fewer than 16.
     ///
     /// # Safety
     ///
-    /// The head is [checked](Self::check), and has the token and columns; the CPU has the instruction set.
+    /// [`check`](Self::check) has returned; token and columns are in range; the CPU has the instruction set.
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize);
 }
 
-/// Runs a head token by token.
-pub(crate) fn run_tokens<H: Head>(isa: Isa, head: &H) {
+/// Computes all tokens of a head, one after the other. Panics where the shapes of its inputs do not match.
+pub(crate) fn run_tokens<H: HeadRecurrence>(isa: Isa, head: &H) {
     head.check();
-    isa.run(Tokens(head));
+    isa.run(TokenLoop(head));
 }
 
-/// All tokens of a head that is checked, one by one.
-struct Tokens<'a, H>(&'a H);
+/// The kernel of [`run_tokens`], for a head whose inputs are checked.
+struct TokenLoop<'a, H>(&'a H);
 
-impl<H: Head> Kernel for Tokens<'_, H> {
+impl<H: HeadRecurrence> Kernel for TokenLoop<'_, H> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: checked; the caller vouches for the instruction set.
@@ -156,14 +160,15 @@ impl<H: Head> Kernel for Tokens<'_, H> {
     }
 }
 
-/// All columns of all tokens.
+/// Computes all tokens for as many columns at a time as fit the registers.
 #[inline(always)]
-unsafe fn token_by_token<S: Simd, H: Head>(head: &H) {
+unsafe fn token_by_token<S: Simd, H: HeadRecurrence>(head: &H) {
     let n = head.n_columns();
     let mut column = 0;
-    // SAFETY: passed on to the caller.
+    // SAFETY: as the caller vouches.
     unsafe {
-        // As wide as there are registers for: whole rows are read in order, and need not share a few places of the L1 cache.
+        // Wide groups of columns read the rows of the state sequentially; narrow ones would touch each row again and again,
+        // with rows that compete for the same sets of the L1 cache.
         if S::TILE >= 8 {
             while n - column >= 8 * LANES {
                 columns::<S, H, 8, false>(head, column);
@@ -189,11 +194,11 @@ unsafe fn token_by_token<S: Simd, H: Head>(head: &H) {
     }
 }
 
-/// The columns of [`Head::step`], token by token.
+/// Computes all tokens for the columns of one [`HeadRecurrence::step`].
 #[inline(always)]
-unsafe fn columns<S: Simd, H: Head, const V: usize, const PART: bool>(head: &H, column: usize) {
+unsafe fn columns<S: Simd, H: HeadRecurrence, const V: usize, const PART: bool>(head: &H, column: usize) {
     for token in 0..head.n_tokens() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe { head.step::<S, V, PART>(token, column) };
     }
 }

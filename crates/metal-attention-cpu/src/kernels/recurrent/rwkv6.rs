@@ -1,37 +1,38 @@
-//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892) of one head.
+//! The recurrence of one head of RWKV-6 (Finch, arXiv 2404.05892).
 //!
-//! With receptance `r`, key `k`, value `v` and decay `w` in 0..=1, one of each channel, of each token, and the head's bonus `u`:
+//! For each token with receptance `r`, key `k`, value `v` and decay `w` (in 0..=1, per channel of the key), with the head's
+//! bonus `u`:
 //!
 //! `out = r (S + diag(u) k^T v); S = diag(w) S + k^T v`
 //!
 //! Without a bonus it is gated linear attention (arXiv 2312.06635): `S = diag(w) S + k^T v; out = r S`.
 
-use super::{Head, Rows, RowsMut};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one.
+/// One head, or some of its columns.
 pub(crate) struct Rwkv6<'a> {
-    /// Of each token, `[n_tokens, key_dim]`
-    pub(crate) r: Rows<'a>,
-    /// `[n_tokens, key_dim]`
-    pub(crate) k: Rows<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
-    /// `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
-    /// `[key_dim]`; none in gated linear attention
+    /// Receptances, `[n_tokens, key_dim]`.
+    pub(crate) r: StridedRows<'a>,
+    /// Keys, `[n_tokens, key_dim]`.
+    pub(crate) k: StridedRows<'a>,
+    /// Values, `[n_tokens, value_dim]`.
+    pub(crate) v: StridedRows<'a>,
+    /// Decays `w`, `[n_tokens, key_dim]`, in 0..=1.
+    pub(crate) decay: StridedRows<'a>,
+    /// The bonus `u`, `[key_dim]`; `None` in gated linear attention.
     pub(crate) bonus: Option<&'a [f32]>,
-    /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    /// The state, `[key_dim, value_dim]`; updated.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, value_dim]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Rwkv6<'_> {
-    /// How much a token has of its own value, besides what the state after it has.
+    /// The factor of the token's own value in its result, `sum(r k u)`; 0 without a bonus.
     #[inline(always)]
-    fn own(&self, token: usize) -> f32 {
+    fn own_value_factor(&self, token: usize) -> f32 {
         let mut sum = 0.0;
         let Some(bonus) = self.bonus else { return sum };
         for ((r, k), u) in self.r.row(token).iter().zip(self.k.row(token)).zip(bonus) {
@@ -40,7 +41,7 @@ impl Rwkv6<'_> {
         sum
     }
 
-    /// `V` columns of row `i`, one token.
+    /// Updates `V` vectors of row `i` of the state for one token, and adds the row's part of the result to `sum`.
     #[inline(always)]
     unsafe fn row<S: Simd, const V: usize, const PART: bool>(
         &self,
@@ -51,7 +52,7 @@ impl Rwkv6<'_> {
         sum: &mut [S::F; V],
         n: usize,
     ) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe {
             let row = state.add(i * self.state.stride);
             let (r, k) = (S::f_splat(self.r.row(token)[i]), S::f_splat(self.k.row(token)[i]));
@@ -66,7 +67,7 @@ impl Rwkv6<'_> {
     }
 }
 
-impl Head for Rwkv6<'_> {
+impl HeadRecurrence for Rwkv6<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -91,16 +92,16 @@ impl Head for Rwkv6<'_> {
     #[inline(always)]
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.v.width - column;
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let state = self.state.ptr.add(column);
-            let own = S::f_splat(self.own(token));
+            let own_value = S::f_splat(self.own_value_factor(token));
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];
             let mut value = [S::f_splat(0.0); V];
             for v in 0..V {
                 value[v] = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);
-                even[v] = S::f_mul(own, value[v]);
+                even[v] = S::f_mul(own_value, value[v]);
             }
             let mut i = 0;
             while i + 2 <= self.k.width {

@@ -1,37 +1,37 @@
-//! The recurrence of RWKV-7 (Goose, arXiv 2503.14456) of one head.
+//! The recurrence of one head of RWKV-7 (Goose, arXiv 2503.14456).
 //!
-//! With receptance `r`, key `k`, value `v`, decay `w` in 0..=1, one of each channel, and `a` and `b`, which take away and put
-//! back, of each token:
+//! For each token with receptance `r`, key `k`, value `v`, decay `w` (in 0..=1, per channel of the key), removal key `a` and
+//! replacement key `b`:
 //!
 //! `S = diag(w) S + b^T (a S) + k^T v; out = r S`
 
 use super::vectors::dot;
-use super::{Head, Rows, RowsMut};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one.
+/// One head, or some of its columns.
 pub(crate) struct Rwkv7<'a> {
-    /// Of each token, `[n_tokens, key_dim]`
-    pub(crate) r: Rows<'a>,
-    /// `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
-    /// `[n_tokens, key_dim]`
-    pub(crate) k: Rows<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
-    /// `[n_tokens, key_dim]`: less the normalised key that is taken away
-    pub(crate) a: Rows<'a>,
-    /// `[n_tokens, key_dim]`: the normalised key times the learning rates
-    pub(crate) b: Rows<'a>,
-    /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    /// Receptances, `[n_tokens, key_dim]`.
+    pub(crate) r: StridedRows<'a>,
+    /// Decays `w`, `[n_tokens, key_dim]`, in 0..=1.
+    pub(crate) decay: StridedRows<'a>,
+    /// Keys, `[n_tokens, key_dim]`.
+    pub(crate) k: StridedRows<'a>,
+    /// Values, `[n_tokens, value_dim]`.
+    pub(crate) v: StridedRows<'a>,
+    /// Removal keys, `[n_tokens, key_dim]`: minus the normalised key.
+    pub(crate) a: StridedRows<'a>,
+    /// Replacement keys, `[n_tokens, key_dim]`: the normalised key times the learning rates.
+    pub(crate) b: StridedRows<'a>,
+    /// The state, `[key_dim, value_dim]`; updated.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, value_dim]`.
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Rwkv7<'_> {
-    /// `V` columns of row `i`, one token.
+    /// Updates `V` vectors of row `i` of the state for one token, and adds the row's part of the result to `sum`. `u`: `a S`.
     #[inline(always)]
     unsafe fn row<S: Simd, const V: usize, const PART: bool>(
         &self,
@@ -43,7 +43,7 @@ impl Rwkv7<'_> {
         sum: &mut [S::F; V],
         n: usize,
     ) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: as the caller vouches.
         unsafe {
             let row = state.add(i * self.state.stride);
             let (r, w) = (S::f_splat(self.r.row(token)[i]), S::f_splat(self.decay.row(token)[i]));
@@ -58,7 +58,7 @@ impl Rwkv7<'_> {
     }
 }
 
-impl Head for Rwkv7<'_> {
+impl HeadRecurrence for Rwkv7<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -85,7 +85,7 @@ impl Head for Rwkv7<'_> {
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.v.width - column;
         let (a, stride) = (self.a.row(token), self.state.stride);
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let state = self.state.ptr.add(column);
             let u = dot::<S, V, PART>(a, None, state, stride, n);

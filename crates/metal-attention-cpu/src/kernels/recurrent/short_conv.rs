@@ -1,26 +1,26 @@
-//! Gated short convolutions.
+//! The gated short convolution of LFM2, with the products before and after it.
 
-use super::RowsMut;
+use super::StridedRowsMut;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Most taps of a convolution: its window stays in registers.
+/// The most taps of a convolution: its window stays in registers.
 const MAX_TAPS: usize = 16;
 
-/// The convolution of some tokens of one sequence, over a few channels: `y_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`.
-/// A token's arithmetic does not depend on how many others there are.
+/// The kernel `out[t] = c[t] * sum over j of taps[j] * (b x)[t - n_tap + 1 + j]` for consecutive tokens of one sequence and a
+/// range of channels. A token's arithmetic does not depend on the number of tokens.
 pub(crate) struct ShortConv<'a> {
-    /// `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
+    /// `b`, `c` and `x` of each token, `[n_tokens, 3 * width]`, all channels.
     pub(crate) inputs: &'a [f32],
-    /// `[n_tap, width]`, the oldest token's first.
+    /// Weights, `[n_tap, width]`, the oldest token's first, all channels.
     pub(crate) taps: &'a [f32],
-    /// The convolution's inputs before the first token, `[n_tap - 1, channels]`, oldest first; afterwards those before the token
-    /// that comes next.
-    pub(crate) state: RowsMut<'a>,
-    /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    /// The last `n_tap - 1` products `b x`, `[n_tap - 1, channels]`, the oldest first; updated.
+    pub(crate) state: StridedRowsMut<'a>,
+    /// Results, `[n_tokens, channels]`.
+    pub(crate) out: StridedRowsMut<'a>,
+    /// All channels.
     pub(crate) width: usize,
-    /// The first of the channels.
+    /// The first channel of the range.
     pub(crate) first: usize,
 }
 
@@ -35,23 +35,23 @@ impl Kernel for ShortConv<'_> {
         // SAFETY: rows of the inputs and taps are `width` long, and the channels lie in them.
         unsafe {
             while at + LANES <= n {
-                self.some::<S, false>(at);
+                self.channels::<S, false>(at);
                 at += LANES;
             }
             if at < n {
-                self.some::<S, true>(at);
+                self.channels::<S, true>(at);
             }
         }
     }
 }
 
 impl ShortConv<'_> {
-    /// All tokens of 16 channels from `at` on or, where `PART`, of those that are left.
+    /// Computes all tokens for 16 channels from `at` on, or for the fewer that are left where `PART` is set.
     #[inline(always)]
-    unsafe fn some<S: Simd, const PART: bool>(&self, at: usize) {
+    unsafe fn channels<S: Simd, const PART: bool>(&self, at: usize) {
         let Self { inputs, taps, ref state, ref out, width, first } = *self;
         let (n_before, n) = (state.count, state.width - at);
-        // SAFETY: rows are `width` long and the channels lie in them; they are this kernel's own.
+        // SAFETY: rows are `width` long, the channels lie in them and are accessed by this kernel alone.
         unsafe {
             let mut window = [S::f_splat(0.0); MAX_TAPS];
             let mut factors = [S::f_splat(0.0); MAX_TAPS];

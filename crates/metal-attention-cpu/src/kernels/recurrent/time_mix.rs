@@ -1,25 +1,30 @@
-//! What stands between the matrix products of RWKV's mixes and their recurrences, for one token at a time.
+//! Elementwise steps of RWKV's time mix and channel mix, for one row of one token: token shift, nonlinearities, decays, and the
+//! inputs of the recurrences.
 
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp, sigmoid};
 
-/// RWKV-7's decays are at least `exp(-e^(-1/2))`.
+/// The smallest logarithm of RWKV-7's decay, `-e^(-1/2)`.
 const FASTEST_DECAY: f32 = -0.606_530_66;
 
-/// A removed key is no longer than this where it is next to nothing.
+/// The least L2 norm that RWKV-7's removal key is divided by, so that a key of zeros stays zero.
 const SHORTEST_KEY: f32 = 1e-12;
 
-/// `out = x + (previous - x) (lerp + more)`: between a token's input and that of the token before.
-pub(crate) struct Shift<'a> {
+/// The kernel of the token shift, `out = x + (previous - x) * (lerp + more)`. All rows have the same length.
+pub(crate) struct TokenLerp<'a> {
+    /// The token's input.
     pub(crate) x: &'a [f32],
+    /// The input of the token before.
     pub(crate) previous: &'a [f32],
+    /// The interpolation factors.
     pub(crate) lerp: &'a [f32],
-    /// What the token itself adds to `lerp`.
+    /// The token's own addition to the factors (RWKV-6).
     pub(crate) more: Option<&'a [f32]>,
+    /// The result.
     pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for Shift<'_> {
+impl Kernel for TokenLerp<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, previous, lerp, more, out } = self;
@@ -39,6 +44,7 @@ impl Kernel for Shift<'_> {
     }
 }
 
+/// Computes [`TokenLerp`] of elements from `i` on: 16, or those that are left where `PART` is set.
 #[inline(always)]
 unsafe fn shift<S: Simd, const PART: bool>(
     x: &[f32],
@@ -60,50 +66,51 @@ unsafe fn shift<S: Simd, const PART: bool>(
     }
 }
 
-/// A function of each number.
+/// An elementwise function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Squash {
+pub(crate) enum Nonlinearity {
     /// The hyperbolic tangent.
     Tanh,
     /// `1 / (1 + e^-x)`
     Sigmoid,
 }
 
-/// `x[i] = squash(x[i])`
-pub(crate) struct Squashed<'a> {
+/// The kernel `x[i] = nonlinearity(x[i])`.
+pub(crate) struct ApplyNonlinearity<'a> {
     pub(crate) x: &'a mut [f32],
-    pub(crate) squash: Squash,
+    pub(crate) nonlinearity: Nonlinearity,
 }
 
-impl Kernel for Squashed<'_> {
+impl Kernel for ApplyNonlinearity<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { x, squash } = self;
+        let Self { x, nonlinearity } = self;
         let mut i = 0;
         // SAFETY: vectors and parts of them inside the slice.
         unsafe {
             while i + LANES <= x.len() {
-                squash_at::<S, false>(x, squash, i);
+                apply_at::<S, false>(x, nonlinearity, i);
                 i += LANES;
             }
             if i < x.len() {
-                squash_at::<S, true>(x, squash, i);
+                apply_at::<S, true>(x, nonlinearity, i);
             }
         }
     }
 }
 
+/// Computes [`ApplyNonlinearity`] of elements from `i` on: 16, or those that are left where `PART` is set.
 #[inline(always)]
-unsafe fn squash_at<S: Simd, const PART: bool>(x: &mut [f32], squash: Squash, i: usize) {
+unsafe fn apply_at<S: Simd, const PART: bool>(x: &mut [f32], nonlinearity: Nonlinearity, i: usize) {
     let n = x.len() - i;
     // SAFETY: as the caller vouches.
     unsafe {
         let p = x.as_mut_ptr().add(i);
         let v = load::<S, PART>(p, n);
-        let y = match squash {
-            Squash::Sigmoid => sigmoid::<S>(v),
+        let y = match nonlinearity {
+            Nonlinearity::Sigmoid => sigmoid::<S>(v),
             // tanh(x) = 2 sigmoid(2 x) - 1
-            Squash::Tanh => {
+            Nonlinearity::Tanh => {
                 let s = sigmoid::<S>(S::f_add(v, v));
                 S::f_sub(S::f_add(s, s), S::f_splat(1.0))
             }
@@ -112,10 +119,14 @@ unsafe fn squash_at<S: Simd, const PART: bool>(x: &mut [f32], squash: Squash, i:
     }
 }
 
-/// The inputs of RWKV-7's recurrence, one head, from what the matrices gave:
+/// The kernel that computes the inputs of RWKV-7's recurrence for one head from the projections. In this order, all
+/// elementwise:
 ///
-/// `decay = exp(-e^(-1/2) sigmoid(decay + decay_bias))`, `rate = sigmoid(rate + rate_bias)`, `kappa = k removed` of length 1,
-/// `k = k (1 + (rate - 1) kept)`; then `rate = kappa rate` and `kappa = -kappa`.
+/// - `decay = exp(-e^(-1/2) * sigmoid(decay + decay_bias))`
+/// - `rate = sigmoid(rate + rate_bias)`
+/// - `kappa = k * removed`, scaled to an L2 norm of 1
+/// - `k = k * (1 + (rate - 1) * kept)`
+/// - `rate = kappa * rate` (the replacement key), `kappa = -kappa` (the removal key)
 pub(crate) struct Rwkv7Inputs<'a> {
     pub(crate) decay: &'a mut [f32],
     pub(crate) decay_bias: &'a [f32],
@@ -124,12 +135,12 @@ pub(crate) struct Rwkv7Inputs<'a> {
     pub(crate) k: &'a mut [f32],
     pub(crate) removed: &'a [f32],
     pub(crate) kept: &'a [f32],
-    /// Written only.
+    /// An output; its old contents are not read.
     pub(crate) kappa: &'a mut [f32],
 }
 
 impl Rwkv7Inputs<'_> {
-    /// A vector of each; the squares of the removed key.
+    /// Computes all but the last step for elements from `i` on; returns `squares` plus those of `kappa`.
     #[inline(always)]
     unsafe fn at<S: Simd, const PART: bool>(&mut self, i: usize, squares: S::F) -> S::F {
         let n = self.k.len() - i;
@@ -155,6 +166,7 @@ impl Rwkv7Inputs<'_> {
         }
     }
 
+    /// The last step for elements from `i` on: scales `kappa` by `factor`, and computes both keys from it.
     #[inline(always)]
     unsafe fn scale<S: Simd, const PART: bool>(&mut self, i: usize, factor: S::F) {
         let n = self.k.len() - i;
@@ -203,7 +215,7 @@ impl Kernel for Rwkv7Inputs<'_> {
     }
 }
 
-/// `v += (first - v) sigmoid(mix + bias)`: the first layer's values come into those of another.
+/// The kernel `v += (first - v) * sigmoid(mix + bias)`, which mixes the first layer's values into those of another layer.
 pub(crate) struct MixFirst<'a> {
     pub(crate) v: &'a mut [f32],
     pub(crate) first: &'a [f32],
@@ -230,6 +242,7 @@ impl Kernel for MixFirst<'_> {
     }
 }
 
+/// Computes [`MixFirst`] of elements from `i` on: 16, or those that are left where `PART` is set.
 #[inline(always)]
 unsafe fn mix_first<S: Simd, const PART: bool>(v: &mut [f32], first: &[f32], mix: &[f32], bias: &[f32], i: usize) {
     let n = v.len() - i;
@@ -242,7 +255,7 @@ unsafe fn mix_first<S: Simd, const PART: bool>(v: &mut [f32], first: &[f32], mix
     }
 }
 
-/// RWKV-6's decays, some channels: `decay = exp(-exp(decay + bias))`.
+/// The kernel of RWKV-6's decays, `decay = exp(-exp(decay + bias))`.
 pub(crate) struct Rwkv6Decay<'a> {
     pub(crate) decay: &'a mut [f32],
     pub(crate) bias: &'a [f32],
@@ -267,6 +280,7 @@ impl Kernel for Rwkv6Decay<'_> {
     }
 }
 
+/// Computes [`Rwkv6Decay`] of elements from `i` on: 16, or those that are left where `PART` is set.
 #[inline(always)]
 unsafe fn decay_6<S: Simd, const PART: bool>(decay: &mut [f32], bias: &[f32], i: usize) {
     let n = decay.len() - i;
@@ -278,13 +292,13 @@ unsafe fn decay_6<S: Simd, const PART: bool>(decay: &mut [f32], bias: &[f32], i:
     }
 }
 
-/// Inputs of gated linear attention, one head: `k = key (1 - decay)`, `r = scale r`.
+/// The kernel of the inputs of gated linear attention for one head: `k = key * (1 - decay)`, `r = scale * r`.
 pub(crate) struct LinearInputs<'a> {
     pub(crate) r: &'a mut [f32],
     pub(crate) scale: f32,
     pub(crate) key: &'a [f32],
     pub(crate) decay: &'a [f32],
-    /// Written only.
+    /// An output; its old contents are not read.
     pub(crate) k: &'a mut [f32],
 }
 

@@ -1,15 +1,19 @@
-//! Sums over rows.
+//! Sums over the rows of a state, and the step that the delta rule and Mamba-2 apply to every row.
+//!
+//! A constant `V` is the number of vectors of 16 columns that are computed together. Sums have an even and an odd half, so
+//! that consecutive additions do not wait for each other.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd, prefetch};
 
-/// `sum over i of x[i] * decay[i] * rows[i]` for `V` vectors of each row, or without `decay` where there is none. The order of
-/// additions does not depend on `V`.
+/// `sum over i of x[i] * decay[i] * rows[i]` for `V` vectors of each row; without `decay`, `sum over i of x[i] * rows[i]`. The
+/// order of additions does not depend on `V`.
 ///
 /// # Safety
 ///
-/// Each of the `x.len()` rows, `stride` apart, holds the vectors, or `n` floats where `PART`.
+/// `rows` points to `x.len()` rows, `stride` apart, of `V` vectors each, or of `n` floats where `PART` is set; the CPU has the
+/// instruction set.
 #[inline(always)]
 pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     x: &[f32],
@@ -21,7 +25,6 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     // SAFETY: as the caller vouches.
     unsafe {
         let at = |i: usize| decay.map_or(x[i], |decay| x[i] * decay[i]);
-        // Two sums, so that additions need not wait for each other.
         let mut even = [S::f_splat(0.0); V];
         let mut odd = [S::f_splat(0.0); V];
         let mut i = 0;
@@ -47,11 +50,11 @@ pub(super) unsafe fn dot<S: Simd, const V: usize, const PART: bool>(
     }
 }
 
-/// The sum of `a[i] b[i] c[i]`, rows of one length; without `c` where there is none.
+/// `sum over i of a[i] * b[i] * c[i]`; without `c`, `sum over i of a[i] * b[i]`.
 ///
 /// # Safety
 ///
-/// Rows are of one length; the CPU has the instruction set.
+/// The rows have the same length; the CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn sum_of_products<S: Simd>(a: &[f32], b: &[f32], c: Option<&[f32]>) -> f32 {
     let whole = a.len() / LANES * LANES;
@@ -68,6 +71,7 @@ pub(super) unsafe fn sum_of_products<S: Simd>(a: &[f32], b: &[f32], c: Option<&[
     }
 }
 
+/// Adds the products from element `i` on to `sum`: 16, or those that are left where `PART` is set.
 #[inline(always)]
 unsafe fn add_products<S: Simd, const PART: bool>(
     a: &[f32],
@@ -87,22 +91,23 @@ unsafe fn add_products<S: Simd, const PART: bool>(
     }
 }
 
-/// A row of the state before a token, and where it goes after it: the same place, or another.
+/// Pointers to one row of the state before and after a token; they may be the same.
 #[derive(Clone, Copy)]
-pub(super) struct Row {
+pub(super) struct StateRow {
     pub(super) before: *const f32,
     pub(super) after: *mut f32,
 }
 
-/// What a token does to `V` vectors of a row of the state: `after = decay * before + key * u`, of which the token reads
-/// `query * after`, added to `sum`. `STREAM`: the row after the token is not read soon, and lies at multiples of 64 bytes.
+/// Applies a token to `V` vectors of a row of the state: `after = decay * before + key * u` and `sum += query * after`.
+/// `STREAM`: `after` is written past the caches.
 ///
 /// # Safety
 ///
-/// Both rows hold the vectors, or `n` floats where `PART`; the CPU has the instruction set.
+/// Both rows have `V` vectors, or `n` floats where `PART` is set; where `STREAM` is set, `after` is aligned to 64 bytes. The
+/// CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
-    Row { before, after }: Row,
+    StateRow { before, after }: StateRow,
     decay: S::F,
     key: f32,
     query: f32,
@@ -126,17 +131,17 @@ pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM
     }
 }
 
-/// What is left of the rows of a state.
+/// The decay factors of the rows of a state.
 #[derive(Clone, Copy)]
-pub(super) struct Decay<'a, S: Simd> {
-    /// Of all alike.
+pub(super) struct RowDecay<'a, S: Simd> {
+    /// The factor of all rows, unless `of_rows` is given.
     pub(super) all: S::F,
-    /// Of each, in the place of that.
+    /// The factor of each row.
     pub(super) of_rows: Option<&'a [f32]>,
 }
 
-impl<S: Simd> Decay<'_, S> {
-    /// Of row `i`.
+impl<S: Simd> RowDecay<'_, S> {
+    /// The factor of row `i`.
     ///
     /// # Safety
     ///
@@ -151,25 +156,35 @@ impl<S: Simd> Decay<'_, S> {
     }
 }
 
-/// The rows of a state before a token and after it, for some of its columns.
+/// Pointers to some columns of a state before and after a token; they may be the same.
 #[derive(Clone, Copy)]
 pub(super) struct StateRows {
+    /// The first row before the token.
     pub(super) before: *const f32,
+    /// Floats from one row of `before` to the next.
     pub(super) before_stride: usize,
+    /// The first row after the token.
     pub(super) after: *mut f32,
+    /// Floats from one row of `after` to the next.
     pub(super) after_stride: usize,
-    /// How far behind the rows before lie those that are read next, where somebody knows.
+    /// Floats from `before` to the state that is read next, for prefetching; `None` where that is unknown.
     pub(super) next: Option<usize>,
 }
 
 impl StateRows {
-    /// Those of `token` from column `column` on: the first one goes on from `before`, where that is another place.
+    /// The rows of `token` from column `column` on. The first token reads `before` where it is given; all others update `state`
+    /// in place.
     ///
     /// # Safety
     ///
-    /// The states have the column.
+    /// The column is in range.
     #[inline(always)]
-    pub(super) unsafe fn new(before: Option<&Rows<'_>>, state: &RowsMut<'_>, token: usize, column: usize) -> Self {
+    pub(super) unsafe fn new(
+        before: Option<&StridedRows<'_>>,
+        state: &StridedRowsMut<'_>,
+        token: usize,
+        column: usize,
+    ) -> Self {
         // SAFETY: as the caller vouches.
         unsafe {
             let after = state.ptr.add(column);
@@ -181,25 +196,25 @@ impl StateRows {
         }
     }
 
-    /// Whether the rows after the token may go past the caches: they lie elsewhere than those before it, and at multiples of
-    /// 64 bytes.
+    /// Whether the rows after the token may be written past the caches: they are not those before it, and are aligned to 64
+    /// bytes.
     #[inline(always)]
     pub(super) fn can_stream(&self) -> bool {
         let aligned = self.after.addr().is_multiple_of(4 * LANES) && self.after_stride.is_multiple_of(LANES);
         aligned && !std::ptr::eq(self.before, self.after)
     }
 
-    /// What a token does to `V` vectors of every row, one for each of its keys: [`row`]. Even rows add up in `even`, odd ones
-    /// in `odd`.
+    /// Applies a token to `V` vectors of every row: [`row`] with element `i` of `keys` and `queries` for row `i`. The result is
+    /// `even + odd`, the sums over even and odd rows.
     ///
     /// # Safety
     ///
-    /// As for [`row`], of as many rows as there are keys.
+    /// See [`row`], for `keys.len()` rows.
     #[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
     #[inline(always)]
     pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
         &self,
-        decay: Decay<'_, S>,
+        decay: RowDecay<'_, S>,
         keys: &[f32],
         queries: &[f32],
         u: &[S::F; V],
@@ -209,7 +224,7 @@ impl StateRows {
     ) {
         // SAFETY: as the caller vouches.
         unsafe {
-            let at = |i: usize| Row {
+            let at = |i: usize| StateRow {
                 before: self.before.add(i * self.before_stride),
                 after: self.after.add(i * self.after_stride),
             };

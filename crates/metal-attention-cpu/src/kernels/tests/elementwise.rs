@@ -1,14 +1,16 @@
+//! Tests of norms, activations and RoPE.
+
 use metal_attention_model::{Activation, RopeLayout};
 
 use crate::kernels::elementwise::{Activate, GateBySigmoid, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 const LENGTHS: [usize; 8] = [1, 8, 15, 16, 17, 64, 172, 576];
 
 #[test]
 fn rms_norm() {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     for isa in Isa::available() {
         for n in LENGTHS {
             for limit in [1e-3, 1.0, 300.0] {
@@ -38,7 +40,7 @@ fn a_norm_of_zeros_is_zero() {
 
 #[test]
 fn layer_norm() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     for isa in Isa::available() {
         for n in LENGTHS.into_iter().filter(|&n| n > 1) {
             for (limit, offset) in [(1e-3, 0.0), (1.0, 3.0), (300.0, -100.0)] {
@@ -65,7 +67,7 @@ fn layer_norm() {
     }
 }
 
-/// An activation of a row in float64, with the row's mean and standard deviation where it asks for them.
+/// The activation of element `i` of a row, in float64.
 fn activation(activation: Activation, row: &[f32], i: usize) -> f64 {
     let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
     let x = f64::from(row[i]);
@@ -88,7 +90,7 @@ fn activation(activation: Activation, row: &[f32], i: usize) -> f64 {
 
 #[test]
 fn activations_with_and_without_a_gate() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     let all = [
         Activation::Silu,
         Activation::Gelu,
@@ -113,7 +115,7 @@ fn activations_with_and_without_a_gate() {
                         };
                         let want = activation(kind, &before, i) * times;
                         let error = (f64::from(gate[i]) - want).abs();
-                        // What is left after a cutoff is a difference of larger numbers.
+                        // Sparse GELU subtracts the cutoff, so its error is relative to the row's largest elements.
                         let size = match kind {
                             Activation::SparseGelu { .. } => limit,
                             _ => before[i].abs(),
@@ -128,8 +130,8 @@ fn activations_with_and_without_a_gate() {
 }
 
 #[test]
-fn rope_turns_each_pair_by_its_angle() {
-    let mut random = Random(3);
+fn rope_rotates_each_pair_by_its_angle() {
+    let mut random = TestRandom(3);
     for layout in [RopeLayout::Interleaved, RopeLayout::Halves] {
         for (head_dim, n_rot) in [(8, 8), (20, 20), (64, 64), (64, 32), (80, 20), (16, 2)] {
             let before = random.floats(head_dim, 2.0);
@@ -151,14 +153,14 @@ fn rope_turns_each_pair_by_its_angle() {
             for i in 0..head_dim {
                 assert!((f64::from(head[i]) - want[i]).abs() <= 1e-6, "{layout:?} {head_dim} {n_rot} [{i}]");
             }
-            assert_eq!(head[n_rot..], before[n_rot..], "{layout:?}: what lies behind the rotated part");
+            assert_eq!(head[n_rot..], before[n_rot..], "{layout:?}: elements after the rotated ones");
         }
     }
 }
 
 #[test]
 fn gates_by_sigmoid() {
-    let mut random = Random(9);
+    let mut random = TestRandom(9);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| LENGTHS.map(|n| (isa, n))) {
         let (x, gate) = (random.floats(n, 3.0), random.floats(n, 20.0));
         let mut found = x.clone();

@@ -1,4 +1,4 @@
-//! Kernels against float64 formulas.
+//! Tests of the kernels against formulas in float64.
 
 mod elementwise;
 mod packed;

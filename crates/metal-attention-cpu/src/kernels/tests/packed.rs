@@ -1,28 +1,28 @@
-//! Products of repacked matrices with 8-bit activations.
+//! Tests of products of repacked quantised matrices and 8-bit activations.
 
 use metal_attention_gguf::{TensorType, blocks};
 
 use crate::activations::{BLOCK, Q8Activations};
-use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul};
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
-use crate::test_support::{Random, matrix, pool, tensor};
+use crate::test_support::{TestRandom, matrix, pool, tensor};
 
-/// Every type that has a packed format.
+/// Every quantised type.
 pub(super) fn packed_types() -> impl Iterator<Item = TensorType> {
     TensorType::ALL.iter().copied().filter(|ty| ty.block_len() > 1)
 }
 
-/// Blocks of random codes, such that no weight is beyond 1.
-pub(super) fn random_blocks(random: &mut Random, ty: TensorType, n_elements: usize) -> Vec<u8> {
+/// Random blocks of `ty` for `n_elements` weights between about -1 and 1.
+pub(super) fn random_blocks(random: &mut TestRandom, ty: TensorType, n_elements: usize) -> Vec<u8> {
     blocks::random_blocks(ty, n_elements, random.bits(), 1.0)
 }
 
-/// `start` replaced by, or increased by, the product of `matrix` and the rows of `x`.
+/// The product of `matrix` and the rows of `x`, in a copy of `start` that it replaces or, with `accumulate`, is added to.
 pub(super) fn multiply(
     pool: &ThreadPool,
     isa: Isa,
-    matrix: &Matrix,
+    matrix: &WeightMatrix,
     x: &[f32],
     start: &[f32],
     accumulate: bool,
@@ -30,11 +30,11 @@ pub(super) fn multiply(
     let mut q8 = Q8Activations::default();
     let mut y = start.to_vec();
     let rows = 0..x.len() / matrix.n_in();
-    matmul(pool, isa, x, &mut q8, &mut [Product { matrix, rows, y: &mut y, accumulate }]);
+    matmul(pool, isa, x, &mut q8, &mut [MatmulOp { matrix, rows, y: &mut y, accumulate }]);
     y
 }
 
-/// The activations that 8 bits leave of `x`.
+/// `x` after quantisation to 8 bits.
 fn rounded_activations(pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) -> Vec<f64> {
     let mut q8 = Q8Activations::default();
     q8.quantize(pool, isa, x, n_in);
@@ -53,7 +53,7 @@ fn rounded_activations(pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) -> V
 #[test]
 fn every_format_multiplies_as_it_dequantises() {
     const TOKENS: usize = 17;
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     let pools = [1, 2, 3, 4].map(pool);
     for ty in packed_types() {
         let widths = if ty.block_len() == 32 { [32, 64, 288, 1536] } else { [256, 512, 768, 1536] };
@@ -64,15 +64,15 @@ fn every_format_multiplies_as_it_dequantises() {
                 let matrix = matrix(pool, &tensor, false);
                 assert!(matrix.reads_q8() && (matrix.n_in(), matrix.n_out()) == (n_in, n_out));
                 let ratio = matrix.packed_bytes() as f64 / (n_out.next_multiple_of(16) * ty.row_bytes(n_in)) as f64;
-                let most = match ty {
-                    // Unpacked.
+                let max_ratio = match ty {
+                    // Repacked with more bits per code.
                     TensorType::IQ3_S | TensorType::TQ1_0 => 1.23,
                     TensorType::NVFP4 => 1.12,
                     TensorType::MXFP4 => 1.06,
                     TensorType::IQ3_XXS | TensorType::IQ2_XS | TensorType::IQ2_XXS | TensorType::IQ1_M => 1.07,
                     _ => 1.0,
                 };
-                assert!((1.0..=most).contains(&ratio), "{ty}: {ratio}");
+                assert!((1.0..=max_ratio).contains(&ratio), "{ty}: {ratio}");
                 let weights = tensor.to_f32();
                 let x = random.floats(TOKENS * n_in, 2.0);
                 let start = random.floats(TOKENS * n_out, 10.0);
@@ -87,7 +87,7 @@ fn every_format_multiplies_as_it_dequantises() {
                         for row in 0..n_out {
                             let w = &weights[row * n_in..][..n_in];
                             let want: f64 = w.iter().zip(a).map(|(w, a)| f64::from(*w) * a).sum();
-                            // Scale and minimum are applied apart, so roundings are relative to the largest weight.
+                            // Scale and minimum are applied separately, so roundings are relative to the largest weight.
                             let largest = w.iter().fold(0f32, |m, w| m.max(w.abs()));
                             // Products of the smallest scale of MXFP4 have fewer bits than a normal float.
                             let limit = (1e-6 * f64::from(largest) * a_sum).max(f64::from(f32::MIN_POSITIVE));
@@ -105,7 +105,7 @@ fn every_format_multiplies_as_it_dequantises() {
                         let some = multiply(pool, isa, &matrix, x, start, true);
                         assert_eq!(some, added[..n * n_out], "{what}: {n} tokens added as 17");
                     }
-                    // The last tokens too: every place in a tile gives the same bits.
+                    // Also for the last tokens: every position in a tile gives the same bits.
                     for token in 9..TOKENS {
                         let one = multiply(pool, isa, &matrix, &x[token * n_in..][..n_in], &start[..n_out], false);
                         assert_eq!(one, all[token * n_out..][..n_out], "{what}: token {token} alone");
@@ -118,7 +118,7 @@ fn every_format_multiplies_as_it_dequantises() {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     let (n_in, n_out, n_tokens) = (512, 200, 9);
     let tensor = tensor(TensorType::Q4_K, n_in, n_out, &random_blocks(&mut random, TensorType::Q4_K, n_in * n_out));
     let x = random.floats(n_tokens * n_in, 1.0);
@@ -134,14 +134,14 @@ fn the_number_of_threads_changes_no_bit() {
 
 #[test]
 fn activations_keep_eight_bits() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     let pool = pool(2);
     let (n_in, n_tokens) = (96, 8);
     let mut x = Vec::new();
     for limit in [1.0, 1e-3, 1e-30, 1e30, 1e-38, 0.0, 250.0, 127.0] {
         x.extend(random.floats(n_in, limit));
     }
-    // A block with one number in it, and one with two extremes.
+    // A block with one number other than 0, and one with two extremes.
     x[..32].fill(0.0);
     x[5] = -3.5;
     x[32] = 1e4;
@@ -161,7 +161,7 @@ fn activations_keep_eight_bits() {
                 for (x, code) in x.iter().zip(codes) {
                     assert!(*code >= -127, "{isa:?}");
                     let error = (f64::from(*x) - f64::from(*code) * f64::from(block.scale)).abs();
-                    // Half a step, or everything where numbers are too small for a scale.
+                    // Half a step, or the whole number where numbers are too small for a scale.
                     let limit = if largest > 1e-36 { f64::from(largest) / 127.0 * 0.5001 } else { 1e-36 };
                     assert!(error <= limit, "{isa:?} {x} as {code} x {}", block.scale);
                 }
@@ -174,10 +174,10 @@ fn activations_keep_eight_bits() {
     }
 }
 
-/// A single token goes through long rows two panels at a time, of which an odd number leaves one.
+/// The kernel computes a single token for two panels at a time where rows are long; an odd number of panels leaves one.
 #[test]
 fn single_tokens_of_long_rows_have_the_bits_of_several() {
-    let mut random = Random(12);
+    let mut random = TestRandom(12);
     for (ty, n_in) in [(TensorType::Q4_0, 2080), (TensorType::Q4_0, 4128), (TensorType::Q4_K, 2304)] {
         for n_out in [16, 33, 80, 112] {
             let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));

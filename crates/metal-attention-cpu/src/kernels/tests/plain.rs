@@ -1,16 +1,16 @@
-//! Products with F32 activations.
+//! Tests of products with F32 activations, and of embeddings.
 
 use half::{bf16, f16};
 use metal_attention_gguf::TensorType;
 
 use super::packed::{multiply, packed_types, random_blocks};
 use crate::activations::Q8Activations;
-use crate::kernels::matmul::{Matrix, Product, embedding, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, embedding, matmul};
 use crate::simd::Isa;
-use crate::test_support::{Random, matrix, pool, tensor};
+use crate::test_support::{TestRandom, matrix, pool, tensor};
 
-/// Checks a product against float64: the error is a few roundings of the sum of magnitudes.
-fn check(matrix: &Matrix, weights: &[f32], x: &[f32], y: &[f32], before: &[f32], what: &str) {
+/// Checks the product `y`, added to `before`, against float64: the error is a few roundings of the sum of magnitudes.
+fn check(matrix: &WeightMatrix, weights: &[f32], x: &[f32], y: &[f32], before: &[f32], what: &str) {
     let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
     for (token, x) in x.chunks_exact(n_in).enumerate() {
         for row in 0..n_out {
@@ -35,7 +35,7 @@ fn float_bytes(ty: TensorType, values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn float_matrices() {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     let pool = pool(2);
     for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
         for n_in in [1, 15, 16, 17, 172, 576] {
@@ -63,8 +63,8 @@ fn float_matrices() {
 }
 
 #[test]
-fn quantised_matrices_in_place() {
-    let mut random = Random(2);
+fn quantised_matrices_in_exact_mode() {
+    let mut random = TestRandom(2);
     for (n_threads, ty) in (1..=4).cycle().zip(packed_types()) {
         let pool = pool(n_threads);
         let (n_in, n_out) = (512, 33);
@@ -81,7 +81,7 @@ fn quantised_matrices_in_place() {
 
 #[test]
 fn several_products_share_a_region() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     let n_in = 256;
     let kinds = [(TensorType::Q4_0, 17), (TensorType::F32, 16), (TensorType::Q6_K, 33), (TensorType::F16, 1)];
     let tensors = kinds.map(|(ty, n_out)| {
@@ -103,7 +103,7 @@ fn several_products_share_a_region() {
                     .iter()
                     .zip(&mut results)
                     .enumerate()
-                    .map(|(i, (matrix, y))| Product { matrix, rows: 0..n_tokens, y, accumulate: i % 2 == 0 })
+                    .map(|(i, (matrix, y))| MatmulOp { matrix, rows: 0..n_tokens, y, accumulate: i % 2 == 0 })
                     .collect();
                 matmul(&pool, isa, &x, &mut q8, &mut products);
                 for (i, (matrix, y)) in matrices.iter().zip(&results).enumerate() {
@@ -117,7 +117,7 @@ fn several_products_share_a_region() {
 
 #[test]
 fn an_embedding_is_a_row_of_the_table() {
-    let mut random = Random(4);
+    let mut random = TestRandom(4);
     let table = tensor(TensorType::Q8_0, 64, 5, &random_blocks(&mut random, TensorType::Q8_0, 64 * 5));
     let all = table.to_f32();
     for id in 0..5 {

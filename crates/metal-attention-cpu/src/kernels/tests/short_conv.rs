@@ -1,11 +1,13 @@
-use crate::kernels::recurrent::RowsMut;
+//! Tests of the gated short convolution.
+
+use crate::kernels::recurrent::StridedRowsMut;
 use crate::kernels::recurrent::short_conv::ShortConv;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
-/// `[n_tokens, width]`, and what the state becomes.
-fn twin(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>, Vec<f32>) {
+/// The reference: the result, `[n_tokens, width]`, and the state after the tokens.
+fn reference(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>, Vec<f32>) {
     let n_before = taps.len() / width - 1;
     let mut seen = state.to_vec();
     for row in inputs.chunks_exact(3 * width) {
@@ -21,6 +23,7 @@ fn twin(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>,
     (out, seen[n_tokens * width..].to_vec())
 }
 
+/// The result of the kernel, computed for channels `0..cut` and `cut..width`; updates `state`.
 fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, cut: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; inputs.len() / 3];
     for channels in [0..cut, cut..width] {
@@ -28,7 +31,7 @@ fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, 
         let (state, out) = (SharedMut::new(state), SharedMut::new(&mut out));
         // SAFETY: one kernel runs after the other.
         let (state, out) = unsafe {
-            let rows = |of, n| RowsMut::shared(of, first, n, channels.len(), width);
+            let rows = |of, n| StridedRowsMut::shared(of, first, n, channels.len(), width);
             (rows(&state, n_before), rows(&out, n_tokens))
         };
         isa.run(ShortConv { inputs, taps, state, out, width, first });
@@ -37,8 +40,8 @@ fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, 
 }
 
 #[test]
-fn convolutions_are_those_of_plain_sums() {
-    let mut random = Random(5);
+fn convolutions_agree_with_the_reference() {
+    let mut random = TestRandom(5);
     for isa in Isa::available() {
         for (width, cut) in [(1, 0), (15, 7), (16, 16), (33, 16), (64, 48)] {
             for n_tap in [2, 3, 4, 16] {
@@ -46,7 +49,7 @@ fn convolutions_are_those_of_plain_sums() {
                     let inputs = random.floats(n_tokens * 3 * width, 2.0);
                     let taps = random.floats(n_tap * width, 1.0);
                     let before = random.floats((n_tap - 1) * width, 4.0);
-                    let (want, after) = twin(&inputs, &taps, &before, width);
+                    let (want, after) = reference(&inputs, &taps, &before, width);
                     let mut state = before.clone();
                     let found = run(isa, &inputs, &taps, &mut state, width, cut);
                     assert_eq!(state, after, "{isa:?} {width} {n_tap} {n_tokens}");
@@ -54,7 +57,7 @@ fn convolutions_are_those_of_plain_sums() {
                         let error = (f64::from(*got) - want).abs();
                         assert!(error <= 3e-5, "{isa:?} {width} {n_tap} {n_tokens}: {got} {want}");
                     }
-                    // Token by token come the same bits.
+                    // Token by token the kernel gives the same bits.
                     let mut state = before;
                     let one = |row: &[f32]| run(isa, row, &taps, &mut state, width, width);
                     let singly: Vec<f32> = inputs.chunks_exact(3 * width).flat_map(one).collect();

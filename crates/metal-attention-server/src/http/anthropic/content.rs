@@ -1,7 +1,7 @@
-//! What messages consist of, as Anthropic's clients send it: a text, or blocks.
+//! The content of a message as Anthropic's clients send it: a text, or blocks.
 //!
-//! Whatever is text in a block is read. What is none is refused by its name, and what belongs to the tools of Anthropic's own
-//! servers is passed over: no model here knows what came of them.
+//! All text in a block is read. Blocks without text (images) are refused by type, and results of tools that Anthropic's
+//! own servers run are ignored: no model here has seen them.
 
 use std::fmt;
 
@@ -11,39 +11,39 @@ use serde_json::{Map, Value};
 
 use super::signature;
 
-/// A text, or blocks.
+/// The content of a message: a text counts as one text block.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Content(pub Vec<Block>);
 
-/// A part of a message.
+/// A block of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Block {
-    /// Text, also that of a document.
+    /// Text, including that of a document.
     Text(String),
-    /// What the model thought.
+    /// Thoughts of the model.
     Thinking(String),
-    /// A tool that the model called.
+    /// A tool call of the model.
     ToolUse {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The tool.
         name: String,
-        /// What it was called with: a JSON object as text.
+        /// The arguments: a JSON object as a string.
         input: String,
     },
-    /// What a tool gave.
+    /// The result of a tool call.
     ToolResult {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The text.
         text: String,
     },
-    /// A block of this type, of which nothing is read.
+    /// A block of this type, which is ignored.
     PassedOver(String),
 }
 
 impl Content {
-    /// The text of content that holds nothing else; an error that names what else there is.
+    /// The text of content that has nothing but text; otherwise an error that names the type of another block.
     fn into_text(self) -> Result<String, String> {
         let mut all = String::new();
         for block in self.0 {
@@ -60,7 +60,7 @@ impl Content {
 }
 
 impl Block {
-    /// The name of its type.
+    /// The name of the block's type.
     pub fn kind(&self) -> &str {
         match self {
             Self::Text(_) => "text",
@@ -71,6 +71,7 @@ impl Block {
         }
     }
 
+    /// Reads a block from its fields. The error explains why the type is refused.
     fn read(mut fields: Map<String, Value>) -> Result<Self, String> {
         let kind = match fields.remove("type") {
             Some(Value::String(kind)) => kind,
@@ -121,7 +122,7 @@ impl Block {
     }
 }
 
-/// The field `name`; empty where it is missing.
+/// Removes and returns the string `name`; empty if it is missing.
 fn string(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
     match fields.remove(name) {
         Some(Value::String(text)) => Ok(text),
@@ -132,13 +133,13 @@ fn string(fields: &mut Map<String, Value>, name: &str) -> Result<String, String>
     }
 }
 
-/// The text of the content in the field `name`.
+/// Removes and returns the text of the content in the field `name`.
 fn inner_text(fields: &mut Map<String, Value>, name: &str) -> Result<String, String> {
     let content = fields.remove(name).unwrap_or_default();
     Content::deserialize(content).map_err(|error| error.to_string())?.into_text()
 }
 
-/// The text of a document, with what is said about it.
+/// The text of a document, after its title and context.
 fn document(fields: &mut Map<String, Value>) -> Result<String, String> {
     let Some(Value::Object(mut source)) = fields.remove("source") else {
         return Err("a document needs a source".to_owned());
@@ -156,7 +157,7 @@ fn document(fields: &mut Map<String, Value>) -> Result<String, String> {
     Ok(lines([&string(fields, "title")?, &string(fields, "context")?, &text]))
 }
 
-/// Those of `parts` that are not empty, each on a line of its own.
+/// Joins the non-empty `parts` with line breaks.
 fn lines(parts: [&str; 3]) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_texts() {
+    fn tool_results_are_text() {
         for (content, expected) in [
             (json!("a"), "a"),
             (json!(null), ""),
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_by_name() {
+    fn blocks_without_text_are_refused_by_type() {
         let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
         for refused in [read(image.clone()).unwrap_err(), result(&image).unwrap_err()] {
             assert!(refused.starts_with("this model sees no pictures: "), "{refused}");
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_come_back_with_any_signature() {
+    fn thoughts_are_read_with_any_signature() {
         let thinking = |thoughts: &str, signature: Value| {
             read(json!([{"type": "thinking", "thinking": thoughts, "signature": signature}]))
         };

@@ -1,4 +1,4 @@
-//! From Anthropic's messages to a conversation.
+//! Converts Anthropic's messages to the messages of a chat template.
 
 use metal_attention_chat::{Message, ToolCall};
 use serde::Deserialize;
@@ -8,21 +8,21 @@ use crate::http::ApiError;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::notes::Notes;
 
-/// What the line begins with that Claude Code puts before the system prompt. It differs with every request, so that no
-/// prompt would begin as the one before.
+/// The prefix of a line that Claude Code puts before the system prompt. It differs with every request and would defeat
+/// the prefix cache.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// A message of a conversation.
+/// A message of a request.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct SentMessage {
-    /// Who says it.
+pub struct InputMessage {
+    /// Its author.
     role: Role,
-    /// What it consists of.
+    /// Its content.
     #[serde(default)]
     content: Content,
 }
 
-/// Who says a message.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Role {
@@ -41,13 +41,13 @@ impl Role {
     }
 }
 
-/// The conversation that `system` and `messages` are. Blocks that are passed over are noted.
-pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Notes) -> Result<Vec<Message>, ApiError> {
+/// Converts `system` and `messages` to a conversation. Notes the types of ignored blocks.
+pub fn conversation(system: Content, messages: Vec<InputMessage>, notes: &mut Notes) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "messages is empty: give at least one message"));
     }
     let mut conversation = Vec::new();
-    let system = SentMessage { role: Role::System, content: system };
+    let system = InputMessage { role: Role::System, content: system };
     system.add_to(&mut conversation, "system", notes)?;
     for (i, message) in messages.into_iter().enumerate() {
         message.add_to(&mut conversation, &format!("messages[{i}].content"), notes)?;
@@ -60,8 +60,8 @@ pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Not
     Ok(conversation)
 }
 
-impl SentMessage {
-    /// Adds what the message is to a conversation: the results of tools, which follow the calls, and then what is said.
+impl InputMessage {
+    /// Appends the message to a conversation. Tool results come first, since they must follow the calls directly.
     fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let Self { role, content } = self;
         let (mut text, mut thoughts, mut calls, mut n_results) = (String::new(), String::new(), Vec::new(), 0);
@@ -101,7 +101,7 @@ impl SentMessage {
     }
 }
 
-/// A system prompt without the lines that only say whose request it is.
+/// Returns a system prompt without the lines that start with [`BILLING_HEADER`].
 fn without_billing_header(text: &str) -> String {
     text.split_inclusive('\n').filter(|line| !line.starts_with(BILLING_HEADER)).collect()
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_billing_line_is_left_out() {
+    fn the_billing_line_is_removed() {
         let header = |n: u32| format!("x-anthropic-billing-header: cc_version=2.1.{n}; cc_entrypoint=cli; cch={n};");
         let hello = json!([{"role": "user", "content": "Hello"}]);
         let system = |system: Value| read(system, hello.clone()).unwrap().0.remove(0);
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(system(blocks), be_kind);
             assert_eq!(system(json!(format!("{}\nBe kind.\nAlways.", header(n)))), be_kind);
         }
-        // Only a line that begins with it.
+        // Only lines that start with the prefix are removed.
         let quoted = "Leave out x-anthropic-billing-header: a.";
         assert_eq!(system(json!(quoted)), Message::system(quoted));
         assert_eq!(system(json!(header(1))), Message::user("Hello"));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_before_what_the_user_says() {
+    fn tool_results_come_before_the_text_of_the_user() {
         let sent = json!([
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""},
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_their_place() {
+    fn blocks_are_refused_in_messages_of_other_roles() {
         let refused = |messages: Value| read(json!(null), messages).unwrap_err();
         let one = |role: &str, block: Value| json!([{"role": role, "content": [block]}]);
         let call = json!({"type": "tool_use", "id": "x", "name": "f", "input": {}});

@@ -1,4 +1,4 @@
-//! Errors as Anthropic's clients read them.
+//! Errors in the form that Anthropic's clients read.
 
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -6,34 +6,34 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 
-/// The body of an answer that is no success: `{"type": "error", "error": {"type": ..., "message": ...}}`.
+/// The body of an error response: `{"type": "error", "error": {"type": ..., "message": ...}}`.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = AnthropicErrorBody)]
 pub struct ErrorBody {
     /// `error`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// What went wrong.
+    /// The details.
     error: ErrorDetail,
 }
 
-/// What went wrong.
+/// The details of an error.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = AnthropicErrorDetail)]
 struct ErrorDetail {
     /// The kind of error, such as `invalid_request_error`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// What was tried, what went wrong, what to do.
+    /// A message with the attempt, the failure and a remedy.
     message: String,
 }
 
 impl ErrorBody {
-    /// That of `error`.
+    /// The body of `error`.
     pub fn of(error: &ApiError) -> Self {
         let message = error.message();
         let message = match error.code() {
-            // Claude Code shortens the conversation where it reads these words.
+            // Claude Code shortens the conversation when it reads these words.
             Some("context_length_exceeded") => format!("prompt is too long: {message}"),
             Some(_) | None => message.to_owned(),
         };
@@ -41,7 +41,7 @@ impl ErrorBody {
     }
 }
 
-/// Anthropic's name for errors with this status.
+/// Anthropic's name of errors with this status.
 fn kind(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",

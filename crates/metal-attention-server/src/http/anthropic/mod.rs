@@ -1,4 +1,8 @@
 //! Anthropic's interface: `/v1/messages`.
+//!
+//! Data flow: `request.rs` reads the JSON into a [`MessagesRequest`] with a
+//! [`ChatJob`](crate::http::job::chat::ChatJob) of one choice (`content.rs` and `conversation.rs` read its messages);
+//! the job is submitted on a blocking thread; `response.rs` writes the message whole, `stream.rs` as events.
 
 mod content;
 mod conversation;
@@ -14,15 +18,15 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 
-use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 pub use error::ErrorBody;
 use request::MessagesRequest;
 use response::{MessageObject, MessageWriter, TokenCount};
 use stream::MessageChunks;
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = MessagesRequest, responses(
     (status = 200, description = "The message, whole or as server-sent events",
         content((MessageObject = "application/json"), (schema::StreamEvent = "text/event-stream")))))]
@@ -40,18 +44,18 @@ pub async fn messages(
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
     let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_thoughts };
-    let mut texts = Texts::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut sequences = RunningSequences::new(app, model, chat.events);
+    let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        let chunks = MessageChunks::begin(replies, writer, &mut before);
-        return Ok(notes.attach(stream(texts, before, chunks)));
+        let mut first_frames = Frames::default();
+        let chunks = MessageChunks::begin(parsers, writer, &mut first_frames);
+        return Ok(notes.attach(stream(sequences, first_frames, chunks)));
     }
-    let answer = texts.answers(&mut replies).await?.pop().unwrap_or_default();
+    let answer = sequences.collect(&mut parsers).await?.pop().unwrap_or_default();
     Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
 }
 
-/// Counts the tokens of a prompt.
+/// Counts the tokens of a prompt without generating.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = MessagesRequest,
     responses((status = 200, description = "How many tokens the prompt has", body = TokenCount)))]
 pub async fn count_tokens(

@@ -1,61 +1,62 @@
-//! The request for a message.
+//! The request of `/v1/messages`, from JSON to a job.
 
 use metal_attention::sampling::SamplerOptions;
-use metal_attention_chat::{Effort, Tool};
-use metal_attention_grammar::Form;
+use metal_attention_chat::{ReasoningEffort, Tool};
+use metal_attention_grammar::AnswerForm;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::content::Content;
-use super::conversation::{SentMessage, conversation};
+use super::conversation::{InputMessage, conversation};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::form::AskedForm;
-use crate::http::job::generation::Generation;
+use crate::http::job::form::RequestedForm;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
 use crate::http::job::thinking::ThinkingRequest;
-use crate::http::job::tool_choice::{self, Calls};
+use crate::http::job::tool_choice::{self, AllowedCalls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
 
-/// The fields of a request for a message, besides those that say how tokens are chosen.
+/// The fields of a request for a message, besides the sampling options.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct MessagesFields {
-    /// The model's name. With another one, or without it, the model that is served answers.
+    /// The model's name. With an unknown one, or without it, a server of one model answers with that.
     model: Option<String>,
-    /// The conversation so far, the first message first.
+    /// The conversation, the first message first.
     #[schema(value_type = Vec<super::schema::MessageParam>, min_items = 1)]
-    messages: Vec<OnlyObject<SentMessage>>,
-    /// Instructions for the whole conversation: a text, or blocks of text.
+    messages: Vec<OnlyObject<InputMessage>>,
+    /// Instructions for the conversation: a text, or blocks of text.
     #[schema(value_type = Option<super::schema::Content>)]
     system: Option<Content>,
-    /// Most tokens to generate, thoughts included; without it as many as there is room for.
+    /// Maximum generated tokens, thoughts included; default: limited by the context only.
     max_tokens: Option<usize>,
     /// End the text before any of these strings.
     stop_sequences: Option<Stop>,
-    /// The tools that the model may call. Tools of other types than `custom`, which Anthropic's servers run, are left out.
+    /// The tools that the model may call. Tools of other types than `custom`, which Anthropic's servers run, are
+    /// ignored.
     #[schema(value_type = Option<Vec<ToolParam>>)]
     tools: Option<Vec<OnlyObject<ToolParam>>>,
     /// Whether the model calls a tool, and which.
     #[schema(value_type = Option<ToolChoice>)]
     tool_choice: Option<OnlyObject<ToolChoice>>,
-    /// Whether the model thinks, and how many tokens at most.
+    /// Whether the model thinks, and the maximum number of tokens.
     #[schema(value_type = Option<Thinking>)]
     thinking: Option<OnlyObject<Thinking>>,
-    /// How hard the model thinks, and what the text must look like.
+    /// The effort of thoughts, and the form of the text.
     #[schema(value_type = Option<OutputConfig>)]
     output_config: Option<OnlyObject<OutputConfig>>,
-    /// The same as `output_config.format`.
+    /// An alias of `output_config.format`.
     output_format: Option<OutputFormat>,
-    /// Send the message as it comes, by server-sent events.
+    /// Send the message as it is generated, as server-sent events.
     stream: Option<bool>,
-    /// The same seed gives the same text. Without it, or below 0, another one each time.
+    /// The seed of the sampler. Without it, or below 0: random.
     seed: Option<i64>,
-    /// More variables for the model's chat template.
+    /// Additional variables of the model's chat template.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
 }
@@ -68,22 +69,22 @@ struct ToolParam {
     kind: Option<String>,
     /// Its name.
     name: Option<String>,
-    /// What it does.
+    /// Its description.
     description: Option<String>,
     /// The JSON schema of its input.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     input_schema: Option<Map<String, Value>>,
-    /// Whether objects in the input hold what they name and nothing else, as in a JSON schema for an answer.
+    /// Whether objects in the input have exactly the declared properties, as in a JSON schema for an answer.
     strict: Option<bool>,
 }
 
 /// Whether the model calls a tool, and which.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct ToolChoice {
-    /// Whether it does.
+    /// Whether the model calls a tool.
     #[serde(rename = "type")]
     kind: ToolChoiceKind,
-    /// The tool, where it is one by its name.
+    /// The tool's name, for the kind `tool`.
     name: Option<String>,
     /// Whether the message ends with its first call.
     disable_parallel_tool_use: Option<bool>,
@@ -93,25 +94,25 @@ struct ToolChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ToolChoiceKind {
-    /// As it likes.
+    /// The model decides.
     Auto,
-    /// It calls one.
+    /// At least one call.
     Any,
-    /// It calls the one that is named.
+    /// A call of the named tool.
     Tool,
-    /// It calls none.
+    /// No call.
     None,
 }
 
-/// Whether the model thinks, and how many tokens at most.
+/// Whether the model thinks, and the maximum number of tokens.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct Thinking {
-    /// Whether it does.
+    /// Whether the model thinks.
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// Most tokens of thoughts, after which the server ends them.
+    /// Maximum tokens of thoughts; the server then ends them.
     budget_tokens: Option<usize>,
-    /// Whether the message has the thoughts.
+    /// Whether the message contains the thoughts.
     display: Option<Display>,
 }
 
@@ -119,37 +120,37 @@ struct Thinking {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum ThinkingKind {
-    /// It does.
+    /// The model thinks.
     Enabled,
-    /// As its template has it.
+    /// The model's template decides.
     Adaptive,
-    /// The same.
+    /// The model's template decides.
     BetweenTools,
-    /// It does not.
+    /// The model does not think.
     Disabled,
 }
 
-/// Whether a message has the thoughts.
+/// Whether a message contains the thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Display {
-    /// It has them: all of them, not a summary.
+    /// It contains all of them, not a summary.
     Summarized,
-    /// It has their signature, which holds them for the next turn.
+    /// It contains only their signature, which encodes them for the next turn.
     Omitted,
 }
 
-/// How hard the model thinks, and what the text must look like.
+/// The effort of thoughts, and the form of the text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct OutputConfig {
-    /// How hard: `low`, `medium`, `high`, `xhigh` or `max`.
+    /// The effort: `low`, `medium`, `high`, `xhigh` or `max`.
     #[schema(value_type = Option<super::schema::EffortName>)]
-    effort: Option<Effort>,
-    /// What the text must look like.
+    effort: Option<ReasoningEffort>,
+    /// The form of the text.
     format: Option<OutputFormat>,
 }
 
-/// What a text must look like.
+/// The form of a text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum OutputFormat {
@@ -162,8 +163,8 @@ enum OutputFormat {
 }
 
 impl MessagesFields {
-    /// The tools that the model may call.
-    fn calls(&self, notes: &mut Notes) -> Result<Calls, ApiError> {
+    /// The tools that the model may call. Notes the types of ignored tools.
+    fn calls(&self, notes: &mut Notes) -> Result<AllowedCalls, ApiError> {
         let mut tools = Vec::new();
         for (i, OnlyObject(tool)) in self.tools.iter().flatten().enumerate() {
             match tool.kind.as_deref() {
@@ -174,21 +175,21 @@ impl MessagesFields {
         let choice = self.tool_choice.as_ref().map(|OnlyObject(choice)| choice);
         let parallel = choice.is_none_or(|choice| !choice.disable_parallel_tool_use.unwrap_or(false));
         let choice = choice.map(ToolChoice::choice).transpose()?;
-        Calls::new(tools, choice.as_ref(), parallel)
+        AllowedCalls::new(tools, choice.as_ref(), parallel)
     }
 
-    /// What the text must look like, and the field that says so.
-    fn form(&self) -> Option<AskedForm> {
+    /// The required form of the text, with the field that requires it.
+    fn form(&self) -> Option<RequestedForm> {
         let format = self.output_config.as_ref().and_then(|OnlyObject(config)| config.format.as_ref());
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
             OutputFormat::JsonSchema { schema } => {
-                Some((field, Form::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
+                Some((field, AnswerForm::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
             }
         })
     }
 
-    /// What is said about thoughts.
+    /// The settings of thoughts.
     fn thinking(&self) -> ThinkingRequest {
         let thinking = self.thinking.as_ref().map(|OnlyObject(thinking)| thinking);
         let switch = thinking.and_then(|thinking| match thinking.kind {
@@ -208,7 +209,7 @@ impl MessagesFields {
 }
 
 impl ToolParam {
-    /// The function that tool number `i` is.
+    /// Converts tool number `i` to a function.
     fn tool(&self, i: usize) -> Result<Tool, ApiError> {
         let Some(name) = self.name.as_deref().filter(|name| !name.is_empty()) else {
             return Err(ApiError::field(format!("tools[{i}].name"), format!("tools[{i}] has no name")));
@@ -230,6 +231,7 @@ impl ToolParam {
 }
 
 impl ToolChoice {
+    /// Converts the choice to the form that all interfaces share. Fails for the type `tool` without a name.
     fn choice(&self) -> Result<tool_choice::ToolChoice, ApiError> {
         Ok(match self.kind {
             ToolChoiceKind::Auto => tool_choice::ToolChoice::Auto,
@@ -246,11 +248,11 @@ impl ToolChoice {
 
 /// A request for a message.
 pub struct MessagesRequest {
-    /// The model's name.
+    /// The name of the model; `None`: the default one.
     pub model: Option<String>,
-    /// What is asked for.
+    /// The conversation and how to continue it.
     pub job: ChatJob,
-    /// The message leaves out its thoughts.
+    /// Whether the response leaves out the thoughts.
     pub omits_thoughts: bool,
 }
 
@@ -258,15 +260,15 @@ impl FromJson for MessagesRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        // Where tokens are only counted, nothing else would refuse a value.
+        // Checked here, since a request that only counts tokens does not use the values.
         sampling.apply(&mut SamplerOptions::default())?;
         let mut fields: MessagesFields = object.parse()?;
         let system = fields.system.take().unwrap_or_default();
         let messages = std::mem::take(&mut fields.messages).into_iter().map(|OnlyObject(message)| message);
         let messages = conversation(system, messages.collect(), &mut notes)?;
-        let generation = Generation {
+        let generation = GenerationSettings {
             sampling,
-            // Of a seed below 0 the texts are as of none.
+            // A seed below 0 means a random one.
             seed: fields.seed.and_then(|seed| u64::try_from(seed).ok()),
             stop: fields.stop_sequences.take().map(Stop::into_strings).unwrap_or_default(),
             max_tokens: fields.max_tokens,
@@ -313,7 +315,7 @@ mod tests {
             read(json!({"model": "m", "max_tokens": 7, "stop_sequences": ["a", "b"], "stream": true, "seed": 3}));
         let MessagesRequest { model, job, omits_thoughts } = request.unwrap();
         assert_eq!((model.as_deref(), omits_thoughts, job.end), (Some("m"), false, PromptEnd::Answer));
-        let Generation { max_tokens, stop, stream, seed, .. } = job.generation;
+        let GenerationSettings { max_tokens, stop, stream, seed, .. } = job.generation;
         assert_eq!((max_tokens, stop, stream, seed), (Some(7), vec!["a".into(), "b".into()], true, Some(3)));
         let job = read(json!({"max_tokens": null, "seed": -1, "system": null, "tools": null})).unwrap().job;
         assert_eq!((job.generation.max_tokens, job.generation.seed, job.form), (None, None, None));
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_functions() {
+    fn tools_become_functions() {
         let schema = json!({"$schema": "x", "type": "object", "properties": {}});
         let custom = json!({"type": "custom", "name": "f", "description": "d", "input_schema": schema, "strict": true,
             "cache_control": {"type": "ephemeral"}, "eager_input_streaming": true, "input_examples": [{}]});
@@ -331,7 +333,7 @@ mod tests {
         let job = calls(json!(null)).unwrap();
         let f = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": true}});
         let g = json!({"type": "function", "function": {"name": "g"}});
-        let of = |tools: &[&Value], required, parallel| Calls {
+        let of = |tools: &[&Value], required, parallel| AllowedCalls {
             tools: tools.iter().map(|&tool| Tool::try_from(tool.clone()).unwrap()).collect(),
             required,
             parallel,
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn thoughts_have_a_switch_a_budget_and_an_effort() {
         let thinking = |more: Value| read(more).unwrap().job.thinking;
-        let of = |switch: Option<bool>, effort: Option<Effort>, budget: Option<usize>| ThinkingRequest {
+        let of = |switch: Option<bool>, effort: Option<ReasoningEffort>, budget: Option<usize>| ThinkingRequest {
             switch: switch.map(|on| ("thinking", on)),
             effort: effort.map(|effort| ("output_config.effort", effort)),
             budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
@@ -372,7 +374,7 @@ mod tests {
         let enabled = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
         assert_eq!(thinking(enabled), of(Some(true), None, Some(1024)));
         let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}});
-        assert_eq!(thinking(adaptive), of(None, Some(Effort::Xhigh), None));
+        assert_eq!(thinking(adaptive), of(None, Some(ReasoningEffort::Xhigh), None));
         assert_eq!(thinking(json!({"thinking": {"type": "disabled"}})), of(Some(false), None, None));
         assert_eq!(thinking(json!({"thinking": null, "output_config": {"effort": null}})), of(None, None, None));
         let omitted = read(json!({"thinking": {"type": "adaptive", "display": "omitted"}})).unwrap();
@@ -385,11 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_schemas() {
+    fn output_formats_become_schemas() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let format = json!({"type": "json_schema", "schema": schema});
         let form = |more: Value| read(more).unwrap().job.form;
-        let expected = Form::JsonSchema { schema: schema.clone(), strict: None };
+        let expected = AnswerForm::JsonSchema { schema: schema.clone(), strict: None };
         let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
         assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));
         assert_eq!(form(json!({"output_format": format})), Some(("output_format.schema", expected)));
@@ -397,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn other_fields_are_noted_or_refused() {
+    fn other_fields_are_ignored_or_refused() {
         let job =
             read(json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "container": null, "mcp_servers": [],
             "context_management": {"edits": [{}]}, "cache_control": {"type": "ephemeral"}, "whatever": 1}));

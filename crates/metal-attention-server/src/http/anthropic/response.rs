@@ -1,4 +1,4 @@
-//! The answer: a message.
+//! The response of `/v1/messages`: a message.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -6,14 +6,14 @@ use utoipa::ToSchema;
 
 use super::signature;
 use crate::http::ids;
-use crate::http::job::answer::{Answer, Block};
-use crate::http::job::reply::{ChatEnd, EndReason};
+use crate::http::job::answer::{AnswerBlock, AssembledAnswer};
+use crate::http::job::choice_parser::{ChatEnd, EndReason};
 
 /// A message of the model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = AnthropicMessage)]
 pub struct MessageObject {
-    /// The message's name.
+    /// The id of the message.
     id: String,
     /// `message`.
     #[serde(rename = "type")]
@@ -22,16 +22,16 @@ pub struct MessageObject {
     role: &'static str,
     /// The model that answered.
     model: String,
-    /// What the message consists of, in the order in which the model wrote it.
+    /// The blocks of the message in the order in which the model wrote them.
     content: Vec<ContentBlock>,
-    /// Why it ended.
+    /// The reason why it ended.
     #[serde(flatten)]
     stop: Stop,
-    /// Tokens it took.
+    /// The number of tokens.
     usage: Usage,
 }
 
-/// A part of a message.
+/// A block of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentBlock {
@@ -40,83 +40,83 @@ pub enum ContentBlock {
         /// The text.
         text: String,
     },
-    /// What the model thought.
+    /// Thoughts.
     Thinking {
         /// The thoughts.
         thinking: String,
-        /// What goes with them when they are sent back.
+        /// The signature, which clients send back with the thoughts.
         signature: String,
     },
-    /// A tool that the model calls.
+    /// A tool call.
     ToolUse {
         /// The call's id, which its result repeats.
         id: String,
         /// The tool.
         name: String,
-        /// What it is called with.
+        /// The arguments.
         #[schema(value_type = std::collections::BTreeMap<String, Value>)]
         input: Map<String, Value>,
     },
 }
 
-/// Why a message ended.
+/// The reason why a message ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicStop)]
 pub struct Stop {
     /// `end_turn`, `tool_use`, `stop_sequence`, `max_tokens` or `model_context_window_exceeded`.
     #[schema(required)]
     stop_reason: Option<&'static str>,
-    /// The one of the request's `stop_sequences` that ended it.
+    /// The one of the request's `stop_sequences` that ended it; otherwise null.
     #[schema(required)]
     stop_sequence: Option<String>,
 }
 
-/// How many tokens a message took.
+/// The number of tokens of a message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicUsage)]
 pub struct Usage {
     /// Tokens of the prompt that were evaluated.
     input_tokens: usize,
-    /// 0: all that is evaluated may be found again, and nothing is charged for it.
+    /// 0: every evaluated token is cached, at no cost.
     cache_creation_input_tokens: usize,
-    /// Tokens of the prompt that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     cache_read_input_tokens: usize,
-    /// Tokens that were generated.
+    /// Generated tokens.
     output_tokens: usize,
-    /// More about them, where some of them are thoughts.
+    /// Details of the generated tokens, if some are thoughts.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_tokens_details: Option<OutputDetails>,
 }
 
-/// More about the tokens that were generated.
+/// Details of the generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicOutputDetails)]
 struct OutputDetails {
-    /// Tokens of thoughts, their marks included.
+    /// Tokens of thoughts, including their delimiters.
     thinking_tokens: usize,
 }
 
-/// How many tokens a prompt has.
+/// The number of tokens of a prompt.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct TokenCount {
-    /// The tokens, also those that are in the KV cache already.
+    /// Tokens of the prompt, whether cached or not.
     pub input_tokens: usize,
 }
 
-/// Makes Anthropic's objects of a job's answer.
+/// Writes Anthropic's objects from the events of a job.
 pub struct MessageWriter {
-    /// The model that answers.
+    /// The name of the model in the response.
     pub model: String,
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// The strings that the request has end the message.
+    /// The stop strings of the request, without those of the template.
     pub stop: Vec<String>,
-    /// The message leaves out its thoughts.
+    /// Whether thoughts are left out.
     pub omits_thoughts: bool,
 }
 
 impl MessageWriter {
-    /// The message before anything of it has come.
+    /// The message before any block of it.
     pub fn begun(&self) -> MessageObject {
         MessageObject {
             id: ids::unique("msg_"),
@@ -130,17 +130,17 @@ impl MessageWriter {
     }
 
     /// The whole message.
-    pub fn message(&self, answer: Answer) -> MessageObject {
+    pub fn message(&self, answer: AssembledAnswer) -> MessageObject {
         let (stop, usage) = answer.end.as_ref().map(|end| self.ended(end)).unwrap_or_default();
         let content = answer.blocks.into_iter().filter_map(|block| self.block(block)).collect();
         MessageObject { content, stop, usage, ..self.begun() }
     }
 
-    /// Why the message ended, and what it took.
+    /// Returns the reason why the message ended, and its numbers of tokens.
     pub fn ended(&self, end: &ChatEnd) -> (Stop, Usage) {
         let (stop_reason, stop_sequence) = match &end.reason {
             EndReason::StopString(string) if self.stop.contains(string) => ("stop_sequence", Some(string.clone())),
-            // A string of the template's own ends the model's turn.
+            // A stop string of the template ends the model's turn.
             EndReason::End | EndReason::StopString(_) => ("end_turn", None),
             EndReason::Calls => ("tool_use", None),
             EndReason::Length => ("max_tokens", None),
@@ -156,17 +156,17 @@ impl MessageWriter {
         (Stop { stop_reason: Some(stop_reason), stop_sequence }, usage)
     }
 
-    /// The block of a message that `block` is; none where it is nothing but blanks, as they stand around calls.
-    fn block(&self, block: Block) -> Option<ContentBlock> {
+    /// Converts a part of the answer to a block; `None` for blank text, which templates write around calls.
+    fn block(&self, block: AnswerBlock) -> Option<ContentBlock> {
         match block {
-            Block::Text(text) if text.trim().is_empty() => None,
-            Block::Text(text) => Some(ContentBlock::Text { text }),
-            Block::Thoughts(thoughts) => {
+            AnswerBlock::Text(text) if text.trim().is_empty() => None,
+            AnswerBlock::Text(text) => Some(ContentBlock::Text { text }),
+            AnswerBlock::Thoughts(thoughts) => {
                 let signature = signature::of(&thoughts, self.omits_thoughts);
                 let thinking = if self.omits_thoughts { String::new() } else { thoughts };
                 Some(ContentBlock::Thinking { thinking, signature })
             }
-            Block::Call(call) => {
+            AnswerBlock::Call(call) => {
                 let input = input(&call.function.arguments);
                 Some(ContentBlock::ToolUse { id: call.id, name: call.function.name, input })
             }
@@ -174,7 +174,7 @@ impl MessageWriter {
     }
 }
 
-/// The input of a call. What is no object stands in one.
+/// The arguments of a call. Arguments that are no JSON object are wrapped in one.
 fn input(arguments: &str) -> Map<String, Value> {
     if arguments.trim().is_empty() {
         return Map::new();
@@ -205,14 +205,14 @@ mod tests {
 
     #[test]
     fn messages_are_blocks() {
-        let answer = |end| Answer {
+        let answer = |end| AssembledAnswer {
             blocks: vec![
-                Block::Thoughts("Hm.".into()),
-                Block::Text("\n\n".into()),
-                Block::Call(ToolCall::new("a", "f", r#"{"z":1,"a":2}"#)),
-                Block::Text(" \n".into()),
-                Block::Call(ToolCall::new("b", "g", "")),
-                Block::Text("\nSo.".into()),
+                AnswerBlock::Thoughts("Hm.".into()),
+                AnswerBlock::Text("\n\n".into()),
+                AnswerBlock::Call(ToolCall::new("a", "f", r#"{"z":1,"a":2}"#)),
+                AnswerBlock::Text(" \n".into()),
+                AnswerBlock::Call(ToolCall::new("b", "g", "")),
+                AnswerBlock::Text("\nSo.".into()),
             ],
             end: Some(end),
             ..Default::default()
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_those_of_the_request() {
+    fn only_stop_strings_of_the_request_are_reported() {
         let reason = |reason| {
             let (Stop { stop_reason, stop_sequence }, _) = writer(false).ended(&end(reason));
             (stop_reason.unwrap(), stop_sequence)

@@ -1,4 +1,4 @@
-//! Messages as the OpenAPI description has them; `content.rs` reads them.
+//! The OpenAPI schemas of messages. They only describe: `content.rs` reads messages.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use utoipa::ToSchema;
 /// A message of a conversation.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct MessageParam {
-    /// Who says it.
+    /// Its author.
     role: MessageRole,
-    /// What it consists of.
+    /// Its content.
     content: Option<Content>,
 }
 
-/// Who says a message.
+/// The author of a message.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum MessageRole {
@@ -24,20 +24,20 @@ enum MessageRole {
     System,
 }
 
-/// What a message consists of.
+/// The content of a message.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = MessageContent)]
 pub enum Content {
     /// A text.
     Text(String),
-    /// In blocks.
+    /// A list of blocks.
     Blocks(Vec<Block>),
-    /// In one block.
+    /// One block.
     Block(BTreeMap<String, Value>),
 }
 
-/// A part of a message.
+/// A block of a message.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = MessageBlock)]
@@ -52,14 +52,14 @@ pub(super) enum Block {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = MessageStreamEvent)]
 pub struct StreamEvent {
-    /// What it is: `message_start`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`,
+    /// The kind: `message_start`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`,
     /// `message_stop`, `ping` or `error`.
     event: String,
-    /// JSON with the same name as its `type`.
+    /// JSON, whose `type` is the event's name.
     data: String,
 }
 
-/// How hard a model thinks.
+/// The effort of thoughts.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EffortName {

@@ -1,4 +1,4 @@
-//! The answer as a stream of named events: the blocks of the message one after the other, each begun, added to and ended.
+//! The response as a stream of named events: each block of the message is started, extended and stopped.
 
 use metal_attention::scheduler::Event;
 use metal_attention_chat::AnswerEvent;
@@ -9,8 +9,8 @@ use super::error::ErrorBody;
 use super::response::{ContentBlock, MessageObject, MessageWriter, Stop, Usage};
 use super::signature;
 use crate::http::ApiError;
-use crate::http::answer::{Chunks, Frames};
-use crate::http::job::reply::{ChatEvent, Replies};
+use crate::http::job::choice_parser::{ChatEvent, ChoiceParsers};
+use crate::http::streaming::{ChunkWriter, Frames};
 
 /// An event of the stream.
 #[derive(Serialize)]
@@ -43,7 +43,7 @@ impl StreamEvent {
     }
 }
 
-/// What is new of a block.
+/// The part of a block that an event adds.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum Delta {
@@ -57,33 +57,37 @@ enum Delta {
     InputJson { partial_json: String },
 }
 
-/// The block that is written.
-enum Open {
+/// The block that is being written.
+enum OpenBlock {
     Text,
-    /// With what the signature is of.
+    /// With the thoughts so far, for the signature.
     Thinking(String),
     ToolUse,
 }
 
-/// A message as a stream.
+/// Writes a message as a stream.
 pub struct MessageChunks {
-    replies: Replies,
+    /// The parser of the only choice.
+    parsers: ChoiceParsers,
+    /// The conversion to blocks.
     writer: MessageWriter,
-    open: Option<Open>,
-    /// The number of the block that is written, or of the next one.
+    /// The current block; `None` between two blocks.
+    open: Option<OpenBlock>,
+    /// The index of the current block, or of the next one.
     index: usize,
-    /// Blanks that begin a block of text where text follows.
+    /// White space that may start a text block. It is dropped where no text follows.
     blanks: String,
 }
 
 impl MessageChunks {
-    /// Begins a stream of what `replies` reads, as `writer` writes it.
-    pub fn begin(replies: Replies, writer: MessageWriter, out: &mut Frames) -> Self {
+    /// Starts a stream of what `parsers` parse, in the form of `writer`.
+    pub fn begin(parsers: ChoiceParsers, writer: MessageWriter, out: &mut Frames) -> Self {
         StreamEvent::MessageStart { message: writer.begun() }.send(out);
-        Self { replies, writer, open: None, index: 0, blanks: String::new() }
+        Self { parsers, writer, open: None, index: 0, blanks: String::new() }
     }
 
-    fn start(&mut self, open: Open, content_block: ContentBlock, out: &mut Frames) {
+    /// Stops the current block, and starts another one.
+    fn start(&mut self, open: OpenBlock, content_block: ContentBlock, out: &mut Frames) {
         self.stop(out);
         StreamEvent::ContentBlockStart { index: self.index, content_block }.send(out);
         self.open = Some(open);
@@ -93,13 +97,13 @@ impl MessageChunks {
         StreamEvent::ContentBlockDelta { index: self.index, delta }.send(out);
     }
 
-    /// Ends the block that is written.
+    /// Stops the current block.
     fn stop(&mut self, out: &mut Frames) {
         self.blanks.clear();
         match self.open.take() {
             None => return,
-            Some(Open::Text | Open::ToolUse) => {}
-            Some(Open::Thinking(thoughts)) => {
+            Some(OpenBlock::Text | OpenBlock::ToolUse) => {}
+            Some(OpenBlock::Thinking(thoughts)) => {
                 let signature = signature::of(&thoughts, self.writer.omits_thoughts);
                 self.delta(Delta::Signature { signature }, out);
             }
@@ -108,39 +112,42 @@ impl MessageChunks {
         self.index += 1;
     }
 
+    /// Adds text. White space starts a block only when text follows: templates write blanks around calls.
     fn text(&mut self, text: String, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Text)) {
+        if !matches!(self.open, Some(OpenBlock::Text)) {
             let blanks = std::mem::take(&mut self.blanks) + &text;
             if blanks.trim().is_empty() {
                 self.stop(out);
                 self.blanks = blanks;
                 return;
             }
-            self.start(Open::Text, ContentBlock::Text { text: String::new() }, out);
+            self.start(OpenBlock::Text, ContentBlock::Text { text: String::new() }, out);
             return self.delta(Delta::Text { text: blanks }, out);
         }
         self.delta(Delta::Text { text }, out);
     }
 
+    /// Adds thoughts. Where they are left out, they are collected for the signature.
     fn thoughts(&mut self, thinking: String, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Thinking(_))) {
+        if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let block = ContentBlock::Thinking { thinking: String::new(), signature: String::new() };
-            self.start(Open::Thinking(String::new()), block, out);
+            self.start(OpenBlock::Thinking(String::new()), block, out);
         }
         if !self.writer.omits_thoughts {
             return self.delta(Delta::Thinking { thinking }, out);
         }
-        if let Some(Open::Thinking(all)) = &mut self.open {
+        if let Some(OpenBlock::Thinking(all)) = &mut self.open {
             *all += &thinking;
         }
     }
 
+    /// Adds a part of the answer.
     fn answer(&mut self, event: AnswerEvent, out: &mut Frames) {
         match event {
             AnswerEvent::Content(text) => self.text(text, out),
             AnswerEvent::Reasoning(thoughts) => self.thoughts(thoughts, out),
             AnswerEvent::CallStart { id, name, index: _ } => {
-                self.start(Open::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
+                self.start(OpenBlock::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
             }
             AnswerEvent::CallArguments { delta, index: _ } => {
                 self.delta(Delta::InputJson { partial_json: delta }, out);
@@ -150,11 +157,11 @@ impl MessageChunks {
     }
 }
 
-impl Chunks for MessageChunks {
+impl ChunkWriter for MessageChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        for part in self.replies.take(i, event)? {
+        for part in self.parsers.parse(i, event)? {
             match part {
-                // No log probabilities are asked for.
+                // They are not requested.
                 ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
                 ChatEvent::Answer(event) => self.answer(event, out),
                 ChatEvent::CutCall => self.stop(out),

@@ -1,4 +1,5 @@
-//! Fields of Anthropic's interface, and those that clients of other interfaces send by mistake, that are not used here.
+//! The fields of Anthropic's interface, and those of other interfaces that clients send by mistake, which this server
+//! refuses or ignores.
 
 use crate::http::ApiError;
 use crate::http::body::Object;
@@ -7,12 +8,12 @@ use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
 use Neutral::Number;
 
-/// All fields that are refused.
+/// All refused fields.
 #[rustfmt::skip]
 const REFUSED: &[RefusedField] = &[
     refused("mcp_servers", &[], "give the tools of MCP servers in tools, and call them yourself"),
     refused("container", &[], "nothing is run here"),
-    // Those of OpenAI's interface.
+    // Fields of OpenAI's interface.
     refused("max_completion_tokens", &[], "use max_tokens"),
     refused("max_output_tokens", &[], "use max_tokens"),
     refused("stop", &[], "use stop_sequences"),
@@ -25,16 +26,17 @@ const REFUSED: &[RefusedField] = &[
     refused("input", &[], "use messages"),
 ];
 
-/// Fields that change no text. They are passed over, and named in the answer's header `x-ignored` where they ask for something.
+/// Fields that do not change the text. They are ignored, and reported in the response header `x-ignored` if they would
+/// have an effect.
 #[rustfmt::skip]
 const IGNORED: &[&str] = &[
-    // Whose request it is, where it is answered, and what it costs there.
+    // The origin, the place and the price of the request.
     "metadata", "service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics",
-    // What is kept is decided by the server; a client's context is its own.
+    // The server decides what is cached; the context is the client's.
     "cache_control", "context_management",
 ];
 
-/// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
+/// Refuses a request that uses a refused field. Notes the ignored fields.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
     unsupported::check(object, REFUSED, IGNORED)
 }

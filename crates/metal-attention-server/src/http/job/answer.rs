@@ -1,56 +1,60 @@
-//! A whole answer, put together from its events.
+//! A complete choice of a chat, assembled from its [`ChatEvent`]s. For responses that are not streamed.
 
 use metal_attention::scheduler::TokenLogprobs;
 use metal_attention_chat::{AnswerEvent, ToolCall};
 
-use super::reply::{ChatEnd, ChatEvent};
+use super::choice_parser::{ChatEnd, ChatEvent};
 
-/// An answer as far as it has come.
+/// A choice as far as its events have arrived.
 #[derive(Debug, Default)]
-pub struct Answer {
-    /// What it consists of, in the order in which the model wrote it. Neighbours are of different kinds, or calls.
-    pub blocks: Vec<Block>,
-    /// The log probabilities of its tokens, where they were asked for.
+pub struct AssembledAnswer {
+    /// Its parts in the order in which the model wrote them. Neighbouring texts are merged, and neighbouring thoughts.
+    pub blocks: Vec<AnswerBlock>,
+    /// Log probabilities of its tokens; empty if they were not requested.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
-    /// Those of the prompt's tokens after the first, where they were asked for.
+    /// Log probabilities of the prompt's tokens after the first; `None` if they were not requested.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
-    /// How it ended.
+    /// The end; `None` as long as the sequence runs.
     pub end: Option<ChatEnd>,
 }
 
-/// A part of an answer.
+/// A part of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Block {
-    /// What the model thought.
+pub enum AnswerBlock {
+    /// Thoughts (reasoning).
     Thoughts(String),
-    /// What it says.
+    /// Text.
     Text(String),
-    /// A function that it calls.
+    /// A tool call; its arguments may be incomplete.
     Call(ToolCall),
 }
 
-impl Answer {
-    /// Adds what an event brings.
+impl AssembledAnswer {
+    /// Adds an event. Events must arrive in order.
     pub fn add(&mut self, event: ChatEvent) {
         match event {
             ChatEvent::Prompt(logprobs) => self.prompt_logprobs = Some(logprobs),
             ChatEvent::Logprobs(id, logprobs) => self.logprobs.push((id, logprobs)),
             ChatEvent::End(end) => self.end = Some(end),
             ChatEvent::Answer(AnswerEvent::Content(more)) => match self.blocks.last_mut() {
-                Some(Block::Text(text)) => text.push_str(&more),
-                Some(Block::Thoughts(_) | Block::Call(_)) | None => self.blocks.push(Block::Text(more)),
+                Some(AnswerBlock::Text(text)) => text.push_str(&more),
+                Some(AnswerBlock::Thoughts(_) | AnswerBlock::Call(_)) | None => {
+                    self.blocks.push(AnswerBlock::Text(more));
+                }
             },
             ChatEvent::Answer(AnswerEvent::Reasoning(more)) => match self.blocks.last_mut() {
-                Some(Block::Thoughts(text)) => text.push_str(&more),
-                Some(Block::Text(_) | Block::Call(_)) | None => self.blocks.push(Block::Thoughts(more)),
+                Some(AnswerBlock::Thoughts(text)) => text.push_str(&more),
+                Some(AnswerBlock::Text(_) | AnswerBlock::Call(_)) | None => {
+                    self.blocks.push(AnswerBlock::Thoughts(more));
+                }
             },
             ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => {
-                self.blocks.push(Block::Call(ToolCall::new(id, name, "")));
+                self.blocks.push(AnswerBlock::Call(ToolCall::new(id, name, "")));
             }
             ChatEvent::Answer(AnswerEvent::CallArguments { index, delta }) => {
                 let mut calls = self.blocks.iter_mut().filter_map(|block| match block {
-                    Block::Call(call) => Some(call),
-                    Block::Thoughts(_) | Block::Text(_) => None,
+                    AnswerBlock::Call(call) => Some(call),
+                    AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
                 });
                 if let Some(call) = calls.nth(index) {
                     call.function.arguments += &delta;
@@ -60,29 +64,29 @@ impl Answer {
         }
     }
 
-    /// All that it says; `None` where it says nothing.
+    /// All its text; `None` if there is none.
     pub fn text(&self) -> Option<String> {
         let texts = self.blocks.iter().filter_map(|block| match block {
-            Block::Text(text) => Some(text.as_str()),
-            Block::Thoughts(_) | Block::Call(_) => None,
+            AnswerBlock::Text(text) => Some(text.as_str()),
+            AnswerBlock::Thoughts(_) | AnswerBlock::Call(_) => None,
         });
         texts.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
-    /// All that the model thought; `None` where that is nothing.
+    /// All its thoughts; `None` if there are none.
     pub fn thoughts(&self) -> Option<String> {
         let thoughts = self.blocks.iter().filter_map(|block| match block {
-            Block::Thoughts(text) => Some(text.as_str()),
-            Block::Text(_) | Block::Call(_) => None,
+            AnswerBlock::Thoughts(text) => Some(text.as_str()),
+            AnswerBlock::Text(_) | AnswerBlock::Call(_) => None,
         });
         thoughts.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
-    /// The functions that it calls.
+    /// Its tool calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.blocks.iter().filter_map(|block| match block {
-            Block::Call(call) => Some(call),
-            Block::Thoughts(_) | Block::Text(_) => None,
+            AnswerBlock::Call(call) => Some(call),
+            AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
         })
     }
 }

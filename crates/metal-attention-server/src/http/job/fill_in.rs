@@ -1,12 +1,12 @@
-//! Prompts that ask for what is between two texts: fill in the middle.
+//! Fill in the middle: prompts for the text between a prefix and a suffix.
 
 use metal_attention::tokenizer::{EncodeOptions, FillInTheMiddle};
 
 use crate::http::ApiError;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
-/// The tokens that the model has for such prompts; an error where it has none.
-pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {
+/// Returns the model's special tokens for fill in the middle; an error if it has none.
+pub fn tokens(model: &LoadedModel) -> Result<FillInTheMiddle, ApiError> {
     model.tokenizer.fill_in_the_middle().ok_or_else(|| {
         let message = "the model's vocabulary has no tokens for filling in the middle (prefix, suffix, middle): use a model \
                        that was trained for it, or put all that it needs into the prompt";
@@ -14,34 +14,42 @@ pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {
     })
 }
 
-/// The tokens of a text, without special ones: what is written in a document is no mark. `param` is the field's name.
-pub fn encode(model: &Loaded, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+/// Returns the token ids of a text. Special tokens in the text are not parsed: a document may contain their spelling.
+/// `param`: the field's name, for errors.
+pub fn encode(model: &LoadedModel, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
     model.check_length(text, param)?;
     Ok(model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false }))
 }
 
-/// A prompt that asks for what is between `before` and `after`; `context` comes first.
-pub fn prompt(model: &Loaded, tokens: FillInTheMiddle, context: &[u32], before: &[u32], after: &[u32]) -> Vec<u32> {
+/// Returns the prompt for the text between `prefix` and `suffix`: BOS, `context`, prefix token, `prefix`, suffix token,
+/// `suffix`, middle token.
+pub fn prompt(
+    model: &LoadedModel,
+    tokens: FillInTheMiddle,
+    context: &[u32],
+    prefix: &[u32],
+    suffix: &[u32],
+) -> Vec<u32> {
     let bos = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos());
-    let before = before.strip_prefix(bos.as_slice()).unwrap_or(before);
+    let prefix = prefix.strip_prefix(bos.as_slice()).unwrap_or(prefix);
     let mut ids: Vec<u32> = bos.into_iter().collect();
     ids.extend(context);
     ids.push(tokens.prefix);
-    ids.extend(before);
+    ids.extend(prefix);
     ids.push(tokens.suffix);
-    ids.extend(after);
+    ids.extend(suffix);
     ids.push(tokens.middle);
     ids
 }
 
-/// What `room` tokens hold of `before` and `after`: the parts next to the gap, of `after` a quarter at most where both are
-/// long. Returns how many tokens are left.
-pub fn fit(before: &mut Vec<u32>, after: &mut Vec<u32>, room: usize) -> usize {
-    let n_after = after.len().min(room.saturating_sub(before.len()).max(room / 4));
-    let n_before = before.len().min(room - n_after);
-    after.truncate(n_after);
-    before.drain(..before.len() - n_before);
-    room - n_before - n_after
+/// Cuts `prefix` and `suffix` to `room` tokens together. The tokens next to the gap remain; where both are long, `suffix`
+/// has at most a quarter. Returns the number of unused tokens.
+pub fn fit(prefix: &mut Vec<u32>, suffix: &mut Vec<u32>, room: usize) -> usize {
+    let n_suffix = suffix.len().min(room.saturating_sub(prefix.len()).max(room / 4));
+    let n_prefix = prefix.len().min(room - n_suffix);
+    suffix.truncate(n_suffix);
+    prefix.drain(..prefix.len() - n_prefix);
+    room - n_prefix - n_suffix
 }
 
 #[cfg(test)]
@@ -49,11 +57,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_next_to_the_gap_is_kept() {
-        let fit = |n_before: u32, n_after: u32, room| {
-            let (mut before, mut after): (Vec<u32>, Vec<u32>) = ((0..n_before).collect(), (0..n_after).collect());
-            let left = fit(&mut before, &mut after, room);
-            (before, after, left)
+    fn the_tokens_next_to_the_gap_remain() {
+        let fit = |n_prefix: u32, n_suffix: u32, room| {
+            let (mut prefix, mut suffix): (Vec<u32>, Vec<u32>) = ((0..n_prefix).collect(), (0..n_suffix).collect());
+            let left = fit(&mut prefix, &mut suffix, room);
+            (prefix, suffix, left)
         };
         assert_eq!(fit(3, 2, 8), (vec![0, 1, 2], vec![0, 1], 3));
         assert_eq!(fit(9, 9, 8), (vec![3, 4, 5, 6, 7, 8], vec![0, 1], 0));

@@ -1,57 +1,58 @@
-//! The fields of requests that say what a text must look like, and the grammars that follow from them.
+//! The form that an answer must have: the request fields that require one (JSON schema, grammar, regular expression),
+//! and the grammars compiled from them.
 
-use metal_attention_grammar::{Form, Grammar, GrammarError};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 
-/// A form, and the path of the field that asks for it.
-pub type AskedForm = (&'static str, Form);
+/// A required form, with the path of the field that requires it.
+pub type RequestedForm = (&'static str, AnswerForm);
 
-/// What a text must look like. Null, false and what is empty ask for nothing; two fields must not ask for different things.
+/// The form of the text. Null, false and empty values require none; two fields must not require different forms.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, ToSchema)]
 pub struct FormFields {
-    /// A grammar: llama.cpp's GBNF, or the Lark of llguidance. In chats it is all of the answer: no thoughts come before it but
-    /// those that the prompt has begun.
+    /// A grammar: llama.cpp's GBNF, or llguidance's Lark. In chats it covers the whole answer: no thoughts come before
+    /// it except those that the prompt has started.
     grammar: Option<String>,
     /// A JSON schema.
     json_schema: Option<Value>,
     /// OpenAI's form: an object whose `type` is `text`, `json_object`, `json_schema` (with `json_schema`: {`schema`, `strict`}, or
     /// `schema`), `grammar` (with `grammar`) or `regex` (with `pattern`).
     response_format: Option<Value>,
-    /// A JSON schema, or its text, as vLLM has it.
+    /// A JSON schema, or its text (vLLM).
     guided_json: Option<Value>,
-    /// A regular expression that matches the whole text, as vLLM has it.
+    /// A regular expression that matches the whole text (vLLM).
     guided_regex: Option<String>,
-    /// Strings of which the text is one, as vLLM has them.
+    /// Strings, one of which is the text (vLLM).
     guided_choice: Option<Vec<String>>,
-    /// The same as `grammar`, as vLLM has it.
+    /// An alias of `grammar` (vLLM).
     guided_grammar: Option<String>,
-    /// Any JSON object, as vLLM has it.
+    /// Any JSON object (vLLM).
     guided_json_object: Option<bool>,
-    /// An object with one of `json`, `regex`, `choice`, `grammar` and `json_object`, as vLLM has it.
+    /// An object with one of `json`, `regex`, `choice`, `grammar` and `json_object` (vLLM).
     structured_outputs: Option<Value>,
-    /// A regular expression that matches the whole text, as `SGLang` has it.
+    /// A regular expression that matches the whole text (`SGLang`).
     regex: Option<String>,
-    /// The same as `grammar`, as `SGLang` has it.
+    /// An alias of `grammar` (`SGLang`).
     ebnf: Option<String>,
 }
 
-/// What a request demands of a text; `None` where that is nothing.
-pub fn read(object: &Object<'_>) -> Result<Option<AskedForm>, ApiError> {
+/// Reads the required form of a request; `None`: any text.
+pub fn read(object: &Object<'_>) -> Result<Option<RequestedForm>, ApiError> {
     let fields: FormFields = object.parse()?;
-    // Its values are JSON already.
+    // Their values are JSON already, so this cannot fail.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
-    let asked = Form::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
-    Ok(asked.map(|(field, form)| (place(field, &fields["response_format"]), form)))
+    let required = AnswerForm::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
+    Ok(required.map(|(field, form)| (place(field, &fields["response_format"]), form)))
 }
 
-/// The path of what describes the form that `field` asks for.
+/// The path of the schema within the field `field` that requires the form.
 fn place(field: &'static str, response_format: &Value) -> &'static str {
     match field {
         "response_format" if response_format["json_schema"]["schema"].is_object() => {
@@ -62,22 +63,27 @@ fn place(field: &'static str, response_format: &Value) -> &'static str {
     }
 }
 
-/// Whether a form that `field` asks for is all of the answer, as llama.cpp has it: no thoughts come before it but those that the
-/// prompt has begun.
-pub fn is_whole(field: &str) -> bool {
+/// Whether the form of `field` covers the whole answer, as llama.cpp defines it for `grammar`: no thoughts come before
+/// it except those that the prompt has started.
+pub fn covers_answer(field: &str) -> bool {
     field == "grammar"
 }
 
-/// The grammar of a text that begins after a prompt which no template has made.
-pub fn raw_grammar(model: &Loaded, asked: Option<&AskedForm>, notes: &mut Notes) -> Result<Option<Grammar>, ApiError> {
-    let Some((field, form)) = asked else { return Ok(None) };
+/// Compiles the grammar for an answer to a prompt without a chat template; `None`: any text.
+pub fn raw_grammar(
+    model: &LoadedModel,
+    required: Option<&RequestedForm>,
+    notes: &mut Notes,
+) -> Result<Option<Grammar>, ApiError> {
+    let Some((field, form)) = required else { return Ok(None) };
     let mut left_out = Vec::new();
     let grammar = model.grammars.raw(form, &mut left_out);
-    followed(field, grammar, left_out, notes).map(Some)
+    checked_grammar(field, grammar, left_out, notes).map(Some)
 }
 
-/// `grammar`, or an error that names the field. Notes the places of the schema that are not enforced.
-pub fn followed(
+/// Returns the compiled `grammar`, or an error that names the field. Notes `left_out`, the places of the schema that
+/// the grammar does not enforce.
+pub fn checked_grammar(
     field: &str,
     grammar: Result<Grammar, GrammarError>,
     left_out: Vec<String>,
@@ -96,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_have_the_path_of_what_describes_them() {
+    fn forms_have_the_path_of_their_schema() {
         let read = |json: Value| read(&Object::split(json.to_string().as_bytes()).unwrap());
         let schema = json!({"type": "object"});
         for (fields, place) in [

@@ -1,4 +1,5 @@
-//! How a text is generated: how its tokens are chosen, when it ends, and what is reported of it.
+//! The settings of generation that all interfaces share: sampling, end of the text, number of choices, reported log
+//! probabilities.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,52 +9,55 @@ use std::time::{Duration, Instant};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Request};
 
-use super::logit_bias::LogitBias;
+use super::logit_bias::LogitBiasMap;
 use super::sampling::SamplingFields;
 use crate::http::limits::{MAX_CHOICES, MAX_STOP_IDS};
 use crate::http::models::ModelLease;
 use crate::http::{ApiError, App};
 
-/// Most alternatives of a token that a request may ask for.
+/// Maximum number of alternatives of a token whose log probabilities are reported.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// How texts are generated. The default generates one text to its end, as the model's file recommends.
+/// The settings of all sequences of a job. The default is one choice with the sampling that the model's file
+/// recommends, up to its end of text.
 #[derive(Debug, Clone)]
-pub struct Generation {
-    /// How tokens are chosen.
+pub struct GenerationSettings {
+    /// Sampling options of the request.
     pub sampling: SamplingFields,
-    /// The same seed gives the same text; without one each text is another.
+    /// The seed of the first choice; choice `i` uses `seed + i`. `None`: random.
     pub seed: Option<u64>,
     /// Added to the logits of tokens.
-    pub logit_bias: Option<LogitBias>,
-    /// Strings that end a text.
+    pub logit_bias: Option<LogitBiasMap>,
+    /// Strings that end the text.
     pub stop: Vec<String>,
-    /// Tokens that end a text.
+    /// Tokens that end the text.
     pub stop_ids: Vec<u32>,
-    /// Most tokens to generate; `usize::MAX`: up to the text's end, or the context's. `None`: as the model's defaults say, else
-    /// as `default_max_tokens`.
+    /// Maximum generated tokens; `usize::MAX`: unlimited except by the context. `None`: the model's default, else
+    /// `default_max_tokens`.
     pub max_tokens: Option<usize>,
-    /// Most tokens where neither the request nor the model's defaults say; `None`: up to the text's end, or the context's.
+    /// Maximum generated tokens where neither the request nor the model's defaults set one; `None`: unlimited except by
+    /// the context.
     pub default_max_tokens: Option<usize>,
-    /// A text does not end before it has this many tokens.
+    /// Minimum generated tokens: the text does not end before.
     pub min_tokens: usize,
-    /// No token that ends the text is chosen.
+    /// Whether tokens that end the text are never sampled.
     pub ignore_eos: bool,
     /// The text ends at the first line break after this time since its first token.
     pub line_end_after: Option<Duration>,
-    /// Texts to generate after each prompt.
+    /// Choices for each prompt.
     pub n: u32,
-    /// Report the log probability of each token and of this many of the likeliest.
+    /// Report the log probability of each token and of this many most likely alternatives; `None`: none.
     pub logprobs: Option<usize>,
-    /// The same for the tokens of the prompt.
+    /// Report the log probability of each prompt token after the first and of this many most likely alternatives; `None`:
+    /// none.
     pub prompt_logprobs: Option<usize>,
-    /// The text is sent as it comes.
+    /// Whether the response is streamed.
     pub stream: bool,
-    /// When the request was read. The server's timeout counts from here.
+    /// When the request was read; the server's timeout counts from here.
     pub received: Instant,
 }
 
-impl Default for Generation {
+impl Default for GenerationSettings {
     fn default() -> Self {
         Self {
             sampling: SamplingFields::default(),
@@ -75,27 +79,28 @@ impl Default for Generation {
     }
 }
 
-impl Generation {
-    /// How tokens of `model` are chosen: as the request says, else as the model's defaults do.
+impl GenerationSettings {
+    /// The sampling options for `model`: the request's over the model's defaults. Fails for a value outside its range.
     pub fn sampling(&self, model: &ModelLease) -> Result<SamplerOptions, ApiError> {
         let mut sampling = model.default_sampling()?;
         self.sampling.apply(&mut sampling)?;
         Ok(sampling)
     }
 
-    /// Most tokens of a text of `model`; `None`: up to the text's end, or the context's.
+    /// Maximum generated tokens for `model`; `None`: unlimited except by the context.
     pub fn max_tokens(&self, model: &ModelLease) -> Option<usize> {
         let max_tokens = self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens);
         max_tokens.filter(|&n| n < usize::MAX)
     }
 
-    /// Tokens that a prompt may have where the answer needs room for all that it may take, or for half of the context.
+    /// Maximum prompt tokens that leave room in the context for `max_tokens`, or for half the context if that is less.
     pub fn prompt_room(&self, model: &ModelLease) -> usize {
         let answer = model.n_ctx / 2;
         model.n_ctx - self.max_tokens(model).map_or(answer, |n| n.min(answer))
     }
 
-    /// The scheduler's request for text number `choice` after `prompt`. `stop` are all strings that end it.
+    /// Returns the scheduler's request for choice `choice` of `prompt`. `stop`: all stop strings. Its constraint is not
+    /// set.
     pub fn request(
         &self,
         app: &App,
@@ -119,7 +124,7 @@ impl Generation {
             min_tokens: self.min_tokens,
             line_end_after: self.line_end_after,
             logit_bias: match &self.logit_bias {
-                Some(bias) => bias.of_tokens(&model.tokenizer, model.n_vocab())?,
+                Some(bias) => bias.resolve(&model.tokenizer, model.n_vocab())?,
                 None => Vec::new(),
             },
             logprobs: self.logprobs,
@@ -127,11 +132,11 @@ impl Generation {
             constraint: None,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
-            whole: !self.stream,
+            buffer_events: !self.stream,
         })
     }
 
-    /// The strings that end a text of `model`: the request's, the model's, and `more` of them.
+    /// All strings that end a text of `model`: the request's, the model's defaults, and `more`.
     pub fn stop(&self, model: &ModelLease, more: &[&str]) -> Arc<[String]> {
         let more = more.iter().map(|&stop| stop.to_owned());
         self.stop.iter().chain(&model.defaults().stop).cloned().chain(more).collect()
@@ -148,12 +153,12 @@ impl Generation {
     }
 }
 
-/// An error: the field `param` has a token that is none.
+/// The error of a token id in field `param` that the vocabulary does not have.
 pub fn no_such_token(param: &str, id: impl fmt::Display, n_vocab: usize) -> ApiError {
     ApiError::field(param, format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1))
 }
 
-/// Refuses a value outside `range`.
+/// Fails where `value` is outside `range`.
 pub fn check<T: Copy + PartialOrd + fmt::Display>(
     param: &str,
     value: T,

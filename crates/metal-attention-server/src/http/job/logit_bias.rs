@@ -1,4 +1,5 @@
-//! The field `logit_bias`: numbers that are added to the logits of tokens, as an object or as llama.cpp's list of pairs.
+//! The field `logit_bias`: numbers that are added to the logits of tokens, as an object (OpenAI) or a list of pairs
+//! (llama.cpp).
 
 use std::fmt;
 
@@ -9,13 +10,14 @@ use super::generation::no_such_token;
 use crate::http::ApiError;
 use crate::http::limits::{MAX_LOGIT_BIAS, MAX_STOP_BYTES};
 
-/// What is added to the logits of tokens.
+/// Pairs of a token, by id or text, and the number that is added to its logit.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct LogitBias(Vec<(String, f32)>);
+pub struct LogitBiasMap(Vec<(String, f32)>);
 
-impl LogitBias {
-    /// The tokens and what is added to their logits: -inf forbids one. An error names the token that is none, or too many.
-    pub fn of_tokens(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+impl LogitBiasMap {
+    /// Resolves texts to token ids: pairs of a token id and the number that is added to its logit; -inf forbids the
+    /// token. Fails for unknown ids, numbers that are not finite, and too many tokens.
+    pub fn resolve(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
         check_number(self.0.len())?;
         let mut tokens = Vec::new();
         for (token, bias) in &self.0 {
@@ -48,66 +50,66 @@ fn check_number(n: usize) -> Result<(), ApiError> {
     Ok(())
 }
 
-impl<'de> Deserialize<'de> for LogitBias {
+impl<'de> Deserialize<'de> for LogitBiasMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LogitBiasVisitor)
+        deserializer.deserialize_any(LogitBiasMapVisitor)
     }
 }
 
-struct LogitBiasVisitor;
+struct LogitBiasMapVisitor;
 
-impl<'de> Visitor<'de> for LogitBiasVisitor {
-    type Value = LogitBias;
+impl<'de> Visitor<'de> for LogitBiasMapVisitor {
+    type Value = LogitBiasMap;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tokens and numbers, or a list of pairs of them")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBiasMap, A::Error> {
         let mut list = Vec::new();
         while let Some((token, Bias(bias))) = map.next_entry::<String, Bias>()? {
             list.push((token, bias));
         }
-        Ok(LogitBias(list))
+        Ok(LogitBiasMap(list))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<LogitBias, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<LogitBiasMap, A::Error> {
         let mut list = Vec::new();
-        while let Some((Token(token), Bias(bias))) = pairs.next_element::<(Token, Bias)>()? {
+        while let Some((TokenKey(token), Bias(bias))) = pairs.next_element::<(TokenKey, Bias)>()? {
             list.push((token, bias));
         }
-        Ok(LogitBias(list))
+        Ok(LogitBiasMap(list))
     }
 }
 
-/// A token's id, or a text, as text.
-struct Token(String);
+/// A token id, or a text whose tokens are meant, as a string.
+struct TokenKey(String);
 
-impl<'de> Deserialize<'de> for Token {
+impl<'de> Deserialize<'de> for TokenKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TokenVisitor)
+        deserializer.deserialize_any(TokenKeyVisitor)
     }
 }
 
-struct TokenVisitor;
+struct TokenKeyVisitor;
 
-impl Visitor<'_> for TokenVisitor {
-    type Value = Token;
+impl Visitor<'_> for TokenKeyVisitor {
+    type Value = TokenKey;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a token id or a text")
     }
 
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Token, E> {
-        Ok(Token(id.to_string()))
+    fn visit_u64<E: Error>(self, id: u64) -> Result<TokenKey, E> {
+        Ok(TokenKey(id.to_string()))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Token, E> {
-        Ok(Token(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<TokenKey, E> {
+        Ok(TokenKey(text.to_owned()))
     }
 }
 
-/// A number, or false, which forbids a token.
+/// A number, or false for -inf, which forbids a token.
 struct Bias(f32);
 
 impl<'de> Deserialize<'de> for Bias {
@@ -138,7 +140,7 @@ impl Visitor<'_> for BiasVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Bias, E> {
-        // What is beyond 32 bits is refused later, by the token's name.
+        // Numbers beyond 32 bits become NaN, which `resolve` refuses with the token's name.
         Ok(Bias(if value < f64::from(f32::MIN) { f32::NAN } else { value as f32 }))
     }
 }
@@ -154,8 +156,8 @@ mod tests {
         let model = Model::built_in().unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let read = |json: &str| {
-            let bias: LogitBias = serde_json::from_str(json).map_err(|e| e.to_string())?;
-            bias.of_tokens(&tokenizer, 512)
+            let bias: LogitBiasMap = serde_json::from_str(json).map_err(|e| e.to_string())?;
+            bias.resolve(&tokenizer, 512)
                 .map_err(|e| serde_json::to_value(e.body()).unwrap()["error"]["param"].as_str().unwrap().to_owned())
         };
         let never = f32::NEG_INFINITY;

@@ -1,4 +1,4 @@
-//! Prompts: text or token ids, one or several.
+//! The prompts of completions and embeddings: text or token ids, one or several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::limits::MAX_PROMPTS;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
 /// One text or several, each as a string or as token ids.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Prompt {
+#[schema(as = Prompt)]
+pub enum PromptInput {
     /// A text.
     Text(String),
     /// Token ids.
@@ -26,16 +27,17 @@ pub enum Prompt {
     IdLists(Vec<Vec<u32>>),
 }
 
-impl Prompt {
-    /// The token ids of each text. `param` is the field's name, for errors.
-    pub fn encode(&self, model: &Loaded, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
+impl PromptInput {
+    /// Returns the token ids of each prompt. `param`: the field's name, for errors.
+    pub fn encode(&self, model: &LoadedModel, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.encode_with(model, param, EncodeOptions { add_special: true, parse_special: true })
     }
 
-    /// [`encode`](Self::encode) with `options` for texts.
+    /// Returns the token ids of each prompt, with `options` for texts. Fails for an empty prompt, unknown token ids,
+    /// and texts that are too long to tokenise.
     pub fn encode_with(
         &self,
-        model: &Loaded,
+        model: &LoadedModel,
         param: &str,
         options: EncodeOptions,
     ) -> Result<Vec<Arc<[u32]>>, ApiError> {
@@ -57,52 +59,52 @@ impl Prompt {
     }
 }
 
-/// Reads a prompt piece by piece: nothing is kept but what it becomes.
-impl<'de> Deserialize<'de> for Prompt {
+/// Reads a prompt element by element, without an intermediate JSON value.
+impl<'de> Deserialize<'de> for PromptInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PromptVisitor)
+        deserializer.deserialize_any(PromptInputVisitor)
     }
 }
 
-struct PromptVisitor;
+struct PromptInputVisitor;
 
-impl<'de> Visitor<'de> for PromptVisitor {
-    type Value = Prompt;
+impl<'de> Visitor<'de> for PromptInputVisitor {
+    type Value = PromptInput;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a string, a list of strings, a list of token ids or a list of such lists")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Prompt, E> {
-        Ok(Prompt::Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<PromptInput, E> {
+        Ok(PromptInput::Text(text.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, text: String) -> Result<Prompt, E> {
-        Ok(Prompt::Text(text))
+    fn visit_string<E: Error>(self, text: String) -> Result<PromptInput, E> {
+        Ok(PromptInput::Text(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptInput, A::Error> {
         let mut prompt = match list.next_element()? {
-            None => return Ok(Prompt::Ids(Vec::new())),
-            Some(Item::Id(id)) => Prompt::Ids(vec![id]),
-            Some(Item::Text(text)) => Prompt::Texts(vec![text]),
-            Some(Item::Ids(ids)) => Prompt::IdLists(vec![ids]),
+            None => return Ok(PromptInput::Ids(Vec::new())),
+            Some(PromptElement::Id(id)) => PromptInput::Ids(vec![id]),
+            Some(PromptElement::Text(text)) => PromptInput::Texts(vec![text]),
+            Some(PromptElement::Ids(ids)) => PromptInput::IdLists(vec![ids]),
         };
         while let Some(item) = list.next_element()? {
             let n_texts = match (&mut prompt, item) {
-                (Prompt::Ids(ids), Item::Id(id)) => {
+                (PromptInput::Ids(ids), PromptElement::Id(id)) => {
                     ids.push(id);
                     1
                 }
-                (Prompt::Texts(texts), Item::Text(text)) => {
+                (PromptInput::Texts(texts), PromptElement::Text(text)) => {
                     texts.push(text);
                     texts.len()
                 }
-                (Prompt::IdLists(lists), Item::Ids(ids)) => {
+                (PromptInput::IdLists(lists), PromptElement::Ids(ids)) => {
                     lists.push(ids);
                     lists.len()
                 }
-                (Prompt::Text(_) | Prompt::Ids(_) | Prompt::Texts(_) | Prompt::IdLists(_), _) => {
+                (PromptInput::Text(_) | PromptInput::Ids(_) | PromptInput::Texts(_) | PromptInput::IdLists(_), _) => {
                     return Err(Error::custom("a list has texts, token ids, or lists of these, and no mixture"));
                 }
             };
@@ -114,47 +116,47 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 }
 
-/// An item of a list of prompts or of token ids.
-enum Item {
+/// An element of a list of prompts, or of token ids.
+enum PromptElement {
     Text(String),
     Id(u32),
     Ids(Vec<u32>),
 }
 
-impl<'de> Deserialize<'de> for Item {
+impl<'de> Deserialize<'de> for PromptElement {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ItemVisitor)
+        deserializer.deserialize_any(PromptElementVisitor)
     }
 }
 
-struct ItemVisitor;
+struct PromptElementVisitor;
 
-impl<'de> Visitor<'de> for ItemVisitor {
-    type Value = Item;
+impl<'de> Visitor<'de> for PromptElementVisitor {
+    type Value = PromptElement;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text, a token id or a list of token ids")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-        Ok(Item::Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<PromptElement, E> {
+        Ok(PromptElement::Text(text.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, text: String) -> Result<Item, E> {
-        Ok(Item::Text(text))
+    fn visit_string<E: Error>(self, text: String) -> Result<PromptElement, E> {
+        Ok(PromptElement::Text(text))
     }
 
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
+    fn visit_u64<E: Error>(self, id: u64) -> Result<PromptElement, E> {
         let id = u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))?;
-        Ok(Item::Id(id))
+        Ok(PromptElement::Id(id))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptElement, A::Error> {
         let mut ids = Vec::new();
         while let Some(id) = list.next_element()? {
             ids.push(id);
         }
-        Ok(Item::Ids(ids))
+        Ok(PromptElement::Ids(ids))
     }
 }
 
@@ -162,17 +164,17 @@ impl<'de> Visitor<'de> for ItemVisitor {
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<Prompt, String> {
+    fn read(json: &str) -> Result<PromptInput, String> {
         serde_json::from_str(json).map_err(|e| e.to_string())
     }
 
     #[test]
     fn prompts_have_four_forms() {
-        assert_eq!(read(r#""a\n""#), Ok(Prompt::Text("a\n".into())));
-        assert_eq!(read("[1, 4294967295]"), Ok(Prompt::Ids(vec![1, u32::MAX])));
-        assert_eq!(read(r#"["a", ""]"#), Ok(Prompt::Texts(vec!["a".into(), String::new()])));
-        assert_eq!(read("[[1, 2], []]"), Ok(Prompt::IdLists(vec![vec![1, 2], vec![]])));
-        assert_eq!(read("[]"), Ok(Prompt::Ids(vec![])));
+        assert_eq!(read(r#""a\n""#), Ok(PromptInput::Text("a\n".into())));
+        assert_eq!(read("[1, 4294967295]"), Ok(PromptInput::Ids(vec![1, u32::MAX])));
+        assert_eq!(read(r#"["a", ""]"#), Ok(PromptInput::Texts(vec!["a".into(), String::new()])));
+        assert_eq!(read("[[1, 2], []]"), Ok(PromptInput::IdLists(vec![vec![1, 2], vec![]])));
+        assert_eq!(read("[]"), Ok(PromptInput::Ids(vec![])));
         for wrong in ["1", "{}", "null", "[-1]", "[4294967296]", "[1.0]", "[null]", "[[[1]]]", r#"[["a"]]"#, "[[1.5]]"]
         {
             assert!(read(wrong).is_err(), "{wrong}");

@@ -1,5 +1,5 @@
-//! The fields of requests that say how tokens are chosen. The numbers among them are those of [`NumberOption`]: names, ranges
-//! and descriptions follow from that table.
+//! The request fields of sampling. The numeric options are those of [`NumberOption`]: names, ranges and descriptions
+//! come from that table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,25 +15,26 @@ use crate::http::limits::{MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SAMPLERS};
 use crate::http::notes::Notes;
 use crate::http::{ApiError, body};
 
-/// Samplers of other servers that do nothing here: none of their options is accepted with a value that asks for something.
-/// `infill` only ends texts early.
+/// Samplers of other servers that are accepted in `samplers` and ignored: none of their own options is accepted with a
+/// value that has an effect. `infill` only ends texts early.
 const WITHOUT_EFFECT: [&str; 6] = ["tfs_z", "top_a", "mirostat", "adaptive_p", "quadratic", "infill"];
 
-/// How tokens are chosen, as far as a request says.
+/// The sampling options that a request sets.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingFields {
-    /// The options by name, with the name that the request has and the value.
+    /// By the option's name: the name that the request uses (it may be an alias), and the value.
     numbers: BTreeMap<&'static str, (String, f64)>,
-    /// The samplers to apply, first to last.
+    /// The sampler chain, in order; `None`: the default.
     samplers: Option<Vec<SamplerKind>>,
-    /// Names in `samplers` that have no effect.
+    /// Names in `samplers` that are ignored.
     ignored: Vec<String>,
-    /// Strings that end a repetition.
+    /// Sequence breakers of DRY; `None`: the default.
     breakers: Option<Vec<String>>,
 }
 
 impl SamplingFields {
-    /// Puts what the request says into `options`.
+    /// Applies the request's options to `options`. Fails for a value outside its range; `options` may then be partly
+    /// changed.
     pub fn apply(&self, options: &mut SamplerOptions) -> Result<(), ApiError> {
         for (name, (given, value)) in &self.numbers {
             let Some(option) = NumberOption::find(name) else { continue };
@@ -48,14 +49,14 @@ impl SamplingFields {
         Ok(())
     }
 
-    /// The options by name.
+    /// The numeric options by name.
     pub fn numbers(&self) -> impl Iterator<Item = (&'static str, f64)> {
         self.numbers.iter().map(|(name, (_, value))| (*name, *value))
     }
 
-    /// These fields, and those of `base` that are not among them.
+    /// Returns these options, completed from `base`.
     #[must_use]
-    pub fn over(self, base: &Self) -> Self {
+    pub fn completed_from(self, base: &Self) -> Self {
         let mut numbers = base.numbers.clone();
         numbers.extend(self.numbers);
         Self {
@@ -66,7 +67,7 @@ impl SamplingFields {
         }
     }
 
-    /// Reads the fields of a request, and notes those that have no effect.
+    /// Reads the fields of a request. Notes those without effect.
     pub fn read(object: &body::Object<'_>, notes: &mut Notes) -> Result<Self, ApiError> {
         let fields: Self = object.parse()?;
         fields.ignored.iter().for_each(|name| notes.ignored(format!("samplers.{name}")));
@@ -104,7 +105,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
                 (_, None) => drop(map.next_value::<IgnoredAny>()?),
                 (_, Some(option)) => {
                     if let Some(value) = map.next_value::<Option<f64>>()? {
-                        // An alias does not replace what stands under the option's own name.
+                        // An alias does not replace a value under the option's own name.
                         if name == option.name || !fields.numbers.contains_key(option.name) {
                             fields.numbers.insert(option.name, (name, value));
                         }
@@ -116,14 +117,17 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
-/// An order of samplers: a list of names, names separated by `;`, or llama.cpp's letters.
+/// A sampler chain: a list of names, names separated by `;`, or llama.cpp's letters.
 struct Samplers {
+    /// The supported samplers, in order.
     order: Vec<SamplerKind>,
+    /// The names of samplers that are ignored.
     ignored: Vec<String>,
 }
 
 impl Samplers {
-    fn of_names<'a, E: Error>(names: impl Iterator<Item = &'a str>) -> Result<Self, E> {
+    /// Reads the names of samplers; unsupported ones are an error unless they are in [`WITHOUT_EFFECT`].
+    fn from_names<'a, E: Error>(names: impl Iterator<Item = &'a str>) -> Result<Self, E> {
         let (mut order, mut ignored) = (Vec::new(), Vec::new());
         for name in names.map(str::trim).filter(|name| !name.is_empty()) {
             if order.len() + ignored.len() == MAX_SAMPLERS {
@@ -158,7 +162,7 @@ impl<'de> Visitor<'de> for SamplersVisitor {
         let letters = SamplerKind::parse_letters(text).filter(|order| order.len() <= MAX_SAMPLERS);
         match letters.filter(|_| text.parse::<SamplerKind>().is_err()) {
             Some(order) => Ok(Samplers { order, ignored: Vec::new() }),
-            None => Samplers::of_names(text.split(';')),
+            None => Samplers::from_names(text.split(';')),
         }
     }
 
@@ -167,11 +171,11 @@ impl<'de> Visitor<'de> for SamplersVisitor {
         while let Some(name) = list.next_element::<String>()? {
             names.push(name);
         }
-        Samplers::of_names(names.iter().map(String::as_str))
+        Samplers::from_names(names.iter().map(String::as_str))
     }
 }
 
-/// Strings that end a repetition: a list, or a string that has one in JSON, with or without its brackets.
+/// Sequence breakers of DRY: a list, or a string with a JSON list, with or without its brackets.
 struct Breakers(Vec<String>);
 
 impl<'de> Deserialize<'de> for Breakers {
@@ -249,10 +253,10 @@ impl PartialSchema for SamplingFields {
 
 impl ToSchema for SamplingFields {}
 
-/// The description of a number.
+/// The OpenAPI schema of a numeric option.
 fn number(option: &NumberOption, what: &str) -> Object {
     let default = option.get(&SamplerOptions::default());
-    // As it is written in decimal, not as the nearest number of 32 bits.
+    // Through f32, so that 0.1 is not written as 0.10000000149.
     let default = (default as f32).to_string().parse().unwrap_or(default);
     let kind = if option.is_count() { Type::Integer } else { Type::Number };
     ObjectBuilder::new()

@@ -1,4 +1,4 @@
-//! Strings that end a text.
+//! The field for stop strings, with its limits.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::http::limits::{MAX_STOP_BYTES, MAX_STOP_BYTES_IN_ALL, MAX_STOP_STRINGS};
 
-/// One string or several.
+/// One stop string or several.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Stop {
@@ -19,7 +19,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// All of them.
+    /// All stop strings.
     pub fn into_strings(self) -> Vec<String> {
         match self {
             Self::One(string) => vec![string],

@@ -1,57 +1,58 @@
-//! What a request says about thoughts, without the names that dialects have for it: whether the model thinks, how hard, and
-//! how long.
+//! The settings of thoughts (reasoning) in a request, without an interface's names: whether the model thinks, with
+//! which effort, and for how many tokens.
 
-use metal_attention_chat::{ChatTemplate, Effort, Thinking};
+use metal_attention_chat::{ChatTemplate, ReasoningEffort, Thinking};
 use serde_json::{Map, Value};
 
 use crate::http::notes::Notes;
 
-/// What a request says about thoughts. Each wish comes with the name of the field that it stands in.
+/// The settings of thoughts in a request. Each has the name of its field, for notes and errors; `None`: not set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ThinkingRequest {
     /// Whether the model thinks.
     pub switch: Option<(&'static str, bool)>,
-    /// How hard; [`Effort::None`]: not at all.
-    pub effort: Option<(&'static str, Effort)>,
-    /// Most tokens of thoughts.
+    /// The effort; [`ReasoningEffort::None`]: the model does not think.
+    pub effort: Option<(&'static str, ReasoningEffort)>,
+    /// Maximum tokens of thoughts.
     pub budget: Option<(&'static str, usize)>,
-    /// Variables for the template, which win over the other wishes.
+    /// Variables for the template, which take precedence over the other settings.
     pub variables: Map<String, Value>,
 }
 
-/// What becomes of it with a model's template.
+/// The settings of thoughts for a model's template.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ThinkingWish {
+pub struct ThinkingSettings {
     /// Variables for the template.
     pub variables: Map<String, Value>,
-    /// Most tokens of thoughts; `None`: any number.
+    /// Maximum tokens of thoughts; `None`: unlimited.
     pub budget: Option<usize>,
 }
 
 impl ThinkingRequest {
-    /// What the request means for the model with this template. Fields without an effect are noted.
-    pub fn wish(&self, template: &ChatTemplate, notes: &mut Notes) -> ThinkingWish {
+    /// Returns the settings for `template`. Notes the fields that have no effect with it.
+    pub fn settings(&self, template: &ChatTemplate, notes: &mut Notes) -> ThinkingSettings {
         let mut variables = self.variables.clone();
-        let own = |name: &str| variables.get(name).and_then(Value::as_bool);
-        let own_switch = own("enable_thinking").or(own("thinking"));
+        let variable = |name: &str| variables.get(name).and_then(Value::as_bool);
+        let variables_switch = variable("enable_thinking").or(variable("thinking"));
         let thinks = template.thinks();
-        let own_budget = || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
-        let budget = self.budget.or_else(own_budget);
+        let variables_budget =
+            || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
+        let budget = self.budget.or_else(variables_budget);
         let is_off = self.switch.is_some_and(|(_, on)| !on)
-            || self.effort.is_some_and(|(_, effort)| effort == Effort::None)
+            || self.effort.is_some_and(|(_, effort)| effort == ReasoningEffort::None)
             || budget.is_some_and(|(_, budget)| budget == 0);
-        if own_switch.map_or(is_off, |on| !on) {
+        if variables_switch.map_or(is_off, |on| !on) {
             template.set_thinking(Thinking::OFF, &mut variables);
-            return ThinkingWish { variables, budget: thinks.then_some(0) };
+            return ThinkingSettings { variables, budget: thinks.then_some(0) };
         }
         if let Some((field, true)) = self.switch
             && !template.set_thinking(Thinking::On, &mut variables)
-            // How hard it thinks says that it does.
+            // An effort implies that the model thinks.
             && self.effort.is_none()
         {
             notes.ignored(field);
         }
-        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != Effort::None)
+        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != ReasoningEffort::None)
             && !template.set_thinking(Thinking::Effort(effort), &mut variables)
         {
             notes.ignored(field);
@@ -64,6 +65,6 @@ impl ThinkingRequest {
                 notes.ignored(field);
             }
         }
-        ThinkingWish { variables, budget: budget.map(|(_, budget)| budget).filter(|_| thinks) }
+        ThinkingSettings { variables, budget: budget.map(|(_, budget)| budget).filter(|_| thinks) }
     }
 }

@@ -1,4 +1,4 @@
-//! `tool_choice`: whether the model calls a function, and which.
+//! `tool_choice`: whether the model calls a tool, and which tools it may call.
 
 use metal_attention_chat::Tool;
 use serde::de::{Deserialize, Deserializer, Error};
@@ -6,22 +6,22 @@ use serde_json::Value;
 
 use crate::http::ApiError;
 
-/// Whether the model calls a function, and which.
+/// The request's choice of tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// It calls none.
+    /// No call.
     None,
-    /// It calls what it likes, or nothing.
+    /// The model decides.
     Auto,
-    /// It calls one.
+    /// At least one call.
     Required,
-    /// It calls this one.
+    /// A call of this tool.
     Named(String),
-    /// Only these may be called: one is, where `required`.
+    /// Only these tools may be called.
     Allowed {
-        /// The functions.
+        /// The tools' names.
         names: Vec<String>,
-        /// Whether one is called.
+        /// Whether there must be a call.
         required: bool,
     },
 }
@@ -38,6 +38,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
 }
 
 impl ToolChoice {
+    /// Reads the forms of the chat API and of the Responses API; `None`: invalid.
     fn read(value: &Value) -> Option<Self> {
         let word = |value: &Value| match value.as_str()? {
             "none" => Some(Self::None),
@@ -56,7 +57,7 @@ impl ToolChoice {
         if value["type"] != "allowed_tools" {
             return name(value).map(Self::Named);
         }
-        // The chat API has an object of its own for the two fields, the responses API does not.
+        // The chat API nests the two fields in an object, the Responses API does not.
         let allowed = fields.get("allowed_tools").unwrap_or(value);
         let required = match word(allowed.get("mode").filter(|mode| !mode.is_null()).unwrap_or(&"auto".into()))? {
             Self::Auto => false,
@@ -68,19 +69,20 @@ impl ToolChoice {
     }
 }
 
-/// The functions that an answer may call.
+/// The tools that an answer may call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Calls {
-    /// The functions that the model is told of.
+pub struct AllowedCalls {
+    /// The tools in the prompt.
     pub tools: Vec<Tool>,
-    /// Whether the answer is a call.
+    /// Whether the answer must be a call.
     pub required: bool,
-    /// Whether it may be several.
+    /// Whether the answer may have several calls.
     pub parallel: bool,
 }
 
-impl Calls {
-    /// What `choice` leaves of `tools`; `parallel`: whether the request allows several calls.
+impl AllowedCalls {
+    /// Restricts `tools` by `choice`. `parallel`: whether the request allows several calls. Fails for a choice of an
+    /// unknown tool, or a required call without tools.
     pub fn new(tools: Vec<Tool>, choice: Option<&ToolChoice>, parallel: bool) -> Result<Self, ApiError> {
         let find = |name: &String| {
             tools.iter().find(|tool| tool.name() == name).cloned().ok_or_else(|| {
@@ -153,7 +155,7 @@ mod tests {
         let tool = |name: &str| Tool::try_from(json!({"type": "function", "function": {"name": name}})).unwrap();
         let tools = [tool("f"), tool("g")];
         let calls = |choice: ToolChoice| {
-            let calls = Calls::new(tools.to_vec(), Some(&choice), true).ok()?;
+            let calls = AllowedCalls::new(tools.to_vec(), Some(&choice), true).ok()?;
             Some((
                 calls.tools.iter().map(|t| t.name().to_owned()).collect::<Vec<_>>().join(" "),
                 calls.required,
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(calls(allowed("g", true)), some("g", true, true));
         assert_eq!(calls(allowed("g", false)), some("g", false, true));
         assert_eq!(calls(allowed("h", false)), None);
-        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Required), true).is_err());
-        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Auto), true).is_ok());
+        assert!(AllowedCalls::new(Vec::new(), Some(&ToolChoice::Required), true).is_err());
+        assert!(AllowedCalls::new(Vec::new(), Some(&ToolChoice::Auto), true).is_ok());
     }
 }

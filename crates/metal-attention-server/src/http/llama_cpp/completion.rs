@@ -1,4 +1,4 @@
-//! `/completion`: continues prompts, as llama.cpp has it.
+//! `/completion`: continues prompts, in llama.cpp's form.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::prompt::Prompts;
-use super::request::{CutPrompt, TextFields, TextRequest};
+use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::form::FormFields;
@@ -19,21 +19,23 @@ use crate::http::{ApiError, App, openapi, prepare};
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = LlamaCppCompletionFields)]
 struct CompletionFields {
-    /// What to continue.
+    /// The prompt or prompts.
     prompt: Prompts,
 }
 
 /// A request to continue prompts.
 pub struct LlamaCppCompletionRequest {
+    /// The prompts.
     prompts: Prompts,
-    text: TextRequest,
+    /// The part that it shares with `/infill`.
+    shared: SharedRequest,
 }
 
 impl FromJson for LlamaCppCompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = TextRequest::read(object)?;
-        let own: CompletionFields = object.parse()?;
-        Ok(Self { prompts: own.prompt, text })
+        let shared = SharedRequest::read(object)?;
+        let fields: CompletionFields = object.parse()?;
+        Ok(Self { prompts: fields.prompt, shared })
     }
 }
 
@@ -48,13 +50,13 @@ pub async fn completion(
     client: Client,
     request: Json<LlamaCppCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.lease(request.text.model.as_deref()).await?;
-    let is_stream = request.text.generation.stream;
+    let model = app.lease(request.shared.model.as_deref()).await?;
+    let is_stream = request.shared.generation.stream;
     let lease = model.clone();
     let submit = move |app: &App, request: &LlamaCppCompletionRequest| {
         let prompts = request.prompts.encode(&lease)?;
         let prompts = prompts.into_iter().map(|ids| CutPrompt { ids, truncated: false });
-        request.text.submit(app, &lease, client, prompts.collect())
+        request.shared.submit(app, &lease, client, prompts.collect())
     };
     let submitted = prepare(&app, request, submit).await?;
     answer(app, model, submitted, is_stream).await

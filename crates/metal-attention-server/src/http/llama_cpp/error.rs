@@ -1,4 +1,4 @@
-//! Errors as llama.cpp's clients read them.
+//! Errors in the form that llama.cpp's clients read.
 
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -6,41 +6,41 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 
-/// The body of an answer that is no success, and the last event of a stream that fails.
+/// The body of an error response, and the last event of a stream that fails.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppErrorBody)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// The details.
     error: ErrorDetail,
 }
 
-/// What went wrong.
+/// The details of an error.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppErrorDetail)]
 struct ErrorDetail {
     /// The HTTP status.
     code: u16,
-    /// What was tried, what went wrong, what to do.
+    /// A message with the attempt, the failure and a remedy.
     message: String,
     /// The kind of error, such as `invalid_request_error`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The field of the request that is at fault.
+    /// The field of the request that is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     param: Option<String>,
-    /// Tokens of a prompt that the context has no room for.
+    /// Tokens of a prompt that exceeds the context.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     n_prompt_tokens: Option<usize>,
-    /// Tokens that the context has room for.
+    /// Maximum tokens of a prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     n_ctx: Option<usize>,
 }
 
 impl ErrorBody {
-    /// That of `error`.
+    /// The body of `error`.
     pub fn of(error: &ApiError) -> Self {
         let exceeded = error.exceeded();
         Self {
@@ -56,7 +56,7 @@ impl ErrorBody {
     }
 }
 
-/// llama.cpp's name for this kind of error.
+/// llama.cpp's name of this kind of error.
 fn kind(error: &ApiError) -> &'static str {
     match error.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_are_too_long_say_by_how_much() {
+    fn errors_of_long_prompts_have_the_numbers_of_tokens() {
         let error = SubmitError::PromptTooLong { n_prompt: 20_000, n_ctx: 512, n_ctx_train: 512 };
         let error = body(&error.into());
         assert_eq!((&error["type"], &error["code"]), (&json!("exceed_context_size_error"), &json!(400)));

@@ -1,4 +1,4 @@
-//! `/infill`: what is between two texts, as llama.cpp has it, for editors.
+//! `/infill`: the text between a prefix and a suffix, in llama.cpp's form, for editors.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -6,12 +6,12 @@ use metal_attention::scheduler::Client;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::request::{CutPrompt, TextFields, TextRequest};
+use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
 use crate::http::job::form::FormFields;
-use crate::http::job::generation::Generation;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
@@ -22,15 +22,15 @@ use crate::http::{ApiError, App, openapi, prepare};
 pub struct InfillFields {
     /// The text before the gap.
     input_prefix: String,
-    /// The text after it.
+    /// The text after the gap.
     input_suffix: String,
-    /// The beginning of what is in the gap, which is not part of the answer.
+    /// The beginning of the text in the gap, which is not repeated in the answer.
     prompt: Option<String>,
-    /// Other texts that are of use, the most important last.
+    /// Other texts for context, the most important last.
     input_extra: Option<Vec<Extra>>,
 }
 
-/// A text that is of use.
+/// A text for context.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct Extra {
     /// The name of its file.
@@ -39,25 +39,27 @@ struct Extra {
     text: String,
 }
 
-/// A request for what is between two texts.
+/// A request for the text between two texts.
 pub struct InfillRequest {
-    own: InfillFields,
-    text: TextRequest,
+    /// The texts around the gap.
+    fields: InfillFields,
+    /// The part that it shares with `/completion`.
+    shared: SharedRequest,
 }
 
 impl FromJson for InfillRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = TextRequest::read(object)?;
-        if text.generation.n > 1 {
+        let shared = SharedRequest::read(object)?;
+        if shared.generation.n > 1 {
             return Err(ApiError::field("n", "n is more than 1, but /infill gives one text: use /completion"));
         }
-        Ok(Self { own: object.parse()?, text })
+        Ok(Self { fields: object.parse()?, shared })
     }
 }
 
 openapi::all_of!(InfillRequest, InfillFields, TextFields, FormFields, GenerationFields, SamplingFields);
 
-/// Fills the gap between two texts.
+/// Generates the text between two texts.
 #[utoipa::path(post, path = "/infill", tag = "llama.cpp", request_body = InfillRequest, responses(
     (status = 200, description = "The text, whole or as server-sent events",
         content((CompletionAnswer = "application/json"), (String = "text/event-stream")))))]
@@ -66,27 +68,27 @@ pub async fn infill(
     client: Client,
     request: Json<InfillRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.lease(request.text.model.as_deref()).await?;
-    let is_stream = request.text.generation.stream;
+    let model = app.lease(request.shared.model.as_deref()).await?;
+    let is_stream = request.shared.generation.stream;
     let lease = model.clone();
     let submit = move |app: &App, request: &InfillRequest| {
-        let (ids, truncated) = request.own.prompt(&lease, &request.text.generation)?;
-        request.text.submit(app, &lease, client, vec![CutPrompt { ids: ids.into(), truncated }])
+        let (ids, truncated) = request.fields.prompt(&lease, &request.shared.generation)?;
+        request.shared.submit(app, &lease, client, vec![CutPrompt { ids: ids.into(), truncated }])
     };
     let submitted = prepare(&app, request, submit).await?;
     answer(app, model, submitted, is_stream).await
 }
 
 impl InfillFields {
-    /// The prompt's token ids, and whether something was cut off so that the answer has room: all that it may take, or half
-    /// of the context.
-    fn prompt(&self, model: &ModelLease, generation: &Generation) -> Result<(Vec<u32>, bool), ApiError> {
-        /// BOS and the three marks.
+    /// Returns the prompt's token ids, and whether texts were cut. They are cut so that the answer has room for
+    /// `max_tokens`, or for half the context if that is less. The context texts are cut first, at their beginning.
+    fn prompt(&self, model: &ModelLease, generation: &GenerationSettings) -> Result<(Vec<u32>, bool), ApiError> {
+        /// BOS and the three special tokens.
         const MARKS: usize = 4;
         let tokens = fill_in::tokens(model)?;
-        let mut before = fill_in::encode(model, &self.input_prefix, "input_prefix")?;
-        before.extend(fill_in::encode(model, self.prompt.as_deref().unwrap_or_default(), "prompt")?);
-        let mut after = fill_in::encode(model, &self.input_suffix, "input_suffix")?;
+        let mut prefix = fill_in::encode(model, &self.input_prefix, "input_prefix")?;
+        prefix.extend(fill_in::encode(model, self.prompt.as_deref().unwrap_or_default(), "prompt")?);
+        let mut suffix = fill_in::encode(model, &self.input_suffix, "input_suffix")?;
         let mut context = Vec::new();
         for Extra { filename, text } in self.input_extra.iter().flatten() {
             match tokens.file {
@@ -103,11 +105,11 @@ impl InfillFields {
             context.push(file);
             context.extend(fill_in::encode(model, "filename\n", "input_extra")?);
         }
-        let all = before.len() + after.len() + context.len();
+        let all = prefix.len() + suffix.len() + context.len();
         let room = generation.prompt_room(model).saturating_sub(MARKS);
-        let left = fill_in::fit(&mut before, &mut after, room);
+        let left = fill_in::fit(&mut prefix, &mut suffix, room);
         context.drain(..context.len().saturating_sub(left));
-        let truncated = before.len() + after.len() + context.len() < all;
-        Ok((fill_in::prompt(model, tokens, &context, &before, &after), truncated))
+        let truncated = prefix.len() + suffix.len() + context.len() < all;
+        Ok((fill_in::prompt(model, tokens, &context, &prefix, &suffix), truncated))
     }
 }

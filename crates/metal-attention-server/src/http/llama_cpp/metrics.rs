@@ -1,15 +1,15 @@
-//! The part of `/metrics` under llama.cpp's names, as far as there is the same to tell.
+//! The part of `/metrics` under llama.cpp's names, as far as the metrics exist here.
 
 use metal_attention::scheduler::Metrics;
 
-use crate::http::metrics::{Lines, ModelMetrics};
+use crate::http::metrics::{MetricLines, ModelMetrics};
 
-/// The metrics of `models`.
+/// Returns the metrics of `models`.
 pub fn render(models: &[ModelMetrics]) -> String {
     if models.is_empty() {
         return String::new();
     }
-    let mut lines = Lines::new("llamacpp:");
+    let mut lines = MetricLines::new("llamacpp:");
     let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Metrics) -> f64| {
         lines.each(models, (name, kind, help), |model| value(&model.scheduler));
     };
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_llama_cpp() {
+    fn metrics_have_the_names_of_llama_cpp() {
         let metrics =
             Metrics { prompt_tokens: 30, generated_tokens: 12, steps: 8, running: 3, waiting: 5, ..Default::default() };
         let model =

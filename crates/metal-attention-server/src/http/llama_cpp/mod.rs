@@ -1,4 +1,7 @@
-//! llama.cpp's own interface: completions, infilling, tokens and what the server is like, as `llama-server` has them.
+//! llama.cpp's own interface, as `llama-server` has it: completions, infill, tokenisation, slots, and the server's
+//! properties.
+//!
+//! `request.rs` reads and submits what `/completion` and `/infill` share; `response.rs` writes their responses.
 
 pub mod completion;
 mod error;
@@ -17,6 +20,6 @@ mod unsupported;
 
 pub use error::ErrorBody;
 
-/// The paths whose errors have llama.cpp's form, with those below them.
+/// The paths whose errors have llama.cpp's form, with the paths below them.
 pub const PATHS: [&str; 8] =
     ["/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots"];

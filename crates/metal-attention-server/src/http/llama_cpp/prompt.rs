@@ -12,49 +12,51 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::http::ApiError;
 use crate::http::limits::MAX_PROMPTS;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
 /// One prompt or several.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Prompts(Vec<Prompt>);
+pub struct Prompts(Vec<MixedPrompt>);
 
-/// Texts and token ids, one after the other.
+/// A prompt of texts and token ids in sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Prompt(Vec<Piece>);
+struct MixedPrompt(Vec<PromptPart>);
 
 /// A part of a prompt.
 #[derive(Debug, Clone, PartialEq)]
-enum Piece {
+enum PromptPart {
     Text(String),
     Ids(Vec<u32>),
 }
 
 impl Prompts {
-    /// The token ids of each prompt. A prompt that begins with a text has the tokens that the model wants at its beginning.
-    pub fn encode(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    /// Returns the token ids of each prompt. A prompt that starts with a text gets the model's special tokens for the
+    /// start of a text. Fails for an empty prompt, unknown token ids, and texts that are too long to tokenise.
+    pub fn encode(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.0.iter().map(|prompt| prompt.encode(model)).collect()
     }
 }
 
-impl Prompt {
-    fn add(&mut self, item: Item) {
+impl MixedPrompt {
+    fn add(&mut self, item: TextOrId) {
         match (self.0.last_mut(), item) {
-            (Some(Piece::Ids(ids)), Item::Id(id)) => ids.push(id),
-            (_, Item::Id(id)) => self.0.push(Piece::Ids(vec![id])),
-            (_, Item::Text(text)) => self.0.push(Piece::Text(text)),
+            (Some(PromptPart::Ids(ids)), TextOrId::Id(id)) => ids.push(id),
+            (_, TextOrId::Id(id)) => self.0.push(PromptPart::Ids(vec![id])),
+            (_, TextOrId::Text(text)) => self.0.push(PromptPart::Text(text)),
         }
     }
 
-    fn encode(&self, model: &Loaded) -> Result<Arc<[u32]>, ApiError> {
+    /// Tokenises the prompt. Only its first part gets the special tokens for the start of a text.
+    fn encode(&self, model: &LoadedModel) -> Result<Arc<[u32]>, ApiError> {
         let mut ids = Vec::new();
         for (i, piece) in self.0.iter().enumerate() {
             match piece {
-                Piece::Text(text) => {
+                PromptPart::Text(text) => {
                     model.check_length(text, "prompt")?;
                     let options = EncodeOptions { add_special: i == 0, parse_special: true };
                     ids.extend(model.tokenizer.encode(text, options));
                 }
-                Piece::Ids(more) => ids.extend(more),
+                PromptPart::Ids(more) => ids.extend(more),
             }
         }
         if ids.is_empty() {
@@ -65,20 +67,20 @@ impl Prompt {
     }
 }
 
-/// A part of a prompt as it is sent.
-enum Item {
+/// A text or a token id of a prompt in the request.
+enum TextOrId {
     Text(String),
     Id(u32),
 }
 
-/// An item of a list: a part of the one prompt, or a prompt of several.
-enum Element {
-    /// A text, which may be either.
+/// An element of a list: a part of the only prompt, or one of several prompts.
+enum ListElement {
+    /// A text: a part, or a prompt.
     Text(String),
-    /// A token id, which is a part.
+    /// A token id: a part.
     Id(u32),
-    /// A list or an object, which is a prompt.
-    Prompt(Prompt),
+    /// A list or an object: a prompt.
+    Prompt(MixedPrompt),
 }
 
 impl<'de> Deserialize<'de> for Prompts {
@@ -97,28 +99,28 @@ impl<'de> Visitor<'de> for PromptsVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
-        Ok(Prompts(vec![Prompt(vec![Piece::Text(text.to_owned())])]))
+        Ok(Prompts(vec![MixedPrompt(vec![PromptPart::Text(text.to_owned())])]))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Prompts, A::Error> {
         Ok(Prompts(vec![object(map)?]))
     }
 
-    /// A list is one prompt as soon as it has a token id, and several as soon as it has a list or an object; one of strings alone
-    /// is several.
+    /// A list with a token id is one prompt; a list with a list or an object is several; a list of strings alone is
+    /// several.
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
-        let (mut one, mut several, mut has_id) = (Prompt::default(), Vec::new(), false);
+        let (mut one, mut several, mut has_id) = (MixedPrompt::default(), Vec::new(), false);
         while let Some(element) = list.next_element()? {
             match element {
-                Element::Id(id) => {
+                ListElement::Id(id) => {
                     has_id = true;
-                    one.add(Item::Id(id));
+                    one.add(TextOrId::Id(id));
                 }
-                Element::Text(text) if several.is_empty() => one.add(Item::Text(text)),
-                Element::Text(text) => several.push(Prompt(vec![Piece::Text(text)])),
-                Element::Prompt(prompt) => {
+                ListElement::Text(text) if several.is_empty() => one.add(TextOrId::Text(text)),
+                ListElement::Text(text) => several.push(MixedPrompt(vec![PromptPart::Text(text)])),
+                ListElement::Prompt(prompt) => {
                     if !has_id {
-                        several.extend(std::mem::take(&mut one.0).into_iter().map(|piece| Prompt(vec![piece])));
+                        several.extend(std::mem::take(&mut one.0).into_iter().map(|piece| MixedPrompt(vec![piece])));
                     }
                     several.push(prompt);
                 }
@@ -135,7 +137,7 @@ impl<'de> Visitor<'de> for PromptsVisitor {
         if has_id {
             return Ok(Prompts(vec![one]));
         }
-        several.extend(one.0.into_iter().map(|piece| Prompt(vec![piece])));
+        several.extend(one.0.into_iter().map(|piece| MixedPrompt(vec![piece])));
         if several.is_empty() {
             return Err(A::Error::custom("an empty list"));
         }
@@ -143,63 +145,63 @@ impl<'de> Visitor<'de> for PromptsVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Element {
+impl<'de> Deserialize<'de> for ListElement {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ElementVisitor)
+        deserializer.deserialize_any(ListElementVisitor)
     }
 }
 
-struct ElementVisitor;
+struct ListElementVisitor;
 
-impl<'de> Visitor<'de> for ElementVisitor {
-    type Value = Element;
+impl<'de> Visitor<'de> for ListElementVisitor {
+    type Value = ListElement;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a token id, a string, a list of these, or an object with prompt_string")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-        Ok(Element::Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<ListElement, E> {
+        Ok(ListElement::Text(text.to_owned()))
     }
 
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-        Ok(Element::Id(token_id(id)?))
+    fn visit_u64<E: Error>(self, id: u64) -> Result<ListElement, E> {
+        Ok(ListElement::Id(token_id(id)?))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
-        Ok(Element::Prompt(object(map)?))
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ListElement, A::Error> {
+        Ok(ListElement::Prompt(object(map)?))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
-        let mut prompt = Prompt::default();
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ListElement, A::Error> {
+        let mut prompt = MixedPrompt::default();
         while let Some(item) = list.next_element()? {
             prompt.add(item);
         }
-        Ok(Element::Prompt(prompt))
+        Ok(ListElement::Prompt(prompt))
     }
 }
 
-impl<'de> Deserialize<'de> for Item {
+impl<'de> Deserialize<'de> for TextOrId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ItemVisitor)
+        deserializer.deserialize_any(TextOrIdVisitor)
     }
 }
 
-struct ItemVisitor;
+struct TextOrIdVisitor;
 
-impl Visitor<'_> for ItemVisitor {
-    type Value = Item;
+impl Visitor<'_> for TextOrIdVisitor {
+    type Value = TextOrId;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a token id or a string")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-        Ok(Item::Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<TextOrId, E> {
+        Ok(TextOrId::Text(text.to_owned()))
     }
 
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
-        Ok(Item::Id(token_id(id)?))
+    fn visit_u64<E: Error>(self, id: u64) -> Result<TextOrId, E> {
+        Ok(TextOrId::Id(token_id(id)?))
     }
 }
 
@@ -207,8 +209,8 @@ fn token_id<E: Error>(id: u64) -> Result<u32, E> {
     u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))
 }
 
-/// The prompt in `{"prompt_string": ...}`, which has no pictures.
-fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<Prompt, A::Error> {
+/// Reads the prompt in `{"prompt_string": ...}`. Fails if it has images.
+fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<MixedPrompt, A::Error> {
     let mut prompt = None;
     while let Some(name) = map.next_key::<String>()? {
         match name.as_str() {
@@ -223,7 +225,7 @@ fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<Prompt, A::Error> {
         }
     }
     let text = prompt.ok_or_else(|| A::Error::missing_field("prompt_string"))?;
-    Ok(Prompt(vec![Piece::Text(text)]))
+    Ok(MixedPrompt(vec![PromptPart::Text(text)]))
 }
 
 impl PartialSchema for Prompts {
@@ -251,27 +253,27 @@ mod tests {
         serde_json::from_str(json).map_err(|e| e.to_string())
     }
 
-    fn text(text: &str) -> Piece {
-        Piece::Text(text.to_owned())
+    fn text(text: &str) -> PromptPart {
+        PromptPart::Text(text.to_owned())
     }
 
     #[test]
     fn a_prompt_has_the_forms_of_llama_cpp() {
-        let one = |pieces: Vec<Piece>| Ok(Prompts(vec![Prompt(pieces)]));
+        let one = |pieces: Vec<PromptPart>| Ok(Prompts(vec![MixedPrompt(pieces)]));
         assert_eq!(read(r#""a\n""#), one(vec![text("a\n")]));
-        assert_eq!(read("[1, 4294967295]"), one(vec![Piece::Ids(vec![1, u32::MAX])]));
+        assert_eq!(read("[1, 4294967295]"), one(vec![PromptPart::Ids(vec![1, u32::MAX])]));
         assert_eq!(
             read(r#"["a", 1, 2, "b", "c", 3]"#),
-            one(vec![text("a"), Piece::Ids(vec![1, 2]), text("b"), text("c"), Piece::Ids(vec![3])])
+            one(vec![text("a"), PromptPart::Ids(vec![1, 2]), text("b"), text("c"), PromptPart::Ids(vec![3])])
         );
         let object = r#"{"prompt_string": "a", "multimodal_data": [], "x": [1]}"#;
         assert_eq!(read(object), one(vec![text("a")]));
-        let several = |list: Vec<Vec<Piece>>| Ok(Prompts(list.into_iter().map(Prompt).collect()));
+        let several = |list: Vec<Vec<PromptPart>>| Ok(Prompts(list.into_iter().map(MixedPrompt).collect()));
         assert_eq!(read(r#"["a"]"#), several(vec![vec![text("a")]]));
         assert_eq!(read(r#"["a", ""]"#), several(vec![vec![text("a")], vec![text("")]]));
         assert_eq!(
             read(&format!(r#"["a", [1, "b"], {object}, "c"]"#)),
-            several(vec![vec![text("a")], vec![Piece::Ids(vec![1]), text("b")], vec![text("a")], vec![text("c")]])
+            several(vec![vec![text("a")], vec![PromptPart::Ids(vec![1]), text("b")], vec![text("a")], vec![text("c")]])
         );
         for wrong in ["1", "{}", "null", "[]", "[-1]", "[4294967296]", "[1.0]", "[null]", "[[[1]]]", "[{}]", "true"] {
             assert!(read(wrong).is_err(), "{wrong}");

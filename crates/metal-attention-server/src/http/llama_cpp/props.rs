@@ -1,4 +1,4 @@
-//! `/props`: what the server and its model are like.
+//! `/props`: the properties of the server and its model.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use super::settings::settings;
-use crate::http::job::generation::Generation;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::{ApiError, App};
 
-/// Whose properties are asked for.
+/// The query of `/props` and `/slots`.
 #[derive(Debug, Default, Deserialize)]
 pub struct ModelQuery {
-    /// The model's name.
+    /// The model's name; `None`: the default one.
     pub model: Option<String>,
-    /// Not empty: an error where no slot of `/slots` is free.
+    /// If not empty, `/slots` fails where no slot is free.
     pub fail_on_no_slot: Option<String>,
 }
 
@@ -32,74 +32,75 @@ impl FromRequestParts<App> for ModelQuery {
     }
 }
 
-/// What the server and its model are like.
+/// The properties of the server and its model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppProps)]
 pub struct Props {
-    /// How a text is generated where a request does not say.
+    /// The settings of generation that requests have by default.
     default_generation_settings: DefaultSettings,
-    /// Texts that are generated at once.
+    /// The number of slots.
     total_slots: usize,
     /// The model's main name.
     model_alias: String,
-    /// The model's file; empty where it is none.
+    /// The model's file; empty if it is built in.
     model_path: String,
     /// The model's chat template.
     chat_template: String,
-    /// What conversations may have.
+    /// The capabilities of conversations.
     chat_template_caps: TemplateCaps,
-    /// What the model reads besides text.
+    /// The inputs that the model reads besides text.
     modalities: Modalities,
-    /// The text of the token that begins a text; empty where there is none.
+    /// The text of the BOS token; empty if there is none.
     bos_token: String,
-    /// The text of the token that ends one; empty where there is none.
+    /// The text of the end-of-text token; empty if there is none.
     eos_token: String,
-    /// `metal-attention`, and its version.
+    /// `metal-attention` and its version.
     build_info: String,
     /// `metal-attention`.
     engine: &'static str,
     /// The server's version.
     version: &'static str,
-    /// False: a model that is loaded stays ready.
+    /// False: a loaded model stays ready.
     is_sleeping: bool,
 }
 
-/// How a text is generated where a request does not say.
+/// The settings of generation that requests have by default.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppDefaultSettings)]
 struct DefaultSettings {
-    /// Tokens each text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     n_ctx: usize,
-    /// The settings, as `generation_settings` of an answer has them.
+    /// The settings in the form of `generation_settings` in responses.
     params: Map<String, Value>,
 }
 
-/// What conversations may have. What the model's template does not know is described in words, so these are always true.
+/// The capabilities of conversations. Always true: parts that the model's template does not support are described in
+/// text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTemplateCaps)]
 #[expect(clippy::struct_excessive_bools, reason = "llama.cpp's own names")]
 struct TemplateCaps {
-    /// Messages of the system.
+    /// System messages.
     supports_system_role: bool,
-    /// Functions that the model may call.
+    /// Tools.
     supports_tools: bool,
-    /// Messages with calls.
+    /// Messages with tool calls.
     supports_tool_calls: bool,
-    /// Messages with several calls.
+    /// Messages with several tool calls.
     supports_parallel_tool_calls: bool,
 }
 
-/// What the model reads besides text: nothing.
+/// The inputs that the model reads besides text: none.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppModalities)]
 struct Modalities {
-    /// Pictures.
+    /// Images.
     vision: bool,
     /// Sound.
     audio: bool,
 }
 
-/// Tells what the server and its model are like.
+/// Reports the properties of the server and its model.
 #[utoipa::path(get, path = "/props", tag = "llama.cpp", params(("model" = Option<String>, Query, description = "The model's name")),
     responses(
         (status = 200, description = "The properties", body = Props),
@@ -107,7 +108,7 @@ struct Modalities {
         (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
 pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Props>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
-    let defaults = Generation::default();
+    let defaults = GenerationSettings::default();
     let stop = defaults.stop(&model, &[]);
     let defaults = defaults.request(&app, &model, Client::Unknown, &Arc::default(), &stop, 0)?;
     let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! The answer of `/completion` and `/infill`, whole or as a stream.
+//! The response of `/completion` and `/infill`, whole or as a stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,107 +13,108 @@ use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::error::ErrorBody;
-use super::request::{AnswerOptions, Submitted};
-use crate::http::answer::{Chunks, Frames, Texts, stream};
-use crate::http::job::reply::EndReason;
+use super::request::{AnswerOptions, SubmittedCompletion};
+use crate::http::job::choice_parser::EndReason;
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::{finite, spelling};
+use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App};
 
-/// A text, or what is new of it where it is streamed.
+/// A completion, or the part of it that an event adds.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletion)]
-pub struct TextAnswer {
-    /// Its number: `n` for each prompt, in order.
+pub struct CompletionObject {
+    /// Its index: `n` for each prompt, in order.
     index: usize,
-    /// The text, or what is new of it.
+    /// The text, or the new part of it.
     content: String,
-    /// The ids of its tokens, where they were asked for, and in streams.
+    /// The ids of its tokens, if requested, and in streams.
     tokens: Vec<u32>,
-    /// -1: a text has no slot of its own.
+    /// -1: a sequence has no fixed slot.
     id_slot: i32,
-    /// Whether the text is finished.
+    /// Whether the text has ended.
     stop: bool,
     /// Tokens that were generated so far.
     tokens_predicted: usize,
     /// Tokens of the prompt.
     tokens_evaluated: usize,
-    /// The probability of each token, where `n_probs` asks for them.
+    /// The probability of each token, if `n_probs` requests them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     completion_probabilities: Option<Vec<TokenProbability>>,
-    /// More, at the end.
+    /// More fields, at the end.
     #[serde(flatten)]
     end: Option<CompletionEnd>,
 }
 
-/// What is known at the end of a text.
+/// The fields that a text has at its end.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletionEnd)]
 struct CompletionEnd {
     /// The model that answered.
     model: String,
-    /// How the text was generated.
+    /// The settings of generation.
     generation_settings: Map<String, Value>,
     /// The text of the prompt, special tokens included.
     prompt: String,
     /// Whether the text has a line break.
     has_new_line: bool,
-    /// Whether the prompt was cut to what the context holds, or the text ended because the context was full.
+    /// Whether the prompt was cut to fit the context, or the text ended because the context was full.
     truncated: bool,
-    /// Why the text ended: `eos`, `word` for a stop string, or `limit`.
+    /// The reason why the text ended: `eos`, `word` for a stop string, or `limit`.
     stop_type: &'static str,
-    /// The stop string that ended it; else empty.
+    /// The stop string that ended it; otherwise empty.
     stopping_word: String,
-    /// Tokens of the prompt that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     tokens_cached: usize,
-    /// The time it took.
+    /// The times of the sequence.
     timings: Timings,
 }
 
-/// The time that a text took.
+/// The times of a sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTimings)]
 struct Timings {
-    /// Tokens of the prompt that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     cache_n: usize,
     /// Tokens of the prompt that were evaluated.
     prompt_n: usize,
     /// Milliseconds from the start of the prompt to the first token.
     prompt_ms: f64,
-    /// The same for each token.
+    /// Milliseconds of each evaluated token.
     prompt_per_token_ms: f64,
-    /// Tokens of the prompt in a second.
+    /// Evaluated tokens in a second.
     prompt_per_second: f64,
-    /// Tokens that were generated.
+    /// Generated tokens.
     predicted_n: usize,
     /// Milliseconds from the first token to the end.
     predicted_ms: f64,
-    /// The same for each token.
+    /// Milliseconds of each generated token.
     predicted_per_token_ms: f64,
-    /// Tokens generated in a second.
+    /// Generated tokens in a second.
     predicted_per_second: f64,
 }
 
-/// How likely a token was, and the likeliest at its place.
+/// The probability of a token, and of the most likely ones at its position.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokenProbability)]
 struct TokenProbability {
+    /// The token.
     #[serde(flatten)]
     token: Probability,
-    /// The likeliest tokens at this place.
+    /// The most likely tokens at this position.
     top_logprobs: Vec<Probability>,
 }
 
-/// How likely a token was.
+/// The probability of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppProbability)]
 struct Probability {
     /// The token's id.
     id: u32,
-    /// What it writes.
+    /// The token's text.
     token: String,
-    /// What it writes as bytes: it may be a part of a character.
+    /// The token's bytes, which may be a part of a character.
     bytes: Vec<u8>,
     /// Natural logarithm of its probability.
     logprob: f32,
@@ -133,6 +134,7 @@ impl TokenProbability {
 }
 
 impl Timings {
+    /// Converts the counts and times of a sequence.
     fn new(usage: Usage, timings: RequestTimings) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
@@ -152,8 +154,8 @@ impl Timings {
     }
 }
 
-impl TextAnswer {
-    /// Adds the next part of the text.
+impl CompletionObject {
+    /// Appends the next part of the text.
     fn add(&mut self, part: Self) {
         let Self { index, content, tokens, id_slot, stop, tokens_predicted, tokens_evaluated, .. } = part;
         self.content += &content;
@@ -167,12 +169,12 @@ impl TextAnswer {
     }
 }
 
-/// The answer: an object for one text, a list for several, or the fields of these that were asked for.
+/// The schema of the response: an object for one text, a list for several, or the requested fields of these.
 pub struct CompletionAnswer;
 
 impl PartialSchema for CompletionAnswer {
     fn schema() -> RefOr<Schema> {
-        let whole = Ref::from_schema_name(TextAnswer::name());
+        let whole = Ref::from_schema_name(CompletionObject::name());
         let chosen = || Object::with_type(utoipa::openapi::Type::Object);
         AnyOfBuilder::new().item(whole).item(chosen()).item(ArrayBuilder::new().items(chosen())).into()
     }
@@ -180,35 +182,41 @@ impl PartialSchema for CompletionAnswer {
 
 impl ToSchema for CompletionAnswer {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((TextAnswer::name().into_owned(), TextAnswer::schema()));
-        TextAnswer::schemas(schemas);
+        schemas.push((CompletionObject::name().into_owned(), CompletionObject::schema()));
+        CompletionObject::schemas(schemas);
     }
 }
 
-/// A text as far as it was written.
-pub struct WrittenText {
+/// The state of a sequence that is being written.
+pub struct WrittenSequence {
+    /// The token ids of its prompt.
     prompt: Arc<[u32]>,
+    /// Whether its prompt was cut.
     truncated: bool,
+    /// The settings of generation; moved out at the end.
     settings: Map<String, Value>,
+    /// Whether the text has a line break so far.
     has_new_line: bool,
+    /// Generated tokens so far.
     n_tokens: usize,
-    /// Tokens whose text waits for more of it, and their probabilities.
+    /// Tokens whose text has not arrived yet.
     tokens: Vec<u32>,
+    /// The probabilities of these tokens, if requested.
     probabilities: Vec<TokenProbability>,
 }
 
-impl WrittenText {
-    /// The text after `prompt`, of which something was cut off where it is `truncated`, as `settings` have it.
+impl WrittenSequence {
+    /// The sequence after `prompt`, which was cut if `truncated`; `settings` are reported at its end.
     pub fn new(prompt: Arc<[u32]>, truncated: bool, settings: Map<String, Value>) -> Self {
         let (tokens, probabilities) = (Vec::new(), Vec::new());
         Self { prompt, truncated, settings, has_new_line: false, n_tokens: 0, tokens, probabilities }
     }
 
-    /// A part of the text, number `index`, with the tokens that wait.
-    fn part(&mut self, index: usize, content: String) -> TextAnswer {
+    /// A part of the text of sequence `index`, with the tokens of [`tokens`](Self::tokens).
+    fn part(&mut self, index: usize, content: String) -> CompletionObject {
         self.has_new_line |= content.contains('\n');
         let probabilities = std::mem::take(&mut self.probabilities);
-        TextAnswer {
+        CompletionObject {
             index,
             content,
             tokens: std::mem::take(&mut self.tokens),
@@ -222,23 +230,32 @@ impl WrittenText {
     }
 }
 
-/// Makes llama.cpp's objects of events.
+/// Writes llama.cpp's objects from events.
 pub struct CompletionWriter {
+    /// The model's name in the response.
     model: String,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
-    texts: Vec<WrittenText>,
+    /// The sequences of the request, by index.
+    sequences: Vec<WrittenSequence>,
+    /// The contents of the response.
     options: AnswerOptions,
 }
 
 impl CompletionWriter {
-    /// For `texts` of `model`.
-    pub fn new(model: String, tokenizer: Arc<Tokenizer>, texts: Vec<WrittenText>, options: AnswerOptions) -> Self {
-        Self { model, tokenizer, texts, options }
+    /// A writer for `sequences` of `model`.
+    pub fn new(
+        model: String,
+        tokenizer: Arc<Tokenizer>,
+        sequences: Vec<WrittenSequence>,
+        options: AnswerOptions,
+    ) -> Self {
+        Self { model, tokenizer, sequences, options }
     }
 
-    /// What an event adds to text `i`; `None` where that is nothing yet.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<TextAnswer>, ApiError> {
-        let text = &mut self.texts[i];
+    /// Returns what an event adds to sequence `i`; `None`: nothing yet.
+    fn parse(&mut self, i: usize, event: Event) -> Result<Option<CompletionObject>, ApiError> {
+        let text = &mut self.sequences[i];
         match event {
             Event::Prompt(_) => Ok(None),
             Event::Token { id, text: content, logprobs } => {
@@ -249,7 +266,7 @@ impl CompletionWriter {
             }
             Event::Done { reason, text: content, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let part = text.part(i, content);
-                let reason = EndReason::of_text(reason, stop_string)?;
+                let reason = EndReason::of_sequence(reason, stop_string)?;
                 let end = CompletionEnd {
                     model: self.model.clone(),
                     generation_settings: std::mem::take(&mut text.settings),
@@ -264,14 +281,14 @@ impl CompletionWriter {
                     tokens_cached: usage.cached_tokens,
                     timings: Timings::new(usage, timings),
                 };
-                Ok(Some(TextAnswer { stop: true, end: Some(end), ..part }))
+                Ok(Some(CompletionObject { stop: true, end: Some(end), ..part }))
             }
             Event::Failed(error) => Err(error.into()),
         }
     }
 
-    /// The fields of a finished text that were asked for.
-    fn chosen(&self, completion: &TextAnswer) -> Value {
+    /// The requested fields of a complete text.
+    fn chosen(&self, completion: &CompletionObject) -> Value {
         let whole = serde_json::to_value(completion).unwrap_or_default();
         if self.options.fields.is_empty() {
             return whole;
@@ -284,17 +301,22 @@ impl CompletionWriter {
     }
 }
 
-/// Answers with the submitted texts of `model`: as a stream, as an object, or as a list of several.
-pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream: bool) -> Result<Response, ApiError> {
-    let Submitted { events, mut writer, notes } = submitted;
-    let n_texts = events.len();
-    let mut texts = Texts::new(app, model, events);
+/// Responds with the submitted sequences of `model`: as a stream, as an object, or as a list of several.
+pub async fn answer(
+    app: App,
+    model: ModelLease,
+    submitted: SubmittedCompletion,
+    is_stream: bool,
+) -> Result<Response, ApiError> {
+    let SubmittedCompletion { events, mut writer, notes } = submitted;
+    let n_sequences = events.len();
+    let mut sequences = RunningSequences::new(app, model, events);
     if is_stream {
-        return Ok(notes.attach(stream(texts, Frames::default(), writer)));
+        return Ok(notes.attach(stream(sequences, Frames::default(), writer)));
     }
-    let mut completions = vec![TextAnswer::default(); n_texts];
-    while let Some((i, event)) = texts.next().await {
-        if let Some(part) = writer.take(i, event)? {
+    let mut completions = vec![CompletionObject::default(); n_sequences];
+    while let Some((i, event)) = sequences.next().await {
+        if let Some(part) = writer.parse(i, event)? {
             completions[i].add(part);
         }
     }
@@ -311,9 +333,9 @@ pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-impl Chunks for CompletionWriter {
+impl ChunkWriter for CompletionWriter {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        match self.take(i, event)? {
+        match self.parse(i, event)? {
             Some(part) if part.stop => out.data(&self.chosen(&part)),
             Some(part) => out.data(&part),
             None => {}
@@ -328,7 +350,7 @@ impl Chunks for CompletionWriter {
     }
 }
 
-/// llama.cpp's name for why a text ended.
+/// llama.cpp's word for the reason why a text ended.
 fn stop_type(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::End | EndReason::Calls => "eos",

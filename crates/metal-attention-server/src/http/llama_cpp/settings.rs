@@ -1,13 +1,13 @@
-//! How a text is generated, under llama.cpp's names.
+//! The settings of generation under llama.cpp's names.
 
 use metal_attention::sampling::{NumberOption, SamplerOptions};
 use metal_attention::scheduler::Request;
 use serde_json::{Map, Value, json};
 
-/// llama.cpp's seed that means another text each time.
+/// llama.cpp's seed for a random one.
 const RANDOM_SEED: u32 = u32::MAX;
 
-/// What tokens are chosen by, and when a text ends, as `generation_settings` of an answer has it.
+/// Returns the sampling options and limits of `request`, in the form of `generation_settings` in responses.
 pub fn settings(request: &Request) -> Map<String, Value> {
     let sampling = &request.sampling;
     let mut settings: Map<String, Value> = NumberOption::ALL
@@ -29,7 +29,7 @@ pub fn settings(request: &Request) -> Map<String, Value> {
         ("max_tokens", max_tokens),
         ("n_keep", json!(0)),
         ("ignore_eos", json!(request.ignore_eos)),
-        ("stream", json!(!request.whole)),
+        ("stream", json!(!request.buffer_events)),
         ("n_probs", json!(request.logprobs.unwrap_or(0))),
         ("post_sampling_probs", json!(false)),
         ("timings_per_token", json!(false)),
@@ -40,11 +40,11 @@ pub fn settings(request: &Request) -> Map<String, Value> {
     settings
 }
 
-/// The value of an option; -1 where it has no bound.
+/// The value of an option; -1 for an unlimited count.
 fn number(option: &NumberOption, sampling: &SamplerOptions) -> Value {
     let value = option.get(sampling);
     if !option.is_count() {
-        // As it is written in decimal, not as the nearest number of 32 bits.
+        // Through f32, so that 0.1 is not written as 0.10000000149.
         return json!((value as f32).to_string().parse().unwrap_or(value));
     }
     if value >= usize::MAX as f64 { json!(-1) } else { json!(value as u64) }
@@ -58,7 +58,8 @@ mod tests {
     fn settings_have_the_names_of_llama_cpp() {
         let sampling = SamplerOptions { penalty_last_n: usize::MAX, temperature: 0.8, ..Default::default() };
         let stop = ["x".to_owned()].into();
-        let settings = settings(&Request { sampling, max_tokens: Some(7), stop, whole: true, ..Default::default() });
+        let settings =
+            settings(&Request { sampling, max_tokens: Some(7), stop, buffer_events: true, ..Default::default() });
         for (name, value) in [
             ("temperature", json!(0.8)),
             ("repeat_last_n", json!(-1)),

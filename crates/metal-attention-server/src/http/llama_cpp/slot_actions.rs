@@ -1,4 +1,4 @@
-//! `/slots/{id_slot}`: the text of a slot, saved to a file, restored from one, or erased.
+//! `/slots/{id_slot}`: saves the sequence of a slot to a file, restores one from a file, or erases it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use utoipa::ToSchema;
 use super::error::ErrorBody;
 use crate::http::body::{FromJson, Object, OptionalJson};
 use crate::http::models::ModelLease;
-use crate::http::{ApiError, App, apart, joined};
+use crate::http::{ApiError, App, run_blocking, task_outcome};
 
-/// Most bytes of a file's name.
+/// Maximum bytes of a file's name.
 const MAX_NAME: usize = 128;
 
-/// What is to be done with a slot.
+/// An operation on a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Action {
+enum SlotOperation {
     Save,
     Restore,
     Erase,
@@ -31,7 +31,9 @@ enum Action {
 /// The query of a request.
 #[derive(Debug, Deserialize)]
 pub struct ActionQuery {
-    action: Option<Action>,
+    /// The operation.
+    action: Option<SlotOperation>,
+    /// The model's name; `None`: the default one.
     model: Option<String>,
 }
 
@@ -44,11 +46,12 @@ impl FromRequestParts<App> for ActionQuery {
     }
 }
 
-/// Which file is meant.
+/// The file of an operation.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[schema(as = LlamaCppSlotFile)]
 pub struct SlotFile {
-    /// The file's name in the server's folder for slots: letters, digits, `.`, `_` and `-`, of which the first is a letter or a digit.
+    /// The file's name in the server's folder for slots: letters, digits, `.`, `_` and `-`, the first a letter or a
+    /// digit.
     #[schema(min_length = 1, max_length = 128)]
     filename: Option<String>,
     /// The model's name, as in the query.
@@ -61,47 +64,47 @@ impl FromJson for SlotFile {
     }
 }
 
-/// What was done.
+/// The result of an operation.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = LlamaCppSlotAction)]
 pub enum SlotAction {
-    /// The text was saved.
+    /// The sequence was saved.
     Saved {
         /// The slot.
         id_slot: usize,
         /// The file.
         filename: String,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_saved: usize,
         /// Bytes of the file.
         n_written: u64,
-        /// How long it took.
+        /// The time of the operation.
         timings: SaveTimings,
     },
-    /// A text was restored.
+    /// A sequence was restored.
     Restored {
         /// The slot.
         id_slot: usize,
         /// The file.
         filename: String,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_restored: usize,
         /// Bytes of the file.
         n_read: u64,
-        /// How long it took.
+        /// The time of the operation.
         timings: RestoreTimings,
     },
-    /// The text was erased.
+    /// The sequence was erased.
     Erased {
         /// The slot.
         id_slot: usize,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_erased: usize,
     },
 }
 
-/// How long a text took to be saved.
+/// The time to save a sequence.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LlamaCppSaveTimings)]
 pub struct SaveTimings {
@@ -109,7 +112,7 @@ pub struct SaveTimings {
     save_ms: f64,
 }
 
-/// How long a text took to be restored.
+/// The time to restore a sequence.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LlamaCppRestoreTimings)]
 pub struct RestoreTimings {
@@ -117,8 +120,8 @@ pub struct RestoreTimings {
     restore_ms: f64,
 }
 
-/// Saves the text of a slot to a file, restores one from a file, or erases it. Slots are numbered as in `/slots`, and go on with the
-/// texts that have ended, the last one first.
+/// Saves the sequence of a slot to a file, restores one from a file, or erases it. Slots have the numbers of `/slots`;
+/// after the running sequences, they hold finished ones that are still in the KV cache, the most recent first.
 #[utoipa::path(post, path = "/slots/{id_slot}", tag = "llama.cpp", params(
     ("id_slot" = usize, Path, description = "The slot"),
     ("action" = String, Query, description = "`save`, `restore` or `erase`"),
@@ -151,13 +154,14 @@ pub async fn slot_action(
     };
     let model = app.lease(query.model.as_deref().or(file.model.as_deref())).await?;
     let done = match action {
-        Action::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
-        Action::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
-        Action::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
+        SlotOperation::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
+        SlotOperation::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
+        SlotOperation::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
     };
     Ok(axum::Json(done))
 }
 
+/// Copies the sequence of a slot to memory and writes it to a file.
 async fn save(
     app: &App,
     model: &ModelLease,
@@ -168,19 +172,20 @@ async fn save(
     let start = Instant::now();
     let (path, lease, owned) = (folder.join(filename), model.clone(), app.clone());
     let save = async move {
-        let text = lease.scheduler.save_slot(id_slot).await?;
+        let sequence = lease.scheduler.save_slot(id_slot).await?;
         let write = move |_: &App| {
             check_file(&path)?;
-            let n_written = SessionFile::write_copy(&path, lease.model(), &text)?;
-            Ok((text.ids().len(), n_written))
+            let n_written = SessionFile::write_copy(&path, lease.model(), &sequence)?;
+            Ok((sequence.ids().len(), n_written))
         };
-        apart(&owned, write).await
+        run_blocking(&owned, write).await
     };
     let (n_saved, n_written) = one_at_a_time(app, save).await?;
     let timings = SaveTimings { save_ms: milliseconds(start) };
     Ok(SlotAction::Saved { id_slot, filename: filename.to_owned(), n_saved, n_written, timings })
 }
 
+/// Reads a sequence from a file and gives it to a slot.
 async fn restore(
     app: &App,
     model: &ModelLease,
@@ -199,9 +204,9 @@ async fn restore(
             let n_read = file.bytes();
             Ok((file.read(model.model(), model.scheduler.cache_capacity())?, n_read))
         };
-        let (text, n_read) = apart(&owned, read).await?;
-        let n_restored = text.ids().len();
-        lease.scheduler.restore_slot(id_slot, client, text).await?;
+        let (sequence, n_read) = run_blocking(&owned, read).await?;
+        let n_restored = sequence.ids().len();
+        lease.scheduler.restore_slot(id_slot, client, sequence).await?;
         Ok((n_restored, n_read))
     };
     let (n_restored, n_read) = one_at_a_time(app, restore).await?;
@@ -209,26 +214,26 @@ async fn restore(
     Ok(SlotAction::Restored { id_slot, filename: filename.to_owned(), n_restored, n_read, timings })
 }
 
-/// Does what has a copy of a text in memory, which may be as large as the KV cache: one at a time, and to its end also where the
-/// client goes away.
+/// Runs `work`, which has a copy of a sequence in memory that may be as large as the KV cache: one at a time, and to
+/// its end even if the client disconnects.
 async fn one_at_a_time<T: Send + 'static>(
     app: &App,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let turn = Arc::clone(&app.slot_copy).lock_owned().await;
+    let guard = Arc::clone(&app.slot_copy).lock_owned().await;
     let work = async move {
         let done = work.await;
-        drop(turn);
+        drop(guard);
         done
     };
-    joined(tokio::spawn(work).await)
+    task_outcome(tokio::spawn(work).await)
 }
 
 fn milliseconds(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// The file's name, which leads nowhere else than into the folder.
+/// Returns the file's name. It cannot lead out of the folder.
 fn file_name(file: &SlotFile) -> Result<&str, ApiError> {
     let wrong = |message: String| Err(ApiError::field("filename", message));
     let Some(name) = file.filename.as_deref() else {
@@ -244,7 +249,7 @@ fn file_name(file: &SlotFile) -> Result<&str, ApiError> {
     ))
 }
 
-/// An error where something else than a file is at `path`: a link may lead out of the folder, and a pipe is never at its end.
+/// Fails where `path` exists and is no regular file: a link may lead out of the folder, and a pipe has no end.
 fn check_file(path: &Path) -> Result<(), ApiError> {
     match path.symlink_metadata() {
         Ok(metadata) if !metadata.is_file() => {
@@ -281,7 +286,7 @@ impl From<SessionError> for ApiError {
             }
             SessionError::Read(_) | SessionError::Write(_) => Self::internal(message),
             SessionError::Snapshot(SnapshotError::Forward(_)) => Self::unavailable("no_room", message),
-            // The file is no session, or one of another model or KV cache.
+            // The file is no session, or one of another model or KV cache layout.
             _ => Self::field("filename", message),
         }
     }
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lack_of_memory_is_no_fault_of_the_client() {
+    fn lack_of_memory_is_no_error_of_the_client() {
         let no_memory = || SnapshotError::Forward(ForwardError::OutOfMemory { what: "a copy", bytes: 1 << 40 });
         assert_eq!(ApiError::from(SessionError::from(no_memory())).status(), 503);
         assert_eq!(ApiError::from(SlotError::from(no_memory())).status(), 503);
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_nowhere_else() {
+    fn file_names_cannot_lead_out_of_the_folder() {
         let check = |name: &str| {
             let file = SlotFile { filename: Some(name.into()), model: None };
             file_name(&file).map(str::to_owned).map_err(|error| error.param().map(str::to_owned))

@@ -1,7 +1,7 @@
-//! `/slots`: the texts that are generated now, by their counts.
+//! `/slots`: the running sequences, by their numbers of tokens.
 
 use axum::extract::State;
-use metal_attention::scheduler::RunningText;
+use metal_attention::scheduler::SequenceProgress;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -9,64 +9,66 @@ use super::error::ErrorBody;
 use super::props::ModelQuery;
 use crate::http::{ApiError, App};
 
-/// A place for a text.
+/// A slot: the place of one running sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppSlot)]
 pub struct Slot {
-    /// Its number: of each replica the texts that are generated come first, in the order in which they began.
+    /// Its number: of each replica, the running sequences come first, in the order of their start.
     id: usize,
-    /// Tokens a text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     n_ctx: usize,
-    /// Whether a text is generated.
+    /// Whether a sequence is running.
     is_processing: bool,
-    /// False: texts are not guessed ahead.
+    /// False: there is no speculative decoding.
     speculative: bool,
     /// Tokens of the prompt.
     n_prompt_tokens: usize,
-    /// Those of them that were evaluated, or were in the KV cache already.
+    /// Tokens of the prompt that were evaluated or found in the prefix cache.
     n_prompt_tokens_processed: usize,
-    /// Those of them that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     n_prompt_tokens_cache: usize,
-    /// What comes next.
-    next_token: [TextProgress; 1],
+    /// The progress of its generation.
+    next_token: [NextTokenState; 1],
 }
 
-/// How far a text is.
+/// The progress of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTextProgress)]
-struct TextProgress {
+struct NextTokenState {
     /// Whether more tokens come.
     has_next_token: bool,
-    /// Tokens that were generated.
+    /// Generated tokens.
     n_decoded: usize,
-    /// Tokens that may still come; -1: as many as there is room for.
+    /// Maximum tokens that are still to come; -1: limited by the context only.
     n_remain: i64,
 }
 
 impl Slot {
-    fn new(id: usize, n_ctx: usize, text: Option<&RunningText>) -> Self {
-        let remaining =
-            |text: &RunningText| Some(text.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(text.n_generated));
-        let n_remain = text.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
-        let count = |n: fn(&RunningText) -> usize| text.map_or(0, n);
+    /// The slot number `id`; `sequence`: the running one, if any.
+    fn new(id: usize, n_ctx: usize, sequence: Option<&SequenceProgress>) -> Self {
+        let remaining = |sequence: &SequenceProgress| {
+            Some(sequence.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(sequence.n_generated))
+        };
+        let n_remain = sequence.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
+        let count = |n: fn(&SequenceProgress) -> usize| sequence.map_or(0, n);
         Self {
             id,
             n_ctx,
-            is_processing: text.is_some(),
+            is_processing: sequence.is_some(),
             speculative: false,
-            n_prompt_tokens: count(|text| text.n_prompt),
-            n_prompt_tokens_processed: count(|text| text.n_evaluated.min(text.n_prompt)),
-            n_prompt_tokens_cache: count(|text| text.n_cached),
-            next_token: [TextProgress {
-                has_next_token: text.is_some(),
-                n_decoded: count(|text| text.n_generated),
+            n_prompt_tokens: count(|sequence| sequence.n_prompt),
+            n_prompt_tokens_processed: count(|sequence| sequence.n_evaluated.min(sequence.n_prompt)),
+            n_prompt_tokens_cache: count(|sequence| sequence.n_cached),
+            next_token: [NextTokenState {
+                has_next_token: sequence.is_some(),
+                n_decoded: count(|sequence| sequence.n_generated),
                 n_remain,
             }],
         }
     }
 }
 
-/// Tells which texts are generated now, by their counts. No text is shown.
+/// Reports the running sequences by their numbers of tokens, without their text.
 #[utoipa::path(get, path = "/slots", tag = "llama.cpp", params(
     ("model" = Option<String>, Query, description = "The model's name"),
     ("fail_on_no_slot" = Option<String>, Query, description = "Not empty: 503 where no slot is free")),
@@ -77,12 +79,12 @@ impl Slot {
             body = ErrorBody)))]
 pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Vec<Slot>>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
-    let texts = model.scheduler.slots();
-    if texts.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
+    let sequences = model.scheduler.slots();
+    if sequences.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |(id, text): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, text.as_ref());
-    Ok(axum::Json(texts.iter().enumerate().map(slot).collect()))
+    let slot = |(id, sequence): (usize, &Option<SequenceProgress>)| Slot::new(id, model.n_ctx, sequence.as_ref());
+    Ok(axum::Json(sequences.iter().enumerate().map(slot).collect()))
 }
 
 #[cfg(test)]
@@ -90,9 +92,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_show_the_counts_of_their_texts() {
-        let text = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
-        let busy = serde_json::to_value(Slot::new(1, 512, Some(&text))).unwrap();
+    fn slots_show_the_counts_of_their_sequences() {
+        let sequence =
+            SequenceProgress { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
+        let busy = serde_json::to_value(Slot::new(1, 512, Some(&sequence))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});
         assert_eq!((&busy["id"], &busy["is_processing"], &busy["next_token"][0]), (&1.into(), &true.into(), &next));
         assert_eq!((&busy["n_prompt_tokens_processed"], &busy["n_prompt_tokens_cache"]), (&7.into(), &3.into()));

@@ -1,4 +1,4 @@
-//! `/apply-template`: the prompt of a conversation, without an answer to it.
+//! `/apply-template`: the prompt of a conversation, without an answer.
 
 use axum::extract::State;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::http::body::Json;
 use crate::http::openai::chat::ChatRequest;
 use crate::http::{ApiError, App, prepare};
 
-/// The text that a conversation becomes.
+/// The prompt of a conversation.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTemplatePrompt)]
 pub struct TemplatePrompt {
@@ -16,7 +16,7 @@ pub struct TemplatePrompt {
     prompt: String,
 }
 
-/// Puts a conversation through the model's chat template. The body is that of `/v1/chat/completions`.
+/// Renders a conversation with the model's chat template. The request is that of `/v1/chat/completions`.
 #[utoipa::path(post, path = "/apply-template", tag = "llama.cpp", request_body = ChatRequest,
     responses((status = 200, description = "The prompt", body = TemplatePrompt)))]
 pub async fn apply_template(

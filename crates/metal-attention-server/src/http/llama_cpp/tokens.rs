@@ -9,18 +9,18 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::{MAX_TEXT_BYTES, MAX_UNCLEAR_BYTES};
 use crate::http::{ApiError, App, prepare};
 
-/// A text to be turned into token ids.
+/// A request to tokenise a text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
     /// The model's name.
     model: Option<String>,
     /// The text.
     content: String,
-    /// Add the tokens that the model wants around a text.
+    /// Add the model's special tokens for the start and the end of a text.
     add_special: Option<bool>,
-    /// Turn the text of special tokens into these tokens; without a word about it, yes.
+    /// Parse the spelling of special tokens as these tokens; default: yes.
     parse_special: Option<bool>,
-    /// Tell what each token writes, too.
+    /// Report the text of each token, too.
     with_pieces: Option<bool>,
 }
 
@@ -30,62 +30,65 @@ impl FromJson for TokenizeRequest {
     }
 }
 
-/// Token ids.
+/// The tokens of a text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokens)]
-pub struct Tokens {
-    /// Their ids, or ids with what they write.
-    tokens: Vec<Token>,
+pub struct TokenList {
+    /// Their ids, or ids with texts.
+    tokens: Vec<TokenEntry>,
 }
 
 /// A token.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppToken)]
 #[serde(untagged)]
-enum Token {
+enum TokenEntry {
     /// Its id.
     Id(u32),
-    /// With what it writes.
+    /// Its id and its text.
     Piece(TokenPiece),
 }
 
-/// A token and what it writes.
+/// A token and its text.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokenPiece)]
 struct TokenPiece {
     /// The token's id.
     id: u32,
-    /// What it writes.
-    piece: Piece,
+    /// Its text.
+    piece: TokenText,
 }
 
-/// What a token writes.
+/// The text of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppPiece)]
 #[serde(untagged)]
-enum Piece {
+enum TokenText {
     /// A text.
     Text(String),
-    /// Bytes that are no text: a part of a character.
+    /// Bytes that are no text by themselves: a part of a character.
     Bytes(Vec<u8>),
 }
 
 impl TokenPiece {
     fn new(tokenizer: &Tokenizer, id: u32) -> Self {
         let piece = match String::from_utf8(tokenizer.token_bytes(id).to_vec()) {
-            // A token that writes nothing has a spelling of its own.
-            Ok(text) if text.is_empty() => Piece::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
-            Ok(text) => Piece::Text(text),
-            Err(error) => Piece::Bytes(error.into_bytes()),
+            // A token that writes nothing is reported with its spelling in the vocabulary.
+            Ok(text) if text.is_empty() => TokenText::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
+            Ok(text) => TokenText::Text(text),
+            Err(error) => TokenText::Bytes(error.into_bytes()),
         };
         Self { id, piece }
     }
 }
 
-/// Turns text into token ids.
+/// Tokenises a text.
 #[utoipa::path(post, path = "/tokenize", tag = "llama.cpp", request_body = TokenizeRequest,
-    responses((status = 200, description = "The token ids", body = Tokens)))]
-pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) -> Result<axum::Json<Tokens>, ApiError> {
+    responses((status = 200, description = "The token ids", body = TokenList)))]
+pub async fn tokenize(
+    State(app): State<App>,
+    request: Json<TokenizeRequest>,
+) -> Result<axum::Json<TokenList>, ApiError> {
     let options = EncodeOptions {
         add_special: request.add_special.unwrap_or(false),
         parse_special: request.parse_special.unwrap_or(true),
@@ -99,21 +102,23 @@ pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) ->
         }
         let ids = model.tokenizer.encode(&request.content, options);
         let with_pieces = request.with_pieces.unwrap_or(false);
-        let token = |id| if with_pieces { Token::Piece(TokenPiece::new(&model.tokenizer, id)) } else { Token::Id(id) };
+        let token = |id| {
+            if with_pieces { TokenEntry::Piece(TokenPiece::new(&model.tokenizer, id)) } else { TokenEntry::Id(id) }
+        };
         Ok(ids.into_iter().map(token).collect())
     };
     let tokens = prepare(&app, request, encode).await?;
-    Ok(axum::Json(Tokens { tokens }))
+    Ok(axum::Json(TokenList { tokens }))
 }
 
-/// Token ids to be turned into text.
+/// A request to turn token ids into text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
     /// The model's name.
     model: Option<String>,
     /// The ids.
     tokens: Vec<u32>,
-    /// Write special tokens, too, by their spelling.
+    /// Write special tokens as well, with their spelling.
     special: Option<bool>,
 }
 
@@ -123,21 +128,21 @@ impl FromJson for DetokenizeRequest {
     }
 }
 
-/// A text.
+/// A decoded text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppText)]
-pub struct Text {
+pub struct DetokenizedText {
     /// The text.
     content: String,
 }
 
-/// Turns token ids into text.
+/// Decodes token ids to text.
 #[utoipa::path(post, path = "/detokenize", tag = "llama.cpp", request_body = DetokenizeRequest,
-    responses((status = 200, description = "The text", body = Text)))]
+    responses((status = 200, description = "The text", body = DetokenizedText)))]
 pub async fn detokenize(
     State(app): State<App>,
     request: Json<DetokenizeRequest>,
-) -> Result<axum::Json<Text>, ApiError> {
+) -> Result<axum::Json<DetokenizedText>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let content = prepare(&app, request, move |_, request| {
         model.check_ids(&request.tokens, "tokens")?;
@@ -149,5 +154,5 @@ pub async fn detokenize(
         Ok(model.tokenizer.decode(&request.tokens, request.special.unwrap_or(false)))
     })
     .await?;
-    Ok(axum::Json(Text { content }))
+    Ok(axum::Json(DetokenizedText { content }))
 }

@@ -1,4 +1,4 @@
-//! What is known of a model without loading it.
+//! The properties of a model that are known without loading it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,49 +9,49 @@ use metal_attention::table_digest;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-/// What is known of a model without loading it.
+/// The properties of a model that are known without loading it.
 #[derive(Debug, Clone)]
 pub struct ModelCard {
-    /// The file, or the first one of a split model; `None`: it is built in.
+    /// The file, or the first one of a split model; `None`: the built-in model.
     pub path: Option<PathBuf>,
-    /// When it was changed last.
+    /// The time of its last change.
     pub modified: Option<SystemTime>,
-    /// Bytes of all its files.
+    /// Bytes of all files of the model.
     pub size: u64,
     /// The architecture, such as `llama`.
     pub architecture: String,
-    /// Its weights.
+    /// The number of its weights.
     pub n_params: u64,
-    /// The type of most of them, such as `Q4_K`.
+    /// The tensor type of most weights, such as `Q4_K`.
     pub quantization: String,
-    /// The file's metadata without its chat templates; null in place of lists.
+    /// The file's metadata without chat templates; lists are null.
     pub metadata: Map<String, Value>,
-    /// The source of its chat template.
+    /// The source of its chat template; `None`: the file has none.
     pub template: Option<String>,
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
-    /// Identifies the file by its metadata and its tensor table: 64 hexadecimal digits.
+    /// A hash of the metadata and the tensor table: 64 hexadecimal digits.
     pub digest: String,
 }
 
-/// What a model can do.
+/// The capabilities of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "a model has any of them")]
 pub struct Capabilities {
-    /// It writes text.
+    /// It generates text.
     pub completion: bool,
-    /// It is told of functions, and calls them.
+    /// Its chat template describes tools.
     pub tools: bool,
-    /// It thinks before it answers.
+    /// Its chat template has thoughts (reasoning).
     pub thinking: bool,
-    /// It fills in what is between two texts.
+    /// It has tokens for fill in the middle.
     pub insert: bool,
-    /// It makes embeddings of texts, or ranks them, and writes none.
+    /// It computes embeddings or ranks documents, and generates no text.
     pub embedding: bool,
 }
 
 impl ModelCard {
-    /// Of the model in `gguf`. It reads metadata, the tensor table and the vocabulary, and no weights.
+    /// Reads the properties of the model in `gguf`: metadata, tensor table and vocabulary, but no weights.
     pub fn of(gguf: &GgufFile) -> Self {
         let metadata = gguf.metadata();
         let text = |key: &str| metadata.str(key).ok().flatten();
@@ -62,12 +62,12 @@ impl ModelCard {
         for tensor in gguf.tensors() {
             *bytes_of_types.entry(tensor.ty().name()).or_default() += tensor.n_elements() as u64;
         }
-        let most = bytes_of_types.into_iter().max_by_key(|(_, n)| *n);
+        let main_type = bytes_of_types.into_iter().max_by_key(|(_, n)| *n);
         Self {
             modified,
             size: gguf.file_size(),
             n_params: gguf.tensors().iter().map(|tensor| tensor.n_elements() as u64).sum(),
-            quantization: most.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
+            quantization: main_type.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
             metadata: scalars(gguf),
             template: text("tokenizer.chat_template").map(str::to_owned),
             capabilities: Capabilities::of(gguf, &architecture),
@@ -78,7 +78,7 @@ impl ModelCard {
     }
 }
 
-/// The metadata without chat templates; null in place of lists.
+/// The metadata without chat templates; lists are null.
 fn scalars(gguf: &GgufFile) -> Map<String, Value> {
     let value = |value: &GgufValue| match value {
         GgufValue::U8(v) => json!(v),
@@ -100,6 +100,8 @@ fn scalars(gguf: &GgufFile) -> Map<String, Value> {
 }
 
 impl Capabilities {
+    /// Derives the capabilities from the metadata: a pooling type means embeddings, and the template shows tools and
+    /// thoughts.
     fn of(gguf: &GgufFile, architecture: &str) -> Self {
         let metadata = gguf.metadata();
         let pools = metadata.get(&format!("{architecture}.pooling_type")).and_then(GgufValue::as_integer);

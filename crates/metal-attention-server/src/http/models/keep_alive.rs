@@ -1,4 +1,5 @@
-//! How long a model stays loaded, as requests, the configuration and the command line say it.
+//! The time that a model stays loaded after its last request, as requests, the configuration and the command line set
+//! it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,23 +10,23 @@ use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// How long a model stays loaded after its last request.
+/// The time that a model stays loaded after its last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// As long as the server runs, or until memory is needed.
+    /// Until the server ends, or its memory is needed for another model.
     Forever,
-    /// This long; no time at all: it is unloaded after the request.
+    /// This long; zero: it is unloaded when its requests are answered.
     For(Duration),
 }
 
-/// A text says no time.
+/// The error of a text that is no duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no time: expected seconds, or numbers with s, m or h as in 1h30m; -1: for ever")]
 pub struct NoTime(String);
 
 impl KeepAlive {
     fn of_seconds(seconds: f64) -> Self {
-        /// Some thirty years: no server runs as long.
+        /// About thirty years: no server runs as long.
         const LONGEST: f64 = 1e9;
         if (0.0..LONGEST).contains(&seconds) { Self::For(Duration::from_secs_f64(seconds)) } else { Self::Forever }
     }
@@ -34,12 +35,13 @@ impl KeepAlive {
 impl FromStr for KeepAlive {
     type Err = NoTime;
 
-    /// Reads a number of seconds, or numbers with units, as Go writes durations: `1h30m`.
+    /// Parses a number of seconds, or numbers with units as in Go's durations: `1h30m`. Negative: for ever.
     fn from_str(text: &str) -> Result<Self, NoTime> {
         read(text.trim()).ok_or_else(|| NoTime(text.to_owned()))
     }
 }
 
+/// Parses a duration, see [`KeepAlive::from_str`]; `None`: invalid.
 fn read(text: &str) -> Option<KeepAlive> {
     let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
     if let Some(seconds) = number(text) {
@@ -60,7 +62,7 @@ fn read(text: &str) -> Option<KeepAlive> {
     (!is_empty).then(|| KeepAlive::of_seconds(if is_negative { -seconds } else { seconds }))
 }
 
-/// A unit of Go's durations.
+/// The seconds of a unit of Go's durations; `None`: no unit.
 fn seconds_of(unit: &str) -> Option<f64> {
     Some(match unit {
         "ns" => 1e-9,

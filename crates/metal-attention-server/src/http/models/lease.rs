@@ -1,4 +1,4 @@
-//! A model in use by a request.
+//! A model that a request uses.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,38 +7,47 @@ use std::time::Duration;
 use metal_attention::sampling::SamplerOptions;
 
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
-use super::registry::{Entry, Models};
-use super::residency::Held;
+use super::loaded::LoadedModel;
+use super::registry::{Models, RegisteredModel};
+use super::residency::HeldModel;
 use super::source::ModelDefaults;
 use crate::http::ApiError;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
 
-/// A model in use by a request. It stays loaded as long as this or a clone of it lives.
+/// A model that a request uses. It stays loaded as long as this or a clone exists.
 #[derive(Clone)]
 pub struct ModelLease {
+    /// The registry.
     models: Arc<Models>,
-    entry: Arc<Entry>,
-    held: Arc<Held>,
-    /// The name that the request has for it; empty where it has none.
-    asked: Arc<str>,
+    /// The model's entry in the registry, under the name of the request.
+    entry: Arc<RegisteredModel>,
+    /// Keeps the model loaded.
+    held: Arc<HeldModel>,
+    /// The name in the request; empty if it names none.
+    requested_name: Arc<str>,
 }
 
 impl Deref for ModelLease {
-    type Target = Loaded;
+    type Target = LoadedModel;
 
-    fn deref(&self) -> &Loaded {
+    fn deref(&self) -> &LoadedModel {
         &self.held.loaded
     }
 }
 
 impl ModelLease {
-    pub(super) fn new(models: Arc<Models>, entry: Arc<Entry>, held: Held, asked: Option<&str>) -> Self {
+    /// A lease of `entry`, which the request names `requested_name`. Logs the time that the request waited.
+    pub(super) fn new(
+        models: Arc<Models>,
+        entry: Arc<RegisteredModel>,
+        held: HeldModel,
+        requested_name: Option<&str>,
+    ) -> Self {
         if let (Some(waited), Some(line)) = (held.waited, RequestLine::current()) {
             line.waited_for_model(waited);
         }
-        Self { models, entry, held: Arc::new(held), asked: asked.unwrap_or_default().into() }
+        Self { models, entry, held: Arc::new(held), requested_name: requested_name.unwrap_or_default().into() }
     }
 
     /// The model's main name.
@@ -46,38 +55,38 @@ impl ModelLease {
         self.entry.main_name()
     }
 
-    /// The name that an answer has: the request's, else the model's own. `notes` say which model it is where the request
-    /// has a name that is not the model's.
+    /// The name in the response: the request's, else the main name. Notes the main name where the request's name is
+    /// none of the model's.
     pub fn answer_name(&self, notes: &mut Notes) -> String {
-        if self.asked.is_empty() {
+        if self.requested_name.is_empty() {
             return self.main_name().to_owned();
         }
-        if !self.entry.has_name(&self.asked) {
+        if !self.entry.has_name(&self.requested_name) {
             notes.answered_by(self.main_name());
         }
-        self.asked.as_ref().to_owned()
+        self.requested_name.as_ref().to_owned()
     }
 
-    /// What requests have where they do not say otherwise.
+    /// The model's defaults for requests.
     pub fn defaults(&self) -> &ModelDefaults {
         &self.entry.defaults
     }
 
-    /// How tokens are chosen where a request does not say otherwise: as the server's configuration says, else the model's
-    /// file.
+    /// The default sampling options: the configuration's over those that the model's file recommends. Fails for a value
+    /// outside its range.
     pub fn default_sampling(&self) -> Result<SamplerOptions, ApiError> {
         let mut sampling = self.sampling();
         self.defaults().sampling.apply(&mut sampling)?;
         Ok(sampling)
     }
 
-    /// From now on the model stays loaded this long after its last request. No time at all unloads it when the requests
-    /// that use it are answered.
+    /// Sets how long the model stays loaded after its last request. Zero unloads it when the requests that use it are
+    /// answered.
     pub fn set_keep_alive(&self, keep_alive: KeepAlive) {
         self.models.set_keep_alive(&self.entry, keep_alive);
     }
 
-    /// How long the request waited for the model to load; `None`: it was loaded.
+    /// The time that the request waited for the model to load; `None`: it was loaded.
     pub fn waited(&self) -> Option<Duration> {
         self.held.waited
     }

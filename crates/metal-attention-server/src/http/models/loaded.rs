@@ -1,4 +1,4 @@
-//! A model that is loaded.
+//! A loaded model: its scheduler, tokenizer, chat template and grammars.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,41 +9,42 @@ use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::http::ApiError;
 use crate::http::job::generation::no_such_token;
 use crate::http::limits::MAX_UNCLEAR_BYTES;
 
-/// A model that is ready to answer.
-pub struct Loaded {
-    /// Runs the requests.
+/// A model that is ready to answer requests.
+pub struct LoadedModel {
+    /// The schedulers of its replicas, which run the requests.
     pub scheduler: Replicas,
-    /// Text to ids and back.
+    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Conversations to text.
+    /// Its chat template.
     pub template: ChatTemplate,
-    /// Makes constraints on what may be generated.
-    pub grammars: Grammars,
-    /// Tokens each text has room for, its prompt included.
+    /// Compiles grammars for its tokenizer.
+    pub grammars: GrammarCompiler,
+    /// Maximum tokens of a sequence, its prompt included.
     pub n_ctx: usize,
     /// Bytes of the longest token.
     longest_token: usize,
-    /// Makes texts of queries and documents; else why the model ranks none.
+    /// Ranks documents; else the reason why the model is no reranker.
     reranker: Result<Reranker, String>,
+    /// The file and the specification.
     model: Model,
 }
 
-/// Why a model that was opened cannot be served.
+/// The reason why a model that was opened cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file has no tokenizer that can work.
+    /// The file has no usable tokenizer.
     #[error(transparent)]
     Model(#[from] Error),
     /// The device failed at the first token.
     #[error("the model is loaded, but cannot evaluate a first token: {0}")]
     FirstToken(ForwardError),
-    /// The device computes something, but no numbers.
+    /// The device computed no finite numbers.
     #[error(
         "the model is loaded, but a first token gives no number: the file or the device is damaged; metal-attention compare \
          tells which layer it comes from"
@@ -54,7 +55,7 @@ pub enum LoadError {
     Start(#[from] StartError),
 }
 
-/// Evaluates a first token and forgets it: a device that cannot is known before requests come.
+/// Evaluates one token and discards it, so that a failing device is detected before requests arrive.
 fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
     let batch = [BatchToken { id: 0, seq: 0, pos: 0, logits: true }];
     let is_number = if pass.spec().output.head.is_some() {
@@ -66,13 +67,13 @@ fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
     if is_number { Ok(()) } else { Err(LoadError::NoNumbers) }
 }
 
-impl Loaded {
-    /// Has `pass`, a forward pass of `model`, evaluate a first token, and then starts a scheduler over it.
+impl LoadedModel {
+    /// Starts a scheduler over `pass`, a forward pass of `model`, after it has evaluated a first token.
     pub fn start(model: Model, pass: Box<dyn ForwardPass>, options: &SchedulerOptions) -> Result<Self, LoadError> {
         Self::start_replicas(model, vec![pass], options)
     }
 
-    /// The same over several forward passes, set up alike, each with a scheduler of its own.
+    /// Starts a scheduler over each of `passes`, which are replicas with the same options.
     pub fn start_replicas(
         model: Model,
         mut passes: Vec<Box<dyn ForwardPass>>,
@@ -82,7 +83,7 @@ impl Loaded {
         let n_ctx = passes.iter().map(|pass| pass.n_ctx()).min().unwrap_or(0);
         let scheduler = Replicas::start(passes, &Arc::new(model.clone()), options)?;
         let tokenizer = model.tokenizer()?;
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
         let ids = 0..tokenizer.n_vocab() as u32;
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);
@@ -90,18 +91,18 @@ impl Loaded {
         Ok(Self { scheduler, tokenizer, template, grammars, n_ctx, longest_token, reranker, model })
     }
 
-    /// The model with another chat template than its own.
+    /// Replaces the chat template of the model's file.
     #[must_use]
     pub fn with_chat_template(self, template: ChatTemplate) -> Self {
         Self { template, ..self }
     }
 
-    /// Refuses a text that is too long for the context by its length already: its tokens would take a long time to tell
-    /// the same. `param` is the field's name.
+    /// Refuses a text whose length alone shows that it exceeds the context: to tokenise it would take long. `param`:
+    /// the field's name, for errors.
     pub fn check_length(&self, text: &str, param: &str) -> Result<(), ApiError> {
         let n = text.len();
-        let most = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
-        if n <= most {
+        let max = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
+        if n <= max {
             return Ok(());
         }
         let message = format!(
@@ -112,12 +113,12 @@ impl Loaded {
         Err(ApiError::field(param, message).with_code("context_length_exceeded"))
     }
 
-    /// The model.
+    /// The model's file and specification.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Refuses token ids that the vocabulary does not have. `param` is the field's name.
+    /// Refuses token ids outside the vocabulary. `param`: the field's name, for errors.
     pub fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), ApiError> {
         let n_vocab = self.n_vocab();
         let unknown = ids.iter().find(|&&id| id as usize >= n_vocab);
@@ -129,13 +130,13 @@ impl Loaded {
         self.model.spec().n_vocab
     }
 
-    /// Width of the embeddings.
+    /// The width of the embeddings.
     pub fn n_embd(&self) -> usize {
         let spec = self.model.spec();
         spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
     }
 
-    /// Refuses to make embeddings with a reranker, whose outputs are scores.
+    /// Refuses to compute embeddings with a reranker, whose outputs are scores.
     pub fn check_embeds(&self) -> Result<(), ApiError> {
         if self.model.spec().output.pooling == Some(Pooling::Rank) {
             let message = "the model is a reranker, which makes no embeddings: use /v1/rerank";
@@ -144,32 +145,32 @@ impl Loaded {
         Ok(())
     }
 
-    /// How tokens are chosen where a request does not say.
+    /// The sampling options that the model's file recommends.
     pub fn sampling(&self) -> SamplerOptions {
         self.model.sampling()
     }
 
-    /// What ranks documents; an error where the model is no reranker.
+    /// The reranker; an error if the model is none.
     pub fn reranker(&self) -> Result<&Reranker, ApiError> {
         self.reranker.as_ref().map_err(ApiError::unsupported_by_model)
     }
 
-    /// The model's file, or the first of several; `None` where it is in memory.
+    /// The model's file, or the first of several; `None`: the model is built in.
     pub fn path(&self) -> Option<&Path> {
         self.model.gguf().paths().first().map(PathBuf::as_path)
     }
 
-    /// Numbers in all of the file's tensors.
+    /// The number of values in all tensors of the file.
     pub fn n_params(&self) -> usize {
         self.model.gguf().tensors().iter().map(Tensor::n_elements).sum()
     }
 
-    /// Bytes of all of the file's tensors.
+    /// Bytes of all tensors of the file.
     pub fn tensor_bytes(&self) -> u64 {
         self.model.gguf().tensor_bytes()
     }
 
-    /// Context length of the training.
+    /// The context length of the training.
     pub fn n_ctx_train(&self) -> usize {
         self.model.spec().n_ctx_train
     }

@@ -1,5 +1,5 @@
-//! The models that are served: which there are ([`registry`]), which are loaded ([`residency`]), and what requests use
-//! ([`lease`]).
+//! The models that are served: their names ([`registry`]), which ones are loaded ([`residency`]), and their use by
+//! requests ([`lease`]).
 
 mod card;
 mod keep_alive;
@@ -13,8 +13,8 @@ mod source;
 pub use card::{Capabilities, ModelCard};
 pub use keep_alive::{KeepAlive, NoTime};
 pub use lease::ModelLease;
-pub use loaded::{LoadError, Loaded};
-pub use registry::{Entry, Models};
+pub use loaded::{LoadError, LoadedModel};
+pub use registry::{Models, RegisteredModel};
 pub use residency::StartFailure;
 pub use source::{
     MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,

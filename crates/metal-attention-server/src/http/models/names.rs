@@ -1,17 +1,17 @@
 //! Names of models in requests.
 
-/// `name` without the tag `latest`, which ollama's clients add to names that have none.
+/// Returns `name` without the tag `latest`, which ollama's clients append to names without a tag.
 pub fn without_latest(name: &str) -> &str {
     name.strip_suffix(":latest").unwrap_or(name)
 }
 
-/// Whether `name` is `pattern`, in which each `*` stands for any text.
+/// Whether `name` matches `pattern`, in which each `*` stands for any text.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let mut last = None;
     for part in parts {
-        // The text before the last part may be anything; the last part has to be the end.
+        // The text before this part may be anything; the last part must be the end.
         if let Some(part) = last.replace(part) {
             let Some(at) = rest.find(part) else { return false };
             rest = &rest[at + part.len()..];

@@ -1,4 +1,8 @@
 //! The models that requests can name.
+//!
+//! They come from the configuration, from a model store (a folder, checked for changes at each lookup), and from
+//! clients, which derive models with other defaults from them. Several registered models may share one [`LoadUnit`], which
+//! [`Residency`] loads and unloads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
@@ -9,96 +13,101 @@ use metal_attention::scheduler::Replicas;
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
 use super::lease::ModelLease;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use super::names::{matches, without_latest};
-use super::residency::{Residency, StartFailure, Status, Unit};
+use super::residency::{LoadUnit, ModelStatus, Residency, StartFailure};
 use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel};
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
 
-/// How long models stay loaded where nothing is said about it.
+/// The time that models stay loaded unless configured otherwise.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
-/// How long what was found in the store holds at least, and how many times as long as looking through it took.
+/// The minimum time for which the store's list is valid, and the factor by which it is valid longer than reading it
+/// took.
 const STORE_AGE: (Duration, u32) = (Duration::from_secs(1), 10);
 
-/// Most models that clients make.
+/// Maximum number of models that clients derive.
 const MAX_MADE: usize = 256;
 
-/// A model as requests name it.
-pub struct Entry {
-    /// The main one first. In the others `*` stands for any text.
+/// A model under the names that requests use.
+pub struct RegisteredModel {
+    /// The main name first. In the others `*` stands for any text.
     names: Vec<String>,
-    /// What requests have where they do not say otherwise.
+    /// Defaults for requests.
     pub defaults: ModelDefaults,
-    /// What is loaded for it. Several entries may share it.
-    unit: Arc<Unit>,
-    origin: Origin,
+    /// The model that is loaded for it. Several registered models may share it.
+    unit: Arc<LoadUnit>,
+    /// Its origin, which decides whether it can be deleted.
+    origin: ModelOrigin,
 }
 
-/// Where an entry comes from.
+/// The origin of a registered model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    /// The server was started with it.
+enum ModelOrigin {
+    /// The configuration, at the start of the server.
     Configured,
-    /// The store has it, in this version.
+    /// The store, which lists this version of it.
     Stored(u64),
-    /// A client deleted it, and models that were made of it are left, so the store has it still, in this version. No
-    /// request can name it.
+    /// The store, where a client has deleted it while models derived from it remain: its files, of this version, are
+    /// still needed. No request can name it.
     Deleted(u64),
-    /// A client made it.
+    /// A client derived it from another one.
     Made,
 }
 
-impl Entry {
+impl RegisteredModel {
     /// The main name.
     pub fn main_name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
 
-    /// Its names, the main one first. In the others `*` stands for any text.
+    /// All names, the main one first. In the others `*` stands for any text.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Whether the model is called `name`.
+    /// Whether `name` is one of its names.
     pub fn has_name(&self, name: &str) -> bool {
         self.main_name() == name || self.names.iter().skip(1).any(|pattern| matches(pattern, name))
     }
 
     fn can_be_named(&self) -> bool {
         match self.origin {
-            Origin::Configured | Origin::Stored(_) | Origin::Made => true,
-            Origin::Deleted(_) => false,
+            ModelOrigin::Configured | ModelOrigin::Stored(_) | ModelOrigin::Made => true,
+            ModelOrigin::Deleted(_) => false,
         }
     }
 
-    /// What is known of the model without loading it. It may read the file: not to be called on a thread that serves
-    /// others.
+    /// The properties that are known without loading it. May read the file: call it on a blocking thread.
     pub fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         self.unit.source.card()
     }
 }
 
-/// The models of a server.
+/// All models of a server.
 pub struct Models {
-    entries: RwLock<Vec<Arc<Entry>>>,
+    /// The registered models, in the order of their addition.
+    entries: RwLock<Vec<Arc<RegisteredModel>>>,
+    /// The model store; `None`: only the configuration has models.
     store: Option<Box<dyn ModelStore>>,
-    /// When the store is to be looked through again; `None`: at once. Locked by what looks through it.
-    look_again: Mutex<Option<Instant>>,
-    /// The store was looked through once.
-    has_looked: AtomicBool,
+    /// When the store must be read again; `None`: at once. Locked while it is read.
+    next_refresh: Mutex<Option<Instant>>,
+    /// Whether the store was read at least once.
+    has_refreshed: AtomicBool,
+    /// The time that models of the store stay loaded.
     keep_alive: KeepAlive,
-    /// There is one model and never another: it answers by any name.
-    is_one: bool,
+    /// There is one model and no store: any name means it.
+    is_only_model: bool,
+    /// Loads and unloads them.
     residency: Arc<Residency>,
 }
 
 impl Models {
-    /// The models of `options`. Called within a runtime, which loads and unloads them.
+    /// The models of `options`. Must be called within a tokio runtime, which loads and unloads them.
     pub fn new(options: ModelsOptions) -> Self {
         let ModelsOptions { models, store, keep_alive, memory } = options;
-        let is_one = models.len() == 1 && models[0].resident && store.is_none();
+        let is_only_model = models.len() == 1 && models[0].resident && store.is_none();
         let residency = Residency::new(memory);
         let default = keep_alive.unwrap_or(DEFAULT_KEEP_ALIVE);
         let entry = |config: ModelConfig| {
@@ -106,45 +115,45 @@ impl Models {
             let keep_alive = keep_alive.unwrap_or(if resident { KeepAlive::Forever } else { default });
             let name = names.first().map_or("", String::as_str);
             let unit = residency.add(name, source, resident, keep_alive);
-            Arc::new(Entry { names, defaults, unit, origin: Origin::Configured })
+            Arc::new(RegisteredModel { names, defaults, unit, origin: ModelOrigin::Configured })
         };
         let entries = RwLock::new(models.into_iter().map(entry).collect());
-        let (look_again, has_looked) = (Mutex::default(), AtomicBool::new(false));
-        Self { entries, store, look_again, has_looked, keep_alive: default, is_one, residency }
+        let (next_refresh, has_refreshed) = (Mutex::default(), AtomicBool::new(false));
+        Self { entries, store, next_refresh, has_refreshed, keep_alive: default, is_only_model, residency }
     }
 
     /// The models that requests can name.
-    fn entries(&self) -> Vec<Arc<Entry>> {
+    fn entries(&self) -> Vec<Arc<RegisteredModel>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.iter().filter(|entry| entry.can_be_named()).cloned().collect()
     }
 
-    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Entry>>> {
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<RegisteredModel>>> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
-    pub fn list(&self) -> Vec<Arc<Entry>> {
-        self.look_through_store();
+    /// All models, loaded or not. May read folders: call it on a blocking thread.
+    pub fn list(&self) -> Vec<Arc<RegisteredModel>> {
+        self.refresh_from_store();
         self.entries()
     }
 
-    /// Whether models come and go while the server runs: finding one then looks through folders.
+    /// Whether there is a model store: finding a model may then read folders.
     pub fn has_store(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Whether more than one model may be loaded. What clients make of the only one is loaded as that one.
+    /// Whether more than one model may be loaded. Models derived from the only one share its weights.
     pub fn are_several(&self) -> bool {
-        !self.is_one
+        !self.is_only_model
     }
 
-    /// Whether the models that the server starts with are loaded.
+    /// Whether the models of the start are loaded.
     pub fn has_started(&self) -> bool {
         self.residency.has_started()
     }
 
-    /// What runs the requests to the only model, where there is no other and it is loaded.
+    /// The schedulers of the only model; `None` where there may be several, or it is not loaded.
     pub fn only_scheduler(&self) -> Option<Replicas> {
         if self.are_several() {
             return None;
@@ -152,56 +161,55 @@ impl Models {
         self.residency.all_loaded().first().map(|(_, loaded)| loaded.scheduler.clone())
     }
 
-    /// The models that are loaded, by their main names, with what runs their requests.
+    /// The schedulers of all loaded models, by their main names.
     pub fn schedulers(&self) -> Vec<(String, Replicas)> {
         let all = self.residency.all_loaded();
         all.into_iter().map(|(unit, loaded)| (unit.name.clone(), loaded.scheduler.clone())).collect()
     }
 
-    /// Loads the models that the server starts with.
+    /// Loads the models of the start.
     pub async fn start(&self) -> Result<(), StartFailure> {
         self.residency.start().await
     }
 
-    /// Unloads models whose time is over, as long as the server runs.
+    /// Unloads models whose time has expired. Runs as long as the server.
     pub async fn expire(self: Arc<Self>) {
         Arc::clone(&self.residency).expire().await;
     }
 
-    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
-    /// cancelled.
+    /// Refuses new requests, waits for the running ones, and cancels those that remain after `grace`.
     pub async fn shut_down(&self, grace: Duration) {
         self.residency.shut_down(grace).await;
     }
 
-    /// What is the case with a model.
-    pub fn status(&self, entry: &Entry) -> Status {
+    /// The residency status of a model.
+    pub fn status(&self, entry: &RegisteredModel) -> ModelStatus {
         self.residency.status(&entry.unit)
     }
 
-    /// The model, where it is loaded now.
-    pub fn loaded(&self, entry: &Entry) -> Option<Arc<Loaded>> {
+    /// The model if it is loaded now.
+    pub fn loaded(&self, entry: &RegisteredModel) -> Option<Arc<LoadedModel>> {
         self.residency.loaded(&entry.unit)
     }
 
-    /// The model that is called `name`, with or without the tag `latest`. It may look through folders.
-    pub fn find(&self, name: &str) -> Result<Arc<Entry>, ApiError> {
+    /// Finds the model with this name, with or without the tag `latest`. May read folders.
+    pub fn find(&self, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
         if name.len() > MAX_MODEL_NAME {
             let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
             return Err(ApiError::field("model", message));
         }
-        let known = |entries: &[Arc<Entry>]| {
+        let known = |entries: &[Arc<RegisteredModel>]| {
             let exact = entries.iter().find(|entry| entry.main_name() == name);
             let plain = || entries.iter().find(|entry| entry.main_name() == without_latest(name));
             let alias = || entries.iter().find(|entry| entry.has_name(name) || entry.has_name(without_latest(name)));
             exact.or_else(plain).or_else(alias).cloned()
         };
-        // Files may have come, changed or gone.
-        self.look_through_store();
+        // Files may have been added, changed or removed.
+        self.refresh_from_store();
         known(&self.entries()).ok_or_else(|| self.unknown(name))
     }
 
-    /// There is no model that is called `name`.
+    /// The error that no model has this name.
     pub fn unknown(&self, name: &str) -> ApiError {
         const MOST: usize = 20;
         let entries = self.entries();
@@ -214,60 +222,60 @@ impl Models {
         ApiError::not_found("model_not_found", message).with_param("model")
     }
 
-    /// The model that a request means. The only one answers by any name; without a name it is the first one that the
-    /// server was started with. It may look through folders.
-    pub fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
+    /// Finds the model that a request means. Where there is only one, any name means it; without a name it is the first
+    /// one of the configuration. May read folders.
+    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<RegisteredModel>, ApiError> {
         let first = || {
             let entries = self.list();
-            entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned()
+            entries.iter().find(|entry| entry.origin == ModelOrigin::Configured).or(entries.first()).cloned()
         };
         match name.filter(|name| !name.is_empty()) {
             Some(name) => match self.find(name) {
-                Err(error) if self.is_one && error.code() == Some("model_not_found") => first().ok_or(error),
+                Err(error) if self.is_only_model && error.code() == Some("model_not_found") => first().ok_or(error),
                 found => found,
             },
             None => first().ok_or_else(|| self.unknown("")),
         }
     }
 
-    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded. `None`: it is removed.
+    /// Leases the model for a request that names it `requested_name`, and waits until it is loaded. `None`: it was removed.
     pub async fn lease(
         self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        asked: Option<&str>,
+        entry: &Arc<RegisteredModel>,
+        requested_name: Option<&str>,
     ) -> Result<Option<ModelLease>, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
-        Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked)))
+        Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, requested_name)))
     }
 
-    /// The model stays loaded for this long after each request from now on. Of a model that is loaded and not in use, no time
-    /// at all unloads it now.
-    pub fn set_keep_alive(&self, entry: &Entry, keep_alive: KeepAlive) {
+    /// Sets how long the model stays loaded after each request. Zero unloads an unused model now.
+    pub fn set_keep_alive(&self, entry: &RegisteredModel, keep_alive: KeepAlive) {
         self.residency.set_keep_alive(&entry.unit, keep_alive);
     }
 
-    /// The model goes when the requests that use it are answered.
-    pub fn unload(&self, entry: &Entry) {
+    /// Unloads the model when the requests that use it are answered.
+    pub fn unload(&self, entry: &RegisteredModel) {
         self.residency.retire(&entry.unit);
     }
 
-    /// Makes the model `name`, which is that of `from` with other `defaults`. It is there until the server ends.
-    pub fn make(&self, name: &str, from: &Entry, defaults: ModelDefaults) -> Result<(), ApiError> {
+    /// Derives the model `name` from `from`, with other defaults. It exists until the server ends. Fails for an invalid
+    /// name, the name of a model that is a file, and too many derived models.
+    pub fn make(&self, name: &str, from: &RegisteredModel, defaults: ModelDefaults) -> Result<(), ApiError> {
         let name = without_latest(name);
         if name.is_empty() || name.len() > MAX_MODEL_NAME || name.contains(['*', '\0']) {
             let message = format!("model: {name:?} is no name for a model: 1 to {MAX_MODEL_NAME} bytes without *");
             return Err(ApiError::field("model", message));
         }
-        let (unit, origin) = (Arc::clone(&from.unit), Origin::Made);
-        let entry = Arc::new(Entry { names: vec![name.to_owned()], defaults, unit, origin });
+        let (unit, origin) = (Arc::clone(&from.unit), ModelOrigin::Made);
+        let entry = Arc::new(RegisteredModel { names: vec![name.to_owned()], defaults, unit, origin });
         let mut entries = self.entries_mut();
         match entries.iter().position(|known| known.can_be_named() && known.main_name() == name) {
-            Some(at) if entries[at].origin == Origin::Made => entries[at] = entry,
+            Some(at) if entries[at].origin == ModelOrigin::Made => entries[at] = entry,
             Some(_) => {
                 let message = format!("model: there is a model {name:?} already, which is a file: choose another name");
                 return Err(ApiError::field("model", message));
             }
-            None if entries.iter().filter(|entry| entry.origin == Origin::Made).count() >= MAX_MADE => {
+            None if entries.iter().filter(|entry| entry.origin == ModelOrigin::Made).count() >= MAX_MADE => {
                 let message = format!("there are {MAX_MADE} models that clients made, which is the most: delete one");
                 return Err(ApiError::invalid(message));
             }
@@ -276,11 +284,11 @@ impl Models {
         Ok(())
     }
 
-    /// Removes a model: one that a client made, or one of the store. Its files go with the last model that is made of
-    /// them. It removes files: not to be called on a thread that serves others.
-    pub fn delete(&self, entry: &Arc<Entry>) -> Result<(), ApiError> {
+    /// Deletes a derived model, or one of the store. Files are deleted with the last model that shares them. Deletes
+    /// files: call it on a blocking thread.
+    pub fn delete(&self, entry: &Arc<RegisteredModel>) -> Result<(), ApiError> {
         let name = entry.main_name();
-        if entry.origin == Origin::Configured {
+        if entry.origin == ModelOrigin::Configured {
             let message = format!("the server was started with the model {name:?}, which cannot be deleted");
             return Err(ApiError::invalid(message).with_code("model_is_configured"));
         }
@@ -293,24 +301,26 @@ impl Models {
         Ok(())
     }
 
-    /// Removes the name of a model where another one is left with the same files, or it has none of the store. `Some`: it is
-    /// the last one, and this is the store's, whose files are to be deleted.
-    fn delete_name(&self, entry: &Arc<Entry>) -> Option<Arc<Entry>> {
+    /// Removes the name of a model where another one shares its files, or where it has none in the store. Returns the
+    /// store's model where it is the last one: its files are to be deleted.
+    fn delete_name(&self, entry: &Arc<RegisteredModel>) -> Option<Arc<RegisteredModel>> {
         let mut entries = self.entries_mut();
         let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
         let same = || entries.iter().filter(|known| Arc::ptr_eq(&known.unit, &entry.unit));
         let is_last = same().filter(|known| known.can_be_named()).count() == 1;
-        let stored = same().find(|known| matches!(known.origin, Origin::Stored(_) | Origin::Deleted(_))).cloned();
+        let stored =
+            same().find(|known| matches!(known.origin, ModelOrigin::Stored(_) | ModelOrigin::Deleted(_))).cloned();
         if is_last && stored.is_some() {
             return stored;
         }
         match entry.origin {
-            // The store would list it again.
-            Origin::Stored(version) => {
+            // The entry remains, since the store would list it again.
+            ModelOrigin::Stored(version) => {
                 let (names, defaults, unit) = (entry.names.clone(), entry.defaults.clone(), Arc::clone(&entry.unit));
-                entries[at] = Arc::new(Entry { names, defaults, unit, origin: Origin::Deleted(version) });
+                entries[at] =
+                    Arc::new(RegisteredModel { names, defaults, unit, origin: ModelOrigin::Deleted(version) });
             }
-            Origin::Configured | Origin::Deleted(_) | Origin::Made => {
+            ModelOrigin::Configured | ModelOrigin::Deleted(_) | ModelOrigin::Made => {
                 entries.remove(at);
                 if is_last {
                     self.residency.remove(&entry.unit);
@@ -320,7 +330,7 @@ impl Models {
         None
     }
 
-    fn forget(&self, entries: &mut Vec<Arc<Entry>>, is_gone: impl Fn(&Arc<Entry>) -> bool) {
+    fn forget(&self, entries: &mut Vec<Arc<RegisteredModel>>, is_gone: impl Fn(&Arc<RegisteredModel>) -> bool) {
         let gone: Vec<_> = entries.extract_if(.., |entry| is_gone(entry)).collect();
         for entry in gone {
             if !entries.iter().any(|other| Arc::ptr_eq(&other.unit, &entry.unit)) {
@@ -329,59 +339,59 @@ impl Models {
         }
     }
 
-    /// Downloads a model to the store; it stops where `report` gives false. It takes a while: not to be called on a thread that serves others.
+    /// Downloads a model to the store. Stops when `report` returns false. Takes long: call it on a blocking thread.
     pub fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), ApiError> {
         let Some(store) = &self.store else {
             let message = "this server keeps no models that can be pulled: start it with --models-dir";
             return Err(ApiError::invalid(message).with_code("no_model_store"));
         };
         store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
-        // One that was deleted while another model was made of it can be named again.
+        // A deleted model from which others are derived can be named again.
         self.forget(&mut self.entries_mut(), |entry| {
-            matches!(entry.origin, Origin::Deleted(_)) && entry.main_name() == name
+            matches!(entry.origin, ModelOrigin::Deleted(_)) && entry.main_name() == name
         });
-        let mut look_again = self.look_again.lock().unwrap_or_else(PoisonError::into_inner);
-        *look_again = Some(self.take_notice(&**store));
+        let mut next_refresh = self.next_refresh.lock().unwrap_or_else(PoisonError::into_inner);
+        *next_refresh = Some(self.sync_with_store(&**store));
         Ok(())
     }
 
-    /// Takes notice of models that came, changed or went, unless that was done just now, or another thread is at it: what is
-    /// known serves meanwhile, as folders on a network may be slow.
-    fn look_through_store(&self) {
+    /// Reads the store again, unless that was done recently or another thread is doing it: folders on a network may be
+    /// slow.
+    fn refresh_from_store(&self) {
         let Some(store) = &self.store else { return };
-        let mut look_again = match self.look_again.try_lock() {
-            Ok(look_again) => look_again,
-            Err(TryLockError::WouldBlock) if self.has_looked.load(Ordering::Acquire) => return,
-            Err(_) => self.look_again.lock().unwrap_or_else(PoisonError::into_inner),
+        let mut next_refresh = match self.next_refresh.try_lock() {
+            Ok(next_refresh) => next_refresh,
+            Err(TryLockError::WouldBlock) if self.has_refreshed.load(Ordering::Acquire) => return,
+            Err(_) => self.next_refresh.lock().unwrap_or_else(PoisonError::into_inner),
         };
-        if look_again.is_none_or(|when| when <= Instant::now()) {
-            *look_again = Some(self.take_notice(&**store));
+        if next_refresh.is_none_or(|when| when <= Instant::now()) {
+            *next_refresh = Some(self.sync_with_store(&**store));
         }
     }
 
-    /// Takes notice of models that came, changed or went. It gives when to do so again.
-    fn take_notice(&self, store: &dyn ModelStore) -> Instant {
+    /// Updates the entries from the store. Returns when to do so again.
+    fn sync_with_store(&self, store: &dyn ModelStore) -> Instant {
         let begun = Instant::now();
         let found = store.models();
         let (least, times) = STORE_AGE;
         let holds = begun.elapsed().saturating_mul(times).max(least);
-        let is_there = |entry: &Entry, version: u64| {
+        let is_there = |entry: &RegisteredModel, version: u64| {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
-        // Those that are told that their model is gone look for a new version of it when this is done.
+        // Requests whose model is removed here look up its new version afterwards.
         let mut entries = self.entries_mut();
         self.forget(&mut entries, |entry| match entry.origin {
-            Origin::Stored(version) | Origin::Deleted(version) => !is_there(entry, version),
-            Origin::Configured | Origin::Made => false,
+            ModelOrigin::Stored(version) | ModelOrigin::Deleted(version) => !is_there(entry, version),
+            ModelOrigin::Configured | ModelOrigin::Made => false,
         });
         for StoredModel { name, version, open } in found {
             if !entries.iter().any(|entry| entry.main_name() == name) {
                 let unit = self.residency.add(&name, open(), false, self.keep_alive);
-                let (defaults, origin) = (ModelDefaults::default(), Origin::Stored(version));
-                entries.push(Arc::new(Entry { names: vec![name], defaults, unit, origin }));
+                let (defaults, origin) = (ModelDefaults::default(), ModelOrigin::Stored(version));
+                entries.push(Arc::new(RegisteredModel { names: vec![name], defaults, unit, origin }));
             }
         }
-        self.has_looked.store(true, Ordering::Release);
+        self.has_refreshed.store(true, Ordering::Release);
         Instant::now() + holds
     }
 }

@@ -1,12 +1,13 @@
-//! Which models are loaded, and which give way for others.
+//! Which models are loaded, and which are unloaded for others.
 //!
-//! A model that is not loaded is loaded for all requests that wait for it. First the memory is freed that it needs: of
-//! the models on its devices those go that were used least recently, idle ones first. A model that is to go takes no
-//! more requests, and goes when its answers are complete; requests that come meanwhile wait until it is loaded again.
-//! All requests that waited for a model get it when it is loaded, before it can be made to go: none waits for ever.
+//! A model is loaded when a request needs it, once for all requests that wait for it. First its memory is reserved: of
+//! the models on the same devices, the least recently used ones are evicted, idle ones first. An evicted ("retiring")
+//! model accepts no more requests, and is unloaded when its running requests are answered; requests for it wait until
+//! it is loaded again. All requests that wait for a model get it as soon as it is loaded, before it can be evicted:
+//! none waits for ever.
 //!
-//! A model that is removed goes like that, and its slot with it. Requests that wait for it meanwhile are told, and may find
-//! another one by its name.
+//! A removed model is retired like that, and its entry is removed with it. Requests that wait for it fail with
+//! "removed", and may find another one with its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -20,64 +21,71 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
-/// How often a load that waits for memory looks again, besides when a model goes.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The interval at which a load that waits for memory checks again, besides after each unload.
+const MEMORY_POLL: Duration = Duration::from_secs(1);
 
-/// A model that is loaded as a whole.
-pub struct Unit {
+/// A model that is loaded and unloaded as a whole.
+pub struct LoadUnit {
+    /// Its id, which is never reused.
     id: u64,
-    /// The main name of its first entry, for messages.
+    /// The main name of the first registered model that uses it, for messages.
     pub name: String,
-    /// Where it comes from.
+    /// Loads it.
     pub source: Box<dyn ModelSource>,
-    /// It is loaded when the server starts, and never unloaded for another model.
+    /// Whether it is loaded at the start of the server and never evicted.
     resident: bool,
+    /// The time that it stays loaded after its last request, unless a request sets another one.
     keep_alive: KeepAlive,
 }
 
-/// What is the case with a model.
+/// The residency status of a model.
 #[derive(Debug, Clone, Default)]
-pub struct Status {
-    /// When it goes if no other request comes; `None`: it stays, or is not loaded.
-    pub goes_in: Option<Duration>,
-    /// The memory that is set aside for it.
+pub struct ModelStatus {
+    /// The time until it is unloaded without another request; `None`: it stays, or is not loaded.
+    pub unloads_in: Option<Duration>,
+    /// The memory that is reserved for it.
     pub memory: Placement,
 }
 
-/// A model in use.
-pub struct Held {
+/// The use of a loaded model by a request. Dropping it ends the use.
+pub struct HeldModel {
+    /// The residency that counts this use.
     residency: Arc<Residency>,
-    unit: Arc<Unit>,
+    /// The load unit.
+    unit: Arc<LoadUnit>,
     /// The model.
-    pub loaded: Arc<Loaded>,
-    /// How long the request waited for it to load.
+    pub loaded: Arc<LoadedModel>,
+    /// The time that the request waited for it to load; `None`: it was loaded.
     pub waited: Option<Duration>,
 }
 
-impl Drop for Held {
+impl Drop for HeldModel {
     fn drop(&mut self) {
         self.residency.release(&self.unit);
     }
 }
 
-/// A model that is loaded.
-struct Running {
-    loaded: Arc<Loaded>,
+/// A loaded model.
+struct ResidentModel {
+    /// The model.
+    loaded: Arc<LoadedModel>,
     /// Requests that use it.
     n_held: usize,
+    /// The time of the last begin or end of a use.
     last_used: Instant,
+    /// The time that it stays loaded after its last request.
     keep_alive: KeepAlive,
-    /// It takes no more requests, and goes when those that it has are answered.
+    /// Whether it accepts no more requests and is unloaded when those that use it are answered.
     retiring: bool,
 }
 
-impl Running {
-    /// When it goes if no request comes; `None`: never, or requests use it.
-    fn goes_at(&self) -> Option<Instant> {
+impl ResidentModel {
+    /// When it is unloaded without another request; `None`: never, or requests use it.
+    fn unloads_at(&self) -> Option<Instant> {
         match self.keep_alive {
             KeepAlive::For(time) if self.n_held == 0 => self.last_used.checked_add(time),
             KeepAlive::For(_) | KeepAlive::Forever => None,
@@ -85,271 +93,303 @@ impl Running {
     }
 }
 
-/// The phases of a model.
-enum Phase {
+/// The phase of a model.
+enum ResidencyPhase {
     /// It is not loaded.
     Unloaded,
-    /// The server starts with it: requests are refused until it is loaded.
+    /// It is loaded at the start of the server: requests are refused until it is loaded.
     Starting,
     /// It waits for memory, or is being loaded.
     Loading,
     /// It is loaded.
-    Loaded(Running),
+    Loaded(ResidentModel),
     /// It is being unloaded.
     Unloading,
 }
 
-/// A request that waits for a model. Where the model is removed it is dropped.
-type Waiter = oneshot::Sender<Result<Held, ApiError>>;
+/// A request that waits for a model. Dropping it reports that the model was removed.
+type Waiter = oneshot::Sender<Result<HeldModel, ApiError>>;
 
-/// What a request for a model comes to.
-enum Hold {
+/// The outcome of a request for a model.
+enum HoldOutcome {
     /// The model is loaded.
-    Held(Held),
-    /// It is to be loaded.
-    Wait(oneshot::Receiver<Result<Held, ApiError>>),
-    /// There is no such model any more.
+    Held(HeldModel),
+    /// It is being loaded, and sent here afterwards.
+    Wait(oneshot::Receiver<Result<HeldModel, ApiError>>),
+    /// It was removed.
     Removed,
 }
 
-/// What is known of a unit.
-struct Slot {
-    unit: Arc<Unit>,
-    phase: Phase,
+/// The state of one load unit.
+struct ResidencyEntry {
+    /// The load unit.
+    unit: Arc<LoadUnit>,
+    /// Its phase.
+    phase: ResidencyPhase,
+    /// Requests that wait for it to be loaded.
     waiters: Vec<Waiter>,
-    /// The memory that is set aside for it.
+    /// The memory that is reserved for it.
     memory: Placement,
-    /// No entry has it any more: the slot goes when it is unloaded.
+    /// Whether no registered model uses it any more: the entry is removed when it is unloaded.
     is_removed: bool,
 }
 
-impl Slot {
+impl ResidencyEntry {
+    /// Bytes of `device` that are reserved for it.
     fn bytes_on(&self, device: &str) -> u64 {
         self.memory.iter().filter(|need| need.device == device).map(|need| need.bytes).sum()
     }
 
-    fn is_going(&self) -> bool {
+    /// Whether its memory will be freed: it is retiring or being unloaded.
+    fn is_unloading(&self) -> bool {
         match &self.phase {
-            Phase::Unloading => true,
-            Phase::Loaded(running) => running.retiring,
-            Phase::Unloaded | Phase::Starting | Phase::Loading => false,
+            ResidencyPhase::Unloading => true,
+            ResidencyPhase::Loaded(model) => model.retiring,
+            ResidencyPhase::Unloaded | ResidencyPhase::Starting | ResidencyPhase::Loading => false,
         }
     }
 }
 
-/// Why a model that the server starts with was not loaded.
+/// The reason why a model of the start was not loaded.
 pub enum StartFailure {
     /// Its source failed.
     Load(SourceError),
-    /// The system gave no thread.
+    /// The system could not start a thread.
     Thread(std::io::Error),
-    /// Loading it panicked.
+    /// The load panicked.
     Panicked,
 }
 
 /// Loads and unloads models.
 pub struct Residency {
-    slots: Mutex<BTreeMap<u64, Slot>>,
-    /// The id of the next unit: none is used twice, as requests may still have a unit that was removed.
+    /// The load units by id.
+    entries: Mutex<BTreeMap<u64, ResidencyEntry>>,
+    /// The id of the next unit. Ids are not reused, since requests may still refer to a removed unit.
     next_id: AtomicU64,
-    /// Something changed: a model was loaded, went, or is not used any more.
+    /// Notified when a model was loaded or unloaded, or a use ended.
     changed: Notify,
-    /// One load at a time makes room.
-    turn: tokio::sync::Mutex<()>,
-    /// Most bytes of a device that all models take.
+    /// Held by the load that reserves memory: one at a time.
+    load_lock: tokio::sync::Mutex<()>,
+    /// Maximum bytes of each device for all models; `None`: the device's capacity.
     memory: Option<u64>,
+    /// Runs loads and unloads.
     runtime: Handle,
 }
 
 impl Residency {
-    /// Models that take at most `memory` bytes of each device. Called within a runtime, which loads and unloads them.
+    /// No models yet; all together may occupy `memory` bytes of each device. Must be called within a tokio runtime,
+    /// which loads and unloads them.
     pub fn new(memory: Option<u64>) -> Arc<Self> {
-        let (changed, turn) = (Notify::new(), tokio::sync::Mutex::new(()));
-        let (slots, next_id) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { slots, next_id, changed, turn, memory, runtime: Handle::current() })
+        let (changed, load_lock) = (Notify::new(), tokio::sync::Mutex::new(()));
+        let (entries, next_id) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { entries, next_id, changed, load_lock, memory, runtime: Handle::current() })
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<u64, ResidencyEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A model that can be loaded from now on.
-    pub fn add(&self, name: &str, source: Box<dyn ModelSource>, resident: bool, keep_alive: KeepAlive) -> Arc<Unit> {
+    /// Adds a model, which can be loaded from now on.
+    pub fn add(
+        &self,
+        name: &str,
+        source: Box<dyn ModelSource>,
+        resident: bool,
+        keep_alive: KeepAlive,
+    ) -> Arc<LoadUnit> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let unit = Arc::new(Unit { id, name: name.to_owned(), source, resident, keep_alive });
-        let phase = if resident { Phase::Starting } else { Phase::Unloaded };
+        let unit = Arc::new(LoadUnit { id, name: name.to_owned(), source, resident, keep_alive });
+        let phase = if resident { ResidencyPhase::Starting } else { ResidencyPhase::Unloaded };
         let (waiters, memory) = (Vec::new(), Vec::new());
-        self.slots().insert(id, Slot { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
+        self.entries()
+            .insert(id, ResidencyEntry { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
         unit
     }
 
-    /// The model in use; waits until it is loaded. `None`: it is removed.
-    pub async fn hold(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Option<Held>, ApiError> {
+    /// Returns a use of the model, after it is loaded. `None`: the model was removed.
+    pub async fn hold(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<Option<HeldModel>, ApiError> {
         match self.hold_loaded(unit)? {
-            Hold::Held(held) => Ok(Some(held)),
-            Hold::Wait(receiver) => receiver.await.ok().transpose(),
-            Hold::Removed => Ok(None),
+            HoldOutcome::Held(held) => Ok(Some(held)),
+            HoldOutcome::Wait(receiver) => receiver.await.ok().transpose(),
+            HoldOutcome::Removed => Ok(None),
         }
     }
 
-    /// The model in use where it is loaded, else a wait for it.
-    fn hold_loaded(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Hold, ApiError> {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id).filter(|slot| !slot.is_removed) else { return Ok(Hold::Removed) };
-        if let Phase::Loaded(running) = &mut slot.phase {
-            running.retiring |= running.loaded.scheduler.defect().is_some();
-            if !running.retiring {
-                running.n_held += 1;
-                running.last_used = Instant::now();
-                let loaded = Arc::clone(&running.loaded);
+    /// Returns a use of the model if it is loaded; else a receiver of one. Starts the load if need be.
+    fn hold_loaded(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<HoldOutcome, ApiError> {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id).filter(|entry| !entry.is_removed) else {
+            return Ok(HoldOutcome::Removed);
+        };
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.retiring |= model.loaded.scheduler.defect().is_some();
+            if !model.retiring {
+                model.n_held += 1;
+                model.last_used = Instant::now();
+                let loaded = Arc::clone(&model.loaded);
                 let (residency, unit) = (Arc::clone(self), Arc::clone(unit));
-                return Ok(Hold::Held(Held { residency, unit, loaded, waited: None }));
+                return Ok(HoldOutcome::Held(HeldModel { residency, unit, loaded, waited: None }));
             }
         }
         let (sender, receiver) = oneshot::channel();
-        match &slot.phase {
-            Phase::Starting => {
+        match &entry.phase {
+            ResidencyPhase::Starting => {
                 return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
             }
-            Phase::Unloaded => self.begin_load(slot),
-            Phase::Loaded(running) if running.n_held == 0 => self.begin_unload(slot),
-            Phase::Loaded(_) | Phase::Loading | Phase::Unloading => {}
+            ResidencyPhase::Unloaded => self.begin_load(entry),
+            ResidencyPhase::Loaded(model) if model.n_held == 0 => self.begin_unload(entry),
+            ResidencyPhase::Loaded(_) | ResidencyPhase::Loading | ResidencyPhase::Unloading => {}
         }
-        // Those that went away while the model is not loaded would pile up.
-        slot.waiters.retain(|waiter| !waiter.is_closed());
-        slot.waiters.push(sender);
-        Ok(Hold::Wait(receiver))
+        // Waiters whose request has ended would accumulate.
+        entry.waiters.retain(|waiter| !waiter.is_closed());
+        entry.waiters.push(sender);
+        Ok(HoldOutcome::Wait(receiver))
     }
 
-    /// A request does not use the model any more.
-    fn release(self: &Arc<Self>, unit: &Unit) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        if let Phase::Loaded(running) = &mut slot.phase {
-            running.n_held -= 1;
-            running.last_used = Instant::now();
-            let is_over = running.retiring || running.keep_alive == KeepAlive::For(Duration::ZERO);
-            if running.n_held == 0 && is_over {
-                self.begin_unload(slot);
+    /// Ends a use of the model. Unloads it if it is retiring or its time is zero.
+    fn release(self: &Arc<Self>, unit: &LoadUnit) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.n_held -= 1;
+            model.last_used = Instant::now();
+            let is_over = model.retiring || model.keep_alive == KeepAlive::For(Duration::ZERO);
+            if model.n_held == 0 && is_over {
+                self.begin_unload(entry);
             }
         }
-        drop(slots);
+        drop(entries);
         self.changed.notify_waiters();
     }
 
-    /// The model stays loaded for this long after a request from now on.
-    pub fn set_keep_alive(&self, unit: &Unit, keep_alive: KeepAlive) {
-        if let Some(Slot { phase: Phase::Loaded(running), .. }) = self.slots().get_mut(&unit.id) {
-            running.keep_alive = keep_alive;
+    /// Sets how long the model stays loaded after its last request.
+    pub fn set_keep_alive(&self, unit: &LoadUnit, keep_alive: KeepAlive) {
+        if let Some(ResidencyEntry { phase: ResidencyPhase::Loaded(model), .. }) = self.entries().get_mut(&unit.id) {
+            model.keep_alive = keep_alive;
         }
         self.changed.notify_waiters();
     }
 
-    /// The model goes when the requests that use it are answered.
-    pub fn retire(self: &Arc<Self>, unit: &Unit) {
-        if let Some(slot) = self.slots().get_mut(&unit.id) {
-            self.retire_slot(slot);
+    /// Unloads the model when the requests that use it are answered.
+    pub fn retire(self: &Arc<Self>, unit: &LoadUnit) {
+        if let Some(entry) = self.entries().get_mut(&unit.id) {
+            self.retire_entry(entry);
         }
     }
 
-    fn retire_slot(self: &Arc<Self>, slot: &mut Slot) {
-        if let Phase::Loaded(running) = &mut slot.phase {
-            running.retiring = true;
-            if running.n_held == 0 {
-                self.begin_unload(slot);
+    /// Retires the model of `entry`: it is unloaded when the requests that use it are answered.
+    fn retire_entry(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.retiring = true;
+            if model.n_held == 0 {
+                self.begin_unload(entry);
             }
         }
     }
 
-    /// What is the case with the model.
-    pub fn status(&self, unit: &Unit) -> Status {
-        let slots = self.slots();
-        let Some(slot) = slots.get(&unit.id) else { return Status::default() };
-        let goes_in = match &slot.phase {
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
-            Phase::Loaded(running) => match running.keep_alive {
+    /// The status of the model.
+    pub fn status(&self, unit: &LoadUnit) -> ModelStatus {
+        let entries = self.entries();
+        let Some(entry) = entries.get(&unit.id) else { return ModelStatus::default() };
+        let unloads_in = match &entry.phase {
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
+            ResidencyPhase::Loaded(model) => match model.keep_alive {
                 KeepAlive::Forever => None,
-                KeepAlive::For(time) if running.n_held > 0 => Some(time),
-                KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
+                KeepAlive::For(time) if model.n_held > 0 => Some(time),
+                KeepAlive::For(time) => Some(time.saturating_sub(model.last_used.elapsed())),
             },
         };
-        Status { goes_in, memory: slot.memory.clone() }
+        ModelStatus { unloads_in, memory: entry.memory.clone() }
     }
 
-    /// The model, where it is loaded now. It may go while this is held; its memory is then freed later.
-    pub fn loaded(&self, unit: &Unit) -> Option<Arc<Loaded>> {
-        match &self.slots().get(&unit.id)?.phase {
-            Phase::Loaded(running) => Some(Arc::clone(&running.loaded)),
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
+    /// The model if it is loaded now. It may be unloaded while the caller has it; its memory is then freed later.
+    pub fn loaded(&self, unit: &LoadUnit) -> Option<Arc<LoadedModel>> {
+        match &self.entries().get(&unit.id)?.phase {
+            ResidencyPhase::Loaded(model) => Some(Arc::clone(&model.loaded)),
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
         }
     }
 
     /// All models that are loaded now.
-    pub fn all_loaded(&self) -> Vec<(Arc<Unit>, Arc<Loaded>)> {
-        let slots = self.slots();
-        let loaded = slots.values().filter_map(|slot| match &slot.phase {
-            Phase::Loaded(running) => Some((Arc::clone(&slot.unit), Arc::clone(&running.loaded))),
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
+    pub fn all_loaded(&self) -> Vec<(Arc<LoadUnit>, Arc<LoadedModel>)> {
+        let entries = self.entries();
+        let loaded = entries.values().filter_map(|entry| match &entry.phase {
+            ResidencyPhase::Loaded(model) => Some((Arc::clone(&entry.unit), Arc::clone(&model.loaded))),
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
         });
         loaded.collect()
     }
 
-    /// Whether the models that the server starts with are loaded.
+    /// Whether the models of the start are loaded.
     pub fn has_started(&self) -> bool {
-        !self.slots().values().any(|slot| matches!(slot.phase, Phase::Starting))
+        !self.entries().values().any(|entry| matches!(entry.phase, ResidencyPhase::Starting))
     }
 
-    /// Loads the models that the server starts with, one after the other.
+    /// Loads the models of the start, one after the other.
     pub async fn start(self: &Arc<Self>) -> Result<(), StartFailure> {
         loop {
-            let next = self.slots().values().find_map(|slot| match &slot.phase {
-                Phase::Starting => Some(Arc::clone(&slot.unit)),
-                Phase::Unloaded | Phase::Loading | Phase::Loaded(_) | Phase::Unloading => None,
+            let next = self.entries().values().find_map(|entry| match &entry.phase {
+                ResidencyPhase::Starting => Some(Arc::clone(&entry.unit)),
+                ResidencyPhase::Unloaded
+                | ResidencyPhase::Loading
+                | ResidencyPhase::Loaded(_)
+                | ResidencyPhase::Unloading => None,
             });
             let Some(unit) = next else { return Ok(()) };
-            // What it takes is known before others look for room; a source that cannot say fails when it loads, as does a
-            // model without room.
+            // Its memory is reserved before other loads check for free memory. A source that fails here fails again
+            // when it loads, as does a model without enough memory.
             let placements = placements_of(&unit).await.unwrap_or_default();
-            let placement = self.place(&unit, &placements);
+            let placement = self.reserve_anyway(&unit, &placements);
             let loaded = load_on_thread(&unit, placement).await?;
-            self.is_loaded(&unit, loaded, Duration::ZERO);
+            self.finish_load(&unit, loaded, Duration::ZERO);
         }
     }
 
-    /// Sets memory aside for a model that is loaded whether there is room or not.
-    fn place(&self, unit: &Unit, placements: &[Placement]) -> Placement {
-        let mut slots = self.slots();
-        let best = self.best(&slots, unit, placements).ok().flatten().map(|(placement, _)| placement);
+    /// Reserves memory for a model that is loaded even where it exceeds the capacity.
+    fn reserve_anyway(&self, unit: &LoadUnit, placements: &[Placement]) -> Placement {
+        let mut entries = self.entries();
+        let best = self.best_placement(&entries, unit, placements).ok().flatten().map(|(placement, _)| placement);
         let placement = best.or(placements.first()).cloned().unwrap_or_default();
-        if let Some(slot) = slots.get_mut(&unit.id) {
-            slot.memory.clone_from(&placement);
+        if let Some(entry) = entries.get_mut(&unit.id) {
+            entry.memory.clone_from(&placement);
         }
         placement
     }
 
-    fn begin_load(self: &Arc<Self>, slot: &mut Slot) {
-        slot.phase = Phase::Loading;
-        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&slot.unit)));
+    /// Starts to load the model.
+    fn begin_load(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        entry.phase = ResidencyPhase::Loading;
+        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&entry.unit)));
     }
 
-    async fn load(self: Arc<Self>, unit: Arc<Unit>) {
+    /// Loads the model, and sends it, or the error, to the requests that wait for it.
+    async fn load(self: Arc<Self>, unit: Arc<LoadUnit>) {
         let begun = Instant::now();
         match self.try_load(&unit).await {
             Ok(loaded) => {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
-                self.is_loaded(&unit, loaded, begun.elapsed());
+                self.finish_load(&unit, loaded, begun.elapsed());
             }
             Err(error) => {
                 tracing::warn!("{} was not loaded: {}", unit.name, error.message());
-                let mut slots = self.slots();
-                let Some(slot) = slots.get_mut(&unit.id) else { return };
-                slot.phase = Phase::Unloaded;
-                slot.memory.clear();
-                let waiters = std::mem::take(&mut slot.waiters);
-                if slot.is_removed {
-                    slots.remove(&unit.id);
+                let mut entries = self.entries();
+                let Some(entry) = entries.get_mut(&unit.id) else { return };
+                entry.phase = ResidencyPhase::Unloaded;
+                entry.memory.clear();
+                let waiters = std::mem::take(&mut entry.waiters);
+                if entry.is_removed {
+                    entries.remove(&unit.id);
                 }
-                drop(slots);
+                drop(entries);
                 for waiter in waiters {
                     let _ = waiter.send(Err(error.clone()));
                 }
@@ -358,9 +398,10 @@ impl Residency {
         }
     }
 
-    async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Loaded, ApiError> {
+    /// Reserves memory for the model and loads it.
+    async fn try_load(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<LoadedModel, ApiError> {
         let placements = placements_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
-        let placement = self.make_room(unit, &placements).await?;
+        let placement = self.reserve_memory(unit, &placements).await?;
         load_on_thread(unit, placement).await.map_err(|failure| match failure {
             StartFailure::Load(error) => not_loaded(unit, &*error),
             StartFailure::Thread(error) => not_loaded(unit, &error),
@@ -368,78 +409,84 @@ impl Residency {
         })
     }
 
-    /// The model is there: hands it to the requests that waited for it.
-    fn is_loaded(self: &Arc<Self>, unit: &Arc<Unit>, loaded: Loaded, took: Duration) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
+    /// Marks the model as loaded, and sends it to the requests that wait for it.
+    fn finish_load(self: &Arc<Self>, unit: &Arc<LoadUnit>, loaded: LoadedModel, took: Duration) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
         let loaded = Arc::new(loaded);
-        let waiters = std::mem::take(&mut slot.waiters);
-        slot.phase = Phase::Loaded(Running {
+        let waiters = std::mem::take(&mut entry.waiters);
+        entry.phase = ResidencyPhase::Loaded(ResidentModel {
             loaded: Arc::clone(&loaded),
             n_held: waiters.len(),
             last_used: Instant::now(),
             keep_alive: unit.keep_alive,
             retiring: false,
         });
-        if slot.is_removed {
-            self.retire_slot(slot);
+        if entry.is_removed {
+            self.retire_entry(entry);
         }
-        drop(slots);
+        drop(entries);
         for waiter in waiters {
             let (residency, unit, loaded) = (Arc::clone(self), Arc::clone(unit), Arc::clone(&loaded));
-            // Where the request is gone the model is released at once.
-            drop(waiter.send(Ok(Held { residency, unit, loaded, waited: Some(took) })));
+            // If the request has ended, this drops the use at once.
+            drop(waiter.send(Ok(HeldModel { residency, unit, loaded, waited: Some(took) })));
         }
         self.changed.notify_waiters();
     }
 
-    /// Frees memory for the model and sets it aside.
-    async fn make_room(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Placement, ApiError> {
-        let _turn = self.turn.lock().await;
+    /// Reserves memory for the model, and waits until enough is freed. Returns its placement.
+    async fn reserve_memory(
+        self: &Arc<Self>,
+        unit: &LoadUnit,
+        placements: &[Placement],
+    ) -> Result<Placement, ApiError> {
+        let _guard = self.load_lock.lock().await;
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if let Some(placement) = self.set_aside(unit, placements)? {
+            if let Some(placement) = self.try_reserve(unit, placements)? {
                 return Ok(placement);
             }
-            // Either way it looks again.
-            let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
+            // Checks again, also after a timeout.
+            let _ = tokio::time::timeout(MEMORY_POLL, changed).await;
         }
     }
 
-    /// Sets memory aside where there is room, and gives the placement; else makes models go. None goes where an error says that
-    /// there can be no room.
-    fn set_aside(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
-        let mut slots = self.slots();
-        let Some((placement, room)) = self.best(&slots, unit, placements)? else { return Ok(Some(Placement::new())) };
-        for id in room.to_go {
-            if let Some(slot) = slots.get_mut(&id) {
-                self.retire_slot(slot);
+    /// Reserves memory if enough is free, and returns the placement; else retires the models of the eviction plan.
+    /// Fails, without retiring any, where no placement can have enough memory.
+    fn try_reserve(self: &Arc<Self>, unit: &LoadUnit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
+        let mut entries = self.entries();
+        let Some((placement, plan)) = self.best_placement(&entries, unit, placements)? else {
+            return Ok(Some(Placement::new()));
+        };
+        for id in plan.to_evict {
+            if let Some(entry) = entries.get_mut(&id) {
+                self.retire_entry(entry);
             }
         }
-        if !room.is_free {
+        if !plan.is_free {
             return Ok(None);
         }
-        if let Some(slot) = slots.get_mut(&unit.id) {
-            slot.memory.clone_from(placement);
+        if let Some(entry) = entries.get_mut(&unit.id) {
+            entry.memory.clone_from(placement);
         }
         Ok(Some(placement.clone()))
     }
 
-    /// The first placement with room, else the one that gets it at the least cost; an error where none can have room. `None`:
-    /// there are no placements.
-    fn best<'p>(
+    /// The first placement with enough free memory, else the one with the cheapest eviction plan; an error where no
+    /// placement can have enough. `None`: there are no placements.
+    fn best_placement<'p>(
         &self,
-        slots: &BTreeMap<u64, Slot>,
-        unit: &Unit,
+        entries: &BTreeMap<u64, ResidencyEntry>,
+        unit: &LoadUnit,
         placements: &'p [Placement],
-    ) -> Result<Option<(&'p Placement, Room)>, ApiError> {
-        let mut best: Option<(&Placement, Room)> = None;
+    ) -> Result<Option<(&'p Placement, EvictionPlan)>, ApiError> {
+        let mut best: Option<(&Placement, EvictionPlan)> = None;
         let mut why = None;
         for placement in placements {
-            match self.room(slots, unit, placement) {
-                Ok(room) if best.as_ref().is_none_or(|(_, known)| room.cost() < known.cost()) => {
-                    best = Some((placement, room));
+            match self.eviction_plan(entries, unit, placement) {
+                Ok(plan) if best.as_ref().is_none_or(|(_, known)| plan.cost() < known.cost()) => {
+                    best = Some((placement, plan));
                 }
                 Ok(_) => {}
                 Err(error) => why = why.or(Some(error)),
@@ -451,79 +498,90 @@ impl Residency {
         }
     }
 
-    /// What makes room for the model at the placement; an error where nothing does.
-    fn room(&self, slots: &BTreeMap<u64, Slot>, unit: &Unit, placement: &Placement) -> Result<Room, ApiError> {
-        let mut room = Room { is_free: true, is_enough: true, to_go: BTreeSet::new(), last_used: None };
+    /// The eviction plan for the model at the placement; an error where the model exceeds the capacity of a device, or
+    /// where resident models leave too little of it.
+    fn eviction_plan(
+        &self,
+        entries: &BTreeMap<u64, ResidencyEntry>,
+        unit: &LoadUnit,
+        placement: &Placement,
+    ) -> Result<EvictionPlan, ApiError> {
+        let mut plan = EvictionPlan { is_free: true, is_enough: true, to_evict: BTreeSet::new(), last_used: None };
         for MemoryNeed { device, bytes, capacity } in placement {
             let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
             if *bytes > capacity {
                 return Err(too_large(unit, *bytes, device, capacity));
             }
-            let sum = |counts: &dyn Fn(&Slot) -> bool| -> u64 {
-                slots.values().filter(|slot| counts(slot)).map(|slot| slot.bytes_on(device)).sum()
+            let sum = |counts: &dyn Fn(&ResidencyEntry) -> bool| -> u64 {
+                entries.values().filter(|entry| counts(entry)).map(|entry| entry.bytes_on(device)).sum()
             };
-            if sum(&|slot| slot.unit.resident && !slot.is_going()) + bytes > capacity {
+            if sum(&|entry| entry.unit.resident && !entry.is_unloading()) + bytes > capacity {
                 return Err(no_room(unit, *bytes, device, capacity));
             }
-            let lacking = (sum(&|_| true) + bytes).saturating_sub(capacity);
-            room.is_free &= lacking == 0;
-            let going = sum(&|slot| slot.is_going() || room.to_go.contains(&slot.unit.id));
-            let mut lacking = lacking.saturating_sub(going);
-            let mut may_go: Vec<_> = slots.values().filter_map(|slot| can_go(slot, device)).collect();
-            may_go.retain(|(_, slot)| !room.to_go.contains(&slot.unit.id));
-            may_go.sort_by_key(|(usage, _)| *usage);
-            for (usage, slot) in may_go {
-                if lacking == 0 {
+            let missing = (sum(&|_| true) + bytes).saturating_sub(capacity);
+            plan.is_free &= missing == 0;
+            let unloading = sum(&|entry| entry.is_unloading() || plan.to_evict.contains(&entry.unit.id));
+            let mut missing = missing.saturating_sub(unloading);
+            let mut candidates: Vec<_> =
+                entries.values().filter_map(|entry| eviction_candidate(entry, device)).collect();
+            candidates.retain(|(_, entry)| !plan.to_evict.contains(&entry.unit.id));
+            candidates.sort_by_key(|(last_use, _)| *last_use);
+            for (last_use, entry) in candidates {
+                if missing == 0 {
                     break;
                 }
-                lacking = lacking.saturating_sub(slot.bytes_on(device));
-                room.to_go.insert(slot.unit.id);
-                room.last_used = room.last_used.max(Some(usage));
+                missing = missing.saturating_sub(entry.bytes_on(device));
+                plan.to_evict.insert(entry.unit.id);
+                plan.last_used = plan.last_used.max(Some(last_use));
             }
-            // Those that are being loaded go next.
-            room.is_enough &= lacking == 0;
+            // If this is not enough, models that are being loaded are evicted afterwards.
+            plan.is_enough &= missing == 0;
         }
-        Ok(room)
+        Ok(plan)
     }
 
-    fn begin_unload(self: &Arc<Self>, slot: &mut Slot) {
-        let Phase::Loaded(running) = std::mem::replace(&mut slot.phase, Phase::Unloading) else { return };
-        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&slot.unit), running.loaded));
+    /// Starts to unload the model, which no request uses any more.
+    fn begin_unload(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        let ResidencyPhase::Loaded(model) = std::mem::replace(&mut entry.phase, ResidencyPhase::Unloading) else {
+            return;
+        };
+        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&entry.unit), model.loaded));
     }
 
-    async fn unload(self: Arc<Self>, unit: Arc<Unit>, loaded: Arc<Loaded>) {
+    /// Unloads the model. Loads it again for requests that have arrived meanwhile.
+    async fn unload(self: Arc<Self>, unit: Arc<LoadUnit>, loaded: Arc<LoadedModel>) {
         loaded.scheduler.shut_down(Duration::ZERO).await;
-        // Giving back memory takes a moment.
-        let give_back = move || {
+        // Freeing memory may block.
+        let free = move || {
             drop(loaded);
             give_back_memory();
         };
-        let _ = tokio::task::spawn_blocking(give_back).await;
+        let _ = tokio::task::spawn_blocking(free).await;
         tracing::info!("unloaded {}", unit.name);
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        slot.phase = Phase::Unloaded;
-        slot.memory.clear();
-        slot.waiters.retain(|waiter| !waiter.is_closed());
-        if slot.is_removed {
-            slots.remove(&unit.id);
-        } else if !slot.waiters.is_empty() {
-            self.begin_load(slot);
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        entry.phase = ResidencyPhase::Unloaded;
+        entry.memory.clear();
+        entry.waiters.retain(|waiter| !waiter.is_closed());
+        if entry.is_removed {
+            entries.remove(&unit.id);
+        } else if !entry.waiters.is_empty() {
+            self.begin_load(entry);
         }
-        drop(slots);
+        drop(entries);
         self.changed.notify_waiters();
     }
 
-    /// Unloads models whose time is over, as long as the server runs.
+    /// Unloads models whose time has expired. Runs as long as the server.
     pub async fn expire(self: Arc<Self>) {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             let mut next = None;
-            for slot in self.slots().values_mut() {
-                let Phase::Loaded(running) = &slot.phase else { continue };
-                match running.goes_at() {
-                    Some(at) if at <= Instant::now() => self.retire_slot(slot),
+            for entry in self.entries().values_mut() {
+                let ResidencyPhase::Loaded(model) = &entry.phase else { continue };
+                match model.unloads_at() {
+                    Some(at) if at <= Instant::now() => self.retire_entry(entry),
                     Some(at) => next = next.into_iter().chain([at]).min(),
                     None => {}
                 }
@@ -535,85 +593,84 @@ impl Residency {
         }
     }
 
-    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
-    /// cancelled.
+    /// Refuses new requests, waits for the running ones, and cancels those that remain after `grace`.
     pub async fn shut_down(&self, grace: Duration) {
         let loaded = self.all_loaded();
         join_all(loaded.iter().map(|(_, loaded)| loaded.scheduler.shut_down(grace))).await;
     }
 
-    /// Forgets a model that no entry has any more. It goes when the requests that use it are answered; those that wait until
-    /// it is loaded again are told that it is removed.
-    pub fn remove(self: &Arc<Self>, unit: &Unit) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        slot.is_removed = true;
-        match &slot.phase {
-            Phase::Unloaded => drop(slots.remove(&unit.id)),
-            Phase::Loaded(_) => {
-                slot.waiters.clear();
-                self.retire_slot(slot);
+    /// Removes a model that no registered model uses any more. It is unloaded when the requests that use it are answered;
+    /// requests that wait for it to be loaded again fail with "removed".
+    pub fn remove(self: &Arc<Self>, unit: &LoadUnit) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        entry.is_removed = true;
+        match &entry.phase {
+            ResidencyPhase::Unloaded => drop(entries.remove(&unit.id)),
+            ResidencyPhase::Loaded(_) => {
+                entry.waiters.clear();
+                self.retire_entry(entry);
             }
-            Phase::Unloading => slot.waiters.clear(),
-            // Those that wait for this load still get it.
-            Phase::Starting | Phase::Loading => {}
+            ResidencyPhase::Unloading => entry.waiters.clear(),
+            // Requests that wait for this load still get the model.
+            ResidencyPhase::Starting | ResidencyPhase::Loading => {}
         }
     }
 }
 
-/// Whether requests use a model, and when one did last: those with the least go first.
-type Usage = (bool, Instant);
+/// Whether requests use a model, and the time of its last use. The smallest value is evicted first.
+type LastUse = (bool, Instant);
 
-/// What makes room for a model at a placement.
-struct Room {
-    /// There is room.
+/// The models to evict for a model at a placement.
+struct EvictionPlan {
+    /// Whether enough memory is free already.
     is_free: bool,
-    /// There is when all models went that are going or to go.
+    /// Whether enough is free after all retiring models and those of this plan are unloaded.
     is_enough: bool,
-    /// Models to go besides those that are going.
-    to_go: BTreeSet<u64>,
-    /// The usage of the one of them that is used most.
-    last_used: Option<Usage>,
+    /// The ids of the models to evict, besides those that are retiring.
+    to_evict: BTreeSet<u64>,
+    /// The last use of the one of them that was used most recently.
+    last_used: Option<LastUse>,
 }
 
-impl Room {
-    /// The placement with the least is taken: one with room, one where no more models have to go, the one whose models were
-    /// used least recently.
-    fn cost(&self) -> (bool, bool, Option<Usage>) {
+impl EvictionPlan {
+    /// The cost of a plan; the smallest is best: free memory, then no further evictions, then models that were used
+    /// least recently.
+    fn cost(&self) -> (bool, bool, Option<LastUse>) {
         (!self.is_free, !self.is_enough, self.last_used)
     }
 }
 
-/// A model that may go for another on `device`, after its usage.
-fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<(Usage, &'s Slot)> {
-    if slot.unit.resident || slot.bytes_on(device) == 0 {
+/// The model as a candidate for eviction from `device`, with its last use; `None`: it must stay or is not there.
+fn eviction_candidate<'s>(entry: &'s ResidencyEntry, device: &str) -> Option<(LastUse, &'s ResidencyEntry)> {
+    if entry.unit.resident || entry.bytes_on(device) == 0 {
         return None;
     }
-    let Phase::Loaded(running) = &slot.phase else { return None };
-    (!running.retiring).then_some(((running.n_held > 0, running.last_used), slot))
+    let ResidencyPhase::Loaded(model) = &entry.phase else { return None };
+    (!model.retiring).then_some(((model.n_held > 0, model.last_used), entry))
 }
 
-/// Where the model can be loaded. It may read the file.
-async fn placements_of(unit: &Arc<Unit>) -> Result<Vec<Placement>, SourceError> {
+/// The possible placements of the model. May read its file.
+async fn placements_of(unit: &Arc<LoadUnit>) -> Result<Vec<Placement>, SourceError> {
     let unit = Arc::clone(unit);
     tokio::task::spawn_blocking(move || unit.source.placements()).await.unwrap_or_else(|error| Err(error.into()))
 }
 
-/// Loads the model on a thread of its own.
-async fn load_on_thread(unit: &Arc<Unit>, placement: Placement) -> Result<Loaded, StartFailure> {
+/// Loads the model on a new thread.
+async fn load_on_thread(unit: &Arc<LoadUnit>, placement: Placement) -> Result<LoadedModel, StartFailure> {
     let (sender, receiver) = oneshot::channel();
     let unit = Arc::clone(unit);
     let load = move || drop(sender.send(unit.source.load(&placement)));
     std::thread::Builder::new().name("load".into()).spawn(load).map_err(StartFailure::Thread)?;
-    // Where the thread panicked it has said why.
+    // A thread that panicked has logged why.
     receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)
 }
 
-fn not_loaded(unit: &Unit, why: &dyn std::error::Error) -> ApiError {
+fn not_loaded(unit: &LoadUnit, why: &dyn std::error::Error) -> ApiError {
     ApiError::internal(format!("the model {:?} cannot be loaded: {why}", unit.name)).with_code("model_not_loaded")
 }
 
-fn too_large(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+fn too_large(unit: &LoadUnit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     let message = format!(
         "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models: choose a smaller one, or a shorter \
          context",
@@ -622,7 +679,7 @@ fn too_large(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     ApiError::invalid(message).with_code("model_too_large")
 }
 
-fn no_room(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+fn no_room(unit: &LoadUnit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     let message = format!(
         "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models, and those that stay loaded leave \
          too few: start the server without one of them",

@@ -1,82 +1,84 @@
-//! Where models come from.
+//! The interfaces between the server and the program that configures it: where models come from, and how they are set
+//! up.
 
 use std::error::Error;
 use std::sync::Arc;
 
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use crate::http::job::sampling::SamplingFields;
 
-/// Why a source failed. The server repeats its text to clients.
+/// The error of a source. The server repeats its text to clients.
 pub type SourceError = Box<dyn Error + Send + Sync>;
 
-/// Where a model comes from, and how it is set up.
+/// Loads a model. Implemented by the program.
 pub trait ModelSource: Send + Sync {
-    /// What is known of the model without loading it.
+    /// The properties that are known without loading the model.
     fn card(&self) -> Result<Arc<ModelCard>, SourceError>;
 
-    /// Where the model can be loaded: on the first of these with room. Empty where that is not known.
+    /// The possible placements: the model is loaded at the first one with enough free memory. Empty if they are
+    /// unknown.
     fn placements(&self) -> Result<Vec<Placement>, SourceError>;
 
-    /// Loads the model at one of its [`placements`](Self::placements); an empty one where they are not known. It may be called
-    /// again after what it gave was dropped.
-    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError>;
+    /// Loads the model at one of its [`placements`](Self::placements), or an empty one if they are unknown. May be
+    /// called again after the previous model was dropped.
+    fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError>;
 }
 
-/// The memory that a loaded model takes, of each device once.
+/// The memory that a loaded model occupies, with one entry for each device.
 pub type Placement = Vec<MemoryNeed>;
 
-/// Memory of a device that a model takes.
+/// The memory of one device that a model occupies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryNeed {
     /// The device, such as `cpu` or `cuda:0`.
     pub device: String,
     /// Bytes of weights and KV cache.
     pub bytes: u64,
-    /// Bytes that the device has in all for models; `None` where it does not tell.
+    /// Bytes of the device that models may use; `None`: unknown.
     pub capacity: Option<u64>,
 }
 
-/// What requests to a model have where they do not say otherwise.
+/// The defaults of a model for requests that do not set a value.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelDefaults {
-    /// The system prompt of conversations that have none.
+    /// The system prompt of conversations without one.
     pub system: Option<String>,
-    /// How tokens are chosen, over what the model's file recommends.
+    /// Sampling options, over those that the model's file recommends.
     pub sampling: SamplingFields,
-    /// Strings that end a text, besides those of the request.
+    /// Stop strings in addition to the request's.
     pub stop: Vec<String>,
-    /// Most tokens to generate.
+    /// Maximum generated tokens.
     pub max_tokens: Option<usize>,
-    /// Conversations that the context has no room for lose their oldest turns; `None`: as the server's options say.
+    /// Whether conversations that exceed the context lose their oldest turns; `None`: as the server's options set it.
     pub context_shift: Option<bool>,
 }
 
-/// A model that the server has.
+/// A model of the configuration.
 pub struct ModelConfig {
-    /// Its names, the main one first. `*` in another than the main one stands for any text. At least one.
+    /// Its names, the main one first; at least one. In the others `*` stands for any text.
     pub names: Vec<String>,
-    /// Where it comes from.
+    /// Loads it.
     pub source: Box<dyn ModelSource>,
-    /// It is loaded when the server starts, and is never unloaded for another.
+    /// Whether it is loaded at the start of the server and never unloaded for another model.
     pub resident: bool,
-    /// How long it stays loaded after a request; `None`: as the server's [`ModelsOptions`] say.
+    /// The time that it stays loaded after its last request; `None`: as the server's [`ModelsOptions`] set it.
     pub keep_alive: Option<KeepAlive>,
-    /// What requests have where they do not say otherwise.
+    /// Defaults for requests.
     pub defaults: ModelDefaults,
 }
 
 /// All models of a server.
 #[derive(Default)]
 pub struct ModelsOptions {
-    /// Those that are named.
+    /// The models of the configuration.
     pub models: Vec<ModelConfig>,
-    /// Finds more: the models of a folder, those that are pulled.
+    /// Finds more models: files of a folder, and downloads.
     pub store: Option<Box<dyn ModelStore>>,
-    /// How long models that are not resident stay loaded after a request; `None`: five minutes.
+    /// The time that models which are not resident stay loaded after their last request; `None`: five minutes.
     pub keep_alive: Option<KeepAlive>,
-    /// Most bytes that all models take of a device; `None`: what the device has.
+    /// Maximum bytes of each device for all models; `None`: the device's capacity.
     pub memory: Option<u64>,
 }
 
@@ -90,16 +92,16 @@ impl ModelsOptions {
     }
 }
 
-/// Models that come and go while the server runs.
+/// Models that appear and disappear while the server runs.
 pub trait ModelStore: Send + Sync {
-    /// The models that there are now. It is called often, and has to be quick.
+    /// The present models. Called often: must be fast.
     fn models(&self) -> Vec<StoredModel>;
 
-    /// Downloads a model, which [`models`](Self::models) lists from then on, and reports its progress. Where `report` gives
-    /// false the download stops; what has arrived is kept.
+    /// Downloads a model, which [`models`](Self::models) lists afterwards, and reports the progress. Stops when
+    /// `report` returns false; the bytes that have arrived are kept.
     fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), SourceError>;
 
-    /// Removes the files of the model that [`models`](Self::models) lists by this name, readable or not.
+    /// Deletes the files of the model that [`models`](Self::models) lists under this name, readable or not.
     fn delete(&self, name: &str) -> Result<(), SourceError>;
 }
 
@@ -107,19 +109,19 @@ pub trait ModelStore: Send + Sync {
 pub struct StoredModel {
     /// Its name.
     pub name: String,
-    /// Changes when the model's files do.
+    /// Changes whenever the model's files do.
     pub version: u64,
-    /// Makes its source.
+    /// Creates its source.
     pub open: Box<dyn FnOnce() -> Box<dyn ModelSource> + Send>,
 }
 
-/// How far a download is.
+/// The progress of a download.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// What is done, such as `pulling model.gguf`.
+    /// The present activity, such as `pulling model.gguf`.
     pub status: String,
     /// Bytes of the file.
     pub total: u64,
-    /// Those that are there.
+    /// Bytes of it that have arrived.
     pub completed: u64,
 }

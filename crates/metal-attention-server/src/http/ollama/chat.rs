@@ -11,52 +11,52 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::{NO_PICTURES, OllamaFields};
 use super::models;
-use super::stream::{self, Answer, End, Part, Reader, respond};
-use crate::http::answer::Texts;
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::job::chat::{Chat, ChatJob, PromptEnd};
-use crate::http::job::tool_choice::Calls;
+use crate::http::job::chat::{ChatJob, PromptEnd, SubmittedChat};
+use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// The fields of a chat that generated texts do not have.
+/// The fields of a chat that `/api/generate` does not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaChatFields {
-    /// The conversation so far, the first message first. Without any, the model is loaded.
-    messages: Option<Vec<SentMessage>>,
+    /// The conversation, the first message first. Without messages, the model is only loaded.
+    messages: Option<Vec<OllamaMessage>>,
     /// The functions that the model may call.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tools: Option<Vec<Tool>>,
 }
 
-/// A message as it is sent.
+/// A message of a request.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaSentMessage)]
-struct SentMessage {
-    /// Who says it: `system`, `user`, `assistant` or `tool`.
+struct OllamaMessage {
+    /// Its author: `system`, `user`, `assistant` or `tool`.
     #[schema(value_type = String)]
     role: Role,
     /// Its text.
     content: Option<String>,
-    /// What the model thought before it.
+    /// The model's thoughts before it.
     thinking: Option<String>,
-    /// Pictures: there can be none.
+    /// Images; must be empty.
     #[schema(value_type = Option<Vec<String>>, max_items = 0)]
     images: Option<Vec<IgnoredAny>>,
-    /// The functions that the model calls.
+    /// The functions that the model called.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tool_calls: Option<Vec<ToolCall>>,
     /// The function whose result this is.
     tool_name: Option<String>,
-    /// The call whose result this is.
+    /// The id of the call whose result this is.
     tool_call_id: Option<String>,
 }
 
-impl SentMessage {
-    /// Message number `i` of a conversation.
+impl OllamaMessage {
+    /// Converts message number `i`. Fails if it has images.
     fn message(self, i: usize) -> Result<Message, ApiError> {
         if self.images.is_some_and(|images| !images.is_empty()) {
             let field = format!("messages[{i}].images");
@@ -75,18 +75,21 @@ impl SentMessage {
     }
 }
 
-/// A request for the next message.
+/// A request for the next message of a conversation.
 pub struct OllamaChatRequest {
+    /// The model's name.
     model: String,
+    /// The fields that chats share with `/api/generate`.
     fields: OllamaFields,
+    /// The conversation and how to continue it.
     job: ChatJob,
 }
 
 impl FromJson for OllamaChatRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
-        let own: OllamaChatFields = object.parse()?;
-        let sent = own.messages.unwrap_or_default();
+        let chat_fields: OllamaChatFields = object.parse()?;
+        let sent = chat_fields.messages.unwrap_or_default();
         if sent.len() > MAX_MESSAGES {
             let message = format!("messages has {} messages; at most {MAX_MESSAGES} are allowed", sent.len());
             return Err(ApiError::field("messages", message));
@@ -94,7 +97,7 @@ impl FromJson for OllamaChatRequest {
         let messages: Vec<Message> =
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
         let job = ChatJob {
-            calls: Calls::new(own.tools.unwrap_or_default(), None, true)?,
+            calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
             form: fields.form(),
             thinking: fields.thinking(),
             end: PromptEnd::after(&messages),
@@ -110,22 +113,22 @@ impl FromJson for OllamaChatRequest {
 
 openapi::all_of!(OllamaChatRequest, OllamaChatFields, OllamaFields);
 
-/// The answer, or a line of it.
+/// The response, or a line of its stream.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaChat)]
 pub struct ChatAnswer {
-    /// The model, as the request calls it.
+    /// The model's name in the request.
     model: String,
-    /// The time.
+    /// The present time.
     created_at: String,
-    /// The message, or what is new of it.
+    /// The message, or the part that a line adds.
     message: AnswerMessage,
     /// Whether this is the end.
     done: bool,
-    /// How the answer ended, at its end.
+    /// The end, in the last line.
     #[serde(flatten)]
-    end: Option<End>,
-    /// The log probabilities of its tokens, where they were asked for.
+    end: Option<AnswerEnd>,
+    /// Log probabilities of its tokens, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     logprobs: Vec<ChatTokenLogprob>,
@@ -139,7 +142,7 @@ struct AnswerMessage {
     role: &'static str,
     /// The text.
     content: String,
-    /// What the model thought.
+    /// Thoughts.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
@@ -149,9 +152,9 @@ struct AnswerMessage {
     tool_calls: Vec<stream::ToolCall>,
 }
 
-impl Answer for ChatAnswer {
-    fn new(model: &str, part: Part) -> Self {
-        let Part { content, thinking, calls: tool_calls, logprobs, context: _, end } = part;
+impl AnswerObject for ChatAnswer {
+    fn new(model: &str, part: AnswerDelta) -> Self {
+        let AnswerDelta { content, thinking, calls: tool_calls, logprobs, context: _, end } = part;
         Self {
             model: model.to_owned(),
             created_at: stream::now(),
@@ -163,7 +166,7 @@ impl Answer for ChatAnswer {
     }
 }
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/api/chat", tag = "ollama", request_body = OllamaChatRequest, responses(
     (status = 200, description = "The message, whole or as a JSON object on each line",
         content((ChatAnswer = "application/json"), (String = "application/x-ndjson"))),
@@ -180,19 +183,19 @@ pub async fn chat(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.job.generation.received);
+    let reader = AnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
-    let texts = Texts::new(app, model, chat.events);
-    let answer = respond::<ChatAnswer>(texts, reader.messages(chat.replies), streamed).await?;
+    let sequences = RunningSequences::new(app, model, chat.events);
+    let answer = respond::<ChatAnswer>(sequences, reader.messages(chat.parsers), streamed).await?;
     notes.extend(&chat.notes);
     Ok(notes.attach(answer))
 }
 
 impl OllamaChatRequest {
-    /// Submits the job. Templates and tokens take time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
+    /// Submits the job. CPU-bound: call it on a blocking thread.
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         let mut chat = self.job.submit(app, model, client)?;
         self.fields.options.note_context(model, &mut chat.notes);
         Ok(chat)

@@ -1,4 +1,4 @@
-//! `/api/embed` and `/api/embeddings`: texts as vectors.
+//! `/api/embed` and `/api/embeddings`: texts to vectors.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use super::models;
-use super::options::Options;
+use super::options::OllamaOptions;
 use super::stream::nanoseconds;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::MAX_PROMPTS;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
-use crate::http::openai::embeddings::cut;
+use crate::http::openai::embeddings::truncate_vector;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -29,16 +29,16 @@ pub struct EmbedFields {
     #[schema(min_length = 1, max_length = 256, required)]
     model: Option<String>,
     /// The texts.
-    input: Option<Input>,
-    /// Cut off what the context has no room for; without a word about it, yes.
+    input: Option<EmbedInput>,
+    /// Truncate texts that exceed the context; default: yes.
     truncate: Option<bool>,
-    /// Keep so many of a vector's numbers, the first ones, and make its length 1 again; 0: all.
+    /// Keep this many leading values of each vector and normalise it again; 0: all.
     dimensions: Option<u32>,
-    /// How long the model stays loaded after the answer.
+    /// The time that the model stays loaded after the response.
     keep_alive: Option<KeepAlive>,
-    /// Options, of which none changes embeddings.
+    /// Options, none of which changes embeddings.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     options: (),
 }
@@ -52,11 +52,11 @@ pub struct EmbeddingsFields {
     model: Option<String>,
     /// The text.
     prompt: Option<String>,
-    /// How long the model stays loaded after the answer.
+    /// The time that the model stays loaded after the response.
     keep_alive: Option<KeepAlive>,
-    /// Options, of which none changes embeddings.
+    /// Options, none of which changes embeddings.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     options: (),
 }
@@ -65,31 +65,37 @@ pub struct EmbeddingsFields {
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 #[schema(as = OllamaInput)]
-enum Input {
-    /// One.
+enum EmbedInput {
+    /// One text.
     Text(String),
-    /// Several.
+    /// Several texts.
     Texts(Vec<String>),
 }
 
-/// Texts to make vectors of.
+/// A request for embeddings, in either form.
 pub struct EmbedJob {
+    /// The model's name.
     model: String,
-    /// The field that has the texts.
+    /// The field with the texts, for errors.
     field: &'static str,
+    /// The texts.
     texts: Vec<String>,
+    /// Whether texts that exceed the context are truncated.
     truncate: bool,
-    /// Numbers of a vector to keep; 0: all.
+    /// The number of leading values of a vector to keep; 0: all.
     dimensions: usize,
+    /// The time that the model stays loaded after the response; `None`: unchanged.
     keep_alive: Option<KeepAlive>,
+    /// When the request was read.
     received: Instant,
+    /// Notes for response headers.
     notes: Notes,
 }
 
-/// What `/api/embed` reads.
+/// The request of `/api/embed`.
 pub struct EmbedRequest(EmbedJob);
 
-/// What `/api/embeddings` reads.
+/// The request of `/api/embeddings`.
 pub struct EmbeddingsRequest(EmbedJob);
 
 impl FromJson for EmbedRequest {
@@ -97,9 +103,9 @@ impl FromJson for EmbedRequest {
         let fields: EmbedFields = object.parse()?;
         let texts = match fields.input {
             None => Vec::new(),
-            // ollama has no vector for a text that is empty.
-            Some(Input::Text(text)) => Some(text).filter(|text| !text.is_empty()).into_iter().collect(),
-            Some(Input::Texts(texts)) => texts,
+            // ollama returns no vector for an empty text.
+            Some(EmbedInput::Text(text)) => Some(text).filter(|text| !text.is_empty()).into_iter().collect(),
+            Some(EmbedInput::Texts(texts)) => texts,
         };
         let mut read = EmbedJob::read("input", fields.model, texts, fields.keep_alive, object)?;
         read.truncate = fields.truncate.unwrap_or(true);
@@ -120,13 +126,13 @@ impl FromJson for EmbeddingsRequest {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaEmbed)]
 pub struct EmbedAnswer {
-    /// The model, as the request calls it.
+    /// The model's name in the request.
     model: String,
     /// A vector of length 1 for each text.
     embeddings: Vec<Vec<f32>>,
-    /// From the request to the answer, in nanoseconds.
+    /// The time from the request to the response, in nanoseconds.
     total_duration: u64,
-    /// Until the model was loaded, in nanoseconds.
+    /// The time to load the model, in nanoseconds.
     load_duration: u64,
     /// Tokens of all texts.
     prompt_eval_count: usize,
@@ -136,11 +142,11 @@ pub struct EmbedAnswer {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaEmbeddings)]
 pub struct EmbeddingsAnswer {
-    /// A vector of length 1; empty where the text is.
+    /// A vector of length 1; empty for an empty text.
     embedding: Vec<f32>,
 }
 
-/// Makes embeddings of length 1 of texts.
+/// Computes embeddings of texts, normalised to length 1.
 #[utoipa::path(post, path = "/api/embed", tag = "ollama", request_body = EmbedFields, responses(
     (status = 200, description = "The embeddings", body = EmbedAnswer),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
@@ -158,7 +164,7 @@ pub async fn embed(State(app): State<App>, client: Client, request: Json<EmbedRe
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-/// Makes an embedding of length 1 of a text, as ollama had it first.
+/// Computes the embedding of one text, normalised to length 1: ollama's older endpoint.
 #[utoipa::path(post, path = "/api/embeddings", tag = "ollama", request_body = EmbeddingsFields, responses(
     (status = 200, description = "The embedding", body = EmbeddingsAnswer),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
@@ -172,16 +178,19 @@ pub async fn embeddings(
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-/// What a request comes to.
+/// The result of a request.
 struct Embedded {
+    /// One vector for each text, `[n_embd]` or its leading values.
     vectors: Vec<Vec<f32>>,
-    /// The time that it took to load the model.
+    /// The time to load the model.
     load: Duration,
+    /// Tokens of all texts.
     n_tokens: usize,
+    /// Notes for response headers.
     notes: Notes,
 }
 
-/// Makes the vectors of `request`, which `job_of` reads.
+/// Computes the vectors of `request`, whose job `job_of` returns.
 async fn vectors<R: Send + 'static>(
     app: &App,
     client: Client,
@@ -201,30 +210,30 @@ async fn vectors<R: Send + 'static>(
             return Err(ApiError::field("dimensions", message));
         }
         let ids = job.encode(&model, &mut notes)?;
-        model.scheduler.check_texts(ids.len())?;
+        model.scheduler.check_n_sequences(ids.len())?;
         let n_tokens = ids.iter().map(Vec::len).sum();
         let pending = ids.into_iter().map(|ids| model.scheduler.embed(client, ids)).collect::<Result<Vec<_>, _>>()?;
         let dimensions = if job.dimensions == 0 { n_embd } else { job.dimensions };
-        // The model is in use until all is done.
+        // The lease keeps the model loaded until all vectors are computed.
         Ok((model, pending, dimensions, n_tokens, notes))
     });
-    let all = async {
+    let computed = async {
         let (_model, pending, dimensions, n_tokens, notes) = prepared.await?;
         let mut vectors = Vec::with_capacity(pending.len());
         for vector in pending {
-            vectors.push(cut(vector.await?, dimensions));
+            vectors.push(truncate_vector(vector.await?, dimensions));
         }
         Ok(Embedded { vectors, load, n_tokens, notes })
     };
-    let all = in_time(app, all).await?;
+    let computed = within_timeout(app, computed).await?;
     if let Some(line) = RequestLine::current() {
-        line.prompt_tokens(all.n_tokens);
+        line.prompt_tokens(computed.n_tokens);
     }
-    Ok(all)
+    Ok(computed)
 }
 
 impl EmbedJob {
-    /// The texts of the field `field`.
+    /// Reads the fields that both endpoints share. `texts` are those of the field `field`.
     fn read(
         field: &'static str,
         model: Option<String>,
@@ -236,13 +245,14 @@ impl EmbedJob {
             let message = format!("{field}: more than {MAX_PROMPTS} texts, which is the most of one request");
             return Err(ApiError::field(field, message));
         }
-        let notes = Options::read(object.get("options"))?.notes;
+        let notes = OllamaOptions::read(object.get("options"))?.notes;
         let model = models::required(model)?;
         let received = Instant::now();
         Ok(Self { model, field, texts, truncate: true, dimensions: 0, keep_alive, received, notes })
     }
 
-    /// The token ids of each text, cut to the context where that is wanted.
+    /// Returns the token ids of each text, truncated to the context if requested; a final end or separator token
+    /// remains at the end. Notes truncated texts.
     fn encode(&self, model: &ModelLease, notes: &mut Notes) -> Result<Vec<Vec<u32>>, ApiError> {
         let options = EncodeOptions { add_special: true, parse_special: true };
         let encode = |(i, text): (usize, &String)| {

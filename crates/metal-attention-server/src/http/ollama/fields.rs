@@ -1,63 +1,63 @@
-//! What `/api/chat` and `/api/generate` share.
+//! The fields that `/api/chat` and `/api/generate` share.
 
-use metal_attention_chat::Effort;
-use metal_attention_grammar::Form;
+use metal_attention_chat::ReasoningEffort;
+use metal_attention_grammar::AnswerForm;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::options::Options;
+use super::options::OllamaOptions;
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, RefusedField, refused};
 
-/// Fields that are refused, besides pictures in messages.
+/// Refused fields, besides images in messages.
 const REFUSED: &[RefusedField] = &[
     refused("template", &[], "the model's own template is used; raw takes a prompt as it is"),
     refused("images", &[], NO_PICTURES),
     refused("_debug_render_only", &[], "use /apply-template"),
 ];
 
-/// Why pictures are refused.
+/// The reason why images are refused.
 pub const NO_PICTURES: &str = "the model sees no pictures: put what they show into the text";
 
-/// The fields that chats and generated texts share.
+/// The fields that `/api/chat` and `/api/generate` share.
 #[derive(Deserialize, ToSchema)]
 pub struct OllamaFields {
     /// The model's name, with or without `:latest`.
     #[schema(min_length = 1, max_length = 256, required)]
     pub model: Option<String>,
-    /// Send the text as it comes, a JSON object on each line; without a word about it, yes.
+    /// Send the text as it is generated, one JSON object on each line; default: yes.
     stream: Option<bool>,
-    /// What the answer must look like: `json`, or a JSON schema.
+    /// The form of the answer: `json`, or a JSON schema.
     #[schema(value_type = Option<AnswerFormat>)]
     format: Option<AnswerFormat>,
-    /// Whether the model thinks, or how hard.
+    /// Whether the model thinks, or its effort.
     think: Option<Think>,
-    /// How long the model stays loaded after the answer.
+    /// The time that the model stays loaded after the response.
     pub keep_alive: Option<KeepAlive>,
-    /// How the text is generated.
+    /// Options of generation.
     #[serde(skip)]
-    #[schema(value_type = Options)]
-    pub options: Options,
-    /// Tell the log probability of each token.
+    #[schema(value_type = OllamaOptions)]
+    pub options: OllamaOptions,
+    /// Report the log probability of each token.
     logprobs: Option<bool>,
-    /// And of so many of the likeliest; only with `logprobs`.
+    /// Also report this many of the most likely tokens; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// Cut off what the context has no room for; without a word about it, yes.
+    /// Truncate a prompt that exceeds the context; default: yes.
     truncate: Option<bool>,
-    /// How the request was read.
+    /// Notes for response headers.
     #[serde(skip)]
     pub notes: Notes,
 }
 
-/// What an answer must look like.
+/// The form of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = OllamaFormat)]
@@ -80,24 +80,24 @@ impl<'de> Deserialize<'de> for AnswerFormat {
     }
 }
 
-/// Whether the model thinks, or how hard.
+/// Whether the model thinks, or its effort.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
 #[schema(as = OllamaThink)]
 enum Think {
-    /// Whether.
+    /// Whether the model thinks.
     Enabled(bool),
-    /// How hard.
+    /// The effort.
     #[schema(value_type = String)]
-    Effort(Effort),
+    Effort(ReasoningEffort),
 }
 
 impl OllamaFields {
-    /// Reads the fields, and notes those that have no effect.
+    /// Reads the fields. Notes those without effect.
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
-        // The context never shifts: an answer that fills it ends.
+        // The context never shifts during generation: an answer that fills it ends.
         let mut notes = unsupported::check(object, REFUSED, &["shift"])?;
-        let options = Options::read(object.get("options"))?;
+        let options = OllamaOptions::read(object.get("options"))?;
         notes.extend(&options.notes);
         let fields: Self = object.parse()?;
         if fields.top_logprobs.is_some_and(|n| n > 0) && fields.logprobs != Some(true) {
@@ -106,52 +106,52 @@ impl OllamaFields {
         Ok(Self { options, notes, ..fields })
     }
 
-    /// How the text is generated.
-    pub fn generation(&self) -> Result<Generation, ApiError> {
+    /// The settings of generation.
+    pub fn generation(&self) -> Result<GenerationSettings, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
-        Ok(Generation {
+        Ok(GenerationSettings {
             sampling: self.options.sampling.clone(),
             seed: self.options.seed,
             stop: self.options.stop.clone(),
             max_tokens: self.options.max_tokens,
             logprobs: self.logprobs.unwrap_or(false).then_some(top as usize),
             stream: self.stream.unwrap_or(true),
-            ..Generation::default()
+            ..GenerationSettings::default()
         })
     }
 
-    /// The form of the answer; `None`: any text.
-    pub fn form(&self) -> Option<(&'static str, Form)> {
+    /// The required form of the answer, with the field that requires it; `None`: any text.
+    pub fn form(&self) -> Option<(&'static str, AnswerForm)> {
         let form = match self.format.clone()? {
-            AnswerFormat::Word(word) => (!word.is_empty()).then_some(Form::JsonObject)?,
-            AnswerFormat::Schema(schema) => Form::JsonSchema { schema: schema.into(), strict: None },
+            AnswerFormat::Word(word) => (!word.is_empty()).then_some(AnswerForm::JsonObject)?,
+            AnswerFormat::Schema(schema) => AnswerForm::JsonSchema { schema: schema.into(), strict: None },
         };
         Some(("format", form))
     }
 
-    /// What is said about thoughts.
+    /// The settings of thoughts.
     pub fn thinking(&self) -> ThinkingRequest {
         match self.think {
             None => ThinkingRequest::default(),
             Some(Think::Enabled(on)) => ThinkingRequest { switch: Some(("think", on)), ..Default::default() },
             Some(Think::Effort(effort)) => ThinkingRequest {
-                switch: (effort != Effort::None).then_some(("think", true)),
+                switch: (effort != ReasoningEffort::None).then_some(("think", true)),
                 effort: Some(("think", effort)),
                 ..Default::default()
             },
         }
     }
 
-    /// Whether the model is to think.
+    /// Whether thoughts are requested.
     pub fn wants_thoughts(&self) -> bool {
         match self.think {
-            None | Some(Think::Enabled(false) | Think::Effort(Effort::None)) => false,
+            None | Some(Think::Enabled(false) | Think::Effort(ReasoningEffort::None)) => false,
             Some(Think::Enabled(true) | Think::Effort(_)) => true,
         }
     }
 
-    /// An error where thoughts are wanted of a model that has none.
+    /// Fails where thoughts are requested of a model without them.
     pub fn check_thinking(&self, name: &str, model: &ModelLease) -> Result<(), ApiError> {
         if self.wants_thoughts() && !model.template.thinks() {
             let message = format!("\"{name}\" does not support thinking: leave think out, or use another model");
@@ -160,7 +160,7 @@ impl OllamaFields {
         Ok(())
     }
 
-    /// Whether the oldest turns of a conversation that the context has no room for are dropped.
+    /// Whether a conversation that exceeds the context loses its oldest turns.
     pub fn context_shift(&self) -> bool {
         self.truncate.unwrap_or(true)
     }

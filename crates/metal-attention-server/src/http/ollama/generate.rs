@@ -1,4 +1,5 @@
-//! `/api/generate`: an answer to a prompt, or what comes after it, or what is between two texts.
+//! `/api/generate`: the answer to a prompt as a chat message, the continuation of a raw prompt, or the text between a
+//! prefix and a suffix.
 
 use std::sync::Arc;
 
@@ -14,87 +15,93 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::OllamaFields;
 use super::models;
-use super::stream::{self, Answer, End, Part, Reader, respond};
-use crate::http::answer::Texts;
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
+use crate::http::job::choice_parser::ChoiceParsers;
 use crate::http::job::fill_in;
 use crate::http::job::form::raw_grammar;
-use crate::http::job::generation::Generation;
-use crate::http::job::reply::Replies;
-use crate::http::job::tool_choice::Calls;
+use crate::http::job::generation::GenerationSettings;
+use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// The fields of a generated text that chats do not have.
+/// The fields that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaGenerateFields {
-    /// What the answer is to. Without it and without a suffix, the model is loaded.
+    /// The prompt. Without it and without a suffix, the model is only loaded.
     prompt: Option<String>,
-    /// The text after the gap that is to be filled.
+    /// The text after the gap to fill.
     suffix: Option<String>,
-    /// Instructions before the prompt.
+    /// Instructions before the prompt (system prompt).
     system: Option<String>,
-    /// The token ids that an answer before this one gave.
+    /// The token ids that an earlier response returned: the prompt continues them.
     context: Option<Vec<u32>>,
-    /// Take the prompt as it is, without the model's template.
+    /// Use the prompt as it is, without the model's template.
     raw: Option<bool>,
 }
 
-/// How the prompt is made.
+/// The kind of prompt.
 #[derive(Debug, Clone)]
-enum Prompt {
-    /// There is none: the model is loaded.
+enum GeneratePrompt {
+    /// None: the model is only loaded.
     Nothing,
-    /// As the user's message of a conversation, after the token ids of one before.
-    Message { before: Vec<u32>, job: Box<ChatJob> },
-    /// As it is.
+    /// The user's message of a conversation that continues the token ids of an earlier one.
+    Message { earlier_ids: Vec<u32>, job: Box<ChatJob> },
+    /// A text that is continued as it is.
     Raw(String),
-    /// As what is before and after a gap.
+    /// The text before a gap, and the text after it.
     Gap(String, String),
 }
 
-/// A request for a text.
+/// A request of `/api/generate`.
 pub struct OllamaGenerateRequest {
+    /// The model's name.
     model: String,
+    /// The fields that it shares with chats.
     fields: OllamaFields,
-    generation: Generation,
-    prompt: Prompt,
+    /// The settings of generation.
+    generation: GenerationSettings,
+    /// The prompt.
+    prompt: GeneratePrompt,
+    /// Notes for response headers.
     notes: Notes,
 }
 
 impl FromJson for OllamaGenerateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
-        let own: OllamaGenerateFields = object.parse()?;
+        let generate_fields: OllamaGenerateFields = object.parse()?;
         let mut notes = fields.notes.clone();
         let generation = fields.generation()?;
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let (prompt, suffix, system) = (text(own.prompt), text(own.suffix), text(own.system));
-        let before = own.context.unwrap_or_default();
+        let (prompt, suffix, system) =
+            (text(generate_fields.prompt), text(generate_fields.suffix), text(generate_fields.system));
+        let earlier_ids = generate_fields.context.unwrap_or_default();
         let prompt = match (prompt, suffix) {
-            (None, None) => Prompt::Nothing,
+            (None, None) => GeneratePrompt::Nothing,
             (prompt, Some(suffix)) => {
                 if system.is_some() {
                     notes.ignored("system");
                 }
-                if !before.is_empty() {
+                if !earlier_ids.is_empty() {
                     notes.ignored("context");
                 }
-                Prompt::Gap(prompt.unwrap_or_default(), suffix)
+                GeneratePrompt::Gap(prompt.unwrap_or_default(), suffix)
             }
-            (Some(_), None) if own.raw == Some(true) && (system.is_some() || !before.is_empty()) => {
+            (Some(_), None) if generate_fields.raw == Some(true) && (system.is_some() || !earlier_ids.is_empty()) => {
                 let message = "raw mode does not support system or context: put what they say into the prompt";
                 return Err(ApiError::field("raw", message));
             }
-            (Some(prompt), None) if own.raw == Some(true) => Prompt::Raw(prompt),
+            (Some(prompt), None) if generate_fields.raw == Some(true) => GeneratePrompt::Raw(prompt),
             (Some(prompt), None) => {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
                     messages,
-                    calls: Calls::new(Vec::new(), None, true)?,
+                    calls: AllowedCalls::new(Vec::new(), None, true)?,
                     form: fields.form(),
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,
@@ -103,7 +110,7 @@ impl FromJson for OllamaGenerateRequest {
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
-                Prompt::Message { before, job: Box::new(job) }
+                GeneratePrompt::Message { earlier_ids, job: Box::new(job) }
             }
         };
         Ok(Self { model: models::required(fields.model.take())?, fields, generation, prompt, notes })
@@ -112,39 +119,39 @@ impl FromJson for OllamaGenerateRequest {
 
 openapi::all_of!(OllamaGenerateRequest, OllamaGenerateFields, OllamaFields);
 
-/// The answer, or a line of it.
+/// The response, or a line of its stream.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaGenerate)]
 pub struct GenerateAnswer {
-    /// The model, as the request calls it.
+    /// The model's name in the request.
     model: String,
-    /// The time.
+    /// The present time.
     created_at: String,
-    /// The text, or what is new of it.
+    /// The text, or the part that a line adds.
     response: String,
-    /// What the model thought.
+    /// Thoughts.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
     /// Whether this is the end.
     done: bool,
-    /// How the text ended, at its end.
+    /// The end, in the last line.
     #[serde(flatten)]
-    end: Option<End>,
-    /// The token ids of prompt and answer, at the end: with them the next request goes on.
+    end: Option<AnswerEnd>,
+    /// The token ids of prompt and answer, in the last line: a later request continues them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     context: Option<Vec<u32>>,
-    /// The log probabilities of its tokens, where they were asked for.
+    /// Log probabilities of its tokens, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     logprobs: Vec<ChatTokenLogprob>,
 }
 
-impl Answer for GenerateAnswer {
-    fn new(model: &str, part: Part) -> Self {
-        // There are no tools, so that no answer has calls.
-        let Part { content: response, thinking, calls: _, logprobs, context, end } = part;
+impl AnswerObject for GenerateAnswer {
+    fn new(model: &str, part: AnswerDelta) -> Self {
+        // The request has no tools, so there are no calls.
+        let AnswerDelta { content: response, thinking, calls: _, logprobs, context, end } = part;
         Self {
             model: model.to_owned(),
             created_at: stream::now(),
@@ -158,7 +165,7 @@ impl Answer for GenerateAnswer {
     }
 }
 
-/// Answers a prompt.
+/// Generates an answer to a prompt.
 #[utoipa::path(post, path = "/api/generate", tag = "ollama", request_body = OllamaGenerateRequest, responses(
     (status = 200, description = "The text, whole or as a JSON object on each line",
         content((GenerateAnswer = "application/json"), (String = "application/x-ndjson"))),
@@ -169,77 +176,79 @@ pub async fn generate(
     request: Json<OllamaGenerateRequest>,
 ) -> Result<Response, ApiError> {
     let (name, keep_alive, mut notes) = (&request.model, request.fields.keep_alive, Notes::default());
-    if matches!(request.prompt, Prompt::Nothing) {
+    if matches!(request.prompt, GeneratePrompt::Nothing) {
         let is_loaded = models::load_or_unload(&app, name, keep_alive, &mut notes).await?;
         return Ok(notes.attach(stream::without_text::<GenerateAnswer>(name, is_loaded)));
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.generation.received);
+    let reader = AnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let lease = model.clone();
     let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
-    let Submitted { events, message, notes: more } = submitted;
+    let SubmittedGenerate { events, message, notes: more } = submitted;
     notes.extend(&more);
     let reader = match message {
-        Some((replies, prompt)) => reader.messages(replies).with_context(&prompt),
+        Some((parsers, prompt)) => reader.messages(parsers).with_context(&prompt),
         None => reader,
     };
-    let texts = Texts::new(app, model, events);
-    Ok(notes.attach(respond::<GenerateAnswer>(texts, reader, streamed).await?))
+    let sequences = RunningSequences::new(app, model, events);
+    Ok(notes.attach(respond::<GenerateAnswer>(sequences, reader, streamed).await?))
 }
 
-/// A text that is being generated.
-struct Submitted {
+/// The submitted sequence of a request.
+struct SubmittedGenerate {
+    /// The receiver of the scheduler's events, the only one.
     events: Vec<Events>,
-    /// What reads it as a message, and the prompt's token ids; `None`: it is a text and nothing else.
-    message: Option<(Replies, Arc<[u32]>)>,
+    /// The parser of a chat message, and the prompt's token ids; `None`: plain text.
+    message: Option<(ChoiceParsers, Arc<[u32]>)>,
+    /// Notes for response headers.
     notes: Notes,
 }
 
 impl OllamaGenerateRequest {
-    /// Submits the request. Templates and tokens take time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Submitted, ApiError> {
+    /// Submits the request. CPU-bound: call it on a blocking thread.
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedGenerate, ApiError> {
         let mut submitted = match &self.prompt {
-            Prompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
-            Prompt::Message { before, job } => Self::submit_message(before, job, app, model, client)?,
-            Prompt::Raw(prompt) => {
+            GeneratePrompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
+            GeneratePrompt::Message { earlier_ids, job } => Self::submit_message(earlier_ids, job, app, model, client)?,
+            GeneratePrompt::Raw(prompt) => {
                 model.check_length(prompt, "prompt")?;
                 let options = EncodeOptions { add_special: true, parse_special: true };
                 self.submit_text(model.tokenizer.encode(prompt, options), app, model, client)?
             }
-            Prompt::Gap(before, after) => {
+            GeneratePrompt::Gap(prefix, suffix) => {
                 let tokens = fill_in::tokens(model)?;
-                let before = fill_in::encode(model, before, "prompt")?;
-                let after = fill_in::encode(model, after, "suffix")?;
-                self.submit_text(fill_in::prompt(model, tokens, &[], &before, &after), app, model, client)?
+                let prefix = fill_in::encode(model, prefix, "prompt")?;
+                let suffix = fill_in::encode(model, suffix, "suffix")?;
+                self.submit_text(fill_in::prompt(model, tokens, &[], &prefix, &suffix), app, model, client)?
             }
         };
         self.fields.options.note_context(model, &mut submitted.notes);
         Ok(submitted)
     }
 
-    /// Submits a message after the end of `before` that leaves room for the answer.
+    /// Submits a chat message that continues the end of `earlier_ids`, cut to leave room for the answer.
     fn submit_message(
-        before: &[u32],
+        earlier_ids: &[u32],
         job: &ChatJob,
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<Submitted, ApiError> {
-        model.check_ids(before, "context")?;
-        let chat = job.submit_after(before, app, model, client)?;
-        Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes: chat.notes })
+    ) -> Result<SubmittedGenerate, ApiError> {
+        model.check_ids(earlier_ids, "context")?;
+        let chat = job.submit_after(earlier_ids, app, model, client)?;
+        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
     }
 
-    /// Submits a text that goes on after `prompt`.
+    /// Submits a sequence that continues `prompt`.
     fn submit_text(
         &self,
         prompt: Vec<u32>,
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<Submitted, ApiError> {
+    ) -> Result<SubmittedGenerate, ApiError> {
         let mut notes = self.notes.clone();
         if self.fields.wants_thoughts() {
             notes.ignored("think");
@@ -249,6 +258,6 @@ impl OllamaGenerateRequest {
         let grammar = raw_grammar(model, self.fields.form().as_ref(), &mut notes)?;
         request.constraint = grammar.map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         let events = vec![model.scheduler.submit(request)?];
-        Ok(Submitted { events, message: None, notes })
+        Ok(SubmittedGenerate { events, message: None, notes })
     }
 }

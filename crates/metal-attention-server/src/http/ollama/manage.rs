@@ -1,4 +1,4 @@
-//! What changes the models that there are: `/api/create`, `/api/copy`, `/api/delete` and `/api/pull`.
+//! Endpoints that change the set of models: `/api/create`, `/api/copy`, `/api/delete` and `/api/pull`.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -11,15 +11,15 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use super::models::{find, required};
-use super::options::Options;
-use crate::http::answer::{Framing, line, streamed};
+use super::options::OllamaOptions;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::models::{ModelDefaults, PullProgress};
 use crate::http::notes::Notes;
+use crate::http::streaming::{Framing, line, streamed};
 use crate::http::unsupported::{self, RefusedField, refused};
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, run_blocking};
 
-/// Fields of `/api/create` that are refused.
+/// Refused fields of `/api/create`.
 const REFUSED: &[RefusedField] = &[
     refused("template", &[], "the model's own template is used"),
     refused("files", &[], "put the file where the server finds its models (--models-dir), or pull it"),
@@ -31,13 +31,13 @@ const REFUSED: &[RefusedField] = &[
     refused("path", &[], "use from, system and parameters"),
 ];
 
-/// How far something is that takes a while.
+/// The progress of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaProgress)]
-pub struct Progress {
-    /// What is being done; `success` at the end.
+pub struct ProgressReport {
+    /// The present activity; `success` at the end.
     status: String,
-    /// Names what is being downloaded.
+    /// The name of the file that is being downloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     digest: Option<String>,
@@ -45,13 +45,13 @@ pub struct Progress {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     total: Option<u64>,
-    /// Those that are there.
+    /// Bytes of it that have arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     completed: Option<u64>,
 }
 
-impl Progress {
+impl ProgressReport {
     fn new(status: &str) -> Self {
         Self { status: status.to_owned(), digest: None, total: None, completed: None }
     }
@@ -61,42 +61,48 @@ impl Progress {
     }
 
     fn of(PullProgress { status, total, completed }: PullProgress) -> Self {
-        // Clients show a bar for each name.
+        // Clients show one progress bar for each name.
         let digest = status.strip_prefix("pulling ").map(str::to_owned);
         Self { status, digest, total: Some(total), completed: Some(completed) }
     }
 }
 
-/// A request to make a model.
+/// A request to derive a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaCreateRequest)]
 pub struct CreateFields {
     /// The name of the new model.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The name of the new model, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
-    /// The model that it is made of.
+    /// The model from which it is derived.
     from: Option<String>,
     /// The system prompt of conversations without one.
     system: Option<String>,
-    /// Options that requests have where they do not say otherwise.
+    /// Default options of requests.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     parameters: (),
-    /// Report the progress, a JSON object on each line; without a word about it, yes.
+    /// Report the progress, one JSON object on each line; default: yes.
     stream: Option<bool>,
 }
 
-/// A request to make a model.
+/// A request to derive a model.
 pub struct CreateRequest {
+    /// The name of the new model.
     model: String,
+    /// The model from which it is derived.
     from: String,
+    /// The system prompt; empty: none.
     system: Option<String>,
-    parameters: Options,
+    /// Default options of requests.
+    parameters: OllamaOptions,
+    /// Whether the response is streamed.
     stream: bool,
+    /// Notes for response headers.
     notes: Notes,
 }
 
@@ -104,7 +110,7 @@ impl FromJson for CreateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object, REFUSED, &["license", "renderer", "parser"])?;
         let fields: CreateFields = object.parse()?;
-        let parameters = Options::read(object.get("parameters"))?;
+        let parameters = OllamaOptions::read(object.get("parameters"))?;
         notes.extend(&parameters.notes);
         let from = fields.from.filter(|from| !from.is_empty());
         Ok(Self {
@@ -118,10 +124,10 @@ impl FromJson for CreateRequest {
     }
 }
 
-/// Makes a model of another one, with a system prompt and parameters of its own. It is there until the server ends.
+/// Derives a model from another one, with a system prompt and parameters of its own. It exists until the server ends.
 #[utoipa::path(post, path = "/api/create", tag = "ollama", request_body = CreateFields, responses(
     (status = 200, description = "The model is made",
-        content((Progress = "application/json"), (String = "application/x-ndjson"))),
+        content((ProgressReport = "application/json"), (String = "application/x-ndjson"))),
     (status = 403, description = "Clients may not change models", body = ErrorBody),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
 pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Result<Response, ApiError> {
@@ -130,7 +136,7 @@ pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Res
     let (parameters, base) = (&request.parameters, &from.defaults);
     let defaults = ModelDefaults {
         system: request.system.clone().map_or(base.system.clone(), |system| Some(system).filter(|s| !s.is_empty())),
-        sampling: parameters.sampling.clone().over(&base.sampling),
+        sampling: parameters.sampling.clone().completed_from(&base.sampling),
         stop: if parameters.stop.is_empty() { base.stop.clone() } else { parameters.stop.clone() },
         max_tokens: parameters.max_tokens.or(base.max_tokens),
         context_shift: base.context_shift,
@@ -141,9 +147,10 @@ pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Res
         parameters.note_context(&model, &mut notes);
     }
     if !request.stream {
-        return Ok(notes.attach(axum::Json(Progress::success()).into_response()));
+        return Ok(notes.attach(axum::Json(ProgressReport::success()).into_response()));
     }
-    let progress = [Progress::new(&format!("using existing layer of {}", request.from)), Progress::success()];
+    let progress =
+        [ProgressReport::new(&format!("using existing layer of {}", request.from)), ProgressReport::success()];
     Ok(notes.attach(streamed(Framing::JsonLines, stream::iter(progress.map(|progress| line(&progress))))))
 }
 
@@ -164,7 +171,7 @@ impl FromJson for CopyRequest {
     }
 }
 
-/// Gives a model another name. It is there until the server ends.
+/// Gives a model another name, until the server ends.
 #[utoipa::path(post, path = "/api/copy", tag = "ollama", request_body = CopyRequest, responses(
     (status = 200, description = "The model has the name"),
     (status = 403, description = "Clients may not change models", body = ErrorBody),
@@ -176,17 +183,17 @@ pub async fn copy(State(app): State<App>, request: Json<CopyRequest>) -> Result<
     Ok(StatusCode::OK)
 }
 
-/// A request about a model and nothing else.
+/// A request that only names a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaNameRequest)]
 pub struct NameRequest {
     /// The model's name.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The model's name, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
-    /// Where it takes a while, report the progress, a JSON object on each line; without a word about it, yes.
+    /// For a long operation: report the progress, one JSON object on each line; default: yes.
     stream: Option<bool>,
 }
 
@@ -202,7 +209,7 @@ impl NameRequest {
     }
 }
 
-/// Removes a model: one that was made or copied, or one of the server's folder with its file.
+/// Deletes a model: a derived one, or one of the model folder with its file.
 #[utoipa::path(delete, path = "/api/delete", tag = "ollama", request_body = NameRequest, responses(
     (status = 200, description = "The model is gone"),
     (status = 400, description = "The request is wrong", body = ErrorBody),
@@ -215,27 +222,27 @@ impl NameRequest {
 pub async fn delete(State(app): State<App>, request: Json<NameRequest>) -> Result<StatusCode, ApiError> {
     app.check_may_manage()?;
     let entry = find(&app, &request.name()?).await?;
-    apart(&app, move |app| app.models.delete(&entry)).await?;
+    run_blocking(&app, move |app| app.models.delete(&entry)).await?;
     Ok(StatusCode::OK)
 }
 
-/// Reports of a download that wait to be sent.
+/// Maximum queued progress reports of a download.
 const MAX_REPORTS: usize = 64;
 
 /// Downloads a model from the Hugging Face hub.
 #[utoipa::path(post, path = "/api/pull", tag = "ollama", request_body = NameRequest, responses(
     (status = 200, description = "The model is there",
-        content((Progress = "application/json"), (String = "application/x-ndjson"))),
+        content((ProgressReport = "application/json"), (String = "application/x-ndjson"))),
     (status = 403, description = "Clients may not change models", body = ErrorBody)))]
 pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<Response, ApiError> {
     app.check_may_manage()?;
     let name = request.name()?;
     let as_stream = request.stream.unwrap_or(true);
     let mut reports = start_pull(app, name)?;
-    // What fails at once has a status of its own.
+    // A failure at the start has an HTTP status of its own.
     let mut report = reports.recv().await.transpose()?;
     if as_stream {
-        let begin = [Progress::new("pulling manifest")].into_iter().chain(report).map(Ok);
+        let begin = [ProgressReport::new("pulling manifest")].into_iter().chain(report).map(Ok);
         let rest = stream::unfold(reports, |mut reports| async move { Some((reports.recv().await?, reports)) });
         let written = stream::iter(begin).chain(rest).map(|report| match report {
             Ok(progress) => line(&progress),
@@ -243,7 +250,7 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
         });
         return Ok(streamed(Framing::JsonLines, written));
     }
-    // The last one counts.
+    // The last report is the response.
     while let Some(next) = reports.recv().await.transpose()? {
         report = Some(next);
     }
@@ -251,18 +258,18 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
     Ok(axum::Json(last).into_response())
 }
 
-/// Starts to download the model `name`, and reports how far it is, `success` or an error last. It stops where nobody reads the
-/// reports any more.
-fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<Progress, ApiError>>, ApiError> {
+/// Starts to download the model `name` on a new thread. Returns progress reports; the last one is `success` or an
+/// error. The download stops when the receiver is dropped.
+fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<ProgressReport, ApiError>>, ApiError> {
     let (sender, reports) = mpsc::channel(MAX_REPORTS);
     let download = move || {
-        let mut report = |progress| match sender.try_send(Ok(Progress::of(progress))) {
-            // The next one says more.
+        let mut report = |progress| match sender.try_send(Ok(ProgressReport::of(progress))) {
+            // A later report has newer numbers, so this one may be dropped.
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         };
         let result = app.models.pull(&name, &mut report);
-        let _ = sender.blocking_send(result.map(|()| Progress::success()));
+        let _ = sender.blocking_send(result.map(|()| ProgressReport::success()));
     };
     std::thread::Builder::new()
         .name("pull".into())
@@ -271,7 +278,7 @@ fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<Progress, 
     Ok(reports)
 }
 
-/// Refuses what this server has no part in.
+/// Refuses operations that this server does not support.
 pub async fn not_supported(request: Request) -> ApiError {
     let path = request.uri().path();
     let message = format!(

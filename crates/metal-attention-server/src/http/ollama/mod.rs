@@ -1,4 +1,5 @@
-//! ollama's interface: `/api/...`.
+//! ollama's interface: `/api/...`. A request names its model, with or without the tag `latest`; the model is loaded
+//! when a request needs it.
 
 pub mod chat;
 pub mod embed;

@@ -1,4 +1,5 @@
-//! The models that there are: `/api/tags`, `/api/ps` and `/api/show`, and the one that a request means.
+//! Endpoints that list and describe models: `/api/tags`, `/api/ps` and `/api/show`; and the lookup of the model that a
+//! request names.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,29 +14,29 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::stream::rfc3339;
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::models::{Capabilities, Entry, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models};
+use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models, RegisteredModel};
 use crate::http::notes::Notes;
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, run_blocking};
 
-/// How long a model stays that is never unloaded: ollama writes a time that is as far away.
+/// The time until a model expires that is never unloaded, as ollama reports it.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The name in a request, which has to have one.
+/// Returns the model's name of a request; an error if it is missing.
 pub fn required(name: Option<String>) -> Result<String, ApiError> {
     name.filter(|name| !name.is_empty()).ok_or_else(|| ApiError::field("model", "model is required: name one"))
 }
 
-/// The model that is called `name`, with or without `:latest`.
-pub async fn find(app: &App, name: &str) -> Result<Arc<Entry>, ApiError> {
+/// Finds the model with this name, with or without `:latest`.
+pub async fn find(app: &App, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
     let name = name.to_owned();
-    apart(app, move |app| look_up(&app.models, &name)).await
+    run_blocking(app, move |app| look_up(&app.models, &name)).await
 }
 
-fn look_up(models: &Models, name: &str) -> Result<Arc<Entry>, ApiError> {
+fn look_up(models: &Models, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
     models.find(name).map_err(|error| not_found(name, error))
 }
 
-/// Clients of ollama look for the words "not found".
+/// The error of an unknown model. Clients of ollama look for the words "not found".
 fn not_found(name: &str, error: ApiError) -> ApiError {
     if error.status() != StatusCode::NOT_FOUND {
         return error;
@@ -43,15 +44,15 @@ fn not_found(name: &str, error: ApiError) -> ApiError {
     ApiError::not_found("model_not_found", format!("model '{name}' not found: {}", error.message())).with_param("model")
 }
 
-/// The model for a request that calls it `name`: waits until it is loaded. From now on it stays loaded for `keep_alive`
-/// after its requests; where clients may not change that, it is noted.
+/// Leases the model that a request names, and waits until it is loaded. Sets its `keep_alive`; where clients may not
+/// change that, the field is noted as ignored.
 pub async fn lease(
     app: &App,
     name: &str,
     keep_alive: Option<KeepAlive>,
     notes: &mut Notes,
 ) -> Result<ModelLease, ApiError> {
-    let model = app.lease_found(Some(name), |models, name| look_up(models, name.unwrap_or_default())).await?;
+    let model = app.lease_with(Some(name), |models, name| look_up(models, name.unwrap_or_default())).await?;
     match keep_alive {
         Some(keep_alive) if app.may_manage => model.set_keep_alive(keep_alive),
         Some(_) => notes.ignored("keep_alive"),
@@ -60,8 +61,8 @@ pub async fn lease(
     Ok(model)
 }
 
-/// Does what a request without a prompt asks for: unloads the model where it is to stay for no time, else loads it. Returns
-/// whether it is loaded.
+/// Handles a request without a prompt: unloads the model if `keep_alive` is zero, else loads it. Returns whether it is
+/// loaded.
 pub async fn load_or_unload(
     app: &App,
     name: &str,
@@ -82,7 +83,7 @@ pub async fn load_or_unload(
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaTags)]
 pub struct Tags {
-    /// Those that requests can name.
+    /// The models that requests can name.
     models: Vec<Tag>,
 }
 
@@ -92,33 +93,33 @@ pub struct Tags {
 struct Tag {
     /// Its name.
     name: String,
-    /// The same.
+    /// Its name.
     model: String,
-    /// When its file was changed last.
+    /// The time of the last change of its file.
     modified_at: String,
     /// Bytes of its files.
     size: u64,
-    /// SHA-256 of the file's metadata and tensor table.
+    /// SHA-256 of its metadata and tensor table.
     digest: String,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
 }
 
-/// What kind of model it is.
+/// The kind of a model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaDetails)]
 struct Details {
-    /// Empty.
+    /// Always empty.
     parent_model: &'static str,
     /// `gguf`.
     format: &'static str,
     /// The architecture.
     family: String,
-    /// The same.
+    /// The architecture, as a list.
     families: Vec<String>,
-    /// How many weights it has, such as `7.6B`.
+    /// The number of weights, such as `7.6B`.
     parameter_size: String,
-    /// The type of most of them.
+    /// The tensor type of most weights.
     quantization_level: String,
 }
 
@@ -135,27 +136,29 @@ impl Details {
     }
 }
 
-/// A number of weights, such as `7.6B`.
+/// Formats a number of weights, such as `7.6B`.
 fn parameter_size(n: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")];
     let unit = UNITS.into_iter().find(|(size, _)| n as f64 >= *size);
     unit.map_or_else(|| n.to_string(), |(size, name)| format!("{:.1}{name}", n as f64 / size))
 }
 
-/// The name of a model with its tag.
+/// Returns a model's name with a tag.
 fn tagged(name: &str) -> String {
     let has_tag = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
     if has_tag { name.to_owned() } else { format!("{name}:latest") }
 }
 
-/// When the model's file was changed last, else when the server started.
+/// The time of the last change of the model's file, else of the server's start.
 fn modified(app: &App, card: &ModelCard) -> String {
     let time = card.modified.unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(app.started));
     rfc3339(Timestamp::try_from(time).unwrap_or_default())
 }
 
-/// The models whose files can be read, with what is known of them.
-fn known(models: impl IntoIterator<Item = Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, Arc<ModelCard>)> {
+/// The models whose files can be read, with their properties. Logs the others.
+fn known(
+    models: impl IntoIterator<Item = Arc<RegisteredModel>>,
+) -> impl Iterator<Item = (Arc<RegisteredModel>, Arc<ModelCard>)> {
     models.into_iter().filter_map(|entry| match entry.card() {
         Ok(card) => Some((entry, card)),
         Err(error) => {
@@ -169,8 +172,8 @@ fn known(models: impl IntoIterator<Item = Arc<Entry>>) -> impl Iterator<Item = (
 #[utoipa::path(get, path = "/api/tags", tag = "ollama",
     responses((status = 200, description = "The models", body = Tags)))]
 pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
-    let list = apart(&app, |app| {
-        let tag = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| Tag {
+    let list = run_blocking(&app, |app| {
+        let tag = |(entry, card): (Arc<RegisteredModel>, Arc<ModelCard>)| Tag {
             name: tagged(entry.main_name()),
             model: tagged(entry.main_name()),
             modified_at: modified(app, &card),
@@ -187,7 +190,7 @@ pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaProcesses)]
 pub struct Processes {
-    /// Those that can answer now.
+    /// The loaded models.
     models: Vec<Process>,
 }
 
@@ -197,19 +200,19 @@ pub struct Processes {
 struct Process {
     /// Its name.
     name: String,
-    /// The same.
+    /// Its name.
     model: String,
-    /// Bytes of memory that are set aside for it.
+    /// Bytes of memory that are reserved for it.
     size: u64,
-    /// SHA-256 of the file's metadata and tensor table.
+    /// SHA-256 of its metadata and tensor table.
     digest: String,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
-    /// When it is unloaded if no other request comes.
+    /// The time at which it is unloaded without another request.
     expires_at: String,
-    /// Those of the bytes that are not the CPU's.
+    /// Bytes of them on other devices than the CPU.
     size_vram: u64,
-    /// Tokens each text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     context_length: usize,
 }
 
@@ -217,43 +220,43 @@ struct Process {
 #[utoipa::path(get, path = "/api/ps", tag = "ollama",
     responses((status = 200, description = "The models", body = Processes)))]
 pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
-    let list = apart(&app, |app| {
-        let process = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| {
+    let list = run_blocking(&app, |app| {
+        let process = |(entry, card): (Arc<RegisteredModel>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
-            let bytes = |of: fn(&str) -> bool| -> u64 {
-                status.memory.iter().filter(|need| of(&need.device)).map(|need| need.bytes).sum()
+            let bytes = |counts: fn(&str) -> bool| -> u64 {
+                status.memory.iter().filter(|need| counts(&need.device)).map(|need| need.bytes).sum()
             };
             let set_aside = bytes(|_| true);
             Some(Process {
                 name: tagged(entry.main_name()),
                 model: tagged(entry.main_name()),
-                // Where nothing is known of the memory, the files tell the least of it.
+                // If the memory is unknown, the size of the files is a lower bound.
                 size: if set_aside == 0 { card.size } else { set_aside },
                 details: Details::of(&card),
                 digest: card.digest.clone(),
                 expires_at: rfc3339(
-                    Timestamp::now().saturating_add(status.goes_in.unwrap_or(FOREVER)).unwrap_or_default(),
+                    Timestamp::now().saturating_add(status.unloads_in.unwrap_or(FOREVER)).unwrap_or_default(),
                 ),
                 size_vram: bytes(|device| !device.starts_with("cpu")),
                 context_length: loaded.n_ctx,
             })
         };
-        // Of the others no file is read.
+        // Files of models that are not loaded are not read.
         let loaded = app.models.list().into_iter().filter(|entry| app.models.loaded(entry).is_some());
         Ok(Processes { models: known(loaded).filter_map(process).collect() })
     });
     Ok(axum::Json(list.await?))
 }
 
-/// A request to be told of a model.
+/// A request to describe a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaShowRequest)]
 pub struct ShowRequest {
     /// The model's name, with or without `:latest`.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The model's name, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
 }
@@ -264,7 +267,7 @@ impl FromJson for ShowRequest {
     }
 }
 
-/// What is known of a model.
+/// The description of a model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaShow)]
 pub struct Show {
@@ -272,9 +275,9 @@ pub struct Show {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     license: Option<String>,
-    /// What it is made of, as a Modelfile.
+    /// A Modelfile of the model.
     modelfile: String,
-    /// What its requests have where they do not say otherwise: a name and a value on each line.
+    /// The defaults of its requests: a name and a value on each line.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     parameters: String,
@@ -284,25 +287,25 @@ pub struct Show {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     system: Option<String>,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
-    /// The file's metadata; null in place of lists.
+    /// The file's metadata; lists are null.
     #[schema(value_type = std::collections::BTreeMap<String, Value>)]
     model_info: Map<String, Value>,
-    /// What it can do: `completion`, `tools`, `thinking`, `insert`, `embedding`.
+    /// Its capabilities: `completion`, `tools`, `thinking`, `insert`, `embedding`.
     capabilities: Vec<&'static str>,
-    /// When its file was changed last.
+    /// The time of the last change of its file.
     modified_at: String,
 }
 
-/// Tells of one model.
+/// Describes one model.
 #[utoipa::path(post, path = "/api/show", tag = "ollama", request_body = ShowRequest, responses(
     (status = 200, description = "The model", body = Show),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
 pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<axum::Json<Show>, ApiError> {
     let name = required(request.model.clone().or_else(|| request.name.clone()))?;
     let entry = find(&app, &name).await?;
-    let show = apart(&app, move |app| {
+    let show = run_blocking(&app, move |app| {
         let card = entry.card().map_err(|error| {
             ApiError::internal(format!("the file of the model {:?} cannot be read: {error}", entry.main_name()))
         })?;
@@ -312,7 +315,8 @@ pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<
 }
 
 impl Show {
-    fn of(app: &App, entry: &Entry, card: &ModelCard) -> Self {
+    /// The description of a model with the properties in `card`.
+    fn of(app: &App, entry: &RegisteredModel, card: &ModelCard) -> Self {
         let parameters = parameters(&entry.defaults);
         let from = [format!("FROM {}", entry.main_name())];
         let lines = parameters.iter().map(|(name, value)| format!("PARAMETER {name} {value}"));
@@ -342,15 +346,15 @@ impl Show {
     }
 }
 
-/// What requests have where they do not say otherwise, by ollama's names.
+/// The defaults of a model's requests, under ollama's names.
 fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
     let numbers = defaults.sampling.numbers().map(|(name, value)| (name, value.to_string()));
-    let most = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
+    let max_tokens = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
     let stop = defaults.stop.iter().map(|stop| ("stop", format!("{stop:?}")));
-    numbers.chain(most).chain(stop).collect()
+    numbers.chain(max_tokens).chain(stop).collect()
 }
 
-/// ollama's names of what a model can do.
+/// ollama's names of a model's capabilities.
 fn capabilities(can: Capabilities) -> Vec<&'static str> {
     let Capabilities { completion, tools, thinking, insert, embedding } = can;
     let all = [
@@ -368,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_counted_in_thousands() {
+    fn weights_are_formatted_in_thousands() {
         for (n, text) in [
             (999, "999"),
             (260_032, "260.0K"),

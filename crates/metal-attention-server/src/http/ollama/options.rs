@@ -1,4 +1,4 @@
-//! `options`: how a text is generated.
+//! The field `options`: sampling, limits and the context.
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
-/// Options that would change the text and that this server does not have.
+/// Options that would change the text and are not supported.
 const REFUSED: &[RefusedField] =
     &[refused("mirostat", &[Neutral::Number(0.0)], "use temperature, top_p, top_k and min_p")];
 
-/// Options that change no text here: how a model is loaded, which is the server's matter, and parts of samplers that are
-/// refused or that ollama has no longer.
+/// Options that do not change the text: how a model is loaded, which the server decides, and parameters of samplers
+/// that are refused or that ollama has removed.
 const IGNORED: &[&str] = &[
     "num_keep",
     "num_batch",
@@ -43,33 +43,37 @@ const IGNORED: &[&str] = &[
     "mirostat_eta",
 ];
 
-/// How a text is generated, as far as a request says.
+/// The options of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Options {
-    /// How tokens are chosen.
+pub struct OllamaOptions {
+    /// Sampling options.
     pub sampling: SamplingFields,
-    /// The same seed gives the same text.
+    /// The seed of the sampler; `None`: random.
     pub seed: Option<u64>,
-    /// Most tokens to generate; `None`: as many as there is room for.
+    /// Maximum generated tokens; `None`: limited by the context only.
     pub max_tokens: Option<usize>,
     /// Strings that end the text.
     pub stop: Vec<String>,
-    /// Tokens that the context is to hold.
+    /// The requested context length.
     n_ctx: Option<i64>,
-    /// Options without an effect.
+    /// Notes of ignored options.
     pub notes: Notes,
 }
 
 /// The options besides those of [`SamplingFields`].
 #[derive(Deserialize)]
 struct OptionFields {
-    seed: Option<Whole>,
-    num_predict: Option<Whole>,
-    num_ctx: Option<Whole>,
+    /// The seed; below 0: random.
+    seed: Option<WholeNumber>,
+    /// Maximum generated tokens; below 1: unlimited.
+    num_predict: Option<WholeNumber>,
+    /// The context length.
+    num_ctx: Option<WholeNumber>,
+    /// Stop strings.
     stop: Option<Stop>,
 }
 
-impl Options {
+impl OllamaOptions {
     /// Reads the field `options`, which may be missing or null.
     pub fn read(value: Option<&RawValue>) -> Result<Self, ApiError> {
         let Some(value) = value.filter(|value| value.get() != "null") else { return Ok(Self::default()) };
@@ -82,16 +86,16 @@ impl Options {
         let OptionFields { seed, num_predict, num_ctx, stop } = object.parse()?;
         Ok(Self {
             sampling,
-            seed: seed.and_then(|Whole(seed)| u64::try_from(seed).ok()),
-            max_tokens: num_predict.and_then(|Whole(n)| usize::try_from(n).ok()).filter(|&n| n > 0),
+            seed: seed.and_then(|WholeNumber(seed)| u64::try_from(seed).ok()),
+            max_tokens: num_predict.and_then(|WholeNumber(n)| usize::try_from(n).ok()).filter(|&n| n > 0),
             stop: stop.map(Stop::into_strings).unwrap_or_default(),
-            n_ctx: num_ctx.map(|Whole(n)| n),
+            n_ctx: num_ctx.map(|WholeNumber(n)| n),
             notes,
         })
     }
 
-    /// Notes a context that is larger than the one of `model`. A smaller one leaves nothing out.
-    pub fn note_context(&self, model: &Loaded, notes: &mut Notes) {
+    /// Notes a requested context that is larger than that of `model`. A smaller one has no visible effect.
+    pub fn note_context(&self, model: &LoadedModel, notes: &mut Notes) {
         if self.n_ctx.is_some_and(|n| n > model.n_ctx as i64) {
             notes.ignored("num_ctx");
         }
@@ -99,40 +103,40 @@ impl Options {
 }
 
 /// A whole number, which may be written as `40.0`.
-struct Whole(i64);
+struct WholeNumber(i64);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for WholeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WholeVisitor)
+        deserializer.deserialize_any(WholeNumberVisitor)
     }
 }
 
-struct WholeVisitor;
+struct WholeNumberVisitor;
 
-impl Visitor<'_> for WholeVisitor {
-    type Value = Whole;
+impl Visitor<'_> for WholeNumberVisitor {
+    type Value = WholeNumber;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a whole number")
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Whole, E> {
-        Ok(Whole(value))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(value))
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Whole, E> {
-        Ok(Whole(i64::try_from(value).unwrap_or(i64::MAX)))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(i64::try_from(value).unwrap_or(i64::MAX)))
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Whole, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<WholeNumber, E> {
         if value.fract() == 0.0 {
-            return Ok(Whole(value as i64));
+            return Ok(WholeNumber(value as i64));
         }
         Err(E::invalid_value(serde::de::Unexpected::Float(value), &self))
     }
 }
 
-impl PartialSchema for Options {
+impl PartialSchema for OllamaOptions {
     fn schema() -> RefOr<Schema> {
         let number = |what: &str| {
             ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::Integer, Type::Null])).description(Some(what))
@@ -157,7 +161,7 @@ impl PartialSchema for Options {
     }
 }
 
-impl ToSchema for Options {
+impl ToSchema for OllamaOptions {
     fn name() -> std::borrow::Cow<'static, str> {
         "OllamaOptions".into()
     }
@@ -170,9 +174,9 @@ mod tests {
 
     use super::*;
 
-    fn read(options: &serde_json::Value) -> Result<Options, String> {
+    fn read(options: &serde_json::Value) -> Result<OllamaOptions, String> {
         let value = serde_json::value::to_raw_value(options).unwrap();
-        Options::read(Some(&value)).map_err(|error| error.message().to_owned())
+        OllamaOptions::read(Some(&value)).map_err(|error| error.message().to_owned())
     }
 
     #[test]
@@ -197,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_or_unlimited_says_nothing() {
-        assert_eq!(Options::read(None), Ok(Options::default()));
+    fn null_and_unlimited_options_are_like_missing_ones() {
+        assert_eq!(OllamaOptions::read(None), Ok(OllamaOptions::default()));
         for nothing in [
             json!(null),
             json!({}),
@@ -207,13 +211,13 @@ mod tests {
             json!({"num_predict": -2, "stop": []}),
             json!({"num_predict": 0}),
         ] {
-            assert_eq!(read(&nothing), Ok(Options::default()), "{nothing}");
+            assert_eq!(read(&nothing), Ok(OllamaOptions::default()), "{nothing}");
         }
         assert_eq!(read(&json!({"stop": "x"})).unwrap().stop, ["x"]);
     }
 
     #[test]
-    fn what_cannot_be_followed_is_refused_by_name() {
+    fn unsupported_options_are_refused_by_name() {
         for (options, message) in [
             (json!([]), "options must be an object"),
             (json!("x"), "options must be an object"),

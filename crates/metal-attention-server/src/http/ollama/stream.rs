@@ -1,4 +1,7 @@
-//! From the scheduler's events to an answer: whole, or as a JSON object on each line.
+//! Writes the responses of `/api/chat` and `/api/generate`, whole or as one JSON object on each line.
+//!
+//! Data flow: [`AnswerReader`] parses the scheduler's events of the only sequence into [`AnswerDelta`]s; the endpoint's
+//! [`AnswerObject`] makes an object of each, or of their sum.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,17 +18,17 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use crate::http::ApiError;
-use crate::http::answer::{Chunks, Frames, Framing, Texts, stream};
-use crate::http::job::reply::{ChatEvent, EndReason, Replies};
+use crate::http::job::choice_parser::{ChatEvent, ChoiceParsers, EndReason};
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::{ChunkWriter, Frames, Framing, RunningSequences, stream};
 
-/// The time now, with nanoseconds.
+/// The present time, in ollama's format.
 pub fn now() -> String {
     rfc3339(Timestamp::now())
 }
 
-/// A time as ollama writes it.
+/// Formats a time as ollama does, with nanoseconds.
 pub fn rfc3339(time: Timestamp) -> String {
     format!("{time:.9}")
 }
@@ -34,17 +37,17 @@ pub fn rfc3339(time: Timestamp) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaToolCall)]
 pub struct ToolCall {
-    /// The call's name.
+    /// The id of the call.
     id: String,
-    /// What is called, and with what.
+    /// The function and its arguments.
     function: Function,
 }
 
-/// What is called, and with what.
+/// The function and its arguments.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaFunctionCall)]
 struct Function {
-    /// The call's number.
+    /// The index of the call.
     index: usize,
     /// The function.
     name: String,
@@ -53,33 +56,33 @@ struct Function {
     arguments: Map<String, Value>,
 }
 
-/// How an answer ended, and what it took, in nanoseconds where it is a time.
+/// The end of an answer. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = OllamaEnd)]
-pub struct End {
-    /// Why it ended: `stop` or `length`; `load` and `unload` where nothing was asked for, so that it took nothing.
+pub struct AnswerEnd {
+    /// The reason: `stop` or `length`; `load` and `unload` if nothing was generated.
     done_reason: &'static str,
-    /// From the request to the end of the answer.
+    /// The time from the request to the end of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     total_duration: Option<u64>,
-    /// Until the model was loaded.
+    /// The time to load the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     load_duration: Option<u64>,
-    /// Tokens of the prompt, those in the prefix cache included.
+    /// Tokens of the prompt, including those found in the prefix cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     prompt_eval_count: Option<usize>,
-    /// From the start of the prompt to the first token.
+    /// The time from the start of the prompt to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     prompt_eval_duration: Option<u64>,
-    /// Tokens that were generated.
+    /// Generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     eval_count: Option<usize>,
-    /// From the first token to the end.
+    /// The time from the first token to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     eval_duration: Option<u64>,
@@ -90,10 +93,10 @@ pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl End {
-    /// Of a request that loads the model and nothing else.
+impl AnswerEnd {
+    /// The end for a request that only loads the model.
     const LOAD: Self = Self::without_text("load");
-    /// Of one that unloads it.
+    /// The end for a request that unloads the model.
     const UNLOAD: Self = Self::without_text("unload");
 
     const fn without_text(done_reason: &'static str) -> Self {
@@ -109,24 +112,24 @@ impl End {
     }
 }
 
-/// What events add to an answer.
+/// The part of an answer that one event adds, or the whole.
 #[derive(Debug, Default)]
-pub struct Part {
+pub struct AnswerDelta {
     /// Text.
     pub content: String,
     /// Thoughts.
     pub thinking: String,
-    /// Calls that are complete.
+    /// Complete tool calls.
     pub calls: Vec<ToolCall>,
-    /// The log probabilities of tokens.
+    /// Log probabilities of tokens.
     pub logprobs: Vec<ChatTokenLogprob>,
-    /// The token ids of prompt and answer, at the end where they are wanted.
+    /// The token ids of prompt and answer, at the end, if requested.
     pub context: Option<Vec<u32>>,
-    /// How the answer ended, at its end.
-    pub end: Option<End>,
+    /// The end, in the last part.
+    pub end: Option<AnswerEnd>,
 }
 
-impl Part {
+impl AnswerDelta {
     fn is_empty(&self) -> bool {
         let Self { content, thinking, calls, logprobs, context, end } = self;
         let is_over = end.is_some() || context.is_some();
@@ -143,39 +146,41 @@ impl Part {
     }
 }
 
-/// An object of an answer: the whole, or what is new.
-pub trait Answer: Serialize + Send + 'static {
-    /// What `part` is in an answer of `model`.
-    fn new(model: &str, part: Part) -> Self;
+/// The JSON object of an endpoint: the whole answer, or the part that a line adds.
+pub trait AnswerObject: Serialize + Send + 'static {
+    /// The object with `part`. `model`: the model's name in the request.
+    fn new(model: &str, part: AnswerDelta) -> Self;
 }
 
-/// The answer to a request that loads or unloads the model, and nothing else.
-pub fn without_text<A: Answer>(model: &str, is_loaded: bool) -> Response {
-    let end = if is_loaded { End::LOAD } else { End::UNLOAD };
-    axum::Json(A::new(model, Part { end: Some(end), ..Part::default() })).into_response()
+/// The response to a request that only loads or unloads the model.
+pub fn without_text<A: AnswerObject>(model: &str, is_loaded: bool) -> Response {
+    let end = if is_loaded { AnswerEnd::LOAD } else { AnswerEnd::UNLOAD };
+    axum::Json(A::new(model, AnswerDelta { end: Some(end), ..AnswerDelta::default() })).into_response()
 }
 
-/// Reads the events of one text.
-pub struct Reader {
-    /// Tells thoughts and calls from the text; `None`: there are none.
-    replies: Option<Replies>,
+/// Parses the events of a sequence.
+pub struct AnswerReader {
+    /// Splits thoughts and calls from the text; `None`: the text is plain.
+    parsers: Option<ChoiceParsers>,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
     /// The model's name in the request.
     model: String,
+    /// When the request was read.
     received: Instant,
-    /// The time that it took to load the model.
+    /// The time to load the model.
     load: Duration,
-    /// The token ids of prompt and answer, where they are wanted.
+    /// The token ids of prompt and answer so far, if requested.
     context: Option<Vec<u32>>,
-    /// The call that is being written.
+    /// The tool call that is being generated.
     call: Option<metal_attention_chat::ToolCall>,
 }
 
-impl Reader {
-    /// Reads a text of `model`, which the request calls `name`.
+impl AnswerReader {
+    /// A reader of plain text of `model`, which the request calls `name`.
     pub fn new(model: &ModelLease, name: &str, received: Instant) -> Self {
         Self {
-            replies: None,
+            parsers: None,
             tokenizer: Arc::clone(&model.tokenizer),
             model: name.to_owned(),
             received,
@@ -185,20 +190,20 @@ impl Reader {
         }
     }
 
-    /// Reads a message, as `replies` do.
+    /// Parses a chat message with `parsers` instead.
     #[must_use]
-    pub fn messages(self, replies: Replies) -> Self {
-        Self { replies: Some(replies), ..self }
+    pub fn messages(self, parsers: ChoiceParsers) -> Self {
+        Self { parsers: Some(parsers), ..self }
     }
 
-    /// Reports the token ids of `prompt` and the answer, too.
+    /// Also reports the token ids of `prompt` and the answer.
     #[must_use]
     pub fn with_context(self, prompt: &[u32]) -> Self {
         Self { context: Some(prompt.to_vec()), ..self }
     }
 
-    /// What an event adds.
-    fn take(&mut self, event: Event) -> Result<Part, ApiError> {
+    /// Returns what an event adds.
+    fn parse(&mut self, event: Event) -> Result<AnswerDelta, ApiError> {
         if let Some(context) = &mut self.context {
             match &event {
                 Event::Token { id, .. } => context.push(*id),
@@ -206,11 +211,11 @@ impl Reader {
                 Event::Prompt(_) | Event::Failed(_) => {}
             }
         }
-        let mut part = Part::default();
-        match &mut self.replies {
-            Some(replies) => {
-                for event in replies.take(0, event)? {
-                    self.read(event, &mut part);
+        let mut part = AnswerDelta::default();
+        match &mut self.parsers {
+            Some(parsers) => {
+                for event in parsers.parse(0, event)? {
+                    self.add_chat_event(event, &mut part);
                 }
             }
             None => match event {
@@ -221,7 +226,7 @@ impl Reader {
                 }
                 Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                     part.content = text;
-                    part.end = Some(self.end(&EndReason::of_text(reason, stop_string)?, usage, timings));
+                    part.end = Some(self.end(&EndReason::of_sequence(reason, stop_string)?, usage, timings));
                 }
                 Event::Failed(error) => return Err(error.into()),
             },
@@ -232,8 +237,8 @@ impl Reader {
         Ok(part)
     }
 
-    /// Adds what an event brings to `part`.
-    fn read(&mut self, event: ChatEvent, part: &mut Part) {
+    /// Adds the contents of a chat event to `part`.
+    fn add_chat_event(&mut self, event: ChatEvent, part: &mut AnswerDelta) {
         match event {
             ChatEvent::Prompt(_) => {}
             ChatEvent::Answer(AnswerEvent::Content(text)) => part.content += &text,
@@ -266,12 +271,13 @@ impl Reader {
         ChatTokenLogprob::new(&self.tokenizer, id, logprobs)
     }
 
-    fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> End {
+    /// The end of the answer, with its counts and times.
+    fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> AnswerEnd {
         let done_reason = match reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => "stop",
             EndReason::Length | EndReason::ContextFull => "length",
         };
-        End {
+        AnswerEnd {
             done_reason,
             total_duration: Some(nanoseconds(self.received.elapsed())),
             load_duration: Some(nanoseconds(self.load)),
@@ -283,37 +289,43 @@ impl Reader {
     }
 }
 
-/// A call as text: nothing is to be called with a part of its arguments, or with what is no object.
+/// Formats a call as text: it is cut off, or its arguments are no object, so it must not be executed.
 fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
     format!("{}({})", call.name, call.arguments)
 }
 
-/// The answer that `reader` makes of the one text in `texts`: a stream, or the whole.
-pub async fn respond<A: Answer>(mut texts: Texts, mut reader: Reader, streamed: bool) -> Result<Response, ApiError> {
+/// Returns the response to the only sequence of `sequences`: streamed, or whole.
+pub async fn respond<A: AnswerObject>(
+    mut sequences: RunningSequences,
+    mut reader: AnswerReader,
+    streamed: bool,
+) -> Result<Response, ApiError> {
     if streamed {
-        return Ok(stream(texts, Frames::default(), Lines::<A> { reader, kind: PhantomData }));
+        return Ok(stream(sequences, Frames::default(), AnswerLines::<A> { reader, kind: PhantomData }));
     }
-    let mut whole = Part::default();
-    while let Some((_, event)) = texts.next().await {
-        whole.add(reader.take(event)?);
+    let mut whole = AnswerDelta::default();
+    while let Some((_, event)) = sequences.next().await {
+        whole.add(reader.parse(event)?);
     }
     Ok(axum::Json(A::new(&reader.model, whole)).into_response())
 }
 
-/// An answer as a stream of objects.
-struct Lines<A> {
-    reader: Reader,
+/// Writes an answer as lines of JSON.
+struct AnswerLines<A> {
+    /// Parses the events.
+    reader: AnswerReader,
+    /// The endpoint's object.
     kind: PhantomData<fn() -> A>,
 }
 
-impl<A: Answer> Chunks for Lines<A> {
+impl<A: AnswerObject> ChunkWriter for AnswerLines<A> {
     const FRAMING: Framing = Framing::JsonLines;
 
     fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        let part = self.reader.take(event)?;
-        // The last line says how the answer ended; clients pass over a text in it.
-        let end = Part { end: part.end, context: part.context, ..Part::default() };
-        let rest = Part { end: None, context: None, ..part };
+        let part = self.reader.parse(event)?;
+        // The end is a line of its own, since clients ignore text in the last line.
+        let end = AnswerDelta { end: part.end, context: part.context, ..AnswerDelta::default() };
+        let rest = AnswerDelta { end: None, context: None, ..part };
         for part in [rest, end] {
             if !part.is_empty() {
                 out.line(&A::new(&self.reader.model, part));
@@ -337,15 +349,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::http::job::reply::Reply;
+    use crate::http::job::choice_parser::ChoiceParser;
 
-    /// Text, calls and end of the parts of an answer that is written in `pieces`.
+    /// Text, calls and end of an answer that is generated in `pieces`.
     fn parts(pieces: &[&str], reason: FinishReason) -> Vec<Value> {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
-        let mut reader = Reader {
-            replies: Some(Replies::new(Arc::clone(&tokenizer), vec![Reply::new(parser, false)])),
+        let mut reader = AnswerReader {
+            parsers: Some(ChoiceParsers::new(Arc::clone(&tokenizer), vec![ChoiceParser::new(parser, false)])),
             tokenizer,
             model: "m".into(),
             received: Instant::now(),
@@ -364,8 +376,8 @@ mod tests {
             timings: RequestTimings::default(),
         };
         let events = pieces.iter().map(token).chain([done]);
-        let parts = events.map(|event| reader.take(event).unwrap()).filter(|part| !part.is_empty());
-        let json = |part: Part| {
+        let parts = events.map(|event| reader.parse(event).unwrap()).filter(|part| !part.is_empty());
+        let json = |part: AnswerDelta| {
             let functions: Vec<_> = part.calls.into_iter().map(|call| call.function).collect();
             json!([part.content, functions, part.end.map(|end| end.done_reason)])
         };
@@ -373,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_sent_when_it_is_whole() {
+    fn a_call_is_sent_when_it_is_complete() {
         let pieces = [
             "Let me see.",
             "<tool_call>{\"name\": \"now\", ",
@@ -389,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_cut_short_is_text() {
+    fn a_call_that_is_cut_off_is_text() {
         let pieces = ["<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"", "CE"];
         let [last] = &parts(&pieces, FinishReason::Length)[..] else { panic!() };
         assert!(last[0].as_str().unwrap().starts_with("now({\"zone\":"), "{last}");

@@ -1,4 +1,6 @@
-//! `/v1/completions`: continues a prompt.
+//! `/v1/completions`: continues prompts, `n` times each.
+//!
+//! The sequences of a request are numbered by prompt first: sequence `i` continues prompt `i / n`.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -14,43 +16,48 @@ use super::fields::GenerationFields;
 use super::logprobs::{self, CompletionLogprobs, PromptLogprobs};
 use super::unsupported::Endpoint;
 use super::usage::Usage;
-use crate::http::answer::{Chunks, Frames, Texts, stream};
 use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::choice_parser::EndReason;
 use crate::http::job::fill_in;
-use crate::http::job::form::{self, AskedForm, FormFields};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
-use crate::http::job::prompt::Prompt;
-use crate::http::job::reply::EndReason;
+use crate::http::job::form::{self, FormFields, RequestedForm};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
+use crate::http::job::prompt::PromptInput;
 use crate::http::job::sampling::SamplingFields;
-use crate::http::models::{Loaded, ModelLease};
+use crate::http::models::{LoadedModel, ModelLease};
 use crate::http::notes::Notes;
+use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, ids, now, openapi, prepare};
 
-/// Tokens where a request does not say how many, as OpenAI has it.
+/// Maximum generated tokens where a request sets none, as in OpenAI's interface.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// The fields of a completion that chats do not have.
+/// The fields that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct CompletionFields {
-    /// The text to continue, or several.
-    prompt: Prompt,
-    /// Begin the answer with the prompt.
+    /// The text or texts to continue.
+    prompt: PromptInput,
+    /// Start each answer with its prompt.
     echo: Option<bool>,
-    /// Text after the completion, where the model can fill in the middle.
+    /// The text after the completion, for models that can fill in the middle.
     suffix: Option<String>,
-    /// The log probability of each token, and of so many of the likeliest.
+    /// Report the log probability of each token and of this many most likely ones.
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<u32>,
 }
 
-/// A request to continue a prompt.
+/// A request to continue prompts.
 pub struct CompletionRequest {
+    /// The name of the model; `None`: the default one.
     model: Option<String>,
-    own: CompletionFields,
-    form: Option<AskedForm>,
-    generation: Generation,
+    /// The fields that chats do not have.
+    fields: CompletionFields,
+    /// The required form of the texts.
+    form: Option<RequestedForm>,
+    /// The settings of generation.
+    generation: GenerationSettings,
+    /// Whether a stream ends with the number of tokens.
     include_usage: bool,
-    /// How the request was read.
+    /// Notes for response headers.
     notes: Notes,
 }
 
@@ -58,52 +65,52 @@ impl FromJson for CompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Completions, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        let own: CompletionFields = object.parse()?;
+        let fields: CompletionFields = object.parse()?;
         let mut generation = shared.generation(sampling, Some(DEFAULT_MAX_TOKENS))?;
-        if let Some(n) = own.logprobs {
+        if let Some(n) = fields.logprobs {
             check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
             generation.logprobs = Some(n as usize);
         }
         let form = form::read(object)?;
-        Ok(Self { include_usage: shared.include_usage(), model: shared.model, own, form, generation, notes })
+        Ok(Self { include_usage: shared.include_usage(), model: shared.model, fields, form, generation, notes })
     }
 }
 
 openapi::all_of!(CompletionRequest, CompletionFields, FormFields, GenerationFields, SamplingFields);
 
-/// The answer, or a part of it where it is streamed.
+/// The response, or a chunk of it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Completion {
-    /// The answer's name.
+    /// The id of the response.
     id: String,
     /// `text_completion`.
     object: &'static str,
-    /// When the request came, in seconds since 1970.
+    /// When the request arrived, in seconds since 1970.
     created: u64,
     /// The model that answered.
     model: String,
-    /// The texts.
+    /// The completions.
     choices: Vec<CompletionChoice>,
-    /// Tokens it took; in a stream, in the last event where it was asked for.
+    /// Tokens of the request; in a stream, in the last chunk if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     usage: Option<Usage>,
 }
 
-/// One of the texts.
+/// One of the completions.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 struct CompletionChoice {
-    /// Its number: `n` for each prompt, in order.
+    /// Its index: `n` for each prompt, in order.
     index: usize,
-    /// The text, or what is new of it.
+    /// The text, or the part that a chunk adds.
     text: String,
-    /// Log probabilities, where they were asked for.
+    /// Log probabilities, if requested.
     #[schema(required)]
     logprobs: Option<CompletionLogprobs>,
-    /// Log probabilities of the prompt, where they were asked for, by tokens' ids; null for its first token.
+    /// Log probabilities of the prompt, if requested, by token ids; null for its first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
-    /// Why the text ended: `stop` or `length`; null while it goes on.
+    /// The reason why it ended: `stop` or `length`; null before its end.
     #[schema(required)]
     finish_reason: Option<&'static str>,
 }
@@ -123,14 +130,14 @@ pub async fn completions(
     let (events, mut writer, mut notes) =
         prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
     writer.model = model.answer_name(&mut notes);
-    let mut texts = Texts::new(app, model, events);
+    let mut sequences = RunningSequences::new(app, model, events);
     if stream_wanted {
-        let mut before = Frames::default();
+        let mut first_frames = Frames::default();
         for (index, text) in writer.echo.iter().cloned().enumerate().filter(|(_, text)| !text.is_empty()) {
             let choice = CompletionChoice { index, text, ..Default::default() };
-            before.data(&Completion { choices: vec![choice], ..writer.head() });
+            first_frames.data(&Completion { choices: vec![choice], ..writer.head() });
         }
-        return Ok(notes.attach(stream(texts, before, CompletionChunks { writer, include_usage })));
+        return Ok(notes.attach(stream(sequences, first_frames, CompletionChunks { writer, include_usage })));
     }
     let mut choices: Vec<CompletionChoice> = writer
         .echo
@@ -138,8 +145,8 @@ pub async fn completions(
         .enumerate()
         .map(|(index, echo)| CompletionChoice { index, text: echo.clone(), ..Default::default() })
         .collect();
-    while let Some((i, event)) = texts.next().await {
-        if let Some(part) = writer.take(i, event)? {
+    while let Some((i, event)) = sequences.next().await {
+        if let Some(part) = writer.parse(i, event)? {
             let choice = &mut choices[i];
             choice.text += &part.text;
             choice.prompt_logprobs = part.prompt_logprobs.or(choice.prompt_logprobs.take());
@@ -155,20 +162,21 @@ pub async fn completions(
 }
 
 impl CompletionRequest {
-    /// Submits the request's texts. Tokenising takes time: not to be called on a thread that serves others.
+    /// Submits all sequences. Tokenisation is CPU-bound: call it on a blocking thread. If one cannot be submitted,
+    /// those before it are cancelled.
     fn submit(
         &self,
         app: &App,
         model: &ModelLease,
         client: Client,
     ) -> Result<(Vec<Events>, CompletionWriter, Notes), ApiError> {
-        let Self { own, form, generation, .. } = self;
+        let Self { fields, form, generation, .. } = self;
         let mut notes = self.notes.clone();
-        let echo = own.echo.unwrap_or(false);
-        // What stands in the answer before the text has its log probabilities, too.
+        let echo = fields.echo.unwrap_or(false);
+        // The echoed prompt has log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
-        let prompts = own.prompts(model)?;
-        model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        let prompts = fields.prompts(model)?;
+        model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
         let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let mut events = Vec::new();
@@ -200,8 +208,8 @@ impl CompletionRequest {
 }
 
 impl CompletionFields {
-    /// The token ids of each prompt, that ask for what is before the suffix where there is one.
-    fn prompts(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    /// Returns the token ids of each prompt; with a suffix, as a fill-in-the-middle prompt.
+    fn prompts(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         let Some(suffix) = self.suffix.as_ref().filter(|suffix| !suffix.is_empty()) else {
             return self.prompt.encode(model, "prompt");
         };
@@ -209,33 +217,39 @@ impl CompletionFields {
         let after = fill_in::encode(model, suffix, "suffix")?;
         let options = EncodeOptions { add_special: false, parse_special: true };
         let prompts = self.prompt.encode_with(model, "prompt", options)?;
-        Ok(prompts.iter().map(|before| fill_in::prompt(model, tokens, &[], before, &after).into()).collect())
+        Ok(prompts.iter().map(|prefix| fill_in::prompt(model, tokens, &[], prefix, &after).into()).collect())
     }
 }
 
-/// Makes OpenAI's objects of events.
+/// Writes OpenAI's objects from events.
 struct CompletionWriter {
+    /// The id of the response.
     id: String,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
+    /// The name of the model in the response.
     model: String,
-    /// Texts for each prompt.
+    /// Sequences of each prompt.
     n: usize,
-    /// What each text begins with.
+    /// By sequence: the echoed prompt, or an empty string.
     echo: Vec<String>,
-    /// Characters of each text so far, by its tokens.
+    /// By sequence: the number of characters so far, counted by tokens.
     offsets: Vec<usize>,
     /// The token ids of each prompt.
     prompts: Vec<Arc<[u32]>>,
-    /// So many of the likeliest tokens at each place of the prompt are told by their ids.
+    /// The number of most likely tokens to report at each position of the prompt by their ids; `None`: none.
     prompt_logprobs: Option<usize>,
-    /// So many of the likeliest tokens at each place of the prompt are told as those of the text are.
+    /// The number of most likely tokens to report at each position of the echoed prompt, in the form of those of the
+    /// text; `None`: none.
     echoed_logprobs: Option<usize>,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
+    /// Tokens of the sequences that have ended.
     usage: Usage,
 }
 
 impl CompletionWriter {
-    /// The answer without texts.
+    /// The response without choices.
     fn head(&self) -> Completion {
         Completion {
             id: self.id.clone(),
@@ -247,15 +261,15 @@ impl CompletionWriter {
         }
     }
 
-    /// The log probabilities of token `id` of text `i`.
+    /// The log probabilities of token `id` of sequence `i`, at its offset.
     fn logprobs_of(&mut self, i: usize, id: u32, logprobs: &TokenLogprobs) -> CompletionLogprobs {
         let mut list = CompletionLogprobs::default();
         self.offsets[i] = list.push(&self.tokenizer, id, logprobs, self.offsets[i]);
         list
     }
 
-    /// What an event adds to its text; `None` where that is nothing.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
+    /// Returns what an event adds to its sequence; `None`: nothing.
+    fn parse(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
         match event {
             Event::Prompt(logprobs) => {
                 let (tokenizer, prompt) = (&self.tokenizer, &self.prompts[i / self.n]);
@@ -275,8 +289,9 @@ impl CompletionWriter {
             }
             Event::Done { reason, text, stop_string, usage, end_token, end_logprobs, timings: _ } => {
                 self.usage.add(usage, i.is_multiple_of(self.n));
-                let finish_reason = Some(finish_reason(&EndReason::of_text(reason, stop_string)?));
-                // Who reads the prompt's log probabilities counts on those of each token that was asked for.
+                let finish_reason = Some(finish_reason(&EndReason::of_sequence(reason, stop_string)?));
+                // Clients that request the prompt's log probabilities expect an entry for every requested token, also
+                // for the one that ended the text.
                 let end = end_token.zip(end_logprobs).filter(|_| self.echoed_logprobs.is_some());
                 let logprobs = end.map(|(id, logprobs)| self.logprobs_of(i, id, &logprobs));
                 Ok(Some(CompletionChoice { index: i, text, logprobs, finish_reason, ..Default::default() }))
@@ -286,15 +301,17 @@ impl CompletionWriter {
     }
 }
 
-/// A completion as a stream.
+/// Writes a completion as a stream.
 struct CompletionChunks {
+    /// Makes the chunks.
     writer: CompletionWriter,
+    /// Whether the stream ends with the number of tokens.
     include_usage: bool,
 }
 
-impl Chunks for CompletionChunks {
+impl ChunkWriter for CompletionChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        if let Some(part) = self.writer.take(i, event)? {
+        if let Some(part) = self.writer.parse(i, event)? {
             out.data(&Completion { choices: vec![part], ..self.writer.head() });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: texts as vectors.
+//! `/v1/embeddings`: texts to vectors.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -10,30 +10,30 @@ use utoipa::ToSchema;
 
 use super::unsupported::{self, Endpoint};
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::job::prompt::Prompt;
+use crate::http::job::prompt::PromptInput;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct EmbeddingsRequest {
     /// The texts.
-    input: Prompt,
+    input: PromptInput,
     /// The model's name.
     model: Option<String>,
-    /// How the vectors are written.
+    /// The encoding of the vectors.
     encoding_format: Option<EncodingFormat>,
-    /// Keep so many of a vector's numbers, the first ones, and make its length 1 again: for models that were trained for that
+    /// Keep this many leading values of each vector and normalise it again, for models that were trained for it
     /// (Matryoshka embeddings). At most the model's own number.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
-    /// How the request was read.
+    /// Notes for response headers.
     #[serde(skip)]
     notes: Notes,
 }
 
-/// How a vector is written.
+/// The encoding of a vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum EncodingFormat {
@@ -59,7 +59,7 @@ pub struct Embeddings {
     data: Vec<Embedding>,
     /// The model that made them.
     model: String,
-    /// Tokens it took.
+    /// Tokens of all texts.
     usage: EmbeddingsUsage,
 }
 
@@ -68,24 +68,25 @@ pub struct Embeddings {
 struct Embedding {
     /// `embedding`.
     object: &'static str,
-    /// The text's number.
+    /// The text's index.
     index: usize,
     /// The vector.
     #[serde(rename = "embedding")]
-    vector: Vector,
+    vector: EmbeddingVector,
 }
 
 /// A vector of length 1.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Vector {
+#[schema(as = Vector)]
+enum EmbeddingVector {
     /// A list of numbers.
     Float(Vec<f32>),
     /// Little-endian 32-bit floats in base64.
     Base64(String),
 }
 
-/// How many tokens a request took.
+/// The number of tokens of a request.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(super) struct EmbeddingsUsage {
     /// Tokens of all texts.
@@ -95,13 +96,14 @@ pub(super) struct EmbeddingsUsage {
 }
 
 impl EmbeddingsUsage {
-    /// Of texts of so many tokens together.
+    /// The usage of texts with `n_tokens` tokens together.
     pub(super) fn new(n_tokens: usize) -> Self {
         Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
     }
 }
 
-/// Makes embeddings of length 1, as the model's file says: of the mean, the first or the last of a text's hidden states.
+/// Computes embeddings, normalised to length 1, with the pooling of the model's file: the mean, the first or the last
+/// of a text's hidden states.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingsRequest,
     responses((status = 200, description = "The embeddings", body = Embeddings)))]
 pub async fn embeddings(
@@ -123,29 +125,29 @@ pub async fn embeddings(
             let message = format!("dimensions is {dimensions}, but this model's embeddings have from 1 to {n_embd}");
             return Err(ApiError::field("dimensions", message));
         }
-        let texts = request.input.encode(&model, "input")?;
-        model.scheduler.check_texts(texts.len())?;
-        let n_tokens = texts.iter().map(|ids| ids.len()).sum();
-        let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
+        let inputs = request.input.encode(&model, "input")?;
+        model.scheduler.check_n_sequences(inputs.len())?;
+        let n_tokens = inputs.iter().map(|ids| ids.len()).sum();
+        let pending = inputs.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
         Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens, dimensions))
     });
-    let all = async {
+    let computed = async {
         let (pending, n_tokens, dimensions) = prepared.await?;
         let mut data = Vec::with_capacity(pending.len());
         for (index, vector) in pending.into_iter().enumerate() {
-            let vector = cut(vector.await?, dimensions);
+            let vector = truncate_vector(vector.await?, dimensions);
             let vector = match format {
-                EncodingFormat::Float => Vector::Float(vector),
+                EncodingFormat::Float => EmbeddingVector::Float(vector),
                 EncodingFormat::Base64 => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
-                    Vector::Base64(STANDARD.encode(bytes))
+                    EmbeddingVector::Base64(STANDARD.encode(bytes))
                 }
             };
             data.push(Embedding { object: "embedding", index, vector });
         }
         Ok((data, n_tokens))
     };
-    let (data, n_tokens) = in_time(&app, all).await?;
+    let (data, n_tokens) = within_timeout(&app, computed).await?;
     let usage = EmbeddingsUsage::new(n_tokens);
     if let Some(line) = RequestLine::current() {
         line.prompt_tokens(n_tokens);
@@ -154,8 +156,8 @@ pub async fn embeddings(
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-/// The first `n` numbers of `vector`, of length 1 again.
-pub fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
+/// The first `n` values of `vector`, normalised to length 1 again.
+pub fn truncate_vector(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
     if n < vector.len() {
         vector.truncate(n);
         let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -173,9 +175,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cut_vectors_have_length_one() {
-        assert_eq!(cut(vec![0.6, 0.0, 0.8], 3), [0.6, 0.0, 0.8]);
-        assert_eq!(cut(vec![0.3, 0.4, 0.8], 2), [0.6, 0.8]);
-        assert_eq!(cut(vec![0.0, 1.0], 1), [0.0]);
+    fn truncated_vectors_have_length_one() {
+        assert_eq!(truncate_vector(vec![0.6, 0.0, 0.8], 3), [0.6, 0.0, 0.8]);
+        assert_eq!(truncate_vector(vec![0.3, 0.4, 0.8], 2), [0.6, 0.8]);
+        assert_eq!(truncate_vector(vec![0.0, 1.0], 1), [0.0]);
     }
 }

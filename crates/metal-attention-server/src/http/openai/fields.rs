@@ -1,4 +1,5 @@
-//! What completions and chat completions share, OpenAI's and llama.cpp's: how a text is chosen and when it ends.
+//! The fields that completions and chat completions share, OpenAI's and llama.cpp's: sampling, the end of the text, log
+//! probabilities.
 
 use std::time::Instant;
 
@@ -8,70 +9,70 @@ use utoipa::ToSchema;
 use super::unsupported::{self, Endpoint};
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
-use crate::http::job::logit_bias::LogitBias;
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
+use crate::http::job::logit_bias::LogitBiasMap;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
 use crate::http::limits::MAX_CHOICES;
 use crate::http::notes::Notes;
 
-/// Fields that completions and chat completions share.
+/// The fields that completions and chat completions share.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
 pub struct GenerationFields {
-    /// The model's name. With another one, or without it, the model that is served answers.
+    /// The model's name. With an unknown one, or without it, a server of one model answers with that.
     pub model: Option<String>,
-    /// The same seed gives the same text. Without it, or below 0, another one each time.
+    /// The seed of the sampler. Without it, or below 0: random.
     seed: Option<i64>,
-    /// The same as `seed`.
+    /// An alias of `seed`.
     random_seed: Option<i64>,
-    /// The same as `seed`.
+    /// An alias of `seed`.
     sampler_seed: Option<i64>,
-    /// Added to the logits of tokens, by their ids, or by texts whose tokens are meant: an object, or a list of pairs. False
-    /// forbids a token.
+    /// Added to the logits of tokens, given by their ids or by texts whose tokens are meant: an object, or a list of
+    /// pairs. False forbids a token.
     #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
-    logit_bias: Option<LogitBias>,
+    logit_bias: Option<LogitBiasMap>,
     /// End the text before any of these strings.
     stop: Option<Stop>,
     /// End the text at any of these tokens.
     stop_token_ids: Option<Vec<u32>>,
-    /// Most tokens to generate; below 0: as many as there is room for.
+    /// Maximum generated tokens; below 0: limited by the context only.
     max_tokens: Option<i64>,
-    /// The same as `max_tokens`, and before it where both are there.
+    /// An alias of `max_tokens`, and preferred to it.
     max_completion_tokens: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     n_predict: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     num_predict: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     max_new_tokens: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     max_output_tokens: Option<i64>,
-    /// Do not end the text before it has so many tokens.
+    /// Minimum generated tokens: the text does not end before.
     min_tokens: Option<u32>,
-    /// The same as `min_tokens`.
+    /// An alias of `min_tokens`.
     min_new_tokens: Option<u32>,
-    /// Tell the log probability of each token of the prompt but the first, and of so many of the likeliest there; not in
-    /// streams.
+    /// Report the log probability of each token of the prompt after the first, and of this many most likely ones at its
+    /// position; not in streams.
     #[schema(minimum = 0, maximum = 20)]
     prompt_logprobs: Option<u32>,
-    /// More than 0: tell the log probability of each token, and of so many of the likeliest.
+    /// More than 0: report the log probability of each token and of this many most likely ones.
     #[schema(minimum = 0, maximum = 20)]
     n_probs: Option<u32>,
-    /// Never choose a token that ends the text.
+    /// Never sample a token that ends the text.
     ignore_eos: Option<bool>,
-    /// How many texts to generate.
+    /// The number of choices.
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<u32>,
-    /// The same as `n`.
+    /// An alias of `n`.
     #[schema(minimum = 1, maximum = 16)]
     n_cmpl: Option<u32>,
-    /// Send the text as it comes, by server-sent events.
+    /// Send the text as it is generated, as server-sent events.
     stream: Option<bool>,
-    /// What a stream holds besides the text.
+    /// Options of a stream.
     stream_options: Option<StreamOptions>,
 }
 
-/// What a stream holds besides the text.
+/// Options of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
 struct StreamOptions {
     /// End the stream with an event that has the number of tokens.
@@ -79,23 +80,23 @@ struct StreamOptions {
 }
 
 impl GenerationFields {
-    /// Reads the fields out of a request to `endpoint`, and notes those that have no effect.
+    /// Reads the fields of a request to `endpoint`. Notes those without effect.
     pub fn read(endpoint: Endpoint, object: &Object<'_>) -> Result<(Self, Notes), ApiError> {
         Ok((object.parse()?, unsupported::check(endpoint, object)?))
     }
 
-    /// How the texts are generated. `sampling`: how the request has tokens chosen; `default_max_tokens`: most tokens where
-    /// it does not say.
+    /// The settings of generation. `sampling`: the request's sampling options; `default_max_tokens`: maximum generated
+    /// tokens where the request sets none.
     pub fn generation(
         &self,
         sampling: SamplingFields,
         default_max_tokens: Option<usize>,
-    ) -> Result<Generation, ApiError> {
+    ) -> Result<GenerationSettings, ApiError> {
         let n = self.n.or(self.n_cmpl).unwrap_or(1);
         check(if self.n.is_some() { "n" } else { "n_cmpl" }, n, 1..=MAX_CHOICES)?;
-        Ok(Generation {
+        Ok(GenerationSettings {
             sampling,
-            // Of a seed below 0 the texts are as of none.
+            // A seed below 0 means a random one.
             seed: self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok()),
             logit_bias: self.logit_bias.clone(),
             stop: self.stop.clone().map(Stop::into_strings).unwrap_or_default(),
@@ -113,6 +114,7 @@ impl GenerationFields {
         })
     }
 
+    /// The first of the limits that is set; `usize::MAX`: unlimited.
     fn max_tokens(&self) -> Option<usize> {
         let given = [
             self.max_completion_tokens,
@@ -122,18 +124,18 @@ impl GenerationFields {
             self.max_new_tokens,
             self.max_output_tokens,
         ];
-        // Below 0 there is no limit.
+        // Below 0 means unlimited.
         given.into_iter().flatten().next().map(|n| usize::try_from(n).unwrap_or(usize::MAX))
     }
 
-    /// How many of the likeliest tokens llama.cpp's `n_probs` asks for.
+    /// The number of most likely tokens that llama.cpp's `n_probs` requests; `None`: no log probabilities.
     fn n_probs(&self) -> Result<Option<usize>, ApiError> {
         let n = self.n_probs.unwrap_or(0);
         check("n_probs", n, 0..=MAX_TOP_LOGPROBS)?;
         Ok((n > 0).then_some(n as usize))
     }
 
-    /// How many of the likeliest tokens are wanted at each place of the prompt.
+    /// The number of most likely tokens to report at each position of the prompt; `None`: no log probabilities.
     fn prompt_logprobs(&self) -> Result<Option<usize>, ApiError> {
         let Some(n) = self.prompt_logprobs else { return Ok(None) };
         check("prompt_logprobs", n, 0..=MAX_TOP_LOGPROBS)?;

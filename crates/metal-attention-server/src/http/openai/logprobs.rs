@@ -1,4 +1,5 @@
-//! Log probabilities, in the form of chat completions and in that of completions.
+//! Log probabilities in the form of chat completions, and in that of completions. Probabilities are those of the model
+//! before sampling.
 
 use metal_attention::TextStream;
 use metal_attention::tokenizer::Tokenizer;
@@ -15,32 +16,32 @@ pub struct ChatLogprobs {
     pub content: Vec<ChatTokenLogprob>,
 }
 
-/// A token's log probability, and its likeliest alternatives.
+/// The log probability of a token, and its most likely alternatives.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ChatTokenLogprob {
-    /// What the token writes.
+    /// The token's text.
     token: String,
     /// Natural logarithm of its probability.
     logprob: f32,
-    /// What it writes as bytes: it may be a part of a character.
+    /// The token's bytes, which may be a part of a character.
     bytes: Vec<u8>,
-    /// The likeliest tokens at this place.
+    /// The most likely tokens at this position.
     top_logprobs: Vec<TopLogprob>,
 }
 
-/// One of the likeliest tokens at a place.
+/// One of the most likely tokens at a position.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct TopLogprob {
-    /// What the token writes.
+    /// The token's text.
     token: String,
     /// Natural logarithm of its probability.
     logprob: f32,
-    /// What it writes as bytes.
+    /// The token's bytes.
     bytes: Vec<u8>,
 }
 
 impl ChatTokenLogprob {
-    /// That of token `id`.
+    /// The entry of token `id`.
     pub fn new(tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs) -> Self {
         let one = |id: u32, logprob: f32| TopLogprob {
             token: spelling(tokenizer, id),
@@ -53,21 +54,21 @@ impl ChatTokenLogprob {
     }
 }
 
-/// The log probabilities of a completion's tokens: a list for each property.
+/// The log probabilities of a completion's tokens: one list for each property, all of the same length.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
-    /// What each token writes.
+    /// The text of each token.
     tokens: Vec<String>,
     /// Natural logarithm of each token's probability; null for the first token of a prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// The likeliest tokens at each place; null for the first token of a prompt.
+    /// The most likely tokens at each position, by their texts; null for the first token of a prompt.
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// Where each token's text begins, in characters.
+    /// The offset of each token's text, in characters.
     text_offset: Vec<usize>,
 }
 
 impl CompletionLogprobs {
-    /// Adds token `id`, whose text begins at character `offset`; returns where it ends.
+    /// Appends token `id`, whose text starts at character `offset`. Returns the offset of its end.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs, offset: usize) -> usize {
         let token = spelling(tokenizer, id);
         let end = offset + token.chars().count();
@@ -75,7 +76,8 @@ impl CompletionLogprobs {
         end
     }
 
-    /// The tokens of a prompt, with the log probabilities of those after the first and the `n_top` likeliest at each place.
+    /// The tokens of a prompt, with log probabilities of those after the first and of the `n_top` most likely ones at
+    /// each position.
     pub fn of_prompt(tokenizer: &Tokenizer, prompt: &[u32], logprobs: &[TokenLogprobs], n_top: usize) -> Self {
         let mut list = Self::default();
         let mut text = TextStream::new(tokenizer, &[], Vec::new());
@@ -87,6 +89,7 @@ impl CompletionLogprobs {
         list
     }
 
+    /// Appends a token. `logprobs`: `None` for the first token of a prompt.
     fn add(
         &mut self,
         tokenizer: &Tokenizer,
@@ -100,7 +103,7 @@ impl CompletionLogprobs {
         self.top_logprobs.push(logprobs.map(|logprobs| {
             let mut top = BTreeMap::new();
             for &(id, logprob) in logprobs.top.iter().take(n_top) {
-                // Tokens of one spelling: the likeliest comes first.
+                // Several tokens may have the same text: the most likely one comes first and is kept.
                 top.entry(spelling(tokenizer, id)).or_insert(finite(logprob));
             }
             top
@@ -108,7 +111,7 @@ impl CompletionLogprobs {
         self.text_offset.push(offset);
     }
 
-    /// Adds the tokens of `more`.
+    /// Appends the tokens of `more`.
     pub fn append(&mut self, mut more: Self) {
         self.tokens.append(&mut more.tokens);
         self.token_logprobs.append(&mut more.token_logprobs);
@@ -117,22 +120,22 @@ impl CompletionLogprobs {
     }
 }
 
-/// The log probabilities at one place of a prompt, by the ids of tokens, as vLLM has them: that of the token that is there,
-/// and those of the likeliest ones.
+/// The log probabilities at one position of a prompt, by token ids (vLLM): of the token itself, and of the most likely
+/// ones.
 pub type PromptLogprobs = BTreeMap<String, PromptLogprob>;
 
-/// The log probability of a token at a place of a prompt.
+/// The log probability of a token at a position of a prompt.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct PromptLogprob {
     /// Natural logarithm of its probability.
     logprob: f32,
-    /// Its place among all tokens: 1 is the likeliest.
+    /// Its rank among all tokens; 1 is the most likely.
     rank: usize,
-    /// What the token writes.
+    /// The token's text.
     decoded_token: String,
 }
 
-/// The log probabilities of a prompt, null for its first token, with the `n_top` likeliest tokens at each place.
+/// The log probabilities of a prompt, null for its first token, with the `n_top` most likely tokens at each position.
 pub fn of_prompt(
     tokenizer: &Tokenizer,
     prompt: &[u32],
@@ -150,7 +153,7 @@ pub fn of_prompt(
     std::iter::once(None).chain(prompt.iter().skip(1).zip(logprobs).map(place)).collect()
 }
 
-/// What a token writes; its own spelling where it writes nothing.
+/// The text of a token; its spelling in the vocabulary if it writes nothing.
 pub fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
     match tokenizer.token_bytes(id) {
         [] => tokenizer.token_text(id).unwrap_or_default().to_owned(),
@@ -158,7 +161,7 @@ pub fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
     }
 }
 
-/// JSON has no infinity: this is OpenAI's number for "never".
+/// Clamps -inf, which JSON cannot express, to OpenAI's number for it.
 pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

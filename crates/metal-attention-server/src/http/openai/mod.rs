@@ -1,5 +1,5 @@
-//! OpenAI's interface: chat completions, completions, embeddings and models, with the fields that vLLM, llama.cpp and others
-//! add to it; and rerankers, as Jina and Cohere have them.
+//! OpenAI's interface: chat completions, completions, embeddings and models, with the fields that vLLM, llama.cpp and
+//! others add; and reranking, as Jina and Cohere define it.
 
 pub mod chat;
 pub mod completions;

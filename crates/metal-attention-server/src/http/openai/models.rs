@@ -1,11 +1,11 @@
-//! `/v1/models`: what is served.
+//! `/v1/models`: the models that requests can name.
 
 use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::models::Entry;
-use crate::http::{ApiError, App, apart};
+use crate::http::models::RegisteredModel;
+use crate::http::{ApiError, App, run_blocking};
 
 /// A list of models.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -27,38 +27,39 @@ pub struct ModelEntry {
     created: u64,
     /// `metal-attention`.
     owned_by: &'static str,
-    /// More, once the model is loaded.
+    /// More properties; null until the model is loaded.
     #[schema(required)]
     meta: Option<ModelMeta>,
 }
 
-/// What a model is like.
+/// The properties of a loaded model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct ModelMeta {
-    /// Tokens each text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     n_ctx: usize,
-    /// Context length of the training.
+    /// The context length of the training.
     n_ctx_train: usize,
     /// Size of the vocabulary.
     n_vocab: usize,
-    /// Length of the embeddings.
+    /// The width of the embeddings.
     n_embd: usize,
-    /// Numbers in all tensors.
+    /// The number of values in all tensors.
     n_params: usize,
     /// Bytes of all tensors.
     size: u64,
-    /// llama.cpp's number for the kind of vocabulary: 1 for SPM, 2 for BPE, 3 for `WordPiece`, 4 for Unigram, 5 for RWKV, 6 for
-    /// PLaMo-2, 0 for others.
+    /// llama.cpp's number of the kind of vocabulary: 1 SPM, 2 BPE, 3 `WordPiece`, 4 Unigram, 5 RWKV, 6 PLaMo-2, 0
+    /// others.
     vocab_type: u8,
 }
 
-/// llama.cpp's number for a vocabulary whose kind is `model` in the file.
+/// llama.cpp's number of the vocabulary kind `model`.
 fn vocab_type(model: &str) -> u8 {
     let kinds = ["llama", "gpt2", "bert", "t5", "rwkv", "plamo2"];
     kinds.into_iter().zip(1..).find(|(kind, _)| *kind == model).map_or(0, |(_, number)| number)
 }
 
-fn entry(app: &App, model: &Entry) -> ModelEntry {
+/// The object of a model.
+fn entry(app: &App, model: &RegisteredModel) -> ModelEntry {
     let meta = app.models.loaded(model).map(|model| ModelMeta {
         n_ctx: model.n_ctx,
         n_ctx_train: model.n_ctx_train(),
@@ -76,10 +77,10 @@ fn entry(app: &App, model: &Entry) -> ModelEntry {
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, description = "The models", body = ModelList)))]
 pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, ApiError> {
-    let data = apart(&app, |app| {
+    let data = run_blocking(&app, |app| {
         let all = app.models.list().into_iter();
-        // An alias is a name of its own; a pattern is none.
-        let named = |name: &str, model: &Entry| ModelEntry { id: name.to_owned(), ..entry(app, model) };
+        // An alias is listed as a model of its own; a pattern is not listed.
+        let named = |name: &str, model: &RegisteredModel| ModelEntry { id: name.to_owned(), ..entry(app, model) };
         let names = all.flat_map(|model| {
             let names = model.names().iter().filter(|name| !name.contains('*'));
             names.map(|name| named(name, &model)).collect::<Vec<_>>()
@@ -89,12 +90,12 @@ pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, Api
     Ok(axum::Json(ModelList { object: "list", data: data.await? }))
 }
 
-/// Tells of one model.
+/// Describes one model.
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "openai",
     params(("id" = String, Path, description = "The model's name", min_length = 1)),
     responses((status = 200, description = "The model", body = ModelEntry)))]
 pub async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<axum::Json<ModelEntry>, ApiError> {
-    let found = apart(&app, move |app| {
+    let found = run_blocking(&app, move |app| {
         let model = app.models.find(&id)?;
         Ok(ModelEntry { id, ..entry(app, &model) })
     });

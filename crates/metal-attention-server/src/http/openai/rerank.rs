@@ -1,10 +1,11 @@
-//! `/v1/rerank`: documents by how well they answer a query, with the fields that Jina and Cohere have.
+//! `/v1/rerank`: ranks documents by their relevance to a query, with the fields of Jina and Cohere. Each document is
+//! one input of the model, together with the query.
 
 use std::fmt;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Client, Vector};
+use metal_attention::scheduler::{Client, VectorFuture};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -14,27 +15,27 @@ use super::embeddings::EmbeddingsUsage;
 use super::unsupported::{self, Endpoint};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::{MAX_DOCUMENTS, MAX_IDS};
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request to rank documents.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct RerankRequest {
     /// The model's name.
     model: Option<String>,
-    /// What the documents are held against.
+    /// The query.
     query: String,
     /// The documents: at least one and at most 256.
     #[schema(value_type = Vec<Document>, min_items = 1, max_items = 256)]
     documents: Documents,
-    /// How many results, the best; without it all.
+    /// The number of results, the best ones; default: all.
     #[schema(minimum = 1)]
     top_n: Option<u32>,
-    /// Whether results repeat their documents; without a word about it, no.
+    /// Whether results repeat their documents; default: no.
     return_documents: Option<bool>,
-    /// How the request was read.
+    /// Notes for response headers.
     #[serde(skip)]
     notes: Notes,
 }
@@ -52,20 +53,20 @@ pub struct Ranking {
     model: String,
     /// `list`.
     object: &'static str,
-    /// Tokens it took.
+    /// Tokens of all inputs.
     usage: EmbeddingsUsage,
     /// The best document first.
     results: Vec<RankedDocument>,
 }
 
-/// A document's place.
+/// The rank of a document.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct RankedDocument {
-    /// The document's number in the request, from 0.
+    /// The document's index in the request, from 0.
     index: usize,
-    /// What the model gives, higher is better: of most models no probability.
+    /// The model's score, higher is better; most models' scores are no probabilities.
     relevance_score: f32,
-    /// The document, where it was asked for.
+    /// The document, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     document: Option<TextDocument>,
@@ -78,7 +79,7 @@ struct TextDocument {
     text: String,
 }
 
-/// A document: a text, or an object that has one.
+/// A document: a text, or an object with one.
 #[derive(Serialize, ToSchema)]
 #[expect(dead_code, reason = "it is the schema of what is read into texts at once")]
 #[serde(untagged)]
@@ -89,7 +90,7 @@ enum Document {
     Object(TextDocument),
 }
 
-/// Ranks documents by how well they answer a query. The model must be a reranker.
+/// Ranks documents by their relevance to a query. The model must be a reranker.
 #[utoipa::path(post, path = "/v1/rerank", tag = "rerank", request_body = RerankRequest,
     responses((status = 200, description = "The documents, best first", body = Ranking)))]
 pub async fn rerank(
@@ -102,7 +103,7 @@ pub async fn rerank(
     let name = model.answer_name(&mut notes);
     let lease = model.clone();
     let prepared = prepare(&app, request, move |_, request| request.submit(&lease, client));
-    let all = async {
+    let computed = async {
         let mut pending = prepared.await?;
         let mut scores = Vec::with_capacity(pending.outputs.len());
         for outputs in std::mem::take(&mut pending.outputs) {
@@ -110,9 +111,9 @@ pub async fn rerank(
         }
         Ok((pending, scores))
     };
-    let (pending, scores) = in_time(&app, all).await?;
+    let (pending, scores) = within_timeout(&app, computed).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
-    let document = |i: usize| pending.documents.as_ref().map(|texts| TextDocument { text: texts[i].clone() });
+    let document = |i: usize| pending.documents.as_ref().map(|inputs| TextDocument { text: inputs[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };
     let usage = EmbeddingsUsage::new(pending.n_tokens);
     if let Some(line) = RequestLine::current() {
@@ -122,19 +123,24 @@ pub async fn rerank(
     Ok(notes.attach(axum::Json(ranking).into_response()))
 }
 
-/// What is to come of a request.
+/// The submitted inputs of a request.
 struct Pending {
-    outputs: Vec<Vector>,
+    /// By document: the model's output, once it is computed.
+    outputs: Vec<VectorFuture>,
+    /// Turns outputs into scores.
     reranker: Reranker,
+    /// Tokens of all inputs.
     n_tokens: usize,
+    /// The number of results to return.
     top_n: usize,
-    /// The documents, where they are to be repeated.
+    /// The documents, if the response repeats them.
     documents: Option<Vec<String>>,
 }
 
 impl RerankRequest {
-    /// Submits a text for each document. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, model: &Loaded, client: Client) -> Result<Pending, ApiError> {
+    /// Submits an input for each document. Tokenisation is CPU-bound: call it on a blocking thread. If one cannot be
+    /// submitted, those before it are cancelled.
+    fn submit(&self, model: &LoadedModel, client: Client) -> Result<Pending, ApiError> {
         let reranker = model.reranker()?;
         let Documents(documents) = &self.documents;
         if documents.is_empty() {
@@ -143,10 +149,10 @@ impl RerankRequest {
         if self.top_n == Some(0) {
             return Err(ApiError::field("top_n", "top_n must be at least 1"));
         }
-        model.scheduler.check_texts(documents.len())?;
-        let texts = self.encode(model, reranker)?;
-        let n_tokens = texts.iter().map(Vec::len).sum();
-        let outputs = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));
+        model.scheduler.check_n_sequences(documents.len())?;
+        let inputs = self.encode(model, reranker)?;
+        let n_tokens = inputs.iter().map(Vec::len).sum();
+        let outputs = inputs.into_iter().map(|ids| model.scheduler.embed(client, ids));
         Ok(Pending {
             outputs: outputs.collect::<Result<_, _>>()?,
             reranker: reranker.clone(),
@@ -156,11 +162,12 @@ impl RerankRequest {
         })
     }
 
-    /// The query with each document. The query is repeated for all of them, so it ends at the first that has no room.
-    fn encode(&self, model: &Loaded, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
+    /// Returns the token ids of each document with the query. Stops at the first one that exceeds the context, as the
+    /// query is repeated for each.
+    fn encode(&self, model: &LoadedModel, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
         model.check_length(&self.query, "query")?;
         let mut n_tokens = 0;
-        let mut texts = Vec::with_capacity(self.documents.0.len());
+        let mut inputs = Vec::with_capacity(self.documents.0.len());
         for (i, document) in self.documents.0.iter().enumerate() {
             let field = format!("documents[{i}]");
             model.check_length(document, &field)?;
@@ -180,9 +187,9 @@ impl RerankRequest {
                 );
                 return Err(ApiError::field("documents", message));
             }
-            texts.push(ids);
+            inputs.push(ids);
         }
-        Ok(texts)
+        Ok(inputs)
     }
 }
 
@@ -190,7 +197,7 @@ impl RerankRequest {
 #[derive(Debug, Clone, PartialEq)]
 struct Documents(Vec<String>);
 
-/// Reads document by document, and ends at one too many.
+/// Reads documents one by one, and stops after the maximum.
 impl<'de> Deserialize<'de> for Documents {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(DocumentsVisitor)
@@ -208,7 +215,7 @@ impl<'de> Visitor<'de> for DocumentsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Documents, A::Error> {
         let mut documents = Vec::new();
-        while let Some(Text(text)) = list.next_element()? {
+        while let Some(DocumentText(text)) = list.next_element()? {
             if documents.len() == MAX_DOCUMENTS {
                 let message = format!("more than {MAX_DOCUMENTS} documents, which is the most of one request");
                 return Err(A::Error::custom(message));
@@ -220,32 +227,32 @@ impl<'de> Visitor<'de> for DocumentsVisitor {
 }
 
 /// The text of a document.
-struct Text(String);
+struct DocumentText(String);
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for DocumentText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor)
+        deserializer.deserialize_any(DocumentTextVisitor)
     }
 }
 
-struct TextVisitor;
+struct DocumentTextVisitor;
 
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text;
+impl<'de> Visitor<'de> for DocumentTextVisitor {
+    type Value = DocumentText;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text or an object with the field text")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-        Ok(Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<DocumentText, E> {
+        Ok(DocumentText(text.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, text: String) -> Result<Text, E> {
-        Ok(Text(text))
+    fn visit_string<E: Error>(self, text: String) -> Result<DocumentText, E> {
+        Ok(DocumentText(text))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Text, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DocumentText, A::Error> {
         let mut text = None;
         while let Some(name) = map.next_key::<String>()? {
             if name != "text" {
@@ -254,7 +261,7 @@ impl<'de> Visitor<'de> for TextVisitor {
                 return Err(A::Error::duplicate_field("text"));
             }
         }
-        text.map(Text).ok_or_else(|| A::Error::missing_field("text"))
+        text.map(DocumentText).ok_or_else(|| A::Error::missing_field("text"))
     }
 }
 

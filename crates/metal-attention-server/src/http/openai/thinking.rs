@@ -1,6 +1,7 @@
-//! What a request says about thoughts: whether the model thinks, how hard, and how long.
+//! The fields of a request that control thoughts (reasoning): whether the model thinks, with which effort, and for how
+//! many tokens.
 
-use metal_attention_chat::Effort;
+use metal_attention_chat::ReasoningEffort;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -9,44 +10,44 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 use crate::http::ApiError;
 use crate::http::job::thinking::ThinkingRequest;
 
-/// The fields of a request that are about thoughts, by the names that different clients have for them.
+/// The fields that control thoughts, by the names that different clients use.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 pub struct ThinkingFields {
-    /// How hard the model thinks. `none`: not at all.
+    /// The effort of thoughts; `none`: the model does not think.
     #[schema(schema_with = effort)]
-    reasoning_effort: Option<Effort>,
-    /// The same as an object.
+    reasoning_effort: Option<ReasoningEffort>,
+    /// These settings as an object.
     reasoning: Option<Reasoning>,
     /// Whether the model thinks.
     enable_thinking: Option<bool>,
-    /// Whether the model thinks, and how many tokens at most, as Anthropic's API has it.
+    /// Whether the model thinks, and the maximum number of tokens, as in Anthropic's API.
     thinking: Option<Thinking>,
-    /// Whether the model thinks, or how hard.
+    /// Whether the model thinks, or its effort.
     think: Option<Think>,
-    /// Most tokens of thoughts; -1: any number.
+    /// Maximum tokens of thoughts; -1: unlimited.
     #[schema(minimum = -1)]
     thinking_budget_tokens: Option<i64>,
-    /// The same.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     thinking_budget: Option<i64>,
-    /// The same.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     thinking_token_budget: Option<i64>,
-    /// The same.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     reasoning_budget: Option<i64>,
 }
 
-/// How the model thinks.
+/// The settings of thoughts as an object.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 struct Reasoning {
-    /// How hard.
+    /// The effort.
     #[schema(schema_with = effort)]
-    effort: Option<Effort>,
-    /// Most tokens.
+    effort: Option<ReasoningEffort>,
+    /// Maximum tokens.
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
-    /// Whether it does.
+    /// Whether the model thinks.
     enabled: Option<bool>,
 }
 
@@ -54,14 +55,14 @@ struct Reasoning {
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, or an object with a type")]
 enum Thinking {
-    /// Whether it does.
+    /// Whether the model thinks.
     Enabled(bool),
-    /// The same, and how long.
+    /// With a maximum number of tokens.
     Budget {
-        /// Whether it does.
+        /// Whether the model thinks.
         #[serde(rename = "type")]
         kind: Option<ThinkingKind>,
-        /// Most tokens.
+        /// Maximum tokens.
         #[schema(minimum = -1)]
         budget_tokens: Option<i64>,
     },
@@ -71,42 +72,43 @@ enum Thinking {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ThinkingKind {
-    /// It does.
+    /// The model thinks.
     Enabled,
-    /// As it likes.
+    /// The model decides.
     Adaptive,
-    /// As it likes.
+    /// The model decides.
     Auto,
-    /// It does not.
+    /// The model does not think.
     Disabled,
 }
 
-/// Whether the model thinks, or how hard.
+/// Whether the model thinks, or its effort.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
 enum Think {
-    /// Whether.
+    /// Whether the model thinks.
     Enabled(bool),
-    /// How hard.
+    /// The effort.
     #[schema(value_type = String)]
-    Effort(Effort),
+    Effort(ReasoningEffort),
 }
 
-/// The names of [`Effort`], or null.
+/// The schema of an [`ReasoningEffort`]: its names, or null.
 fn effort() -> Object {
-    let names = Effort::ALL.map(|effort| Some(effort.name()));
+    let names = ReasoningEffort::ALL.map(|effort| Some(effort.name()));
     let types = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
 
 impl ThinkingFields {
-    /// What the fields say. `variables` are those for the template that the request sets itself.
+    /// The settings of thoughts without an interface's names. `variables`: the template variables that the request
+    /// sets.
     pub fn request(&self, variables: Map<String, Value>) -> Result<ThinkingRequest, ApiError> {
         Ok(ThinkingRequest { switch: self.switch(), effort: self.effort(), budget: self.budget()?, variables })
     }
 
-    /// How hard the model is to think, and the field that says so.
-    fn effort(&self) -> Option<(&'static str, Effort)> {
+    /// The effort, with the name of its field.
+    fn effort(&self) -> Option<(&'static str, ReasoningEffort)> {
         let think = match self.think {
             Some(Think::Effort(effort)) => Some(effort),
             Some(Think::Enabled(_)) | None => None,
@@ -119,7 +121,7 @@ impl ThinkingFields {
         efforts.into_iter().find_map(|(field, effort)| Some((field, effort?)))
     }
 
-    /// Whether the model is to think, and the field that says so.
+    /// Whether the model thinks, with the name of the field.
     fn switch(&self) -> Option<(&'static str, bool)> {
         let thinking = match &self.thinking {
             Some(Thinking::Enabled(on)) => Some(*on),
@@ -142,6 +144,7 @@ impl ThinkingFields {
         switches.into_iter().find_map(|(field, on)| Some((field, on?)))
     }
 
+    /// The maximum tokens of thoughts that are set, with the names of their fields.
     fn budgets(&self) -> impl Iterator<Item = (&'static str, i64)> {
         let nested = match &self.thinking {
             Some(Thinking::Budget { budget_tokens, .. }) => *budget_tokens,
@@ -158,7 +161,7 @@ impl ThinkingFields {
         budgets.into_iter().filter_map(|(name, budget)| Some((name, budget?)))
     }
 
-    /// Most tokens of thoughts.
+    /// Maximum tokens of thoughts, with the name of the field; `None`: unlimited.
     fn budget(&self) -> Result<Option<(&'static str, usize)>, ApiError> {
         match self.budgets().next() {
             None | Some((_, -1)) => Ok(None),
@@ -184,12 +187,12 @@ mod tests {
         ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()).unwrap()
     }
 
-    /// The variables, the budget, and the fields that are passed over.
+    /// The template variables, the budget, and the fields without effect.
     fn wish(name: &str, fields: &Value) -> (Value, Option<usize>, Notes) {
         let mut notes = Notes::default();
         let variables = fields["chat_template_kwargs"].as_object().cloned().unwrap_or_default();
-        let own: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
-        let wish = own.request(variables).unwrap().wish(&template(name), &mut notes);
+        let request: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
+        let wish = request.request(variables).unwrap().settings(&template(name), &mut notes);
         (wish.variables.into(), wish.budget, notes)
     }
 
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_thoughts_have_many_names() {
+    fn thoughts_can_be_disabled_by_many_fields() {
         for fields in [
             json!({"reasoning_effort": "none"}),
             json!({"reasoning": {"effort": "none"}}),
@@ -230,16 +233,16 @@ mod tests {
     #[test]
     fn efforts_reach_templates_that_know_them() {
         let effort = |name: &str, effort: &str| wish(name, &json!({"reasoning_effort": effort}));
-        for (asked, told) in
+        for (requested, expected) in
             [("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")]
         {
-            assert_eq!(effort("gpt-oss", asked), (json!({"reasoning_effort": told}), None, ignored(&[])));
+            assert_eq!(effort("gpt-oss", requested), (json!({"reasoning_effort": expected}), None, ignored(&[])));
         }
         assert_eq!(effort("qwen3", "high"), (json!({}), None, ignored(&["reasoning_effort"])));
         let nested = wish("qwen3", &json!({"reasoning": {"effort": "low", "summary": "auto"}}));
         assert_eq!(nested, (json!({}), None, ignored(&["reasoning"])));
-        let own = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
-        assert_eq!(wish("gpt-oss", &own).0, json!({"reasoning_effort": "high"}));
+        let request = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+        assert_eq!(wish("gpt-oss", &request).0, json!({"reasoning_effort": "high"}));
         for wrong in
             [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})]
         {

@@ -1,11 +1,12 @@
-//! Fields of OpenAI's interface, and those that vLLM, llama.cpp and others add to it, that are not used here.
+//! The fields of OpenAI's interface, and those that vLLM, llama.cpp and others add to it, which this server refuses or
+//! ignores.
 
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
-/// The kinds of requests that generate, embed or rank.
+/// The endpoints with a table of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`
@@ -21,9 +22,11 @@ pub enum Endpoint {
 use Endpoint::{Chat, Completions, Embeddings, Rerank};
 use Neutral::{Negative, Number, True, Word};
 
-/// A field that is refused, and where.
-struct Row {
+/// A field that is refused, and at which endpoints.
+struct EndpointField {
+    /// The field.
     field: RefusedField,
+    /// The endpoints that refuse it.
     at: &'static [Endpoint],
 }
 
@@ -37,26 +40,31 @@ const MAX_TOKENS: &str = "use max_tokens";
 const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
 const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
 
-const fn field(name: &'static str, at: &'static [Endpoint], neutral: &'static [Neutral], instead: &'static str) -> Row {
-    Row { field: refused(name, neutral, instead), at }
+const fn field(
+    name: &'static str,
+    at: &'static [Endpoint],
+    neutral: &'static [Neutral],
+    instead: &'static str,
+) -> EndpointField {
+    EndpointField { field: refused(name, neutral, instead), at }
 }
 
-/// All fields that are refused.
+/// All refused fields.
 #[rustfmt::skip]
-const FIELDS: &[Row] = &[
-    // What the text must look like.
+const FIELDS: &[EndpointField] = &[
+    // The form of the text.
     field("grammar_lazy", TEXTS, &[], FORM),
     field("grammar_triggers", TEXTS, &[], FORM),
     field("guided_whitespace_pattern", TEXTS, &[], FORM),
     field("structural_tag", TEXTS, &[], FORM),
     field("format", TEXTS, &[], FORM),
-    // How many texts, and which of them.
+    // The number of choices.
     field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("use_beam_search", TEXTS, &[], LEAVE_OUT),
     field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("length_penalty", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("early_stopping", TEXTS, &[], LEAVE_OUT),
-    // When it ends.
+    // The end of the text.
     field("min_length", TEXTS, &[Number(0.0)], "use min_tokens"),
     field("max_length", TEXTS, &[], MAX_TOKENS),
     field("t_max_predict_ms", TEXTS, &[Number(0.0), Negative], MAX_TOKENS),
@@ -64,7 +72,7 @@ const FIELDS: &[Row] = &[
     field("stop_regex", TEXTS, &[], "use stop"),
     field("include_stop_str_in_output", TEXTS, &[], LEAVE_OUT),
     field("no_stop_trim", TEXTS, &[], LEAVE_OUT),
-    // How tokens are chosen.
+    // Sampling.
     field("mirostat", TEXTS, &[Number(0.0)], SAMPLING),
     field("mirostat_mode", TEXTS, &[Number(0.0)], SAMPLING),
     field("adaptive_target", TEXTS, &[Negative], SAMPLING),
@@ -86,7 +94,7 @@ const FIELDS: &[Row] = &[
     field("custom_logit_processor", TEXTS, &[], "use logit_bias"),
     field("guidance_scale", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("negative_prompt", TEXTS, &[], LEAVE_OUT),
-    // What is told besides the text.
+    // Reported besides the text.
     field("post_sampling_probs", TEXTS, &[], "use logprobs"),
     field("top_logprobs", &[Completions], &[Number(0.0)], "use logprobs, a number"),
     field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
@@ -99,7 +107,7 @@ const FIELDS: &[Row] = &[
     field("spaces_between_special_tokens", TEXTS, &[True], LEAVE_OUT),
     field("details", TEXTS, &[], LEAVE_OUT),
     field("echo", &[Chat], &[], LEAVE_OUT),
-    // How the prompt is made.
+    // The prompt.
     field("continue_final_message", &[Completions], &[], "use /v1/completions to continue a text"),
     field("add_generation_prompt", &[Completions], &[True], "use /v1/completions to continue a text"),
     field("add_special_tokens", &[Completions, Embeddings], &[True], "give token ids as the prompt"),
@@ -136,7 +144,7 @@ const FIELDS: &[Row] = &[
     field("include_reasoning", TEXTS, &[True], LEAVE_OUT),
     field("separate_reasoning", TEXTS, &[True], LEAVE_OUT),
     field("reasoning_format", TEXTS, &[Word("auto"), Word("deepseek")], LEAVE_OUT),
-    // Which model, and how embeddings are made.
+    // The model, and embeddings.
     field("lora", ALL, &[], LEAVE_OUT),
     field("lora_path", ALL, &[], LEAVE_OUT),
     field("lora_request", ALL, &[], LEAVE_OUT),
@@ -146,7 +154,7 @@ const FIELDS: &[Row] = &[
     field("normalize", &[Embeddings], &[True], LEAVE_OUT),
     field("input_type", &[Embeddings], &[], "put what the model expects before a text into the text"),
     field("prompt_name", &[Embeddings], &[], "put what the model expects before a text into the text"),
-    // How documents are ranked.
+    // Ranking.
     field("max_tokens_per_doc", &[Rerank], &[], "shorten the documents"),
     field("max_chunks_per_doc", &[Rerank], &[], "shorten the documents"),
     field("overlap_tokens", &[Rerank], &[Number(0.0)], "shorten the documents"),
@@ -154,24 +162,24 @@ const FIELDS: &[Row] = &[
     field("instruction", &[Rerank], &[], "put it into the query"),
 ];
 
-/// Fields that change no text, or nothing that a server of one model can offer. They are passed over, and named in the answer's
-/// header `x-ignored` where they ask for something.
+/// Fields that do not change the result, or that a server of one model cannot support. They are ignored, and reported
+/// in the response header `x-ignored` if they would have an effect.
 #[rustfmt::skip]
 const IGNORED: &[&str] = &[
-    // Whose request it is, and what becomes of it elsewhere.
+    // The origin of the request, and its processing elsewhere.
     "user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority", "prediction", "verbosity",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    // How the server works: slots, caches, speculation.
+    // The server: slots, caches, speculation.
     "cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "keep_alive", "backend_sampling",
     "speculative.n_max", "speculative.n_min", "speculative.p_min",
-    // Parts of samplers that are refused, or off.
+    // Parameters of samplers that are refused, or off.
     "mirostat_tau", "mirostat_eta", "adaptive_decay", "smoothing_curve",
-    // What an answer of llama.cpp holds besides the text, and when it ends.
+    // The contents and the end of llama.cpp's responses.
     "verbose", "timings_per_token", "return_progress", "response_fields", "sse_ping_interval",
     "t_max_prompt_ms", "t_max_predict_ms", "n_indent",
 ];
 
-/// Refuses a request to `endpoint` that asks for something this server cannot do. Notes the fields that are passed over.
+/// Refuses a request to `endpoint` that uses a refused field. Notes the ignored fields.
 pub fn check(endpoint: Endpoint, object: &Object<'_>) -> Result<Notes, ApiError> {
     let refused = FIELDS.iter().filter(|row| row.at.contains(&endpoint)).map(|row| &row.field);
     unsupported::check(object, refused, IGNORED)
@@ -187,7 +195,7 @@ mod tests {
         check(endpoint, &Object::split(request.to_string().as_bytes())?)
     }
 
-    /// The field that is refused.
+    /// The name of the field that is refused.
     fn refused(endpoint: Endpoint, request: &Value) -> Option<String> {
         let error = read(endpoint, request).err()?;
         let error = serde_json::to_value(error.body()).unwrap();
@@ -196,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_nothing_is_passed_over() {
-        for Row { field, at } in FIELDS {
+    fn values_without_effect_are_ignored() {
+        for EndpointField { field, at } in FIELDS {
             for &endpoint in *at {
                 let empty = [json!(null), json!(""), json!([]), json!({})];
                 let neutral = field.neutral.iter().map(|neutral| match neutral {
@@ -209,7 +217,7 @@ mod tests {
                 for value in empty.into_iter().chain(neutral) {
                     assert_eq!(refused(endpoint, &json!({field.name: value})), None, "{} {value}", field.name);
                 }
-                // Whatever it is, it cannot both be asked for and not.
+                // No value may both have an effect and have none.
                 let asks = |value: Value| refused(endpoint, &json!({field.name: value})).is_some();
                 assert!(asks(json!(true)) != asks(json!(false)), "{}", field.name);
                 assert!(asks(json!("x")) && asks(json!(["x"])) && asks(json!({"x": 1})) && asks(json!(7)));
@@ -218,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_refused_where_they_mean_something() {
+    fn fields_are_refused_where_they_have_an_effect() {
         for (request, field) in [
             (json!({"best_of": 2}), "best_of"),
             (json!({"best_of": 1.5, "user": "x"}), "best_of"),
@@ -250,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_passed_over() {
+    fn fields_that_change_nothing_are_ignored() {
         let request = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
             "safety_identifier": "x", "prompt_cache_key": "x", "cache_prompt": true, "id_slot": 3, "verbosity": "low",
             "reasoning_effort": "low", "prediction": {"type": "content"}, "request_id": "x", "mirostat_tau": 5.0,
@@ -283,8 +291,9 @@ mod tests {
     #[test]
     fn each_field_is_listed_once_for_an_endpoint() {
         for (i, row) in FIELDS.iter().enumerate() {
-            let same =
-                |other: &Row| other.field.name == row.field.name && other.at.iter().any(|at| row.at.contains(at));
+            let same = |other: &EndpointField| {
+                other.field.name == row.field.name && other.at.iter().any(|at| row.at.contains(at))
+            };
             assert!(!FIELDS[..i].iter().any(same), "{}", row.field.name);
         }
     }

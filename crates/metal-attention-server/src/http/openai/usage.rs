@@ -1,47 +1,47 @@
-//! How many tokens a request took.
+//! The number of tokens of a request, in OpenAI's form.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// How many tokens a request took.
+/// The number of tokens of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Usage {
-    /// Tokens of the prompts, each counted once however many texts continue it.
+    /// Tokens of the prompts, each counted once for all its choices.
     pub prompt_tokens: usize,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub completion_tokens: usize,
-    /// Both.
+    /// The sum of both.
     pub total_tokens: usize,
-    /// More about the prompts.
+    /// Details of the prompt tokens.
     pub prompt_tokens_details: PromptDetails,
-    /// More about the tokens that were generated, where some of them are thoughts.
+    /// Details of the generated tokens, if some are thoughts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionDetails>,
 }
 
-/// More about the tokens that were generated.
+/// Details of the generated tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct CompletionDetails {
-    /// Tokens of thoughts, their marks included.
+    /// Tokens of thoughts, including their delimiters.
     pub reasoning_tokens: usize,
 }
 
-/// More about the tokens of the prompts.
+/// Details of the prompt tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PromptDetails {
-    /// Tokens that were in the KV cache already.
+    /// Tokens that were found in the prefix cache.
     pub cached_tokens: usize,
 }
 
 impl Usage {
-    /// Counts tokens of thoughts; `None`: there were no thoughts.
+    /// Adds tokens of thoughts; `None`: there were no thoughts.
     pub fn add_reasoning_tokens(&mut self, n: Option<usize>) {
         if let Some(n) = n {
             self.completion_tokens_details.get_or_insert_default().reasoning_tokens += n;
         }
     }
 
-    /// Adds what one text took. `first` says whether it is the first one after its prompt.
+    /// Adds the tokens of a sequence. `first`: whether it is the first choice of its prompt.
     pub fn add(&mut self, usage: metal_attention::scheduler::Usage, first: bool) {
         if first {
             self.prompt_tokens += usage.prompt_tokens;

@@ -1,41 +1,45 @@
-// The conversations: what is shown, what is asked.
+// The chat page: shows the current conversation, sends questions to /v1/chat/completions, and writes the streamed answers.
+//
+// A conversation is a list of messages in the browser's storage (store.js). A run is an answer that is being written; it
+// continues while another conversation is shown. Views (view.js) are the elements of the shown messages.
 import { conversations, conversationOf, isId, load, messagesOf, newId, newKey, parsed, put, read, remove, write } from "./store.js";
 import { MAX_ROUNDS, addCalls, callTool, functionsOf, hasTools, listServers } from "./tools.js";
 import { $, View, failure, say, textTool, visible } from "./view.js";
 
 const UNFINISHED = "Not whole: it was left before its end, or another tab is still writing it.";
-/** No event of a stream is as long. */
+/** Maximum characters of an event of a stream. */
 const LONGEST_LINE = 1 << 22;
-/** How many messages of a long conversation are shown at first. */
-const FEW = 200;
+/** The number of messages of a long conversation that are shown at first. */
+const SHOWN_AT_FIRST = 200;
 
-/** The answers that are being written, by conversation. They go on, whichever one is shown. */
+/** The runs, by conversation. */
 const runs = new Map();
-/** Why there is no answer, by conversation. */
+/** The elements of errors without an answer, by conversation. */
 const failures = new Map();
-/** The messages that are shown, by key. */
+/** The views of the shown messages, by key. */
 const views = new Map();
-/** The conversation that is shown. */
+/** The id of the shown conversation. */
 let current;
-let most = FEW;
+/** The maximum number of shown messages. */
+let nShown = SHOWN_AT_FIRST;
 
 // Showing
 
 const toEnd = () => { $("scroll").scrollTop = $("scroll").scrollHeight; };
 const isAtEnd = () => $("scroll").scrollHeight - $("scroll").scrollTop - $("scroll").clientHeight < 80;
 
-/** Shows the current conversation. What has not changed stays as it is. */
+/** Shows the current conversation. Elements of unchanged messages are reused. */
 function show() {
   const run = runs.get(current);
   const entries = messagesOf(current);
   if (run && !entries.some(([key]) => key === run.key)) entries.push([run.key, run.message]);
   const nodes = [];
-  if (entries.length > most) {
-    nodes.push(textTool("Show earlier messages", () => { most += FEW; show(); }));
+  if (entries.length > nShown) {
+    nodes.push(textTool("Show earlier messages", () => { nShown += SHOWN_AT_FIRST; show(); }));
     nodes[0].classList.add("earlier");
   }
   const old = new Set(views.keys());
-  for (const [key, message] of entries.slice(-most)) {
+  for (const [key, message] of entries.slice(-nShown)) {
     if (!views.has(key)) views.set(key, new View(message.role, actions(key)));
     views.get(key).show(message, run?.key === key);
     nodes.push(views.get(key).node);
@@ -54,7 +58,7 @@ function show() {
   showList();
 }
 
-/** Names the conversations; the list stays as it is while it says the same. */
+/** Fills the list of conversations, unless it is unchanged. */
 function showList() {
   const list = conversations().map(({ id, title }) => ({ id, title: `${runs.has(id) ? "… " : ""}${title || "(no question)"}` }));
   $("conversations").hidden = !list.length;
@@ -65,17 +69,17 @@ function showList() {
   $("conversations").replaceChildren(...list.map(({ id, title }) => new Option(title, id, false, id === current)));
 }
 
-/** Shows a conversation. */
-function turnTo(conversation) {
+/** Switches to another conversation. */
+function switchTo(conversation) {
   current = conversation;
-  most = FEW;
+  nShown = SHOWN_AT_FIRST;
   write("sessionStorage", "conversation", conversation);
   show();
   toEnd();
 }
 
-/** What was done, with a way back where there is one. */
-function tell(text, undo) {
+/** Shows a notice; `undo` is the action of its Undo button, if there is one. */
+function notify(text, undo) {
   say(text);
   $("notice").hidden = !text;
   $("notice-text").textContent = text;
@@ -95,22 +99,22 @@ const actions = (key) => ({
   },
 });
 
-/** Takes messages away; they can be had back, in place of the messages `instead`. */
+/** Deletes messages, with a notice whose Undo button restores them in place of the messages `instead`. */
 function forget(keys, text, instead = []) {
   const removed = remove(keys);
   dropRuns(keys);
   show();
-  tell(text, () => {
+  notify(text, () => {
     remove(instead);
     dropRuns(instead);
     for (const [key, message] of removed) put(key, message);
-    if (removed.length) turnTo(conversationOf(removed[0][0]));
-    tell("");
+    if (removed.length) switchTo(conversationOf(removed[0][0]));
+    notify("");
     $("input").focus();
   });
 }
 
-/** Ends answers that were deleted while they were written, or whose conversation was. */
+/** Aborts runs whose answer or conversation was deleted. */
 function dropRuns(keys) {
   for (const [conversation, run] of runs) {
     if (!keys.includes(run.key) && messagesOf(conversation).length) continue;
@@ -119,15 +123,15 @@ function dropRuns(keys) {
   }
 }
 
-/** Goes on with a part of a conversation as a new one: the whole one stays. */
+/** Copies a part of a conversation to a new one, and switches to that. */
 function branch(entries) {
   const conversation = newId();
   for (const [, message] of entries) put(newKey(conversation), { ...message });
-  turnTo(conversation);
-  tell("This goes on in a new conversation. The one before is in the list, as it was.");
+  switchTo(conversation);
+  notify("This goes on in a new conversation. The one before is in the list, as it was.");
 }
 
-/** Has a question edited where it stands; the edited one goes on in a new conversation. */
+/** Shows an editor in place of a question; the edited question continues in a new conversation. */
 function edit(key) {
   views.get(key).edit((text) => {
     const entries = messagesOf(current);
@@ -137,7 +141,7 @@ function edit(key) {
   });
 }
 
-/** Asks again with the newer half of what came before the question. */
+/** Repeats the last question in a new conversation with the newer half of the messages before it. */
 function answerWithoutOlder() {
   const entries = question(current);
   branch(entries.slice(Math.ceil((entries.length - 1) / 2)));
@@ -151,13 +155,13 @@ function headers() {
   return { "Content-Type": "application/json", ...(apiKey ? { Authorization: `Bearer ${apiKey}` } : {}) };
 }
 
-/** A conversation up to its last question. */
+/** The messages of a conversation up to its last question. */
 function question(conversation) {
   const entries = messagesOf(conversation);
   return entries.slice(0, entries.findLastIndex(([, { role }]) => role === "user") + 1);
 }
 
-/** A message as the server takes it: an answer with calls of tools is several messages. */
+/** The messages of the request for one message: an answer with tool calls is several messages. */
 function expanded({ role, content, steps = [] }) {
   const list = steps.flatMap(({ calls, ...text }) => [
     { role, ...text, tool_calls: calls.map(({ id, name, arguments: values }) => ({ id, type: "function", function: { name, arguments: values } })) },
@@ -169,7 +173,7 @@ function expanded({ role, content, steps = [] }) {
 
 function requestBody(entries) {
   const messages = [];
-  // Where messages were deleted, questions and answers still take turns: most templates want it.
+  // After deletions, neighbouring messages of one role are merged: most templates require alternating roles.
   for (const message of entries.flatMap(([, entry]) => expanded(entry))) {
     const last = messages.at(-1);
     const isText = message.role !== "tool" && !message.tool_calls;
@@ -191,13 +195,13 @@ function requestBody(entries) {
   return body;
 }
 
-/** An error that the server tells of; `isTooLong` where less text would help. */
-function told(error, status) {
+/** An Error for an error response of the server. `isTooLong`: a shorter conversation would be accepted. */
+function serverError(error, status) {
   const text = typeof error?.message === "string" ? error.message : `The server answered with status ${status}, and did not say why.`;
   return Object.assign(new Error(text), { isTooLong: status === 413 || error?.code === "context_length_exceeded" });
 }
 
-/** The objects of a stream of server-sent events, each of which is one line. */
+/** Yields the objects of a stream of server-sent events, each of which is one line. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -209,7 +213,7 @@ async function* events(response) {
       const data = line.startsWith("data:") ? line.slice(5).trim() : "";
       if (!data || data === "[DONE]") continue;
       const event = parsed(data);
-      if (event?.error) throw told(event.error, response.status);
+      if (event?.error) throw serverError(event.error, response.status);
       if (!event) throw new Error("The server sent what is no answer.");
       yield event;
     }
@@ -218,17 +222,17 @@ async function* events(response) {
   }
 }
 
-/** Runs `action` soon, and then no sooner than after ten times as long as it took (a second at most): most of the time is
- * left to others. */
-function paced(action, least) {
+/** Limits how often `action` runs: the pause is ten times its duration, at least `minPause` and at most 1000 milliseconds.
+ * Returns functions that run it now, after the pause, or not at all. */
+function paced(action, minPause) {
   let timer = 0;
-  let pause = least;
+  let pause = minPause;
   const now = () => {
     clearTimeout(timer);
     timer = 0;
     const start = performance.now();
     action();
-    pause = Math.min(1000, Math.max(least, 10 * (performance.now() - start)));
+    pause = Math.min(1000, Math.max(minPause, 10 * (performance.now() - start)));
   };
   return { now, soon: () => { timer ||= setTimeout(now, pause); }, stop: () => clearTimeout(timer) };
 }
@@ -238,11 +242,11 @@ async function refusal(response, conversation) {
     openSettings();
     $("key").focus();
   }
-  return told(parsed(await response.text())?.error, response.status);
+  return serverError(parsed(await response.text())?.error, response.status);
 }
 
-/** One request of an answer, whose text becomes that of the run's message. Returns why the text ended, whether the limit of tokens
- * ended it, and the calls of tools. */
+/** Sends one request of a run, and appends the streamed text to the run's message. Returns the reason for its end, the tool
+ * calls, and whether the limit of tokens ended it. */
 async function complete(run, body) {
   const { message, count } = run;
   const { signal } = run.ending;
@@ -275,10 +279,11 @@ async function complete(run, body) {
   return { reason, calls: reason === "tool_calls" ? calls : [], isLimited: usage?.completion_tokens >= body.max_tokens };
 }
 
-/** Has the model write an answer, and calls the tools that it asks for on the way. Returns why it is not whole, if it is not. */
+/** Generates the answer of a run: sends a request, calls the requested tools, and repeats until there are none. Returns the
+ * reason why the answer is incomplete; undefined if it is complete. */
 async function writeAnswer(run, entries) {
   const { message } = run;
-  // Where they are still starting.
+  // The MCP servers may still be starting.
   await unlessAborted(servers, run.ending.signal);
   for (let round = 0; round < MAX_ROUNDS; round++) {
     const { reason, calls, isLimited } = await complete(run, requestBody(message.steps ? [...entries, [run.key, message]] : entries));
@@ -298,20 +303,20 @@ async function writeAnswer(run, entries) {
   return `The model called tools ${MAX_ROUNDS} times in a row, and is not asked again.`;
 }
 
-/** The value of a promise; an error once `signal` is aborted. */
+/** Waits for a promise; fails as soon as `signal` is aborted. */
 function unlessAborted(promise, signal) {
   const aborted = new Promise((_, reject) => { signal.addEventListener("abort", () => reject(signal.reason), { once: true }); });
   return Promise.race([promise, aborted]);
 }
 
-/** Asks the user for consent to a call: the call's view has a button for each answer. */
+/** Waits for the user's consent to a call: the call's view shows a button for each decision. */
 async function consentTo(call, run) {
   try {
     const answered = new Promise((resolve) => { call.decide = resolve; });
     run.draw.now();
     if (run.conversation === current) {
       say(`The model wants to call the tool ${call.tool} of ${call.server}.`);
-      // Not the button: a key that is meant for something else is no consent.
+      // The focus is not on a button: a key that is meant for something else must not be a consent.
       if (!$("input").value) views.get(run.key)?.focusConsent();
     }
     return await unlessAborted(answered, run.ending.signal);
@@ -321,7 +326,7 @@ async function consentTo(call, run) {
   }
 }
 
-/** Has the model answer the last question of a conversation, in place of the answers that it has. */
+/** Starts a run that answers the last question of a conversation and replaces its present answers. */
 async function answer(conversation) {
   const entries = question(conversation);
   if (runs.has(conversation) || !entries.length) return;
@@ -335,7 +340,7 @@ async function answer(conversation) {
     views.get(key)?.grow();
     if (follow) toEnd();
   }, 16);
-  // What has come is kept as it comes.
+  // The answer is saved while it is written.
   const save = paced(() => {
     if (run.isDropped || !hasText()) return;
     put(key, message);
@@ -376,7 +381,7 @@ async function answer(conversation) {
   if (!$("settings").open) $("input").focus();
 }
 
-/** What went wrong where nothing came, and what can be done about it. */
+/** The element of an error without an answer, with possible remedies. */
 function failed(conversation, { message, isTooLong }) {
   const again = () => answer(conversation);
   if (!isTooLong) return failure(message, again);
@@ -388,13 +393,14 @@ function failed(conversation, { message, isTooLong }) {
   return failure(`${text}. ${advice}`, again, [textTool("Ask without the older half", answerWithoutOlder)]);
 }
 
-/** Why an answer that ended for this reason is not whole. */
+/** The text that explains why an answer that ended with `reason` is incomplete. */
 function cutBy(reason, isLimited) {
   if (reason !== "length") return `Cut off by the server (${reason}).`;
   if (isLimited) return "Cut off: the settings allow no more tokens in an answer.";
   return "Cut off: the model's context is full. Delete or edit messages to make room.";
 }
 
+/** The text with the number of tokens and the times of an answer. */
 function numbers({ start, first, tokens, seconds, requests }) {
   if (first === null) return "";
   const wait = `first after ${((first - start) / 1000).toFixed(2)} s`;
@@ -403,10 +409,10 @@ function numbers({ start, first, tokens, seconds, requests }) {
   return `${tokens} tokens${speed}, ${wait}`;
 }
 
-/** Asks something in the current conversation. */
+/** Appends a question to the current conversation, and answers it. */
 function ask(text) {
   put(newKey(current), { role: "user", content: text });
-  tell("");
+  notify("");
   answer(current);
 }
 
@@ -446,15 +452,15 @@ $("ideas").addEventListener("click", (event) => {
   if (event.target.tagName === "BUTTON") ask(event.target.textContent);
 });
 $("new").addEventListener("click", () => {
-  if (messagesOf(current).length) turnTo(newId());
+  if (messagesOf(current).length) switchTo(newId());
   say("New conversation.");
   $("input").focus();
 });
-$("conversations").addEventListener("change", () => turnTo($("conversations").value));
+$("conversations").addEventListener("change", () => switchTo($("conversations").value));
 $("delete").addEventListener("click", () => {
   runs.get(current)?.save.now();
   forget(messagesOf(current).map(([key]) => key), "The conversation is deleted.");
-  turnTo(conversations()[0]?.id ?? newId());
+  switchTo(conversations()[0]?.id ?? newId());
   $("undo").focus();
 });
 const saveAll = () => runs.forEach(({ save }) => save.now());
@@ -463,30 +469,30 @@ document.addEventListener("visibilitychange", saveAll);
 
 // Settings
 
-/** `servers`: the MCP servers whose tools the model may call. */
+/** Default settings. `servers`: the MCP servers whose tools the model may call. */
 const DEFAULTS = { system: "", temperature: 0.8, topP: 0.95, maxTokens: "", servers: [] };
 const FIELDS = { system: "system", temperature: "temperature", topP: "top-p", maxTokens: "max-tokens" };
 
-let settings = keptSettings();
+let settings = savedSettings();
 let apiKey = read("sessionStorage", "key") ?? "";
 
-/** The settings that were kept; the default where one is none. */
-function keptSettings() {
-  const kept = parsed(read("localStorage", "settings")) ?? {};
-  const within = (name, least, most) => {
-    const isNumber = ["number", "string"].includes(typeof kept[name]) && kept[name] !== "" && kept[name] >= least && kept[name] <= most;
-    return isNumber ? kept[name] : DEFAULTS[name];
+/** The saved settings, with the default for each missing or invalid one. */
+function savedSettings() {
+  const saved = parsed(read("localStorage", "settings")) ?? {};
+  const within = (name, min, max) => {
+    const isNumber = ["number", "string"].includes(typeof saved[name]) && saved[name] !== "" && saved[name] >= min && saved[name] <= max;
+    return isNumber ? saved[name] : DEFAULTS[name];
   };
   return {
-    system: typeof kept.system === "string" ? kept.system : DEFAULTS.system,
+    system: typeof saved.system === "string" ? saved.system : DEFAULTS.system,
     temperature: within("temperature", 0, 2),
     topP: within("topP", 0.05, 1),
     maxTokens: within("maxTokens", 1, 1e6),
-    servers: Array.isArray(kept.servers) ? kept.servers.filter((name) => typeof name === "string") : DEFAULTS.servers,
+    servers: Array.isArray(saved.servers) ? saved.servers.filter((name) => typeof name === "string") : DEFAULTS.servers,
   };
 }
 
-const keepSettings = () => write("localStorage", "settings", JSON.stringify(settings));
+const saveSettings = () => write("localStorage", "settings", JSON.stringify(settings));
 
 function showSettings() {
   for (const [name, id] of Object.entries(FIELDS)) $(id).value = settings[name];
@@ -495,10 +501,10 @@ function showSettings() {
   for (const box of $("servers").querySelectorAll("input")) box.checked = settings.servers.includes(box.value);
 }
 
-/** The MCP servers, as they were listed last. */
+/** Resolves when the MCP servers have been listed. */
 let servers = Promise.resolve();
 
-/** Lists the MCP servers in the settings, each with a box that offers its tools to the model. */
+/** Lists the MCP servers in the settings, each with a checkbox that offers its tools to the model. */
 function showServers() {
   $("tools").hidden = !hasTools;
   if (!hasTools) return;
@@ -517,7 +523,7 @@ function serverNode([name, { tools, problems }]) {
   box.addEventListener("change", () => {
     const others = settings.servers.filter((other) => other !== name);
     settings.servers = box.checked ? [...others, name] : others;
-    keepSettings();
+    saveSettings();
   });
   label.append(box, name);
   node.append(label);
@@ -540,7 +546,7 @@ $("open-settings").addEventListener("click", openSettings);
 for (const [name, id] of Object.entries(FIELDS)) {
   $(id).addEventListener("input", () => {
     settings[name] = $(id).value;
-    keepSettings();
+    saveSettings();
     const shown = $(`${id}-value`);
     if (shown) shown.textContent = Number($(id).value).toFixed(2);
   });
@@ -549,7 +555,7 @@ $("key").addEventListener("input", () => {
   apiKey = $("key").value.trim();
   write("sessionStorage", "key", apiKey);
 });
-// With another key the list may be another one.
+// The list may differ with another key.
 $("key").addEventListener("change", showServers);
 $("settings").addEventListener("close", () => {
   showModel();
@@ -557,7 +563,7 @@ $("settings").addEventListener("close", () => {
 });
 $("reset").addEventListener("click", () => {
   settings = { ...DEFAULTS };
-  keepSettings();
+  saveSettings();
   showSettings();
 });
 
@@ -571,31 +577,32 @@ $("theme").addEventListener("click", () => {
 const theme = parsed(read("localStorage", "theme"));
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 
-// The model's name, as soon as there is one to tell.
-let asking = 0;
+/** The timer of the next request in `showModel`. */
+let modelTimer = 0;
+/** Shows the model's name; repeats until the model is loaded. */
 async function showModel() {
-  clearTimeout(asking);
+  clearTimeout(modelTimer);
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) return;
     const model = (await response.json()).data[0];
     $("model").textContent = model.meta ? model.id : `${model.id} is loading`;
     document.title = `${model.id}, metal-attention`;
-    if (!model.meta) asking = setTimeout(showModel, 1000);
+    if (!model.meta) modelTimer = setTimeout(showModel, 1000);
   } catch {
-    asking = setTimeout(showModel, 3000);
+    modelTimer = setTimeout(showModel, 3000);
   }
 }
 
-load((isUnkept) => { $("unkept").hidden = !isUnkept; }, (key, isThere) => {
-  if (key === "settings") settings = keptSettings();
+load((isUnstored) => { $("unkept").hidden = !isUnstored; }, (key, isThere) => {
+  if (key === "settings") settings = savedSettings();
   if (!isThere) dropRuns([key]);
   const follow = isAtEnd();
   show();
   if (follow) toEnd();
 });
 const last = read("sessionStorage", "conversation") ?? "";
-turnTo(isId(last) ? last : (conversations()[0]?.id ?? newId()));
+switchTo(isId(last) ? last : (conversations()[0]?.id ?? newId()));
 showModel();
 if (settings.servers.length) showServers();
 grow();

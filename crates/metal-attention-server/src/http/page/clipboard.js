@@ -1,6 +1,6 @@
-// The clipboard, also for a page without TLS, where `navigator.clipboard` does not exist.
+// Copies to the clipboard, also on a page without TLS, where `navigator.clipboard` does not exist.
 
-/** Copies `text`; whether it is on the clipboard now. */
+/** Copies `text`. Returns whether it succeeded. */
 export async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -10,7 +10,7 @@ export async function copied(text) {
   }
 }
 
-/** Copies `text` from a field that is not seen: the older command copies what is selected. */
+/** Copies `text` from an invisible field: the older command copies the selection. */
 function copiedFromField(text) {
   const focused = document.activeElement;
   const field = document.createElement("textarea");

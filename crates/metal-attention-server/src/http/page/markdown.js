@@ -1,23 +1,26 @@
-// Markdown to elements. Text only ever becomes text: no HTML is read, so none can be smuggled in.
-// The work is linear in the length of the text, whatever it holds: a model may write anything. LaTeX stays as it is written.
+// Converts Markdown to elements. Text only becomes text nodes: HTML in it is not parsed, so it cannot be injected.
+// The work is linear in the length of any text, since a model may write anything. LaTeX is shown as its source.
+//
+// Two levels: `blocks` splits lines into paragraphs, lists, code and so on; `inline` converts the text of one block.
 
 import { copied } from "./clipboard.js";
 
-/** Quotes and lists in each other, and bold in italics in bold: what is deeper is shown as text. */
+/** Maximum nesting of quotes and lists, and of emphasis; deeper contents are shown as text. */
 const DEEPEST = 24;
 
-/** The elements that `text` describes. */
+/** Converts `text` to elements. */
 export function markdown(text) {
   const fragment = document.createDocumentFragment();
   blocks(normal(text).split("\n"), fragment, 0);
   return fragment;
 }
 
-/** Shows in `parent` a text that grows: what more text can no longer change is not looked at again. */
+/** Shows a growing text in `parent`. Blocks that further text can no longer change are converted once. */
 export class Growing {
   #parent;
-  /** The text of the blocks that stay as they are, and how many these are. */
+  /** The text of the final blocks. */
   #settled = "";
+  /** The number of final blocks. */
   #count = 0;
 
   constructor(parent) {
@@ -32,7 +35,7 @@ export class Growing {
     }
     while (this.#parent.childNodes.length > this.#count) this.#parent.lastChild.remove();
     const rest = text.slice(this.#settled.length).split("\n");
-    // Each block is one element. The last line may yet become part of the block before it, no earlier one.
+    // Each block is one element. The last line may still become part of the block before it, but of no earlier one.
     const starts = blocks(rest, this.#parent, 0);
     if (starts.length < 3) return;
     this.#count += starts.length - 2;
@@ -45,7 +48,7 @@ const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)([^]*)$/;
 const QUOTE = /^ {0,3}> ?([^]*)$/;
-/** The beginning of a displayed formula, which may have several lines. */
+/** The start of a displayed formula, which may have several lines. */
 const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
 const BLOCK = [FENCE, HEADING, RULE, QUOTE, ITEM, FORMULA];
@@ -62,7 +65,7 @@ function element(name, parent, className) {
   return node;
 }
 
-/** Adds the blocks of `lines`, each as one element, and tells the line where each begins. */
+/** Adds the blocks of `lines` to `parent`, each as one element. Returns the index of the first line of each. */
 function blocks(lines, parent, depth) {
   const starts = [];
   let i = 0;
@@ -89,7 +92,7 @@ function blocks(lines, parent, depth) {
       while (!rest.includes(end) && ++i < lines.length) rest = lines[i];
       plain(lines.slice(from, ++i).join("\n"), element("p", parent));
     } else if ((match = HEADING.exec(line))) {
-      // The page has the first two levels itself.
+      // The page itself uses the first two levels.
       inline(heading(line), element(`h${Math.min(match[1].length + 2, 5)}`, parent));
       i++;
     } else if (RULE.test(line)) {
@@ -112,13 +115,13 @@ function blocks(lines, parent, depth) {
   return starts;
 }
 
-/** Whether a line ends the block of code that `fence` began. */
+/** Whether a line ends the code block that `fence` started. */
 function closes(line, fence) {
   const mark = line.trim();
   return depthOf(line) < 4 && mark.startsWith(fence) && !mark.replaceAll(fence[0], "");
 }
 
-/** A heading without the marks around it. */
+/** The text of a heading without its number signs. */
 function heading(line) {
   const text = line.trim().replace(/^#+/, "");
   let end = text.length;
@@ -126,6 +129,7 @@ function heading(line) {
   return text.slice(0, end).trim();
 }
 
+/** Adds a code block with its language and a button to copy it. */
 function code(text, language, parent) {
   const box = element("div", parent, "code");
   const bar = element("div", box, "bar");
@@ -139,11 +143,12 @@ function code(text, language, parent) {
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
   const pre = element("pre", box);
-  // Long lines scroll: with the keyboard, too.
+  // Focusable, so that long lines scroll with the keyboard, too.
   pre.tabIndex = 0;
   element("code", pre).textContent = text;
 }
 
+/** Adds the list that starts at line `from`. Returns the index of the line after it. */
 function list(lines, from, parent, depth) {
   const first = ITEM.exec(lines[from]);
   const indent = first[1].length;
@@ -159,7 +164,7 @@ function list(lines, from, parent, depth) {
     for (i++; i < lines.length; i++) {
       const line = lines[i];
       if (isEmpty(line)) {
-        // An empty line ends the item unless what follows belongs to it.
+        // An empty line ends the item unless the next line belongs to it.
         const next = lines[i + 1] ?? "";
         if (isEmpty(next) || depthOf(next) <= indent) break;
         body.push("");
@@ -180,18 +185,20 @@ function list(lines, from, parent, depth) {
   return i;
 }
 
+/** The cells of a table row. */
 function cells(line) {
   const row = line.trim().replace(/^\|/, "").replace(/\|$/, "");
   return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
-/** Whether a line parts a table's head from its rows. */
+/** Whether a line divides a table's head from its rows. */
 const isDivider = (line) => line.includes("-") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
 
+/** Adds the table that starts at line `from`. Returns the index of the line after it. */
 function table(lines, from, parent) {
   const sides = cells(lines[from + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
   const node = element("table", element("div", parent, "table"));
-  // A row has the cells that are written, and no more: a short text is no large table.
+  // Missing cells are not added: a short text must not become a large table.
   const row = (line, name, into) => {
     const tr = element("tr", into);
     cells(line).slice(0, sides.length).forEach((text, n) => inline(text, element(name, tr, sides[n])));
@@ -203,15 +210,16 @@ function table(lines, from, parent) {
   return i;
 }
 
-// What may begin something inside a line. Each is tried once, where it stands, and none looks far ahead in vain.
+/** The start of anything inside a line. Each alternative is tried once at its position, without long scans that fail. */
 const SPECIAL = /`+|\$+|\\\(|\\\[|\*+|_+|~+|\\[!-/:-@[-`{-~]|!?\[[^[\]\n]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+"[^"]*")?\)|\bhttps?:\/\/[^\s<>"'`]+/g;
 const LINK = /^!?\[([^\]]*)\]\((\S*?)(?:\s+"[^"]*")?\)$/;
 const NAMES = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "del" };
 
+/** Adds the text of one block with its emphasis, code, links and formulas to `parent`. */
 function inline(text, parent) {
-  /** Texts, links, code, and where an element begins (`open`, with its text where nothing closes it) or ends (`close`). */
+  /** The parts: texts, links, code, and the starts (`open`) and ends (`close`) of elements. A start without an end stays text. */
   const parts = [];
-  /** For each mark the parts that wait for their end, the innermost last. */
+  /** By mark: the indices of parts that may be starts, the innermost last. */
   const waiting = Object.fromEntries(Object.keys(NAMES).map((mark) => [mark, []]));
   const ticks = runEnds(text, /`+/g);
   const dollars = runEnds(text, /\$+/g);
@@ -253,8 +261,8 @@ function inline(text, parent) {
   build(parts, parent);
 }
 
-/** Where a formula that `run` of dollars begins ends; undefined where the dollars are none of a formula. As in Pandoc, a formula
- * of a line neither begins nor ends with a blank, and no digit follows it. */
+/** The end of a formula that starts with `run`, one or two dollars; undefined if it is no formula. As in Pandoc, a formula within
+ * a line neither starts nor ends with a blank, and no digit follows it. */
 function formulaEnd(text, run, at, dollars) {
   if (run.length > 2) return undefined;
   const end = dollars(run.length, at);
@@ -263,7 +271,7 @@ function formulaEnd(text, run, at, dollars) {
   return isFormula ? end : undefined;
 }
 
-/** Finds the next run of `marks` that has a length. To be asked for ever later places. */
+/** Returns a function that finds the next run of `marks` of a length at or after a position. Positions must not decrease. */
 function runEnds(text, marks) {
   const runs = new Map();
   for (const { 0: run, index } of text.matchAll(marks)) {
@@ -277,7 +285,7 @@ function runEnds(text, marks) {
   };
 }
 
-/** The marks of a run like `***`: first those that end something, then those that may begin something. */
+/** Adds the marks of a run like `***`: first those that end an element, then those that may start one. */
 function emphasis(run, before, after, parts, waiting) {
   const inWord = run[0] === "_" && /\w/.test(before) && /\w/.test(after);
   const mayEnd = /\S/.test(before) && !inWord;
@@ -289,7 +297,7 @@ function emphasis(run, before, after, parts, waiting) {
     if (!fitting.length) break;
     const mark = fitting.reduce((a, b) => (waiting[b].at(-1) > waiting[a].at(-1) ? b : a));
     const begin = waiting[mark].pop();
-    // What began inside and has not ended is text.
+    // Starts inside the element without an end become text.
     for (const others of Object.values(waiting)) while (others.at(-1) > begin) others.pop();
     parts[begin] = { open: NAMES[mark] };
     parts.push({ close: true });
@@ -303,13 +311,14 @@ function emphasis(run, before, after, parts, waiting) {
   }
 }
 
+/** A bare URL without the punctuation of the sentence around it. */
 function withoutPunctuation(url) {
   let end = url.length;
   while (".,;:!?)]*_~".includes(url[end - 1])) end--;
   return url.slice(0, end);
 }
 
-/** The elements of `parts`. */
+/** Adds the elements of `parts` to `parent`. */
 function build(parts, parent) {
   let depth = 0;
   let text = "";
@@ -336,6 +345,7 @@ function build(parts, parent) {
   flush();
 }
 
+/** Adds `text` as it is, with its line breaks. */
 function plain(text, parent) {
   text.split("\n").forEach((line, n) => {
     if (n) element("br", parent);
@@ -343,7 +353,7 @@ function plain(text, parent) {
   });
 }
 
-/** A link, where it leads to the web and not into a script. */
+/** Adds a link if it leads to the web or a mail address, not to a script; otherwise its text. */
 function link({ target, label, all }, parent) {
   if (!/^(https?:\/\/|mailto:)/i.test(target) || !URL.canParse(target)) {
     parent.append(all);

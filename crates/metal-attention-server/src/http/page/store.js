@@ -1,19 +1,22 @@
-// What the browser keeps. Each message has a key of its own that one tab writes, so tabs add to each other's conversations
-// and never overwrite them. Whatever is found there may be anything: what is no message is left where it is, and passed over.
+// Conversations and settings in the browser's storage. Each message has its own key, which only one tab writes, so several tabs
+// can extend a conversation without overwriting each other. Stored values are checked: invalid ones are ignored, and kept.
+//
+// Keys of messages: chat/CONVERSATION/MESSAGE, both ids of 14 characters (9 for the time, 5 random) that sort by time.
 
 const ID = /^[0-9a-z]{14}$/;
 const KEY = /^chat\/[0-9a-z]{14}\/[0-9a-z]{14}$/;
 const DAY = 86_400_000;
 
-/** The messages of all conversations by key, whether or not the browser could keep them. */
+/** The messages of all conversations by key, whether or not they could be stored. */
 const messages = new Map();
-/** The keys of messages that the browser did not take: they live as long as the page. */
-const unkept = new Set();
-/** The time in the newest id. */
+/** The keys of messages that could not be stored: they are lost with the page. */
+const unstored = new Set();
+/** The time in the newest id, in milliseconds. */
 let newest = 0;
-let tellUnkept = () => {};
+/** Reports whether there are unstored messages. */
+let reportUnstored = () => {};
 
-/** What `area` ("localStorage" or "sessionStorage") has under `key`; null where it has nothing, or is off. */
+/** Reads `key` of `area` ("localStorage" or "sessionStorage"); null if it is missing or storage is disabled. */
 export function read(area, key) {
   try {
     return window[area].getItem(key);
@@ -22,7 +25,7 @@ export function read(area, key) {
   }
 }
 
-/** Whether `area` took it: it may be full, or off. */
+/** Writes `key` of `area`. Returns whether it is stored: storage may be full or disabled. */
 export function write(area, key, text) {
   try {
     window[area].setItem(key, text);
@@ -36,11 +39,11 @@ function erase(key) {
   try {
     localStorage.removeItem(key);
   } catch {
-    // Where storage is off, nothing is in it.
+    // Disabled storage is empty.
   }
 }
 
-/** The value of a JSON text, or null. */
+/** The value of a JSON text; null if it is invalid. */
 export function parsed(text) {
   try {
     return JSON.parse(text);
@@ -49,7 +52,7 @@ export function parsed(text) {
   }
 }
 
-/** The steps of an answer, each with the calls of tools that it ended in, where they are of a known form. */
+/** The steps of an answer (a text and the tool calls after it), if they are valid. */
 function checkedSteps(steps) {
   const isText = (value) => typeof value === "string";
   const isMaybeText = (value) => value === undefined || isText(value);
@@ -58,7 +61,7 @@ function checkedSteps(steps) {
   return Array.isArray(steps) && steps.length && steps.every(isStep) ? { steps } : {};
 }
 
-/** A message of a known form, or null. `cut` says why it is not whole. */
+/** The valid fields of a message; null if it is invalid. `cut` is the reason why it is incomplete. */
 function checked(value) {
   if (!["user", "assistant"].includes(value?.role) || typeof value.content !== "string") return null;
   const message = { role: value.role, content: value.content, ...checkedSteps(value.steps) };
@@ -66,7 +69,7 @@ function checked(value) {
   return message;
 }
 
-/** Later ids sort behind earlier ones, those of this tab and those that it has seen. */
+/** A new id. It sorts after all ids that this tab has created or read. */
 export function newId() {
   newest = Math.max(Date.now(), newest + 1);
   const random = Math.floor(Math.random() * 36 ** 5);
@@ -77,20 +80,20 @@ export const isId = (text) => ID.test(text);
 export const newKey = (conversation) => `chat/${conversation}/${newId()}`;
 export const conversationOf = (key) => key.slice(5, 19);
 
-function remember(key, message) {
+function addMessage(key, message) {
   if (!message) return;
   messages.set(key, message);
   const time = parseInt(key.slice(20, 29), 36);
   if (time < Date.now() + DAY) newest = Math.max(newest, time);
 }
 
-/** The keys and messages of a conversation in their order. */
+/** The keys and messages of a conversation in order. */
 export function messagesOf(conversation) {
   const start = `chat/${conversation}/`;
   return [...messages].filter(([key]) => key.startsWith(start)).sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-/** The id and first words of each conversation, the one with the newest message first. */
+/** The id and title (the start of its first question) of each conversation, the one with the newest message first. */
 export function conversations() {
   const found = new Map();
   for (const [key, { role, content }] of [...messages].sort(([a], [b]) => (a < b ? -1 : 1))) {
@@ -104,31 +107,31 @@ export function conversations() {
 }
 
 export function put(key, message) {
-  remember(key, message);
-  unkept.add(key);
-  keep();
+  addMessage(key, message);
+  unstored.add(key);
+  storePending();
 }
 
-function keep() {
-  for (const key of unkept) if (write("localStorage", key, JSON.stringify(messages.get(key)))) unkept.delete(key);
-  tellUnkept(unkept.size > 0);
+function storePending() {
+  for (const key of unstored) if (write("localStorage", key, JSON.stringify(messages.get(key)))) unstored.delete(key);
+  reportUnstored(unstored.size > 0);
 }
 
-/** Takes messages away and returns them with their keys, to be put back. */
+/** Removes messages, and returns them with their keys, so that they can be restored. */
 export function remove(keys) {
   const removed = keys.filter((key) => messages.has(key)).map((key) => [key, messages.get(key)]);
   for (const key of keys) {
     messages.delete(key);
-    unkept.delete(key);
+    unstored.delete(key);
     erase(key);
   }
-  // There may be room now.
-  keep();
+  // Storage may have free space now.
+  storePending();
   return removed;
 }
 
-/** The one conversation that earlier versions kept becomes one of many; what of it cannot be read is set aside. */
-function takeOver() {
+/** Converts the single conversation of earlier versions. If a part of it is invalid, its text is kept under another key. */
+function convertOldConversation() {
   const text = read("localStorage", "conversation");
   if (text === null) return;
   const value = parsed(text);
@@ -139,21 +142,21 @@ function takeOver() {
   for (const message of list) if (message) put(newKey(conversation), message);
 }
 
-/** Reads everything. `onUnkept` hears whether there is something that the browser cannot keep, `onChange` of keys that
- * other tabs wrote or (with false) removed. */
-export function load(onUnkept, onChange) {
-  tellUnkept = onUnkept;
+/** Reads all messages. `onUnstored` is called with whether there are unstored messages, `onChange` with keys that other tabs
+ * have written (true) or removed (false). */
+export function load(onUnstored, onChange) {
+  reportUnstored = onUnstored;
   try {
-    for (const key of Object.keys(localStorage)) if (KEY.test(key)) remember(key, checked(parsed(localStorage.getItem(key))));
+    for (const key of Object.keys(localStorage)) if (KEY.test(key)) addMessage(key, checked(parsed(localStorage.getItem(key))));
   } catch {
-    // Storage is off.
+    // Storage is disabled.
   }
-  takeOver();
+  convertOldConversation();
   addEventListener("storage", ({ storageArea, key, newValue }) => {
     if (key === null || storageArea === sessionStorage) return;
     if (KEY.test(key)) {
       if (newValue === null) messages.delete(key);
-      else remember(key, checked(parsed(newValue)));
+      else addMessage(key, checked(parsed(newValue)));
     }
     onChange(key, newValue !== null);
   });

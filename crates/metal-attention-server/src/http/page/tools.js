@@ -1,22 +1,22 @@
-// The tools of MCP servers: the list, and calls with the user's consent.
+// The tools of MCP servers: lists them, and calls them with the user's consent.
 import { parsed } from "./store.js";
 
-/** Requests of one answer, each of which but the last ends in calls of tools. */
+/** Maximum requests of one answer; each but the last one ends in tool calls. */
 export const MAX_ROUNDS = 20;
 const REFUSED = "The user does not want this call. Do not repeat it.";
-/** The result of a call without a response: it was stopped, or the page was left. */
+/** The result of a call without a response: it was aborted, or the page was closed. */
 const STOPPED = "The call was stopped; it may have had effects.";
 
 /** Whether this server offers tools to its page. */
 export const hasTools = "tools" in document.body.dataset;
 
-/** The calls that are under way. They have the result that they keep where no response comes. */
+/** The running calls. Their result is STOPPED until a response arrives. */
 export const underWay = new WeakSet();
 
-/** The tools that were listed: `server`, `tool` (its name there), `function` (as the model is offered it), `allowed`. */
+/** The listed tools: `server`, `tool` (its name on the server), `function` (its form in requests), `allowed` (without consent). */
 let tools = [];
 
-/** Starts the MCP servers and lists their tools. Returns the names of the servers, each with its `tools` and `problems`. */
+/** Starts the MCP servers and lists their tools. Returns pairs of a server's name and its `tools` and `problems`. */
 export async function listServers(headers) {
   const response = await fetch("mcp/tools", { headers });
   const body = parsed(await response.text());
@@ -29,10 +29,10 @@ export async function listServers(headers) {
   return [...servers];
 }
 
-/** The listed tools of `servers`, as a chat completion takes them. */
+/** The listed tools of `servers`, in the form of a chat completion's `tools`. */
 export const functionsOf = (servers) => tools.filter(({ server }) => servers.includes(server)).map((tool) => tool.function);
 
-/** Adds a piece of the stream to the calls of an answer. */
+/** Appends the call deltas of a chunk to the calls of an answer. */
 export function addCalls(calls, pieces) {
   for (const { index, id, function: piece } of pieces) {
     const call = (calls[index] ??= { id: "", name: "", arguments: "" });
@@ -42,7 +42,8 @@ export function addCalls(calls, pieces) {
   }
 }
 
-/** Calls a tool of `servers`. `consent` asks the user and gives "once", "always" or "refuse". `call` gets the result, a text. */
+/** Calls a tool of `servers`, and sets the result of `call`, a text. `consent` returns the user's decision: "once", "always"
+ * or "refuse". */
 export async function callTool(call, servers, { headers, signal, consent }) {
   const tool = tools.find((one) => servers.includes(one.server) && one.function.function.name === call.name);
   const values = parsed(call.arguments.trim() || "{}");
@@ -65,10 +66,10 @@ export async function callTool(call, servers, { headers, signal, consent }) {
   }
 }
 
-/** Calls a tool; `call` gets the result. False: it is no longer always allowed, and was not called. */
+/** Calls a tool, and sets the result of `call`. Returns false if consent is needed and the tool was not called. */
 async function request(call, tool, consent, { headers, signal }) {
   const { server, tool: name } = tool;
-  // The model's own text: numbers would lose digits.
+  // The arguments are sent as the model wrote them: parsed numbers would lose digits.
   const body = `${JSON.stringify({ server, tool: name, consent }).slice(0, -1)},"arguments":${call.arguments.trim() || "{}"}}`;
   call.result = STOPPED;
   underWay.add(call);

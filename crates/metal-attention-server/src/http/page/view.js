@@ -1,4 +1,4 @@
-// Messages as elements.
+// The elements of messages: text, thoughts, tool calls, and buttons.
 import { copied } from "./clipboard.js";
 import { Growing } from "./markdown.js";
 import { underWay } from "./tools.js";
@@ -9,7 +9,7 @@ const EDIT = "M4 20l1-5L16 4l4 4L9 19z";
 const DELETE = "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13";
 
 export const $ = (id) => document.getElementById(id);
-/** Tells readers of the screen. */
+/** Announces `text` to screen readers. */
 export const say = (text) => { $("status").textContent = text; };
 
 function svg(path) {
@@ -62,7 +62,7 @@ function bubble(kind, speaker) {
 
 const bar = (...buttons) => element("div", "tools", ...buttons);
 
-/** `text` with the characters escaped that are not seen, or that change the order of others. */
+/** `text` with characters escaped that are invisible or change the order of others. */
 export const visible = (text) =>
   text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => (c === "\n" ? c : `\\u{${c.codePointAt(0).toString(16)}}`));
 
@@ -79,13 +79,13 @@ function details(className, title, isOpen, ...children) {
   return node;
 }
 
-/** The arguments of a call, all of them, as they are sent: numbers that were read and written again would lose digits. */
+/** The arguments of a call, exactly as they are sent: numbers that are parsed and formatted again would lose digits. */
 const argumentsOf = ({ arguments: text }) => element("pre", "", visible(text));
 
-/** The result of a call; undefined while there is none. */
+/** The result of a call; undefined while it runs. */
 const resultOf = (call) => (underWay.has(call) ? undefined : call.result);
 
-/** A call of a tool: the question for consent, or the call with its result. */
+/** The element of a tool call: the request for consent, or the call with its result. */
 function callNode(call) {
   const name = element("code", "", visible(call.tool ?? call.name));
   const server = call.server ? ` of the server ${call.server}` : "";
@@ -104,10 +104,10 @@ function callNode(call) {
   return details("call", [name, `${server}${isDone ? "" : " …"}`], false, argumentsOf(call), ...(isDone ? [element("pre", "", result)] : []));
 }
 
-/** A step of an answer: what the model wrote before it called tools, and the calls. */
+/** The view of a step of an answer: the text before tool calls, and the calls. */
 class StepView {
   #calls;
-  /** What each call's node shows. */
+  /** By call: the state that its element shows. */
   #states = [];
 
   constructor(step) {
@@ -127,7 +127,7 @@ class StepView {
     this.node.append(this.#calls);
   }
 
-  /** Shows how far the calls are. */
+  /** Shows the present states of the calls. */
   show() {
     this.step.calls.forEach((call, i) => {
       const state = [Boolean(call.decide), call.server, resultOf(call)].join();
@@ -139,7 +139,7 @@ class StepView {
   }
 }
 
-/** One message, also while it grows. `actions` are what its buttons do. */
+/** The view of a message, also while it is written. `actions`: the actions of its buttons. */
 export class View {
   #message = null;
   #isWriting = false;
@@ -148,7 +148,7 @@ export class View {
   #text;
   #steps = [];
   #thoughts = null;
-  /** Closes the thoughts when the answer begins, unless the reader has opened or closed them. */
+  /** Closes the thoughts when the answer starts; null if the user has opened or closed them. */
   #closeThoughts = null;
 
   constructor(role, actions) {
@@ -158,7 +158,7 @@ export class View {
     this.#text = new Growing(this.#body);
   }
 
-  /** Shows another state of the message, or the same one. */
+  /** Shows `message`. `isWriting`: it is being written. */
   show(message, isWriting) {
     if (message === this.#message && isWriting === this.#isWriting) return;
     this.#message = message;
@@ -176,14 +176,14 @@ export class View {
     this.node.append(this.#tools());
   }
 
-  /** Shows what the message has now. */
+  /** Shows the present contents of the message. */
   grow() {
     const { role, content, reasoning_content, steps = [] } = this.#message;
     steps.forEach((step, i) => this.#showStep(step, i));
     if (role === "user") this.#body.textContent = content;
     else this.#text.show(content);
     if (!reasoning_content) {
-      // They are part of a step by now.
+      // They have become part of a step.
       this.node.querySelector(":scope > .thoughts")?.remove();
       this.#thoughts = this.#closeThoughts = null;
       return;
@@ -203,12 +203,12 @@ export class View {
     this.#steps[i].show();
   }
 
-  /** Puts the focus on the question for consent, where there is one. */
+  /** Focuses the request for consent, if there is one. */
   focusConsent() {
     this.node.querySelector(".consent")?.focus();
   }
 
-  /** Shows the message's text in a field, in its place; `done` gets what becomes of it. */
+  /** Shows an editor in place of the message's text. `done` receives the edited text. */
   edit(done) {
     if (this.node.querySelector(":scope > .editor")) return;
     const { content } = this.#message;
@@ -279,7 +279,7 @@ export class View {
   }
 }
 
-/** Why there is no answer, and what can be done. */
+/** The element of an error without an answer. `more`: further buttons. */
 export function failure(text, again, more = []) {
   const node = bubble("error", "Error");
   node.setAttribute("role", "alert");

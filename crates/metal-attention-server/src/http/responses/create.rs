@@ -1,4 +1,4 @@
-//! `/v1/responses`: the next items of a conversation; and how many tokens it has.
+//! `/v1/responses`: generates the next items of a conversation; counts its tokens.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -8,13 +8,13 @@ use utoipa::ToSchema;
 
 use super::request::ResponseRequest;
 use super::response::ResponseObject;
-use super::store::{self, Shelf};
-use super::writer::{ResponseChunks, Writer};
-use crate::http::answer::{Frames, Texts, stream};
+use super::store::{self, ClientResponses};
+use super::writer::{ResponseChunks, ResponseWriter};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 
-/// Answers with the next items of a conversation.
+/// Generates the next items of a conversation.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = ResponseRequest, responses(
     (status = 200, description = "The response, whole or as server-sent events",
         content((ResponseObject = "application/json"), (String = "text/event-stream")))))]
@@ -27,31 +27,31 @@ pub async fn create(
     let stream_wanted = request.stream;
     let lease = model.clone();
     let begin = move |app: &App, request: &ResponseRequest| {
-        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
+        let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
         let id = store::response_id();
-        let turn = request.turn(&shelf, &id)?;
-        let mut chat = turn.job.submit(app, &lease, client)?;
-        let asked = request.asked(app, &lease, lease.answer_name(&mut chat.notes))?;
-        let record = request.is_kept().then(|| shelf.record(turn.items));
-        let writer = Writer::new(id, asked, request.wanted(), &lease.tokenizer, record);
+        let resolved = request.resolve(&stored, &id)?;
+        let mut chat = resolved.job.submit(app, &lease, client)?;
+        let echo = request.echo(app, &lease, lease.answer_name(&mut chat.notes))?;
+        let record = request.is_kept().then(|| stored.record(resolved.items));
+        let writer = ResponseWriter::new(id, echo, request.writer_options(), &lease.tokenizer, record);
         Ok((chat, writer))
     };
     let (chat, mut writer) = prepare(&app, request, begin).await?;
-    let mut texts = Texts::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut sequences = RunningSequences::new(app, model, chat.events);
+    let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        writer.begin(&mut before);
-        return Ok(chat.notes.attach(stream(texts, before, ResponseChunks::new(replies, writer))));
+        let mut first_frames = Frames::default();
+        writer.begin(&mut first_frames);
+        return Ok(chat.notes.attach(stream(sequences, first_frames, ResponseChunks::new(parsers, writer))));
     }
-    while let Some((i, event)) = texts.next().await {
-        // A whole answer has the same items as a stream, without its events.
-        writer.add(replies.take(i, event)?, &mut Frames::discarding());
+    while let Some((i, event)) = sequences.next().await {
+        // A stream's writer, whose events are discarded.
+        writer.add(parsers.parse(i, event)?, &mut Frames::discarding());
     }
     Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))
 }
 
-/// How many tokens a conversation has.
+/// The number of tokens of a conversation.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct InputTokens {
     /// `response.input_tokens`.
@@ -60,7 +60,7 @@ pub struct InputTokens {
     input_tokens: usize,
 }
 
-/// Counts the tokens of the prompt that a request for a response makes.
+/// Counts the tokens of a request's prompt without generating.
 #[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = ResponseRequest,
     responses((status = 200, description = "The number of tokens", body = InputTokens)))]
 pub async fn input_tokens(
@@ -70,8 +70,8 @@ pub async fn input_tokens(
 ) -> Result<axum::Json<InputTokens>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let count = move |app: &App, request: &ResponseRequest| {
-        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
-        Ok(request.turn(&shelf, "")?.job.prompt(&model)?.len())
+        let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
+        Ok(request.resolve(&stored, "")?.job.prompt(&model)?.len())
     };
     let input_tokens = prepare(&app, request, count).await?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))

@@ -1,19 +1,22 @@
-//! The text that a custom tool is called with, out of the arguments of the function that stands for it.
+//! Extracts the input of a custom tool from the arguments of the function that stands for it.
+//!
+//! The model calls a function with the arguments `{"input": TEXT}`; the interface streams TEXT alone.
 
 use serde_json::Value;
 
-/// Reads `{"input": TEXT}` as it is written.
+/// Reads `{"input": TEXT}` while it is generated.
 #[derive(Debug, Default)]
 pub struct CustomInput {
+    /// The arguments so far.
     arguments: String,
-    /// Up to where the arguments are read; `None`: the text has not begun.
+    /// Bytes of the arguments that were decoded; `None`: TEXT has not started.
     read: Option<usize>,
-    /// What was handed out.
+    /// The part of TEXT that was returned.
     text: String,
 }
 
 impl CustomInput {
-    /// Adds a piece of the arguments; returns what it adds to the text.
+    /// Adds a piece of the arguments. Returns what it adds to TEXT.
     pub fn push(&mut self, piece: &str) -> String {
         self.arguments += piece;
         let Some(from) = self.read.or_else(|| begun(&self.arguments)) else { return String::new() };
@@ -25,7 +28,8 @@ impl CustomInput {
         more
     }
 
-    /// The whole text, and what of it was not handed out yet. Arguments of another form are the text themselves.
+    /// Returns the whole TEXT, and its part that was not returned before. Arguments of another form count as TEXT
+    /// themselves.
     pub fn finish(self) -> (String, String) {
         let text = match serde_json::from_str::<Value>(&self.arguments) {
             Ok(Value::Object(fields)) => match (fields.get("input"), fields.len(), fields.values().next()) {
@@ -34,7 +38,7 @@ impl CustomInput {
                 (Some(_) | None, _, _) => self.arguments,
             },
             Ok(Value::String(text)) => text,
-            // Cut off in the middle.
+            // The arguments were cut off within TEXT.
             Err(_) if self.read.is_some() => self.text.clone(),
             Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) | Err(_) => self.arguments,
         };
@@ -43,7 +47,7 @@ impl CustomInput {
     }
 }
 
-/// Where the text begins, once that is known.
+/// Returns the byte where TEXT starts; `None` if that is not known yet.
 fn begun(arguments: &str) -> Option<usize> {
     let mut rest = arguments;
     for word in ["{", "\"input\"", ":", "\""] {
@@ -52,7 +56,8 @@ fn begun(arguments: &str) -> Option<usize> {
     Some(arguments.len() - rest.len())
 }
 
-/// How much of a JSON string, without its quotes, is whole characters.
+/// Returns the number of bytes at the start of a JSON string (without its quotes) that are whole characters: it may end
+/// within an escape.
 fn whole_characters(json: &str) -> usize {
     let bytes = json.as_bytes();
     let escape = |at: usize| match bytes.get(at + 1)? {
@@ -65,7 +70,7 @@ fn whole_characters(json: &str) -> usize {
             None | Some(b'"') => return at,
             Some(b'\\') => match escape(at) {
                 None => return at,
-                // The first half of a character.
+                // The first half of a surrogate pair.
                 Some((length, 0xd800..0xdc00)) => match bytes.get(at + length) {
                     None => return at,
                     Some(_) if escape(at + length).is_none() => return at,
@@ -82,7 +87,7 @@ fn whole_characters(json: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// The pieces that come of arguments in pieces of `n` bytes, and the whole text.
+    /// The pieces of TEXT for arguments that arrive in pieces of `n` bytes, and the whole TEXT.
     fn read(arguments: &str, n: usize) -> (String, String) {
         let (mut input, mut pieces, mut rest) = (CustomInput::default(), String::new(), arguments);
         while !rest.is_empty() {
@@ -95,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_read_in_pieces() {
+    fn inputs_are_read_in_pieces() {
         let text = "a\n\"b\" \\ \u{e9}\u{1f642}\u{7}";
         let escaped = r#"{ "input" :"a\n\"b\" \\ \u00e9\ud83d\ude42\u0007"} "#;
         let plain = serde_json::json!({"input": text}).to_string();
@@ -111,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn other_arguments_are_the_text() {
+    fn other_arguments_are_the_input() {
         for (arguments, text) in [
             ("{}", ""),
             ("", ""),

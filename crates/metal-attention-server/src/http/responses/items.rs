@@ -1,4 +1,4 @@
-//! The items of a request's input.
+//! Reads the items of a request's input, and of stored responses.
 
 use std::fmt;
 
@@ -13,65 +13,65 @@ use super::thoughts;
 use crate::http::ApiError;
 use crate::http::limits::MAX_ITEMS;
 
-/// An item of the input, as it is read.
+/// An item of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// A message.
     Message {
-        /// Who says it.
+        /// Its author.
         role: Role,
-        /// What.
+        /// Its text.
         text: String,
     },
-    /// What the model thought; `None`: that is not known.
+    /// Thoughts of the model; `None`: their text is unknown.
     Thoughts(Option<String>),
-    /// A call of a function.
+    /// A function call.
     Call {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The function's namespace.
         namespace: Option<String>,
         /// The function.
         name: String,
-        /// The arguments: a JSON object as text.
+        /// The arguments: a JSON object as a string.
         arguments: String,
     },
     /// A call of a custom tool.
     CustomCall {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The tool's namespace.
         namespace: Option<String>,
         /// The tool.
         name: String,
-        /// What it is called with.
+        /// The input of the tool.
         input: String,
     },
-    /// What a tool has answered.
+    /// The result of a tool call.
     Output {
-        /// The call that it answers.
+        /// The call's id.
         call_id: String,
-        /// The answer.
+        /// The result.
         text: String,
     },
-    /// An item of a response that is stored, by its id.
+    /// A reference to an item of a stored response, by its id.
     Reference(String),
-    /// An item of another type, which the conversation goes on without.
+    /// An item of another type, which is ignored.
     PassedOver(String),
 }
 
-/// An item as it was sent, and as it is read.
+/// An item as it was sent, and as it was read.
 #[derive(Debug, Clone)]
 pub struct SentItem {
-    /// Its JSON.
+    /// Its JSON as it was sent.
     pub json: Box<RawValue>,
-    /// Its own id.
+    /// Its id, if it was sent with one.
     pub id: Option<String>,
-    /// What it is.
+    /// The item.
     pub item: Item,
 }
 
-/// Reads the field `input`: a text, an item, or a list of items.
+/// Reads the field `input`: a text, an item, or a list of items. Errors name the item.
 pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
     let Some(input) = input else { return Ok(Vec::new()) };
     let wrong = || ApiError::field("input", "input must be a text or a list of items");
@@ -97,7 +97,7 @@ pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
 }
 
 impl SentItem {
-    /// Reads an item, which is at `place` in the request.
+    /// Reads an item. `place`: its path in the request, for errors.
     pub fn read(json: &RawValue, place: &str) -> Result<Self, ApiError> {
         let failed = |error: serde_json::Error| {
             let message = error.to_string();
@@ -107,13 +107,14 @@ impl SentItem {
         if !json.get().starts_with('{') {
             return Err(ApiError::field(place, format!("{place} must be an item, which is an object")));
         }
-        let head = Head::deserialize(json).map_err(failed)?;
+        let head = ItemHeader::deserialize(json).map_err(failed)?;
         let item = head.read(json).map_err(failed)?;
         Ok(Self { json: json.to_owned(), id: head.id, item })
     }
 
-    /// The item as a response keeps it: a message in its full form, and each with an id, which is `id` where it has none.
-    pub fn kept(&self, id: &str) -> Box<RawValue> {
+    /// Returns the item's JSON for the store: a message in its full form, and each item with an id, which is `id` if it
+    /// was sent without one.
+    pub fn stored_json(&self, id: &str) -> Box<RawValue> {
         let id = self.id.as_deref().unwrap_or(id);
         let (kind, part) = match &self.item {
             Item::Message { role: Role::Assistant, text } => {
@@ -142,16 +143,20 @@ impl SentItem {
     }
 }
 
-/// What tells how an item is read.
+/// The fields that determine how an item is read.
 #[derive(Deserialize)]
-struct Head {
+struct ItemHeader {
+    /// The type; it may be missing, see [`read`](Self::read).
     #[serde(rename = "type")]
     kind: Option<String>,
+    /// The id of the item, or of the item that it refers to.
     id: Option<String>,
+    /// The author of a message.
     role: Option<String>,
 }
 
-impl Head {
+impl ItemHeader {
+    /// Reads an item by its type. Without a type, an item with a role is a message, and one with an id a reference.
     fn read(&self, json: &RawValue) -> Result<Item, serde_json::Error> {
         let kind = match (&self.kind, &self.role, &self.id) {
             (Some(kind), _, _) => kind,
@@ -176,10 +181,10 @@ impl Head {
             }
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
-                let thoughts = fields.content.map(|Text(text)| text).filter(|text| !text.is_empty());
-                let sealed = || fields.encrypted_content.as_deref().and_then(thoughts::opened);
-                let summary = || fields.summary.as_ref().map(|Text(text)| text.clone());
-                Ok(Item::Thoughts(thoughts.or_else(sealed).or_else(summary).filter(|text| !text.is_empty())))
+                let thoughts = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
+                let encoded = || fields.encrypted_content.as_deref().and_then(thoughts::decode);
+                let summary = || fields.summary.as_ref().map(|InputText(text)| text.clone());
+                Ok(Item::Thoughts(thoughts.or_else(encoded).or_else(summary).filter(|text| !text.is_empty())))
             }
             "function_call" => {
                 let fields = CallFields::deserialize(json)?;
@@ -195,7 +200,7 @@ impl Head {
                 Ok(Item::CustomCall { id, namespace, name, input: input.unwrap_or_default() })
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let OutputFields { call_id, output: Text(text) } = OutputFields::deserialize(json)?;
+                let OutputFields { call_id, output: InputText(text) } = OutputFields::deserialize(json)?;
                 Ok(Item::Output { call_id, text })
             }
             "item_reference" => match &self.id {
@@ -210,19 +215,22 @@ impl Head {
     }
 }
 
+/// The further fields of a message.
 #[derive(Deserialize)]
 struct MessageFields {
     #[serde(default)]
-    content: Text,
+    content: InputText,
 }
 
+/// The further fields of thoughts.
 #[derive(Deserialize)]
 struct ReasoningFields {
-    content: Option<Text>,
-    summary: Option<Text>,
+    content: Option<InputText>,
+    summary: Option<InputText>,
     encrypted_content: Option<String>,
 }
 
+/// The further fields of a call of a function or a custom tool.
 #[derive(Deserialize)]
 struct CallFields {
     call_id: String,
@@ -232,55 +240,56 @@ struct CallFields {
     input: Option<String>,
 }
 
+/// The further fields of a call's result.
 #[derive(Deserialize)]
 struct OutputFields {
     call_id: String,
     #[serde(default)]
-    output: Text,
+    output: InputText,
 }
 
-/// A text, as it is or in parts.
+/// A text: a string, or the joined texts of parts.
 #[derive(Debug, Default)]
-struct Text(String);
+struct InputText(String);
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for InputText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor)
+        deserializer.deserialize_any(InputTextVisitor)
     }
 }
 
-struct TextVisitor;
+struct InputTextVisitor;
 
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text;
+impl<'de> Visitor<'de> for InputTextVisitor {
+    type Value = InputText;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text, or a list of parts")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Text, E> {
-        Ok(Text::default())
+    fn visit_unit<E: Error>(self) -> Result<InputText, E> {
+        Ok(InputText::default())
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-        Ok(Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<InputText, E> {
+        Ok(InputText(text.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<InputText, A::Error> {
         let mut text = String::new();
-        while let Some(Text(part)) = parts.next_element()? {
+        while let Some(InputText(part)) = parts.next_element()? {
             text += &part;
         }
-        Ok(Text(text))
+        Ok(InputText(text))
     }
 
-    /// A part.
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Text, A::Error> {
-        let part = Part::deserialize(MapAccessDeserializer::new(map))?;
+    /// Reads a single part.
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<InputText, A::Error> {
+        let part = InputPart::deserialize(MapAccessDeserializer::new(map))?;
         let text = match part.kind.as_deref().unwrap_or("text") {
             "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => part.text,
             "refusal" => part.refusal,
-            // What another server has encrypted.
+            // Encrypted by another server.
             "encrypted_content" => None,
             "input_image" | "image_url" | "image" => {
                 return Err(A::Error::custom(
@@ -298,18 +307,18 @@ impl<'de> Visitor<'de> for TextVisitor {
                 )));
             }
         };
-        Ok(Text(text.unwrap_or_default()))
+        Ok(InputText(text.unwrap_or_default()))
     }
 }
 
 /// A part of a text.
 #[derive(Deserialize)]
-struct Part {
+struct InputPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
-    /// Parts of other types have what they like.
+    /// Ignored, and of any type in parts that are no images.
     #[serde(rename = "image_url")]
     _image: Option<IgnoredAny>,
 }
@@ -361,7 +370,7 @@ mod tests {
             ),
             (json!({"type": "reasoning", "summary": null, "content": null}), thoughts(None)),
             (json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}), thoughts(None)),
-            (json!({"type": "reasoning", "encrypted_content": thoughts::sealed("hm")}), thoughts(Some("hm"))),
+            (json!({"type": "reasoning", "encrypted_content": thoughts::encode("hm")}), thoughts(Some("hm"))),
             (json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}), thoughts(Some("hm"))),
             (json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}), thoughts(Some("hm"))),
             (
@@ -396,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_items_are_refused_with_their_place() {
+    fn wrong_items_are_refused_with_their_path() {
         let picture = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
         let message = refused(&json!(["x", {"role": "user", "content": [picture]}]));
         assert_eq!(message, "input[0] must be an item, which is an object");
@@ -424,10 +433,10 @@ mod tests {
     }
 
     #[test]
-    fn items_are_kept_with_ids() {
+    fn items_are_stored_with_ids() {
         let kept = |item: Value| {
             let sent = SentItem::read(&to_raw_value(&item).unwrap(), "input").unwrap();
-            serde_json::from_str::<Value>(sent.kept("x_1").get()).unwrap()
+            serde_json::from_str::<Value>(sent.stored_json("x_1").get()).unwrap()
         };
         let part = json!({"type": "input_text", "text": "ab"});
         let message = json!({"id": "x_1", "type": "message", "role": "user", "status": "completed", "content": [part]});

@@ -1,13 +1,14 @@
-//! OpenAI's Responses interface: `/v1/responses` and what is below it.
+//! OpenAI's Responses interface: `/v1/responses` and the paths below.
 //!
-//! `items.rs` reads the items of a request, `conversation.rs` makes messages of them, `tools.rs` functions of the tools,
-//! `request.rs` a [`ChatJob`](super::job::chat::ChatJob) of it all. `writer.rs` makes the response's items and the
-//! streamed events of what is generated, and `store.rs` keeps responses.
+//! Data flow of a request: `items.rs` reads the items of its input, `message_builder.rs` converts them to messages,
+//! `tools.rs` converts its tools to functions, and `request.rs` makes a [`ChatJob`](super::job::chat::ChatJob) of
+//! everything, after the items of the previous response, which `store.rs` has stored. `create.rs` submits the job;
+//! `writer.rs` writes the response's items and the events of its stream.
 
-mod conversation;
 pub mod create;
 mod custom_input;
 mod items;
+mod message_builder;
 mod request;
 mod response;
 mod schema;

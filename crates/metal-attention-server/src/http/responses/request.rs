@@ -1,24 +1,27 @@
-//! The request for a response.
+//! The request of `/v1/responses`, from JSON to a job.
+//!
+//! Two steps: [`ResponseRequest`] is read from the body alone; [`resolve`](ResponseRequest::resolve) then reads the
+//! previous response and referenced items from the store.
 
 use std::collections::BTreeMap;
 
 use metal_attention_chat::Message;
-use metal_attention_grammar::Form;
+use metal_attention_grammar::AnswerForm;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::conversation::Conversation;
 use super::items::{self, Item, SentItem};
-use super::response::Asked;
-use super::store::{self, Output, Shelf};
-use super::tools::{OfferedTool, Tools};
+use super::message_builder::MessageBuilder;
+use super::response::RequestEcho;
+use super::store::{self, ClientResponses, StoredOutput};
+use super::tools::{ResponseTool, ResponseTools};
 use super::unsupported;
-use super::writer::Wanted;
+use super::writer::WriterOptions;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
@@ -27,16 +30,16 @@ use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openapi::all_of;
 use crate::http::{ApiError, App};
 
-/// The fields of a request for a response that completions do not have.
+/// The fields that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ResponseFields {
-    /// Instructions that come before the conversation.
+    /// Instructions before the conversation (system prompt).
     instructions: Option<String>,
-    /// The response that this one goes on from: its input and its output come before `input`.
+    /// The response that this one continues: its input and its output precede `input`.
     previous_response_id: Option<String>,
-    /// Keep the response; without a word about it, yes.
+    /// Store the response; default: yes.
     store: Option<bool>,
-    /// What the response has besides: `reasoning.encrypted_content`, `message.output_text.logprobs`.
+    /// Additional contents of the response: `reasoning.encrypted_content`, `message.output_text.logprobs`.
     include: Option<Vec<String>>,
     /// The tools that the model may call: functions and custom tools.
     #[schema(value_type = Option<Vec<super::schema::ToolObject>>)]
@@ -44,71 +47,76 @@ pub struct ResponseFields {
     /// Whether the model calls a tool, and which.
     #[schema(value_type = Option<super::schema::ToolChoice>)]
     tool_choice: Option<Value>,
-    /// Whether one answer may have several calls; without a word about it, yes.
+    /// Whether one answer may have several calls; default: yes.
     parallel_tool_calls: Option<bool>,
-    /// What the text must look like.
+    /// The form of the text.
     #[schema(value_type = Option<super::schema::TextOptions>)]
     text: Option<Map<String, Value>>,
-    /// How many of the likeliest tokens are reported with each token, where `include` asks for log probabilities.
+    /// The number of most likely tokens to report with each token, if `include` requests log probabilities.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// What becomes of a conversation that the context has no room for; without a word about it, as the server is set up.
+    /// The treatment of a conversation that exceeds the context; default: as the server is configured.
     truncation: Option<Truncation>,
-    /// More variables for the model's chat template, such as `enable_thinking`.
+    /// Additional variables of the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// The client's own notes, which the response repeats.
+    /// Notes of the client, which the response repeats.
     metadata: Option<BTreeMap<String, Value>>,
-    /// Most calls of tools that a server runs itself; this one runs none.
+    /// Maximum calls of tools that a server runs itself; this one runs none.
     max_tool_calls: Option<i64>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     prompt_cache_key: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     safety_identifier: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     service_tier: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     user: Option<String>,
 }
 
-/// What becomes of a conversation that the context has no room for.
+/// The treatment of a conversation that exceeds the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Truncation {
     /// Its oldest turns are dropped.
     Auto,
-    /// It is refused.
+    /// The conversation is refused.
     Disabled,
 }
 
-/// The items of a request, for its description.
+/// The field `input`, for the OpenAPI schema.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "it is read item by item")]
 pub struct InputFields {
-    /// The conversation, or what is new of it: a text, or items.
-    input: Option<super::schema::Input>,
+    /// The conversation, or its new part: a text, or items.
+    input: Option<super::schema::ResponseInput>,
 }
 
 /// A request for a response.
 pub struct ResponseRequest {
-    /// The model's name.
+    /// The name of the model; `None`: the default one.
     pub model: Option<String>,
-    /// Whether the answer is sent as it comes.
+    /// Whether the response is streamed.
     pub stream: bool,
+    /// The items of the field `input`.
     input: Vec<SentItem>,
+    /// The other fields of its own.
     fields: ResponseFields,
+    /// The field `reasoning`, which the response repeats.
     reasoning: Option<Value>,
-    tools: Tools,
-    input_of: Option<OfferedTool>,
-    /// The job without its messages.
+    /// The tools.
+    tools: ResponseTools,
+    /// The custom tool whose input is the whole generated text; `None`: the answer is text or calls.
+    input_tool: Option<ResponseTool>,
+    /// The job, whose messages [`resolve`](Self::resolve) adds.
     job: ChatJob,
 }
 
-/// A request whose earlier turns were found.
-pub struct Turn {
-    /// What is to be generated.
+/// A request whose references to stored responses are resolved.
+pub struct ResolvedRequest {
+    /// The job with all messages.
     pub job: ChatJob,
-    /// The items of the conversation, the earlier turns' first.
+    /// The items of the conversation, those of earlier turns first.
     pub items: Vec<Box<RawValue>>,
 }
 
@@ -125,24 +133,24 @@ impl FromJson for ResponseRequest {
                 notes.ignored(format!("input.{kind}"));
             }
         }
-        let tools = Tools::read(fields.tools.as_deref().unwrap_or_default(), &mut notes)?;
+        let tools = ResponseTools::read(fields.tools.as_deref().unwrap_or_default(), &mut notes)?;
         let choice = fields.tool_choice.clone().unwrap_or(Value::Null);
-        let choice = tools.choose(&choice, fields.parallel_tool_calls.unwrap_or(true))?;
+        let choice = tools.select(&choice, fields.parallel_tool_calls.unwrap_or(true))?;
         let form = form(fields.text.as_ref())?;
         if fields.text.as_ref().and_then(|text| text.get("verbosity")).is_some_and(|value| !value.is_null()) {
             notes.ignored("text.verbosity");
         }
-        if form.is_some() && (choice.calls.required || choice.input_of.is_some()) {
+        if form.is_some() && (choice.calls.required || choice.input_tool.is_some()) {
             // The answer is a call, which has no text.
             notes.ignored("text.format");
         }
-        let (form, input_of) = match choice.input_of {
+        let (form, input_tool) = match choice.input_tool {
             Some((tool, grammar)) => (Some(("tools", grammar)), Some(tool)),
             None if choice.calls.required => (None, None),
             None => (form, None),
         };
         let generation = shared.generation(sampling, None)?;
-        let generation = Generation { logprobs: fields.logprobs()?, ..generation };
+        let generation = GenerationSettings { logprobs: fields.logprobs()?, ..generation };
         let job = ChatJob {
             messages: Vec::new(),
             calls: choice.calls,
@@ -158,14 +166,23 @@ impl FromJson for ResponseRequest {
             notes,
         };
         let reasoning = object.get("reasoning").and_then(|value| serde_json::from_str(value.get()).ok());
-        Ok(Self { model: shared.model, stream: job.generation.stream, input, fields, reasoning, tools, input_of, job })
+        Ok(Self {
+            model: shared.model,
+            stream: job.generation.stream,
+            input,
+            fields,
+            reasoning,
+            tools,
+            input_tool,
+            job,
+        })
     }
 }
 
 all_of!(ResponseRequest, InputFields, ResponseFields, ThinkingFields, GenerationFields, SamplingFields);
 
-/// The form of the text that the field `text` wants, and the field that says so; `None`: any text.
-fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)>, ApiError> {
+/// The form that the field `text` requires, with the path of the field; `None`: any text.
+fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, AnswerForm)>, ApiError> {
     let wrong = |field: &str, problem: &str| Err(ApiError::field(field, format!("{field} {problem}")));
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => return Ok(None),
@@ -174,7 +191,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)
     };
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(("text.format", Form::JsonObject))),
+        Some("json_object") => Ok(Some(("text.format", AnswerForm::JsonObject))),
         Some("json_schema") => {
             let strict = match format.get("strict") {
                 None | Some(Value::Null) => None,
@@ -183,7 +200,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)
             };
             match format.get("schema") {
                 Some(schema @ Value::Object(_)) => {
-                    Ok(Some(("text.format.schema", Form::JsonSchema { schema: schema.clone(), strict })))
+                    Ok(Some(("text.format.schema", AnswerForm::JsonSchema { schema: schema.clone(), strict })))
                 }
                 Some(_) | None => wrong("text.format.schema", "must be a JSON schema, which is an object"),
             }
@@ -197,7 +214,7 @@ impl ResponseFields {
         self.include.iter().flatten().any(|included| included == what)
     }
 
-    /// How many of the likeliest tokens are wanted with the log probability of each token.
+    /// The number of most likely tokens to report with each token; `None`: no log probabilities.
     fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
@@ -206,43 +223,44 @@ impl ResponseFields {
 }
 
 impl ResponseRequest {
-    /// Whether the response is kept.
+    /// Whether the response is stored.
     pub fn is_kept(&self) -> bool {
         self.fields.store.unwrap_or(true)
     }
 
-    /// Whether a summary of the thoughts is wanted, by either of the names that the field has had.
+    /// Whether a summary of the thoughts is requested, under either name that the field has had.
     fn has_summary(&self) -> bool {
         let names = ["summary", "generate_summary"];
         names.iter().any(|name| self.reasoning.as_ref().is_some_and(|reasoning| reasoning[name].is_string()))
     }
 
-    /// How the response is written.
-    pub fn wanted(&self) -> Wanted {
-        Wanted {
+    /// The options of the response's writer.
+    pub fn writer_options(&self) -> WriterOptions {
+        WriterOptions {
             tools: self.tools.clone(),
-            input_of: self.input_of.clone(),
-            sums_up: self.has_summary(),
-            seals_thoughts: self.fields.includes("reasoning.encrypted_content"),
+            input_tool: self.input_tool.clone(),
+            adds_summary: self.has_summary(),
+            encodes_thoughts: self.fields.includes("reasoning.encrypted_content"),
             with_logprobs: self.job.generation.logprobs.is_some(),
         }
     }
 
-    /// The request with the turns before it; `id`: the response's name, by which its items are called. Not to be called on a
-    /// thread that serves others.
-    pub fn turn(&self, shelf: &Shelf, id: &str) -> Result<Turn, ApiError> {
-        let mut conversation = Conversation::new(self.fields.instructions.as_deref());
+    /// Adds the previous turns and the referenced items from the store. `id`: the id of the response to come, from
+    /// which the ids of new items are derived. Reads files: call it on a blocking thread. Fails for an unknown response
+    /// or item.
+    pub fn resolve(&self, stored: &ClientResponses, id: &str) -> Result<ResolvedRequest, ApiError> {
+        let mut conversation = MessageBuilder::new(self.fields.instructions.as_deref());
         let mut items: Vec<Box<RawValue>> = Vec::new();
         if let Some(previous) = &self.fields.previous_response_id {
-            let body = shelf.get(previous)?.ok_or_else(|| {
+            let body = stored.get(previous)?.ok_or_else(|| {
                 let message = format!(
                     "previous_response_id: there is no response {previous:?} here: it was not kept, or others have taken \
                      its place; send the conversation in input"
                 );
                 ApiError::field("previous_response_id", message).with_code("previous_response_not_found")
             })?;
-            let kept = body.read::<Output<'_>>()?;
-            for json in kept.input.into_iter().chain(kept.response.output) {
+            let parsed = body.read::<StoredOutput<'_>>()?;
+            for json in parsed.input.into_iter().chain(parsed.response.output) {
                 let sent = SentItem::read(json, "previous_response_id")?;
                 conversation.add(&sent.item);
                 items.push(sent.json);
@@ -251,25 +269,25 @@ impl ResponseRequest {
             return Err(ApiError::field("input", "input is missing: give a text or at least one item"));
         }
         for (i, sent) in self.input.iter().enumerate() {
-            if let Item::Reference(of) = &sent.item {
-                let json = referred(shelf, of)?.ok_or_else(|| {
+            if let Item::Reference(item_id) = &sent.item {
+                let json = find_item(stored, item_id)?.ok_or_else(|| {
                     let place = format!("input[{i}]");
-                    let message = format!("{place}: there is no item {of:?} here: send the item itself");
+                    let message = format!("{place}: there is no item {item_id:?} here: send the item itself");
                     ApiError::field(place, message).with_code("item_not_found")
                 })?;
                 conversation.add(&SentItem::read(&json, &format!("input[{i}]"))?.item);
                 items.push(json);
             } else {
                 conversation.add(&sent.item);
-                items.push(sent.kept(&store::item_id("in", id, items.len())));
+                items.push(sent.stored_json(&store::item_id("in", id, items.len())));
             }
         }
         let job = ChatJob { messages: messages(conversation)?, ..self.job.clone() };
-        Ok(Turn { job, items })
+        Ok(ResolvedRequest { job, items })
     }
 
-    /// What of the request the response repeats; `name`: the model's name.
-    pub fn asked(&self, app: &App, model: &ModelLease, name: String) -> Result<Asked, ApiError> {
+    /// The parameters of the request that the response repeats. `name`: the name of the model.
+    pub fn echo(&self, app: &App, model: &ModelLease, name: String) -> Result<RequestEcho, ApiError> {
         let fields = &self.fields;
         let sampling = self.job.generation.sampling(model)?;
         let mut text = fields.text.clone().unwrap_or_default();
@@ -277,7 +295,7 @@ impl ResponseRequest {
             text.insert("format".into(), json!({"type": "text"}));
         }
         let given = |value: &Option<Value>, default: Value| value.clone().filter(|v| !v.is_null()).unwrap_or(default);
-        Ok(Asked {
+        Ok(RequestEcho {
             model: name,
             background: false,
             instructions: fields.instructions.clone(),
@@ -303,8 +321,8 @@ impl ResponseRequest {
     }
 }
 
-/// The messages, if they are not too many.
-fn messages(conversation: Conversation) -> Result<Vec<Message>, ApiError> {
+/// The messages; fails if there are none or too many.
+fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
     let messages = conversation.finish();
     match messages.len() {
         0 => Err(ApiError::field("input", "input holds nothing that the model reads: give a text or a message")),
@@ -316,15 +334,17 @@ fn messages(conversation: Conversation) -> Result<Vec<Message>, ApiError> {
     }
 }
 
-/// The item of this name in a response that is kept.
-fn referred(shelf: &Shelf, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+/// Returns the item `id` of a stored response; `None` if there is no such item.
+fn find_item(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
-    struct Named {
+    struct OnlyId {
+        /// The id of the item.
         id: Option<String>,
     }
-    let Some(body) = shelf.get_by_item(id)? else { return Ok(None) };
-    let kept = body.read::<Output<'_>>()?;
-    let is_it =
-        |json: &&RawValue| serde_json::from_str::<Named>(json.get()).is_ok_and(|named| named.id.as_deref() == Some(id));
-    Ok(kept.response.output.into_iter().chain(kept.input).find(is_it).map(RawValue::to_owned))
+    let Some(body) = stored.get_by_item(id)? else { return Ok(None) };
+    let parsed = body.read::<StoredOutput<'_>>()?;
+    let is_it = |json: &&RawValue| {
+        serde_json::from_str::<OnlyId>(json.get()).is_ok_and(|named| named.id.as_deref() == Some(id))
+    };
+    Ok(parsed.response.output.into_iter().chain(parsed.input).find(is_it).map(RawValue::to_owned))
 }

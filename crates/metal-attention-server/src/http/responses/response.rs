@@ -1,4 +1,4 @@
-//! A response, as OpenAI's clients read it.
+//! The response object, as OpenAI's clients read it.
 
 use std::collections::BTreeMap;
 
@@ -9,95 +9,97 @@ use utoipa::ToSchema;
 use crate::http::ApiError;
 use crate::http::openai::logprobs::ChatTokenLogprob;
 
-/// An answer, with what was asked.
+/// A response, with the parameters of its request.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ResponseObject {
-    /// The response's name.
+    /// The id of the response.
     pub id: String,
     /// `response`.
     pub object: &'static str,
-    /// When the request came, in seconds since 1970.
+    /// When the request arrived, in seconds since 1970.
     pub created_at: u64,
-    /// When the answer was complete.
+    /// When the response was complete, in seconds since 1970.
     #[schema(required)]
     pub completed_at: Option<u64>,
-    /// How far it is.
-    pub status: Status,
-    /// Why it failed.
+    /// The status of the response.
+    pub status: ResponseStatus,
+    /// The error of a failed response.
     #[schema(required)]
     pub error: Option<ResponseError>,
-    /// Why it is incomplete.
+    /// The reason why the response is incomplete.
     #[schema(required)]
     pub incomplete_details: Option<IncompleteDetails>,
-    /// What the model thought, said and called.
+    /// The items: thoughts, messages and calls.
     pub output: Vec<OutputItem>,
-    /// Tokens it took, once it has ended.
+    /// The number of tokens, after the end.
     #[schema(required)]
     pub usage: Option<ResponseUsage>,
-    /// What was asked.
+    /// The parameters of the request.
     #[serde(flatten)]
-    pub asked: Asked,
+    pub echo: RequestEcho,
 }
 
-/// What was asked, as far as a response repeats it.
+/// The parameters of a request that its response repeats.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct Asked {
-    /// The model that answers.
+#[schema(as = Asked)]
+pub struct RequestEcho {
+    /// The name of the model.
     pub model: String,
-    /// False: the server answers while the client waits.
+    /// False: responses are not generated in the background.
     pub background: bool,
-    /// Instructions that come before the conversation.
+    /// Instructions before the conversation (system prompt).
     #[schema(required)]
     pub instructions: Option<String>,
-    /// Most tokens to generate.
+    /// Maximum generated tokens.
     #[schema(required)]
     pub max_output_tokens: Option<usize>,
-    /// Most calls of tools that a server runs itself; this one runs none.
+    /// Maximum calls of tools that a server runs itself; this one runs none.
     #[schema(required)]
     pub max_tool_calls: Option<i64>,
-    /// The client's own notes.
+    /// Notes of the client.
     pub metadata: BTreeMap<String, Value>,
-    /// Whether the answer may be several calls.
+    /// Whether the answer may have several calls.
     pub parallel_tool_calls: bool,
-    /// The response that this one goes on from.
+    /// The response that this one continues.
     #[schema(required)]
     pub previous_response_id: Option<String>,
-    /// The client's name for requests that begin alike.
+    /// The client's name for requests with a common prefix.
     #[schema(required)]
     pub prompt_cache_key: Option<String>,
-    /// How the model thinks.
+    /// The settings of thoughts.
     pub reasoning: Value,
     /// The client's name for its user.
     #[schema(required)]
     pub safety_identifier: Option<String>,
-    /// How the request is served elsewhere.
+    /// The client's class of service.
     pub service_tier: String,
-    /// Whether the response is kept.
+    /// Whether the response is stored.
     pub store: bool,
-    /// How the logits are divided.
+    /// The temperature of the sampler.
     pub temperature: f32,
-    /// What the text looks like.
+    /// The form of the text.
     pub text: Value,
     /// Whether the model calls a tool, and which.
     pub tool_choice: Value,
     /// The tools.
     pub tools: Vec<Value>,
-    /// How many of the likeliest tokens are reported with each token.
+    /// The number of most likely tokens reported with each token.
     pub top_logprobs: u32,
-    /// How much of the likeliest tokens is chosen from.
+    /// The top-p limit of the sampler.
     pub top_p: f32,
-    /// What becomes of a conversation that is too long.
+    /// The treatment of a conversation that exceeds the context.
     pub truncation: &'static str,
     /// The client's name for its user.
     #[schema(required)]
     pub user: Option<String>,
 }
 
-/// How far a response or one of its items is.
+/// The status of a response or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// It is generated.
+#[schema(as = Status)]
+pub enum ResponseStatus {
+    /// It is being generated.
     InProgress,
     /// It is complete.
     Completed,
@@ -107,100 +109,101 @@ pub enum Status {
     Failed,
 }
 
-/// Why a response failed.
+/// The error of a failed response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ResponseError {
     /// `server_error`, `rate_limit_exceeded` or `invalid_prompt`.
     pub code: &'static str,
-    /// What went wrong.
+    /// A description of the failure.
     pub message: String,
 }
 
-/// Why a response is incomplete.
+/// The reason why a response is incomplete.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct IncompleteDetails {
     /// `max_output_tokens`.
     pub reason: &'static str,
 }
 
-/// A part of an answer.
+/// An item of the output.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputItem {
-    /// What the model thought.
+    /// Thoughts of the model.
     Reasoning {
-        /// The item's name.
+        /// The id of the item.
         id: String,
-        /// The thoughts again, where the request has `reasoning.summary`: nobody sums them up.
-        summary: Vec<Part>,
+        /// The thoughts again, if the request sets `reasoning.summary`: they are not summarised.
+        summary: Vec<ContentPart>,
         /// The thoughts.
-        content: Vec<Part>,
-        /// The thoughts in a form that the next request may repeat, where `include` has it.
+        content: Vec<ContentPart>,
+        /// The thoughts encoded for the next request, if `include` requests it.
         #[serde(skip_serializing_if = "Option::is_none")]
         encrypted_content: Option<String>,
-        /// How far it is.
-        status: Status,
+        /// The status of the item.
+        status: ResponseStatus,
     },
-    /// What the model says.
+    /// A message of the model.
     Message {
-        /// The item's name.
+        /// The id of the item.
         id: String,
         /// `assistant`.
         role: &'static str,
         /// The text.
-        content: Vec<Part>,
-        /// How far it is.
-        status: Status,
+        content: Vec<ContentPart>,
+        /// The status of the item.
+        status: ResponseStatus,
     },
-    /// A function that the model calls.
+    /// A function call.
     FunctionCall {
-        /// The item's name.
+        /// The id of the item.
         id: String,
         /// The call's id, which its result repeats.
         call_id: String,
         /// The function.
         name: String,
-        /// Its namespace.
+        /// The function's namespace.
         #[serde(skip_serializing_if = "Option::is_none")]
         namespace: Option<String>,
-        /// The arguments: a JSON object as text.
+        /// The arguments: a JSON object as a string.
         arguments: String,
-        /// How far it is.
-        status: Status,
+        /// The status of the item.
+        status: ResponseStatus,
     },
-    /// A custom tool that the model calls.
+    /// A call of a custom tool.
     CustomToolCall {
-        /// The item's name.
+        /// The id of the item.
         id: String,
         /// The call's id, which its result repeats.
         call_id: String,
         /// The tool.
         name: String,
-        /// Its namespace.
+        /// The tool's namespace.
         #[serde(skip_serializing_if = "Option::is_none")]
         namespace: Option<String>,
-        /// What it is called with.
+        /// The input of the tool.
         input: String,
-        /// How far it is.
-        status: Status,
+        /// The status of the item.
+        status: ResponseStatus,
     },
 }
 
-/// A part of a message or of thoughts.
+/// A content part of a message or of thoughts.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::enum_variant_names, reason = "the interface's own names")]
-pub enum Part {
+#[schema(as = Part)]
+pub enum ContentPart {
     /// A text.
     OutputText {
         /// The text.
         text: String,
-        /// Empty: nothing is quoted.
+        /// Always empty: there are no citations.
         annotations: Vec<String>,
-        /// Log probabilities of its tokens, where they were asked for.
+        /// Log probabilities of its tokens, if requested.
         logprobs: Vec<ChatTokenLogprob>,
     },
-    /// Thoughts, as a summary.
+    /// Thoughts in the place of a summary.
     SummaryText {
         /// The thoughts.
         text: String,
@@ -212,39 +215,39 @@ pub enum Part {
     },
 }
 
-/// How many tokens a response took.
+/// The number of tokens of a response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ResponseUsage {
     /// Tokens of the prompt.
     input_tokens: usize,
-    /// More about them.
+    /// Details of the prompt tokens.
     input_tokens_details: InputDetails,
-    /// Tokens that were generated.
+    /// Generated tokens.
     output_tokens: usize,
-    /// More about them.
+    /// Details of the generated tokens.
     output_tokens_details: OutputDetails,
-    /// Both.
+    /// The sum of both.
     total_tokens: usize,
 }
 
-/// More about the tokens of the prompt.
+/// Details of the prompt tokens.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct InputDetails {
-    /// Tokens that were in the KV cache already.
+    /// Tokens that were found in the prefix cache.
     cached_tokens: usize,
-    /// Tokens that were added to it.
+    /// Tokens that were evaluated and added to it.
     cache_write_tokens: usize,
 }
 
-/// More about the tokens that were generated.
+/// Details of the generated tokens.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct OutputDetails {
-    /// Tokens of thoughts, their marks included.
+    /// Tokens of thoughts, including their delimiters.
     reasoning_tokens: usize,
 }
 
 impl ResponseUsage {
-    /// What a text took, `reasoning_tokens` of it for thoughts.
+    /// The tokens of a sequence, `reasoning_tokens` of them for thoughts.
     pub fn new(usage: metal_attention::scheduler::Usage, reasoning_tokens: Option<usize>) -> Self {
         let (cached, input, output) = (usage.cached_tokens, usage.prompt_tokens, usage.generated_tokens);
         Self {
@@ -261,7 +264,7 @@ impl ResponseUsage {
 }
 
 impl ResponseError {
-    /// That of `error`.
+    /// The response's form of `error`.
     pub fn of(error: &ApiError) -> Self {
         let code = match error.status().as_u16() {
             429 => "rate_limit_exceeded",
@@ -273,7 +276,7 @@ impl ResponseError {
 }
 
 impl OutputItem {
-    /// The item's name.
+    /// The id of the item.
     pub fn id(&self) -> &str {
         match self {
             Self::Reasoning { id, .. }
@@ -283,7 +286,7 @@ impl OutputItem {
         }
     }
 
-    /// Whether it is what the model thought.
+    /// Whether it is thoughts.
     pub fn is_reasoning(&self) -> bool {
         match self {
             Self::Reasoning { .. } => true,

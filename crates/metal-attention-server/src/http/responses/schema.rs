@@ -1,41 +1,42 @@
-//! Items and tools as the OpenAPI description has them; `items.rs` and `tools.rs` read them. Items of other types than these
-//! may be whatever they are.
+//! The OpenAPI schemas of items and tools. They only describe: `items.rs` and `tools.rs` read them. Items of other
+//! types may have any contents.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// What a response answers.
+/// The input of a response.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Input {
+#[schema(as = Input)]
+pub enum ResponseInput {
     /// A text of the user.
     Text(String),
-    /// The conversation, or what is new of it.
+    /// The conversation, or its new part.
     Items(Vec<InputItem>),
 }
 
 /// An item of a conversation: a message (`role`, `content`), `function_call` and `custom_tool_call` (`call_id`, `name`,
 /// `arguments` or `input`), their outputs (`call_id`, `output`), `reasoning` (`content`, `encrypted_content`),
-/// `item_reference` (`id`). Items of other types are passed over.
+/// `item_reference` (`id`). Items of other types are ignored.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InputItem {
-    /// `message`, also where it is missing beside a role.
+    /// The type; default for an item with a role: `message`.
     #[serde(rename = "type")]
     kind: Option<String>,
-    /// Who says a message: `user`, `assistant`, `system` or `developer`.
+    /// The author of a message: `user`, `assistant`, `system` or `developer`.
     role: Option<String>,
     /// Its text, or parts of it.
     content: Option<Value>,
-    /// The item's name.
+    /// The id of the item.
     id: Option<String>,
 }
 
-/// A tool: a function (`name`, `description`, `parameters`, `strict`), a custom tool (`name`, `description`, `format`), or a
-/// namespace (`name`, `tools`) of both. Tools of other types are left out.
+/// A tool: a function (`name`, `description`, `parameters`, `strict`), a custom tool (`name`, `description`, `format`),
+/// or a namespace (`name`, `tools`) of both. Tools of other types are ignored.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ToolObject {
-    /// `function`, also where it is missing; `custom`, `namespace`.
+    /// `function`, the default; `custom`, `namespace`.
     #[serde(rename = "type")]
     kind: Option<String>,
     /// Its name.
@@ -63,16 +64,16 @@ pub struct ToolByName {
     name: Option<String>,
 }
 
-/// What the text looks like.
+/// The form of the text.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TextOptions {
-    /// Its form.
+    /// The format.
     format: Option<TextFormat>,
-    /// How much is said; it has no effect.
+    /// The length of the text; ignored.
     verbosity: Option<Value>,
 }
 
-/// The form of a text.
+/// The format of a text.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TextFormat {
     /// `text`, `json_object` or `json_schema`.
@@ -80,6 +81,6 @@ pub struct TextFormat {
     kind: String,
     /// The JSON schema of `json_schema`.
     schema: Option<Value>,
-    /// Whether objects hold what they name and nothing else where they do not say `additionalProperties`.
+    /// Whether objects have exactly the declared properties unless they set `additionalProperties`.
     strict: Option<bool>,
 }

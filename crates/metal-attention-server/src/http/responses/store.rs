@@ -1,7 +1,8 @@
-//! Responses that are kept, for `previous_response_id` and for those who ask for them again.
+//! Stored responses, for `previous_response_id` and for retrieval.
 //!
-//! A store is bounded: where it is full, those that nobody asked for the longest go. It is in memory, or in a folder with a
-//! file for each response, which one thread writes.
+//! A store is bounded: when it is full, the least recently used responses are removed. It is in memory, or in a folder
+//! with one file for each response. With a folder, an index in memory is updated at once, and one thread applies the
+//! changes to the files in order; a response stays in memory until its file is written.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
@@ -20,19 +21,19 @@ use serde_json::value::RawValue;
 
 use super::response::ResponseObject;
 use crate::http::ApiError;
-use crate::http::options::Keys;
+use crate::http::options::ApiKeys;
 
-/// What begins the name of a response.
+/// The prefix of response ids.
 const PREFIX: &str = "resp_";
-/// Hexadecimal digits of a name.
+/// Hexadecimal digits of an id.
 const DIGITS: usize = 32;
 
-/// How much a store keeps.
+/// The limits of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Most responses.
+    /// Maximum number of responses.
     pub responses: usize,
-    /// Most bytes of all together.
+    /// Maximum bytes of all responses.
     pub bytes: usize,
 }
 
@@ -42,66 +43,77 @@ impl Default for StoreLimits {
     }
 }
 
-/// Why a folder can keep no responses.
+/// The reason why a folder cannot store responses.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It is not there, or closed to this process.
+    /// It cannot be created or read, or no thread can be started.
     #[error("cannot keep responses in {}: {error}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// Responses that are kept; clones are the same store.
+/// A store of responses. Clones refer to the same store.
 #[derive(Debug, Clone)]
-pub struct ResponseStore(Arc<Shared>);
+pub struct ResponseStore(Arc<StoreState>);
 
 #[derive(Debug)]
-struct Shared {
+/// The state that the clones of a store share.
+struct StoreState {
+    /// The limits.
     limits: StoreLimits,
+    /// The stored responses.
     index: Arc<Mutex<Index>>,
+    /// The folder; `None`: in memory.
     folder: Option<Folder>,
 }
 
-/// What is kept.
+/// The stored responses.
 #[derive(Debug, Default)]
 struct Index {
-    entries: HashMap<String, Entry>,
-    /// The names by when they were last asked for.
+    /// By id.
+    entries: HashMap<String, IndexEntry>,
+    /// The ids by the time of their last use, the least recent first.
     by_use: BTreeMap<u64, String>,
+    /// Bytes of all responses.
     bytes: usize,
+    /// The number of uses so far, which serves as the time.
     uses: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+/// A stored response.
+struct IndexEntry {
+    /// Bytes of its JSON.
     bytes: usize,
-    /// When it was last asked for.
+    /// The time of its last use, as a number of uses.
     used: u64,
-    /// The response; `None`: it is in its file.
+    /// Its JSON; `None`: it is in its file.
     body: Option<Arc<[u8]>>,
 }
 
-/// A folder of responses, and the thread that writes there.
+/// The folder of a store, with the queue of its writer thread.
 #[derive(Debug)]
 struct Folder {
+    /// Its path.
     path: PathBuf,
+    /// The queue of the writer thread.
     changes: Sender<Change>,
 }
 
-/// A change of a folder.
+/// A change of the folder.
 enum Change {
-    /// The response of this name is to be written.
+    /// Write the response with this id to its file.
     Write(String),
-    /// Its file is to say that it was used.
+    /// Set the modification time of its file, which is the time of its last use after a restart.
     Use(String),
-    /// Its file is to go.
+    /// Delete its file.
     Remove(String),
-    /// Those who wait here are to be told that all before is done.
-    Tell(Sender<()>),
+    /// Send a message when all changes before this one are made.
+    Flushed(Sender<()>),
 }
 
 impl Default for ResponseStore {
@@ -111,12 +123,12 @@ impl Default for ResponseStore {
 }
 
 impl ResponseStore {
-    /// A store that ends with the process.
+    /// A store in memory, which ends with the process.
     pub fn in_memory(limits: StoreLimits) -> Self {
-        Self(Arc::new(Shared { limits, index: Arc::default(), folder: None }))
+        Self(Arc::new(StoreState { limits, index: Arc::default(), folder: None }))
     }
 
-    /// A store in a folder, which is made where there is none. What it keeps from before is there again.
+    /// A store in a folder, which is created if need be. Responses of an earlier process are available again.
     pub fn in_folder(path: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         let failed = |error| StoreError::Folder { folder: path.to_owned(), error };
         let mut builder = DirBuilder::new();
@@ -129,21 +141,21 @@ impl ResponseStore {
         let work = move || received.into_iter().for_each(|change| writer.make(change));
         std::thread::Builder::new().name("responses".into()).spawn(work).map_err(failed)?;
         let folder = Folder { path: path.to_owned(), changes };
-        let store = Self(Arc::new(Shared { limits, index, folder: Some(folder) }));
+        let store = Self(Arc::new(StoreState { limits, index, folder: Some(folder) }));
         for (_, id, bytes) in files(path).map_err(failed)? {
             store.insert(&id, bytes, None);
         }
         Ok(store)
     }
 
-    /// Waits until all is written, as long as that takes no more than some seconds.
+    /// Waits until all changes are written, at most five seconds.
     pub fn flush(&self) {
-        let (tell, told) = mpsc::channel();
-        self.change(Change::Tell(tell));
-        let _ = told.recv_timeout(Duration::from_secs(5));
+        let (sender, receiver) = mpsc::channel();
+        self.change(Change::Flushed(sender));
+        let _ = receiver.recv_timeout(Duration::from_secs(5));
     }
 
-    /// Keeps a response under a name that is not taken.
+    /// Stores a response under an unused id.
     fn put(&self, id: String, body: Vec<u8>) {
         let body: Arc<[u8]> = body.into();
         if self.insert(&id, body.len(), Some(body)) {
@@ -151,15 +163,16 @@ impl ResponseStore {
         }
     }
 
-    /// Adds an entry, and lets others go where there are too many. Whether it was kept itself.
+    /// Adds an entry, and removes the least recently used ones beyond the limits. Returns whether the new entry
+    /// remains.
     fn insert(&self, id: &str, bytes: usize, body: Option<Arc<[u8]>>) -> bool {
-        let StoreLimits { responses, bytes: most } = self.0.limits;
+        let StoreLimits { responses, bytes: max_bytes } = self.0.limits;
         let mut index = self.index();
         let used = index.next_use();
         index.bytes += bytes;
         index.by_use.insert(used, id.to_owned());
-        index.entries.insert(id.to_owned(), Entry { bytes, used, body });
-        while index.bytes > most || index.entries.len() > responses {
+        index.entries.insert(id.to_owned(), IndexEntry { bytes, used, body });
+        while index.bytes > max_bytes || index.entries.len() > responses {
             let Some(oldest) = index.by_use.values().next().cloned() else { break };
             index.remove(&oldest);
             self.change(Change::Remove(oldest));
@@ -167,15 +180,16 @@ impl ResponseStore {
         index.entries.contains_key(id)
     }
 
-    /// The response of this name. Not to be called on a thread that serves others: it may be in a file.
+    /// Returns the JSON of a response and marks it as used; `None`: there is no such response. May read a file: call it
+    /// on a blocking thread.
     fn get(&self, id: &str) -> Result<Option<Arc<[u8]>>, ApiError> {
         let body = {
             let mut index = self.index();
             let used = index.next_use();
             let Some(entry) = index.entries.get_mut(id) else { return Ok(None) };
-            let before = std::mem::replace(&mut entry.used, used);
+            let last_use = std::mem::replace(&mut entry.used, used);
             let body = entry.body.clone();
-            index.by_use.remove(&before);
+            index.by_use.remove(&last_use);
             index.by_use.insert(used, id.to_owned());
             body
         };
@@ -205,7 +219,7 @@ impl ResponseStore {
 
     fn change(&self, change: Change) {
         if let Some(folder) = &self.0.folder {
-            // The thread ends with the store.
+            // The thread runs as long as the store exists, so this cannot fail.
             let _ = folder.changes.send(change);
         }
     }
@@ -229,17 +243,20 @@ impl Index {
     }
 }
 
-/// Makes the changes of a folder.
+/// Applies changes to the files of a folder, on one thread.
 struct FolderWriter {
+    /// The folder.
     path: PathBuf,
+    /// The stored responses, whose JSON is dropped once it is written.
     index: Arc<Mutex<Index>>,
 }
 
 impl FolderWriter {
+    /// Applies a change.
     fn make(&self, change: Change) {
         match change {
             Change::Write(id) => {
-                // It may have gone meanwhile.
+                // The response may have been removed in the meantime.
                 let body = locked(&self.index).entries.get(&id).and_then(|entry| entry.body.clone());
                 let Some(body) = body else { return };
                 match self.write(&id, &body) {
@@ -255,7 +272,7 @@ impl FolderWriter {
                 }
             }
             Change::Use(id) => {
-                // Where this fails the response goes earlier than it would.
+                // After a failure the response is only removed earlier than it should be.
                 let _ = File::options()
                     .append(true)
                     .open(file(&self.path, &id))
@@ -268,13 +285,13 @@ impl FolderWriter {
                     tracing::warn!("cannot remove the response {id} from {}: {error}", self.path.display());
                 }
             }
-            Change::Tell(tell) => {
-                let _ = tell.send(());
+            Change::Flushed(sender) => {
+                let _ = sender.send(());
             }
         }
     }
 
-    /// Writes a file that is there as a whole or not at all, for this user alone.
+    /// Writes a file atomically, readable by this user only.
     fn write(&self, id: &str, body: &[u8]) -> io::Result<()> {
         let whole = file(&self.path, id);
         let part = whole.with_extension("part");
@@ -292,12 +309,13 @@ impl FolderWriter {
     }
 }
 
-/// The file of a response, whose name was checked.
+/// The file of the response `id`, which must be a valid id ([`is_id`]).
 fn file(folder: &Path, id: &str) -> PathBuf {
     folder.join(format!("{id}.json"))
 }
 
-/// The responses in a folder, those first that were not used the longest. Files that are no responses are left alone.
+/// The responses in a folder, as (last use, id, bytes), the least recently used first. Deletes files that were not
+/// written to their end; ignores files that are no responses.
 fn files(folder: &Path) -> io::Result<Vec<(SystemTime, String, usize)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -316,13 +334,13 @@ fn files(folder: &Path) -> io::Result<Vec<(SystemTime, String, usize)>> {
     Ok(files)
 }
 
-/// Whether a response may be called so: no other name leads to a file.
+/// Whether `id` is a valid response id. Other strings could name a file outside the folder.
 fn is_id(id: &str) -> bool {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     id.strip_prefix(PREFIX).is_some_and(|digits| digits.len() == DIGITS && digits.bytes().all(is_digit))
 }
 
-/// `prefix` and digits that nobody can guess, however many others they know.
+/// Returns `prefix` and digits that cannot be guessed from others.
 pub fn unguessable(prefix: &str) -> String {
     static SECRETS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -331,64 +349,66 @@ pub fn unguessable(prefix: &str) -> String {
     format!("{prefix}{high:016x}{low:016x}")
 }
 
-/// A name for a response.
+/// Returns a new response id.
 pub fn response_id() -> String {
     unguessable(PREFIX)
 }
 
-/// The name of item `n` of a response: it has the response's digits.
+/// The id of item `n` of a response. It contains the digits of the response's id.
 pub fn item_id(prefix: &str, response: &str, n: usize) -> String {
     format!("{prefix}_{}{n:04x}", response.strip_prefix(PREFIX).unwrap_or(response))
 }
 
-/// The response that an item of this name belongs to.
+/// The id of the response that contains the item `id`; `None` if it is no item id.
 fn response_of_item(id: &str) -> Option<String> {
     let (_, digits) = id.split_once('_')?;
     let response = format!("{PREFIX}{}", digits.get(..DIGITS)?);
     is_id(&response).then_some(response)
 }
 
-/// The responses of one key.
+/// A client's view of a store: the responses that were stored with the same API key.
 #[derive(Debug, Clone)]
-pub struct Shelf {
+pub struct ClientResponses {
+    /// The store.
     store: ResponseStore,
-    /// What the key is called in a store; `None`: that of everybody, where no key is asked for.
+    /// A fingerprint of the API key; `None`: the server requires no key, and all clients share their responses.
     owner: Option<String>,
 }
 
-/// A response as it is kept, with the items that it answers.
+/// The JSON of a stored response. `R` is the type of the response in it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Kept<'a, R> {
+pub struct StoredResponse<'a, R> {
+    /// The owner, see [`ClientResponses`].
     owner: Option<String>,
     /// The response.
     pub response: R,
-    /// The items, those of earlier turns first.
+    /// The items of its input, those of earlier turns first.
     #[serde(borrow)]
     pub input: Vec<&'a RawValue>,
 }
 
-/// The output of a response that is kept.
+/// The output of a stored response.
 #[derive(Debug, Deserialize)]
-pub struct Output<'a> {
+pub struct StoredOutput<'a> {
     /// The items.
     #[serde(borrow)]
     pub output: Vec<&'a RawValue>,
 }
 
-/// A response's JSON as it is kept.
-pub struct Body(Arc<[u8]>);
+/// The JSON of a stored response, in memory.
+pub struct StoredBody(Arc<[u8]>);
 
-impl Body {
-    /// What is in it; `R` reads the response.
-    pub fn read<'a, R: Deserialize<'a>>(&'a self) -> Result<Kept<'a, R>, ApiError> {
+impl StoredBody {
+    /// Parses it; `R` reads the response.
+    pub fn read<'a, R: Deserialize<'a>>(&'a self) -> Result<StoredResponse<'a, R>, ApiError> {
         serde_json::from_slice(&self.0)
             .map_err(|error| ApiError::internal(format!("a response that was kept cannot be read: {error}")))
     }
 }
 
-impl Shelf {
-    /// The responses that `client` may see.
-    pub fn new(store: &ResponseStore, client: Client, keys: &Keys) -> Self {
+impl ClientResponses {
+    /// The responses of `client`.
+    pub fn new(store: &ResponseStore, client: Client, keys: &ApiKeys) -> Self {
         let owner = match client {
             Client::Key(number) => keys.fingerprint(number),
             Client::Address(_) | Client::Unknown => None,
@@ -396,25 +416,26 @@ impl Shelf {
         Self { store: store.clone(), owner }
     }
 
-    /// The response of this name. Not to be called on a thread that serves others.
-    pub fn get(&self, id: &str) -> Result<Option<Body>, ApiError> {
+    /// Returns the response `id`; `None`: there is none, or it belongs to another key. Reads files: call it on a
+    /// blocking thread.
+    pub fn get(&self, id: &str) -> Result<Option<StoredBody>, ApiError> {
         if !is_id(id) {
             return Ok(None);
         }
-        let Some(body) = self.store.get(id)?.map(Body) else { return Ok(None) };
+        let Some(body) = self.store.get(id)?.map(StoredBody) else { return Ok(None) };
         let is_own = body.read::<serde::de::IgnoredAny>()?.owner == self.owner;
         Ok(is_own.then_some(body))
     }
 
-    /// The response that has an item of this name. Not to be called on a thread that serves others.
-    pub fn get_by_item(&self, id: &str) -> Result<Option<Body>, ApiError> {
+    /// Returns the response with the item `id`. Reads files: call it on a blocking thread.
+    pub fn get_by_item(&self, id: &str) -> Result<Option<StoredBody>, ApiError> {
         match response_of_item(id) {
             Some(id) => self.get(&id),
             None => Ok(None),
         }
     }
 
-    /// Forgets the response of this name; whether there was one. Not to be called on a thread that serves others.
+    /// Removes the response `id`. Returns whether there was one. Reads files: call it on a blocking thread.
     pub fn remove(&self, id: &str) -> Result<bool, ApiError> {
         let is_there = self.get(id)?.is_some();
         if is_there {
@@ -423,25 +444,27 @@ impl Shelf {
         Ok(is_there)
     }
 
-    /// Where a response to `input` will be kept.
-    pub fn record(&self, input: Vec<Box<RawValue>>) -> Record {
-        Record { shelf: self.clone(), input }
+    /// The place for a response to `input` that is yet to be generated.
+    pub fn record(&self, input: Vec<Box<RawValue>>) -> ResponseRecord {
+        ResponseRecord { stored: self.clone(), input }
     }
 }
 
-/// Where a response will be kept, with the items that it answers.
-pub struct Record {
-    shelf: Shelf,
+/// The place for a response that is yet to be generated.
+pub struct ResponseRecord {
+    /// The owner's responses.
+    stored: ClientResponses,
+    /// The items of its input, those of earlier turns first.
     input: Vec<Box<RawValue>>,
 }
 
-impl Record {
-    /// Keeps the response.
+impl ResponseRecord {
+    /// Stores the response.
     pub fn keep(self, response: &ResponseObject) {
-        let Self { shelf: Shelf { store, owner }, input } = self;
-        let kept = Kept { owner, response, input: input.iter().map(|item| &**item).collect() };
+        let Self { stored: ClientResponses { store, owner }, input } = self;
+        let record = StoredResponse { owner, response, input: input.iter().map(|item| &**item).collect() };
         // Types of this crate always serialise.
-        if let Ok(body) = serde_json::to_vec(&kept) {
+        if let Ok(body) = serde_json::to_vec(&record) {
             store.put(response.id.clone(), body);
         }
     }
@@ -464,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_the_longest_goes() {
+    fn the_least_recently_used_response_is_removed() {
         let store = ResponseStore::in_memory(SMALL);
         let mut ids: Vec<String> = (0..3).map(|_| put(&store, 10)).collect();
         assert_eq!(keys(&store, &ids[..1]), "x");
@@ -479,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_keeps_what_was_there() {
+    fn a_folder_keeps_responses_between_processes() {
         let folder = std::env::temp_dir().join(unguessable("responses-"));
         let open = || ResponseStore::in_folder(&folder, SMALL).unwrap();
         let (store, stranger) = (open(), folder.join("resp_x.json"));
@@ -509,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_server_lead_to_files() {
+    fn only_ids_of_this_server_are_file_names() {
         let id = response_id();
         assert!(is_id(&id) && id != response_id());
         for wrong in ["", "resp_", "resp_../../x", &id[1..], &id.to_uppercase(), &format!("{id}0"), &format!("{id}/")] {

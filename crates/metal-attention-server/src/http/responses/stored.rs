@@ -1,4 +1,4 @@
-//! Responses that are kept: `/v1/responses/{id}` and what is below it.
+//! Endpoints for stored responses: `/v1/responses/{id}` and the paths below.
 
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
@@ -12,32 +12,32 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::response::ResponseObject;
-use super::store::{Body, Shelf};
+use super::store::{ClientResponses, StoredBody};
 use crate::http::error::ErrorBody;
 use crate::http::job::generation::check;
 use crate::http::peer::Peer;
-use crate::http::work::Weight;
+use crate::http::work::WorkSize;
 use crate::http::{ApiError, App};
 
-/// Most items of a page.
-const MAX_PAGE: usize = 100;
-/// Items of a page where a request does not say.
-const PAGE: usize = 20;
+/// Maximum items of a page.
+const MAX_LIMIT: usize = 100;
+/// Items of a page where a request sets no limit.
+const DEFAULT_LIMIT: usize = 20;
 
-/// Does `work` with the responses of `client`, where it holds up nobody.
-async fn on_shelf<T: Send + 'static>(
+/// Runs `work` with the stored responses of `client`, on a blocking thread.
+async fn with_stored<T: Send + 'static>(
     app: &App,
     client: Client,
     peer: Peer,
-    work: impl FnOnce(&Shelf) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&ClientResponses) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
-    app.work.run(peer, Weight::Small, move || work(&shelf)).await
+    let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
+    app.work.run(peer, WorkSize::Small, move || work(&stored)).await
 }
 
-/// The response of this name; an error where there is none.
-fn kept(shelf: &Shelf, id: &str) -> Result<Body, ApiError> {
-    shelf.get(id)?.ok_or_else(|| not_found(id))
+/// The response `id`; an error if there is none.
+fn find(stored: &ClientResponses, id: &str) -> Result<StoredBody, ApiError> {
+    stored.get(id)?.ok_or_else(|| not_found(id))
 }
 
 fn not_found(id: &str) -> ApiError {
@@ -49,14 +49,14 @@ fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
     query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
 }
 
-/// How a response is wanted.
+/// The query of a retrieval.
 #[derive(Debug, Deserialize)]
 pub struct Retrieval {
     /// True: as a stream, which is refused.
     stream: Option<bool>,
 }
 
-/// Shows a response that is kept.
+/// Returns a stored response.
 #[utoipa::path(get, path = "/v1/responses/{id}", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1),
         ("stream" = Option<bool>, Query, description = "True: as a stream, which is refused")),
@@ -74,15 +74,15 @@ pub async fn retrieve(
         let message = "stream is not supported for a response that is kept: leave it out";
         return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
     }
-    let read = move |shelf: &Shelf| Ok(kept(shelf, &id)?.read::<&RawValue>()?.response.get().to_owned());
-    let json = on_shelf(&app, client, peer, read).await?;
+    let read = move |stored: &ClientResponses| Ok(find(stored, &id)?.read::<&RawValue>()?.response.get().to_owned());
+    let json = with_stored(&app, client, peer, read).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-/// A response that is no longer kept.
+/// The report that a response was removed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct DeletedResponse {
-    /// Its name.
+    /// The id of the response.
     id: String,
     /// `response`.
     object: &'static str,
@@ -90,7 +90,7 @@ pub struct DeletedResponse {
     deleted: bool,
 }
 
-/// Forgets a response.
+/// Removes a stored response.
 #[utoipa::path(delete, path = "/v1/responses/{id}", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1)),
     responses(
@@ -102,14 +102,14 @@ pub async fn delete(
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<DeletedResponse>, ApiError> {
-    let remove = move |shelf: &Shelf| {
-        let was_there = shelf.remove(&id)?;
+    let remove = move |stored: &ClientResponses| {
+        let was_there = stored.remove(&id)?;
         was_there.then_some(DeletedResponse { id: id.clone(), object: "response", deleted: true }).ok_or(not_found(&id))
     };
-    on_shelf(&app, client, peer, remove).await.map(axum::Json)
+    with_stored(&app, client, peer, remove).await.map(axum::Json)
 }
 
-/// Refuses to cancel a response: those that are kept are complete.
+/// Refuses to cancel a response: stored ones are complete.
 #[utoipa::path(post, path = "/v1/responses/{id}/cancel", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1)),
     responses(
@@ -121,27 +121,27 @@ pub async fn cancel(
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
 ) -> Result<(), ApiError> {
-    let refuse = move |shelf: &Shelf| {
-        kept(shelf, &id)?;
+    let refuse = move |stored: &ClientResponses| {
+        find(stored, &id)?;
         let message = "cancel is not supported: only responses in the background are cancelled, and this server has none; to \
                        end a response close its connection";
         Err(ApiError::invalid(message).with_code("unsupported_endpoint"))
     };
-    on_shelf(&app, client, peer, refuse).await
+    with_stored(&app, client, peer, refuse).await
 }
 
-/// Which items of a response are wanted.
+/// The query for a page of items.
 #[derive(Debug, Deserialize)]
-pub struct Page {
-    /// The item before the first one.
+pub struct ItemsQuery {
+    /// The id of the item before the first one.
     after: Option<String>,
-    /// Most items.
+    /// Maximum number of items.
     limit: Option<usize>,
-    /// Which come first: `asc`, the oldest; `desc`, the newest, as without a word about it.
+    /// The order: `asc`, the oldest first; `desc`, the newest first (default).
     order: Option<Order>,
 }
 
-/// Which items come first.
+/// The order of items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Order {
@@ -151,24 +151,24 @@ enum Order {
     Desc,
 }
 
-/// Items that a response answers.
+/// A page of the items of a response's input.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ItemList {
     /// `list`.
     object: &'static str,
     /// The items.
     data: Vec<Value>,
-    /// The first one's name.
+    /// The id of the first item.
     #[schema(required)]
     first_id: Option<String>,
-    /// The last one's name.
+    /// The id of the last item.
     #[schema(required)]
     last_id: Option<String>,
-    /// Whether there are more after it.
+    /// Whether more items follow.
     has_more: bool,
 }
 
-/// Lists the items that a response answers, those of earlier turns too.
+/// Lists the items of a response's input, including those of earlier turns.
 #[utoipa::path(get, path = "/v1/responses/{id}/input_items", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1),
         ("after" = Option<String>, Query, description = "The name of the item before the first one"),
@@ -182,13 +182,13 @@ pub async fn input_items(
     client: Client,
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
-    page: Result<Query<Page>, QueryRejection>,
+    query_items: Result<Query<ItemsQuery>, QueryRejection>,
 ) -> Result<axum::Json<ItemList>, ApiError> {
-    let Page { after, limit, order } = query(page)?;
-    let limit = limit.unwrap_or(PAGE);
-    check("limit", limit, 1..=MAX_PAGE)?;
-    let list = move |shelf: &Shelf| {
-        let body = kept(shelf, &id)?;
+    let ItemsQuery { after, limit, order } = query(query_items)?;
+    let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    check("limit", limit, 1..=MAX_LIMIT)?;
+    let list = move |stored: &ClientResponses| {
+        let body = find(stored, &id)?;
         let mut items = body.read::<serde::de::IgnoredAny>()?.input;
         if order != Some(Order::Asc) {
             items.reverse();
@@ -205,5 +205,5 @@ pub async fn input_items(
         let (first_id, last_id) = (data.first().and_then(name), data.last().and_then(name));
         Ok(ItemList { object: "list", data, first_id, last_id, has_more: rest.next().is_some() })
     };
-    on_shelf(&app, client, peer, list).await.map(axum::Json)
+    with_stored(&app, client, peer, list).await.map(axum::Json)
 }

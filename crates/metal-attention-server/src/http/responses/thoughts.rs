@@ -1,18 +1,18 @@
-//! `encrypted_content` of reasoning items: the thoughts in a form that clients send back unread.
+//! The field `encrypted_content` of reasoning items: thoughts in a form that clients send back without reading it.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// What begins the content that this server writes. Nothing is encrypted: the client has the thoughts anyway.
+/// The prefix of contents of this server. They are not encrypted, since the client has the thoughts anyway.
 const PREFIX: &str = "metal-attention-1:";
 
-/// The content that holds `thoughts`.
-pub fn sealed(thoughts: &str) -> String {
+/// The content that encodes `thoughts`.
+pub fn encode(thoughts: &str) -> String {
     format!("{PREFIX}{}", STANDARD.encode(thoughts))
 }
 
-/// The thoughts in a content; `None` where another server wrote it.
-pub fn opened(content: &str) -> Option<String> {
+/// The thoughts in a content; `None` if another server wrote it.
+pub fn decode(content: &str) -> Option<String> {
     let bytes = STANDARD.decode(content.strip_prefix(PREFIX)?).ok()?;
     String::from_utf8(bytes).ok()
 }
@@ -22,13 +22,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thoughts_come_back() {
+    fn thoughts_are_decoded() {
         for thoughts in ["", "Hm.\n\u{1f642}"] {
-            assert_eq!(opened(&sealed(thoughts)).as_deref(), Some(thoughts));
+            assert_eq!(decode(&encode(thoughts)).as_deref(), Some(thoughts));
         }
-        assert_eq!(sealed("Hm."), "metal-attention-1:SG0u");
+        assert_eq!(encode("Hm."), "metal-attention-1:SG0u");
         for foreign in ["", "gAAAA", "metal-attention-2:SG0u", "metal-attention-1:%", "metal-attention-1:/w=="] {
-            assert_eq!(opened(foreign), None, "{foreign}");
+            assert_eq!(decode(foreign), None, "{foreign}");
         }
     }
 }

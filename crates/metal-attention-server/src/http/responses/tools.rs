@@ -1,46 +1,47 @@
-//! The tools of a request, as functions that the model is told of.
+//! The tools of a request: read from the field `tools`, and converted to functions for the model. A custom tool
+//! (free-text input) becomes a function with one argument; a tool of a namespace becomes a function with both names.
 
 use metal_attention_chat::Tool;
 use serde_json::{Map, Value, json};
 
 use crate::http::ApiError;
-use crate::http::job::tool_choice::{Calls, ToolChoice};
+use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::notes::Notes;
-use metal_attention_grammar::Form;
+use metal_attention_grammar::AnswerForm;
 
-/// A tool that the model is told of.
+/// A tool, with the function that the model sees.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OfferedTool {
+pub struct ResponseTool {
     /// The function that stands for it.
     function: Tool,
     /// The tool's own name.
     pub name: String,
     /// Its namespace.
     pub namespace: Option<String>,
-    /// What it is.
+    /// The kind.
     pub kind: ToolKind,
 }
 
-/// What a tool is.
+/// The kind of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ToolKind {
     /// A function.
     Function,
-    /// A tool that takes a text, which may have to follow a grammar. The function that stands for it has one argument, `input`.
-    Custom(Option<Form>),
+    /// A tool with a text as its input, which may have to follow a grammar. Its function has one argument, `input`.
+    Custom(Option<AnswerForm>),
 }
 
-/// The tools that the model is told of.
+/// The tools of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tools(Vec<OfferedTool>);
+pub struct ResponseTools(Vec<ResponseTool>);
 
-/// What the answer may or must call.
+/// The tools that the answer may or must call.
 #[derive(Debug)]
-pub struct Choice {
+pub struct ToolSelection {
     /// The functions.
-    pub calls: Calls,
-    /// The tool that the whole answer is the input of, and the grammar that it follows.
-    pub input_of: Option<(OfferedTool, Form)>,
+    pub calls: AllowedCalls,
+    /// The custom tool whose input is the whole generated text, with the grammar of that text; `None`: calls as usual.
+    pub input_tool: Option<(ResponseTool, AnswerForm)>,
 }
 
 /// The name of the function that stands for a tool of a namespace.
@@ -52,8 +53,8 @@ pub fn offered_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-impl Tools {
-    /// Reads the field `tools`. Tools that OpenAI's servers run themselves are left out, and noted.
+impl ResponseTools {
+    /// Reads the field `tools`. Notes the ignored types: tools that OpenAI's servers run themselves.
     pub fn read(list: &[Value], notes: &mut Notes) -> Result<Self, ApiError> {
         let mut tools = Self::default();
         for (i, tool) in list.iter().enumerate() {
@@ -62,10 +63,11 @@ impl Tools {
         Ok(tools)
     }
 
+    /// Adds a tool, or all tools of a namespace. `place`: the path in the request, for errors.
     fn add(&mut self, tool: &Value, namespace: Option<&str>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let wrong = |problem: &str| ApiError::field(place, format!("{place}: {problem}"));
         let fields = tool.as_object().ok_or_else(|| wrong("a tool must be an object"))?;
-        // The chat API has an object of its own for a tool's fields.
+        // The chat API nests a tool's fields in an object.
         let nested = |kind: &str| fields.get(kind).and_then(Value::as_object).unwrap_or(fields);
         let kind = match fields.get("type") {
             Some(Value::String(kind)) => kind,
@@ -75,7 +77,7 @@ impl Tools {
         match kind {
             "function" => {
                 let fields = nested("function");
-                self.0.push(OfferedTool::new(fields, namespace, ToolKind::Function, fields).map_err(|e| wrong(&e))?);
+                self.0.push(ResponseTool::new(fields, namespace, ToolKind::Function, fields).map_err(|e| wrong(&e))?);
             }
             "custom" => {
                 let fields = nested("custom");
@@ -83,7 +85,8 @@ impl Tools {
                 let input = json!({"description": description, "parameters": {"type": "object",
                     "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": false}});
                 let input = input.as_object().unwrap_or(fields);
-                self.0.push(OfferedTool::new(fields, namespace, ToolKind::Custom(form), input).map_err(|e| wrong(&e))?);
+                self.0
+                    .push(ResponseTool::new(fields, namespace, ToolKind::Custom(form), input).map_err(|e| wrong(&e))?);
             }
             "namespace" if namespace.is_none() => {
                 let name = fields.get("name").and_then(Value::as_str).ok_or_else(|| wrong("its name is missing"))?;
@@ -97,15 +100,15 @@ impl Tools {
         Ok(())
     }
 
-    /// The tool that a call of the function `name` means.
-    pub fn find(&self, name: &str) -> Option<&OfferedTool> {
+    /// The tool of the function `name`.
+    pub fn find(&self, name: &str) -> Option<&ResponseTool> {
         self.0.iter().find(|tool| tool.function.name() == name)
     }
 
-    /// What `choice`, the field `tool_choice`, leaves; `parallel`: whether the request allows several calls.
-    pub fn choose(&self, choice: &Value, parallel: bool) -> Result<Choice, ApiError> {
+    /// Restricts the tools by `choice`, the field `tool_choice`. `parallel`: whether the request allows several calls.
+    pub fn select(&self, choice: &Value, parallel: bool) -> Result<ToolSelection, ApiError> {
         let mut choice = choice.clone();
-        // Tools that were left out cannot be named.
+        // Ignored tools have no name here.
         if let Some(Value::Array(allowed)) = choice.get_mut("tools") {
             allowed.retain(|tool| tool["name"].is_string() || tool["function"]["name"].is_string());
         }
@@ -128,20 +131,20 @@ impl Tools {
             }
         };
         let functions = self.0.iter().map(|tool| tool.function.clone()).collect();
-        let calls = Calls::new(functions, choice.as_ref(), parallel)?;
+        let calls = AllowedCalls::new(functions, choice.as_ref(), parallel)?;
         if let Some(ToolChoice::Named(name)) = &choice
             && let Some(tool) = self.find(name)
             && let ToolKind::Custom(Some(form)) = &tool.kind
         {
-            let input_of = Some((tool.clone(), form.clone()));
-            return Ok(Choice { calls: Calls { required: false, ..calls }, input_of });
+            let input_tool = Some((tool.clone(), form.clone()));
+            return Ok(ToolSelection { calls: AllowedCalls { required: false, ..calls }, input_tool });
         }
-        Ok(Choice { calls, input_of: None })
+        Ok(ToolSelection { calls, input_tool: None })
     }
 }
 
-impl OfferedTool {
-    /// The tool that `fields` name. `more` has the function's description and parameters.
+impl ResponseTool {
+    /// The tool with the name in `fields` and the description and parameters in `more`.
     fn new(
         fields: &Map<String, Value>,
         namespace: Option<&str>,
@@ -163,8 +166,8 @@ impl OfferedTool {
     }
 }
 
-/// The form of a custom tool's input, and the description that tells the model of it.
-fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String> {
+/// The form of a custom tool's input, and a description of it for the model.
+fn format(fields: &Map<String, Value>) -> Result<(Option<AnswerForm>, String), String> {
     let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
     let Some(Value::Object(format)) = fields.get("format") else { return Ok((None, description.to_owned())) };
     let grammar = format.get("grammar").and_then(Value::as_object).unwrap_or(format);
@@ -174,8 +177,8 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String>
         Some("grammar") => {
             let definition = word("definition").ok_or("its format has no definition")?;
             let (form, what) = match word("syntax") {
-                Some("lark") => (Form::Lark(definition.to_owned()), "Lark grammar"),
-                Some("regex") => (Form::Regex(definition.to_owned()), "regular expression"),
+                Some("lark") => (AnswerForm::Lark(definition.to_owned()), "Lark grammar"),
+                Some("regex") => (AnswerForm::Regex(definition.to_owned()), "regular expression"),
                 Some(_) | None => return Err("the syntax of its format must be lark or regex".into()),
             };
             let line = format!("The input follows this {what}:\n{definition}");
@@ -190,9 +193,9 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String>
 mod tests {
     use super::*;
 
-    fn tools(list: &Value) -> Result<(Tools, Notes), ApiError> {
+    fn tools(list: &Value) -> Result<(ResponseTools, Notes), ApiError> {
         let mut notes = Notes::default();
-        Ok((Tools::read(list.as_array().unwrap(), &mut notes)?, notes))
+        Ok((ResponseTools::read(list.as_array().unwrap(), &mut notes)?, notes))
     }
 
     fn function(name: &str) -> Value {
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_stand_for_functions() {
+    fn tools_become_functions() {
         let (tools, notes) = tools(&json!([
             function("f"), {"type": "web_search"}, pick(), {"type": "custom", "name": "say", "description": "Say it."},
             {"type": "namespace", "name": "mcp__x__", "tools": [function("g"), {"type": "image_generation"}]},
@@ -227,19 +230,20 @@ mod tests {
             "additionalProperties": false});
         assert_eq!(*of("say"), json!({"name": "say", "description": "Say it.", "parameters": input}));
         assert_eq!(of("pick")["description"], "The input follows this regular expression:\nyes|no");
-        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(Form::Regex("yes|no".into()))));
+        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(AnswerForm::Regex("yes|no".into()))));
     }
 
     #[test]
-    fn choices_name_tools() {
+    fn tool_choices_name_tools() {
         let (tools, _) = tools(&json!([
             function("f"), pick(), {"type": "namespace", "name": "n", "tools": [function("g")]}
         ]))
         .unwrap();
         let choose = |choice: Value| {
-            let Choice { calls, input_of } = tools.choose(&choice, true).map_err(|e| e.message().to_owned())?;
+            let ToolSelection { calls, input_tool } =
+                tools.select(&choice, true).map_err(|e| e.message().to_owned())?;
             let names: Vec<_> = calls.tools.iter().map(|tool| tool.name().to_owned()).collect();
-            Ok::<_, String>((names.join(" "), calls.required, input_of.map(|(tool, _)| tool.name)))
+            Ok::<_, String>((names.join(" "), calls.required, input_tool.map(|(tool, _)| tool.name)))
         };
         let some = |names: &str, required| Ok((names.to_owned(), required, None));
         assert_eq!(choose(Value::Null), some("f pick n__g", false));

@@ -1,4 +1,4 @@
-//! Fields of the Responses interface, and those that other servers add to it, that are not used here.
+//! The fields of the Responses interface, and those that other servers add to it, which this server refuses or ignores.
 
 use crate::http::ApiError;
 use crate::http::body::Object;
@@ -9,7 +9,7 @@ use crate::http::unsupported::{self, RefusedField, refused};
 const FORMAT: &str = "use text.format with a JSON schema";
 const LEAVE_OUT: &str = "leave it out";
 
-/// All fields that are refused.
+/// All refused fields.
 const REFUSED: &[RefusedField] = &[
     refused("background", &[], "send the request without it, and read the stream"),
     refused("conversation", &[], "use previous_response_id, or send the items in input"),
@@ -31,14 +31,15 @@ const REFUSED: &[RefusedField] = &[
     refused("messages", &[], "send the conversation in input, or use /v1/chat/completions"),
 ];
 
-/// Fields that change no text. They are passed over, and named in the answer's header `x-ignored` where they ask for something.
+/// Fields that do not change the text. They are ignored, and reported in the response header `x-ignored` if they would
+/// have an effect.
 #[rustfmt::skip]
 const IGNORED: &[&str] = &[
     "user", "safety_identifier", "metadata", "service_tier", "client_metadata", "max_tool_calls", "personality",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "id_slot", "request_id", "priority",
 ];
 
-/// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
+/// Refuses a request that uses a refused field. Notes the ignored fields.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
     unsupported::check(object, REFUSED, IGNORED)
 }
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_refused_where_they_ask_for_something() {
+    fn fields_are_refused_where_they_have_an_effect() {
         let check = |request: &Value| check(&Object::split(request.to_string().as_bytes())?);
         for field in REFUSED {
             for value in [json!(null), json!(false), json!(""), json!([]), json!({})] {

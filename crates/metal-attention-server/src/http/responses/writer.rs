@@ -1,4 +1,8 @@
-//! From what is generated to a response's items, and the events of its stream.
+//! Writes a response: from chat events to the items of the output, and the events of the stream.
+//!
+//! The output has one item for thoughts, text or call. One item is open at a time: it is added when its first part
+//! arrives, extended with deltas, and closed when another kind of part arrives or the sequence ends. A whole response
+//! is written by the same code, with discarded events.
 
 use std::sync::Arc;
 
@@ -10,49 +14,53 @@ use serde_json::json;
 
 use super::custom_input::CustomInput;
 use super::response::{
-    Asked, IncompleteDetails, OutputItem, Part, ResponseError, ResponseObject, ResponseUsage, Status,
+    ContentPart, IncompleteDetails, OutputItem, RequestEcho, ResponseError, ResponseObject, ResponseStatus,
+    ResponseUsage,
 };
-use super::store::{self, Record};
+use super::store::{self, ResponseRecord};
 use super::thoughts;
-use super::tools::{OfferedTool, ToolKind, Tools};
-use crate::http::answer::{Chunks, Frames};
-use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
+use super::tools::{ResponseTool, ResponseTools, ToolKind};
+use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, now};
 
-/// How a response is written.
-pub struct Wanted {
-    /// The tools that the model was told of.
-    pub tools: Tools,
-    /// The tool that the whole text is the input of.
-    pub input_of: Option<OfferedTool>,
-    /// Reasoning items have their thoughts as a summary, too.
-    pub sums_up: bool,
-    /// Reasoning items have their thoughts in a form that the next request may repeat.
-    pub seals_thoughts: bool,
-    /// Texts have the log probabilities of their tokens.
+/// The options of a response's contents.
+pub struct WriterOptions {
+    /// The tools of the request, for the names of calls.
+    pub tools: ResponseTools,
+    /// The custom tool whose input is the whole generated text.
+    pub input_tool: Option<ResponseTool>,
+    /// Whether reasoning items repeat the thoughts as a summary.
+    pub adds_summary: bool,
+    /// Whether reasoning items have the thoughts encoded for the next request.
+    pub encodes_thoughts: bool,
+    /// Whether texts have log probabilities of their tokens.
     pub with_logprobs: bool,
 }
 
-/// Makes the response of what is generated.
-pub struct Writer {
+/// Writes a response from chat events.
+pub struct ResponseWriter {
+    /// The response so far.
     response: ResponseObject,
-    wanted: Wanted,
+    /// Its options.
+    options: WriterOptions,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
-    /// Where the response is kept.
-    record: Option<Record>,
-    /// The next event's number.
+    /// Stores the response at its end; `None`: it is not stored.
+    record: Option<ResponseRecord>,
+    /// The sequence number of the next event.
     number: u64,
-    /// What the last item is, while it grows.
-    open: Option<Open>,
-    /// White space that is no text yet: nothing but a call may come after it.
+    /// The contents of the last item while it is open.
+    open: Option<OpenItem>,
+    /// White space that is not part of an item yet: it is dropped where a call follows.
     blank: String,
-    /// Log probabilities of tokens whose text is yet to come.
+    /// Log probabilities of tokens whose text has not arrived yet.
     logprobs: Vec<ChatTokenLogprob>,
 }
 
-/// An item that grows.
-enum Open {
+/// The contents of an open item.
+enum OpenItem {
     Reasoning(String),
     Message {
         text: String,
@@ -61,7 +69,7 @@ enum Open {
     Function(String),
     /// The arguments of the function that stands for a custom tool.
     Custom(CustomInput),
-    /// The whole text is the input.
+    /// The generated text, which is the input of a custom tool.
     Input(String),
 }
 
@@ -78,23 +86,26 @@ struct WithItem<'a> {
     item: &'a OutputItem,
 }
 
-/// The body of an event about an item.
+/// The body of an event about an item, with further fields.
 #[derive(Serialize)]
 struct OfItem<'a, B> {
+    /// The id of the item.
     item_id: &'a str,
+    /// The index of the item in the output.
     output_index: usize,
+    /// Further fields.
     #[serde(flatten)]
-    more: B,
+    fields: B,
 }
 
-/// A part of an item.
+/// The body of an event with a content part.
 #[derive(Serialize)]
 struct WithPart<'a> {
     content_index: usize,
-    part: &'a Part,
+    part: &'a ContentPart,
 }
 
-/// More of a text.
+/// The body of an event that extends a text.
 #[derive(Serialize)]
 struct TextPiece<'a> {
     content_index: usize,
@@ -102,7 +113,7 @@ struct TextPiece<'a> {
     logprobs: &'a [ChatTokenLogprob],
 }
 
-/// All of a text.
+/// The body of an event with a complete text.
 #[derive(Serialize)]
 struct WholeText<'a> {
     content_index: usize,
@@ -110,34 +121,43 @@ struct WholeText<'a> {
     logprobs: &'a [ChatTokenLogprob],
 }
 
-/// An event of a stream.
+/// An event of the stream.
 #[derive(Serialize)]
 struct StreamEvent<B> {
+    /// Its type.
     #[serde(rename = "type")]
     kind: &'static str,
+    /// Its number in the stream, from 0.
     sequence_number: u64,
+    /// Its other fields.
     #[serde(flatten)]
     body: B,
 }
 
-impl Writer {
-    /// A response that was just begun, of the model with `tokenizer`; `record`: where it is kept.
-    pub fn new(id: String, asked: Asked, wanted: Wanted, tokenizer: &Arc<Tokenizer>, record: Option<Record>) -> Self {
+impl ResponseWriter {
+    /// A writer of a response that has just begun. `record`: where it is stored at its end.
+    pub fn new(
+        id: String,
+        echo: RequestEcho,
+        options: WriterOptions,
+        tokenizer: &Arc<Tokenizer>,
+        record: Option<ResponseRecord>,
+    ) -> Self {
         let response = ResponseObject {
             id,
             object: "response",
             created_at: now(),
             completed_at: None,
-            status: Status::InProgress,
+            status: ResponseStatus::InProgress,
             error: None,
             incomplete_details: None,
             output: Vec::new(),
             usage: None,
-            asked,
+            echo,
         };
         Self {
             response,
-            wanted,
+            options,
             tokenizer: Arc::clone(tokenizer),
             record,
             number: 0,
@@ -147,20 +167,20 @@ impl Writer {
         }
     }
 
-    /// The response as it is.
+    /// The response in its present state.
     pub fn into_response(self) -> ResponseObject {
         self.response
     }
 
-    /// The first events.
+    /// Writes the first events of the stream.
     pub fn begin(&mut self, out: &mut Frames) {
         self.send_response("response.created", out);
         self.send_response("response.in_progress", out);
     }
 
-    /// Adds what was generated at a time.
+    /// Adds the parts of one scheduler event.
     pub fn add(&mut self, parts: Vec<ChatEvent>, out: &mut Frames) {
-        if self.wanted.with_logprobs {
+        if self.options.with_logprobs {
             let logprobs = parts.iter().filter_map(|part| match part {
                 ChatEvent::Logprobs(id, logprobs) => Some(ChatTokenLogprob::new(&self.tokenizer, *id, logprobs)),
                 ChatEvent::Prompt(_) | ChatEvent::Answer(_) | ChatEvent::CutCall | ChatEvent::End(_) => None,
@@ -179,45 +199,47 @@ impl Writer {
                 ChatEvent::End(end) => self.end(&end, out),
             }
         }
-        if !matches!(self.open, Some(Open::Message { .. }) | None) {
+        if !matches!(self.open, Some(OpenItem::Message { .. }) | None) {
             self.logprobs.clear();
         }
     }
 
+    /// Adds thoughts to the reasoning item, and opens one if need be. White space alone opens none.
     fn thoughts(&mut self, text: &str, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Reasoning(_))) {
+        if !matches!(self.open, Some(OpenItem::Reasoning(_))) {
             if text.trim().is_empty() {
                 return;
             }
             self.blank.clear();
             let content = Vec::new();
             let id = self.next_id("rs");
-            let status = Status::InProgress;
+            let status = ResponseStatus::InProgress;
             let item = OutputItem::Reasoning { id, summary: Vec::new(), content, encrypted_content: None, status };
-            self.open(item, Open::Reasoning(String::new()), out);
-            self.send_part("response.content_part.added", &Part::ReasoningText { text: String::new() }, out);
-            if self.wanted.sums_up {
-                let part = Part::SummaryText { text: String::new() };
+            self.open(item, OpenItem::Reasoning(String::new()), out);
+            self.send_part("response.content_part.added", &ContentPart::ReasoningText { text: String::new() }, out);
+            if self.options.adds_summary {
+                let part = ContentPart::SummaryText { text: String::new() };
                 let added = json!({"summary_index": 0, "part": part});
-                self.send_more("response.reasoning_summary_part.added", added, out);
+                self.send_about_item("response.reasoning_summary_part.added", added, out);
             }
         }
-        if let Some(Open::Reasoning(all)) = &mut self.open {
+        if let Some(OpenItem::Reasoning(all)) = &mut self.open {
             all.push_str(text);
-            self.send_more("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
-            if self.wanted.sums_up {
+            self.send_about_item("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
+            if self.options.adds_summary {
                 let delta = json!({"summary_index": 0, "delta": text});
-                self.send_more("response.reasoning_summary_text.delta", delta, out);
+                self.send_about_item("response.reasoning_summary_text.delta", delta, out);
             }
         }
     }
 
+    /// Adds text to the message or custom call, and opens one if need be. White space is held back until text follows.
     fn text(&mut self, mut text: String, out: &mut Frames) {
         match &self.open {
-            Some(Open::Message { .. } | Open::Input(_)) => {}
-            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {
-                if let Some(tool) = self.wanted.input_of.clone() {
-                    self.input_of(&tool, out);
+            Some(OpenItem::Message { .. } | OpenItem::Input(_)) => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Function(_) | OpenItem::Custom(_)) | None => {
+                if let Some(tool) = self.options.input_tool.clone() {
+                    self.begin_input(&tool, out);
                 } else {
                     self.blank += &text;
                     if self.blank.trim().is_empty() {
@@ -229,84 +251,87 @@ impl Writer {
             }
         }
         match &mut self.open {
-            Some(Open::Message { text: all, logprobs }) => {
+            Some(OpenItem::Message { text: all, logprobs }) => {
                 all.push_str(&text);
                 let of_text = std::mem::take(&mut self.logprobs);
                 logprobs.extend_from_slice(&of_text);
                 let piece = TextPiece { content_index: 0, delta: &text, logprobs: &of_text };
-                self.send_more("response.output_text.delta", piece, out);
+                self.send_about_item("response.output_text.delta", piece, out);
             }
-            Some(Open::Input(all)) => {
+            Some(OpenItem::Input(all)) => {
                 all.push_str(&text);
-                self.send_more("response.custom_tool_call_input.delta", json!({"delta": text}), out);
+                self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": text}), out);
             }
-            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Function(_) | OpenItem::Custom(_)) | None => {}
         }
     }
 
-    /// Begins a message.
+    /// Opens a message.
     fn message(&mut self, out: &mut Frames) {
         let id = self.next_id("msg");
-        let item = OutputItem::Message { id, role: "assistant", content: Vec::new(), status: Status::InProgress };
-        self.open(item, Open::Message { text: String::new(), logprobs: Vec::new() }, out);
-        let part = Part::OutputText { text: String::new(), annotations: Vec::new(), logprobs: Vec::new() };
+        let item =
+            OutputItem::Message { id, role: "assistant", content: Vec::new(), status: ResponseStatus::InProgress };
+        self.open(item, OpenItem::Message { text: String::new(), logprobs: Vec::new() }, out);
+        let part = ContentPart::OutputText { text: String::new(), annotations: Vec::new(), logprobs: Vec::new() };
         self.send_part("response.content_part.added", &part, out);
     }
 
-    /// Begins a call of the tool that the whole text is the input of.
-    fn input_of(&mut self, tool: &OfferedTool, out: &mut Frames) {
+    /// Opens the call of the custom tool whose input is the whole generated text.
+    fn begin_input(&mut self, tool: &ResponseTool, out: &mut Frames) {
         let call_id = store::unguessable("call_");
-        self.custom_call(call_id, tool, Open::Input(String::new()), out);
+        self.custom_call(call_id, tool, OpenItem::Input(String::new()), out);
     }
 
-    fn custom_call(&mut self, call_id: String, tool: &OfferedTool, open: Open, out: &mut Frames) {
-        let OfferedTool { name, namespace, .. } = tool.clone();
-        let (id, status) = (self.next_id("ctc"), Status::InProgress);
+    fn custom_call(&mut self, call_id: String, tool: &ResponseTool, open: OpenItem, out: &mut Frames) {
+        let ResponseTool { name, namespace, .. } = tool.clone();
+        let (id, status) = (self.next_id("ctc"), ResponseStatus::InProgress);
         let item = OutputItem::CustomToolCall { id, call_id, name, namespace, input: String::new(), status };
         self.open(item, open, out);
     }
 
-    /// Begins a call of the function `name`.
+    /// Opens a call of the function `name`.
     fn call(&mut self, id: &str, name: &str, out: &mut Frames) {
         let call_id = format!("call_{id}");
-        let tool = self.wanted.tools.find(name).cloned();
+        let tool = self.options.tools.find(name).cloned();
         let (name, namespace) = match tool {
-            Some(tool @ OfferedTool { kind: ToolKind::Custom(_), .. }) => {
-                self.custom_call(call_id, &tool, Open::Custom(CustomInput::default()), out);
+            Some(tool @ ResponseTool { kind: ToolKind::Custom(_), .. }) => {
+                self.custom_call(call_id, &tool, OpenItem::Custom(CustomInput::default()), out);
                 return;
             }
-            Some(OfferedTool { name, namespace, kind: ToolKind::Function, .. }) => (name, namespace),
+            Some(ResponseTool { name, namespace, kind: ToolKind::Function, .. }) => (name, namespace),
             None => (name.to_owned(), None),
         };
-        let (id, status) = (self.next_id("fc"), Status::InProgress);
+        let (id, status) = (self.next_id("fc"), ResponseStatus::InProgress);
         let item = OutputItem::FunctionCall { id, call_id, name, namespace, arguments: String::new(), status };
-        self.open(item, Open::Function(String::new()), out);
+        self.open(item, OpenItem::Function(String::new()), out);
     }
 
+    /// Adds a piece of a call's arguments.
     fn arguments(&mut self, piece: &str, out: &mut Frames) {
         match &mut self.open {
-            Some(Open::Function(all)) => {
+            Some(OpenItem::Function(all)) => {
                 all.push_str(piece);
-                self.send_more("response.function_call_arguments.delta", json!({"delta": piece}), out);
+                self.send_about_item("response.function_call_arguments.delta", json!({"delta": piece}), out);
             }
-            Some(Open::Custom(input)) => {
+            Some(OpenItem::Custom(input)) => {
                 let more = input.push(piece);
                 if !more.is_empty() {
-                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": more}), out);
+                    self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": more}), out);
                 }
             }
-            Some(Open::Reasoning(_) | Open::Message { .. } | Open::Input(_)) | None => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Message { .. } | OpenItem::Input(_)) | None => {}
         }
     }
 
+    /// Ends the response: closes the open item, sets the status, stores the response and writes the last event.
     fn end(&mut self, end: &ChatEnd, out: &mut Frames) {
         let is_cut = end.reason.is_cut();
         self.close(is_cut, out);
-        // An answer that says nothing is an empty message.
+        // A response without text or calls has an empty message.
         let says_nothing = self.response.output.iter().all(OutputItem::is_reasoning);
         if self.response.output.is_empty() || says_nothing && !is_cut {
-            match self.wanted.input_of.clone() {
-                Some(tool) => self.input_of(&tool, out),
+            match self.options.input_tool.clone() {
+                Some(tool) => self.begin_input(&tool, out),
                 None => self.message(out),
             }
             self.close(is_cut, out);
@@ -314,12 +339,12 @@ impl Writer {
         self.response.usage = Some(ResponseUsage::new(end.usage, end.reasoning_tokens));
         let kind = match &end.reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => {
-                self.response.status = Status::Completed;
+                self.response.status = ResponseStatus::Completed;
                 self.response.completed_at = Some(now());
                 "response.completed"
             }
             EndReason::Length | EndReason::ContextFull => {
-                self.response.status = Status::Incomplete;
+                self.response.status = ResponseStatus::Incomplete;
                 self.response.incomplete_details = Some(IncompleteDetails { reason: "max_output_tokens" });
                 "response.incomplete"
             }
@@ -330,13 +355,13 @@ impl Writer {
         self.send_response(kind, out);
     }
 
-    /// The name of the next item: the response's own, and its number.
+    /// The id of the next item, which contains the digits of the response's id.
     fn next_id(&self, prefix: &str) -> String {
         store::item_id(prefix, &self.response.id, self.response.output.len())
     }
 
-    /// Begins an item.
-    fn open(&mut self, item: OutputItem, open: Open, out: &mut Frames) {
+    /// Closes the open item, and opens another one.
+    fn open(&mut self, item: OutputItem, open: OpenItem, out: &mut Frames) {
         self.close(false, out);
         self.blank.clear();
         self.response.output.push(item);
@@ -344,64 +369,64 @@ impl Writer {
         self.send_item("response.output_item.added", out);
     }
 
-    /// Ends the item that grows, which may have been cut off.
+    /// Closes the open item. `is_cut`: the sequence was cut off within it.
     fn close(&mut self, is_cut: bool, out: &mut Frames) {
         let Some(open) = self.open.take() else { return };
-        let status = if is_cut { Status::Incomplete } else { Status::Completed };
+        let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
         match open {
-            Open::Reasoning(text) => {
-                self.send_more("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
-                let part = Part::ReasoningText { text: text.clone() };
+            OpenItem::Reasoning(text) => {
+                self.send_about_item("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
+                let part = ContentPart::ReasoningText { text: text.clone() };
                 self.send_part("response.content_part.done", &part, out);
                 let mut summed_up = Vec::new();
-                if self.wanted.sums_up {
-                    let part = Part::SummaryText { text: text.clone() };
+                if self.options.adds_summary {
+                    let part = ContentPart::SummaryText { text: text.clone() };
                     let whole = json!({"summary_index": 0, "text": text});
-                    self.send_more("response.reasoning_summary_text.done", whole, out);
+                    self.send_about_item("response.reasoning_summary_text.done", whole, out);
                     let done = json!({"summary_index": 0, "part": part});
-                    self.send_more("response.reasoning_summary_part.done", done, out);
+                    self.send_about_item("response.reasoning_summary_part.done", done, out);
                     summed_up.push(part);
                 }
                 if let Some(OutputItem::Reasoning { summary, content, encrypted_content, status: of_item, .. }) =
                     self.response.output.last_mut()
                 {
                     *summary = summed_up;
-                    *encrypted_content = self.wanted.seals_thoughts.then(|| thoughts::sealed(&text));
+                    *encrypted_content = self.options.encodes_thoughts.then(|| thoughts::encode(&text));
                     (*content, *of_item) = (vec![part], status);
                 }
             }
-            Open::Message { text, logprobs } => {
+            OpenItem::Message { text, logprobs } => {
                 let whole = WholeText { content_index: 0, text: &text, logprobs: &logprobs };
-                self.send_more("response.output_text.done", whole, out);
-                let part = Part::OutputText { text, annotations: Vec::new(), logprobs };
+                self.send_about_item("response.output_text.done", whole, out);
+                let part = ContentPart::OutputText { text, annotations: Vec::new(), logprobs };
                 self.send_part("response.content_part.done", &part, out);
                 if let Some(OutputItem::Message { content, status: of_item, .. }) = self.response.output.last_mut() {
                     (*content, *of_item) = (vec![part], status);
                 }
             }
-            Open::Function(text) => {
+            OpenItem::Function(text) => {
                 if let Some(OutputItem::FunctionCall { name, arguments, status: of_item, .. }) =
                     self.response.output.last_mut()
                 {
                     let done = json!({"name": name, "arguments": text});
                     (*arguments, *of_item) = (text, status);
-                    self.send_more("response.function_call_arguments.done", done, out);
+                    self.send_about_item("response.function_call_arguments.done", done, out);
                 }
             }
-            Open::Custom(input) => {
+            OpenItem::Custom(input) => {
                 let (text, rest) = input.finish();
                 if !rest.is_empty() {
-                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
+                    self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
                 }
                 self.close_input(text, status, out);
             }
-            Open::Input(text) => self.close_input(text, status, out),
+            OpenItem::Input(text) => self.close_input(text, status, out),
         }
         self.send_item("response.output_item.done", out);
     }
 
-    fn close_input(&mut self, text: String, status: Status, out: &mut Frames) {
-        self.send_more("response.custom_tool_call_input.done", json!({"input": text}), out);
+    fn close_input(&mut self, text: String, status: ResponseStatus, out: &mut Frames) {
+        self.send_about_item("response.custom_tool_call_input.done", json!({"input": text}), out);
         if let Some(OutputItem::CustomToolCall { input, status: of_item, .. }) = self.response.output.last_mut() {
             (*input, *of_item) = (text, status);
         }
@@ -411,67 +436,69 @@ impl Writer {
         send(&mut self.number, kind, WithResponse { response: &self.response }, out);
     }
 
-    /// An event with the last item.
+    /// Writes an event with the last item.
     fn send_item(&mut self, kind: &'static str, out: &mut Frames) {
         if let Some((output_index, item)) = last(&self.response.output) {
             send(&mut self.number, kind, WithItem { output_index, item }, out);
         }
     }
 
-    /// An event about the last item.
-    fn send_more(&mut self, kind: &'static str, more: impl Serialize, out: &mut Frames) {
+    /// Writes an event about the last item.
+    fn send_about_item(&mut self, kind: &'static str, fields: impl Serialize, out: &mut Frames) {
         if let Some((output_index, item)) = last(&self.response.output) {
-            send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, more }, out);
+            send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, fields }, out);
         }
     }
 
-    /// An event with the part of the last item.
-    fn send_part(&mut self, kind: &'static str, part: &Part, out: &mut Frames) {
-        self.send_more(kind, WithPart { content_index: 0, part }, out);
+    /// Writes an event with a content part of the last item.
+    fn send_part(&mut self, kind: &'static str, part: &ContentPart, out: &mut Frames) {
+        self.send_about_item(kind, WithPart { content_index: 0, part }, out);
     }
 
-    /// The response has failed.
+    /// Ends the response with an error.
     fn failed(&mut self, error: &ApiError, out: &mut Frames) {
         let ResponseError { code, message } = ResponseError::of(error);
         send(&mut self.number, "error", json!({"code": code, "message": message, "param": null}), out);
-        self.response.status = Status::Failed;
+        self.response.status = ResponseStatus::Failed;
         self.response.error = Some(ResponseError { code, message });
         self.send_response("response.failed", out);
     }
 }
 
-/// The last item and its number.
+/// The last item and its index.
 fn last(output: &[OutputItem]) -> Option<(usize, &OutputItem)> {
     output.iter().enumerate().next_back()
 }
 
-/// Sends an event, and counts it.
+/// Writes an event with the next sequence number.
 fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Frames) {
     out.event(kind, &StreamEvent { kind, sequence_number: *number, body });
     *number += 1;
 }
 
-/// A response as a stream.
+/// Writes a response as a stream.
 pub struct ResponseChunks {
-    replies: Replies,
-    writer: Writer,
+    /// The parser of the only choice.
+    parsers: ChoiceParsers,
+    /// Makes the events.
+    writer: ResponseWriter,
 }
 
 impl ResponseChunks {
-    /// A stream of what `replies` read, as `writer` writes it.
-    pub fn new(replies: Replies, writer: Writer) -> Self {
-        Self { replies, writer }
+    /// A stream of what `parsers` parse and `writer` writes.
+    pub fn new(parsers: ChoiceParsers, writer: ResponseWriter) -> Self {
+        Self { parsers, writer }
     }
 }
 
-impl Chunks for ResponseChunks {
+impl ChunkWriter for ResponseChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        let parts = self.replies.take(index, event)?;
+        let parts = self.parsers.parse(index, event)?;
         self.writer.add(parts, out);
         Ok(())
     }
 
-    /// The last event came with the end of the text.
+    /// The last event was written at the end of the sequence.
     fn end(&mut self, _: &mut Frames) {}
 
     fn error(&mut self, error: &ApiError, out: &mut Frames) {

@@ -1,8 +1,8 @@
-//! Mixtures of experts. [`route`] chooses each token's experts, and the choice stays on the device: few tokens go through
-//! [`experts_matvec`], in which each reads the experts it goes to, and many through [`experts_matmul`], for which
-//! they are sorted by expert, so that an expert is read once for all of its tokens.
+//! Mixtures of experts. [`route`] chooses each token's experts, and the choice stays on the GPU. For a few tokens
+//! [`experts_matvec`] (grouped GEMV) reads the experts of each token; for many [`experts_matmul`] (grouped GEMM) sorts
+//! the tokens by expert, so that an expert is read once for all its tokens.
 //!
-//! A *visit* is a token at one of its experts: visit `token * n_used + i` is the token at the `i`-th expert of its choice.
+//! A *visit* is one token at one of its experts: visit `token * n_used + i` is the token at the `i`-th of its experts.
 
 mod matmul;
 mod matvec;
@@ -15,48 +15,48 @@ use crate::dispatch::ExpertTiles;
 use crate::error::WgpuError;
 use crate::kernels::matmul::{MatmulScratch, unit_bytes};
 use crate::matrix::WgpuMatrix;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{Constant, ShaderFeatures};
 
 pub use matmul::{experts_matmul, experts_matmul_by, experts_method};
 pub use matvec::experts_matvec;
 pub use route::{MAX_EXPERTS, MAX_USED_EXPERTS, route};
 
-/// Sizes of a layer's experts, and what they compute.
+/// The sizes and the activation of a layer's experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsShape {
-    /// Width of input and result.
+    /// Elements of a token's input and result.
     pub n_embd: usize,
-    /// Width of gate and up of an expert.
+    /// Width of an expert's gate and up.
     pub n_ff: usize,
-    /// Experts.
+    /// Number of experts.
     pub n_expert: usize,
-    /// Experts that a token goes to.
+    /// Experts of each token.
     pub n_used: usize,
-    /// Whether there are gates.
+    /// Whether experts have a gate.
     pub gated: bool,
-    /// Activation of the gate, of up where there is none.
+    /// Activation of the gate, or of up without a gate.
     pub activation: Activation,
-    /// Whether a weight multiplies an expert's input instead of its result.
+    /// Whether the router's weight multiplies an expert's input instead of its result.
     pub weight_input: bool,
 }
 
-/// The matrices of all experts of a layer, one expert below the other, and what is added to their products.
+/// The matrices of all experts of a layer, one expert below the other, and their biases.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertsMatrices<'a> {
-    /// `[n_expert * 2 n_ff, n_embd]`, rows of gate and up by turns ([`WgpuMatrix::interleave_all`]); without gates
+    /// `[n_expert * 2 n_ff, n_embd]` with gate and up rows interleaved ([`WgpuMatrix::interleave_all`]); without gates
     /// `[n_expert * n_ff, n_embd]` ([`WgpuMatrix::concat`]).
     pub up: &'a WgpuMatrix,
-    /// A number for each row of `up`.
+    /// Bias of `up`, one element for each row.
     pub up_bias: Option<&'a wgpu::Buffer>,
     /// `[n_expert * n_embd, n_ff]` ([`WgpuMatrix::concat`]).
     pub down: &'a WgpuMatrix,
-    /// A number for each row of `down`.
+    /// Bias of `down`, one element for each row.
     pub down_bias: Option<&'a wgpu::Buffer>,
 }
 
 impl ExpertsShape {
-    /// The shape of `experts` between rows of `n_embd` elements.
+    /// The shape of `experts` with inputs of `n_embd` elements.
     pub fn new(experts: &Experts, n_embd: usize) -> Self {
         Self {
             n_embd,
@@ -69,12 +69,12 @@ impl ExpertsShape {
         }
     }
 
-    /// Rows of `up` that an expert has.
+    /// Rows of `up` of one expert.
     fn up_rows(&self) -> usize {
         if self.gated { 2 * self.n_ff } else { self.n_ff }
     }
 
-    /// Whether `matrices` are of this shape, and the kernels can do what they are for.
+    /// An error if `matrices` do not have this shape, or the kernels do not support it.
     fn check(&self, matrices: &ExpertsMatrices<'_>) -> Result<(), WgpuError> {
         let mismatch = |why: String| Err(WgpuError::Mismatch { what: "the experts' matrices".to_owned(), why });
         for (name, matrix, rows, n_in) in
@@ -97,76 +97,77 @@ impl ExpertsShape {
         }
     }
 
-    /// The tiles of `tokens` tokens that visits are sorted into.
+    /// The tiles of `tokens` visits each.
     fn tiles(&self, tokens: usize) -> ExpertTiles {
-        ExpertTiles { n_expert: self.n_expert as u32, n_used: self.n_used as u32, tokens: tokens as u32 }
+        ExpertTiles { n_expert: self.n_expert as u32, n_used: self.n_used as u32, tile_tokens: tokens as u32 }
     }
 
-    /// What `shaders/experts_activation.wgsl` takes.
+    /// The constants of `shaders/experts_activation.wgsl`.
     fn activation_constants(&self) -> [(&'static str, Constant); 3] {
         let (name, limit) = match self.activation {
             Activation::Silu => ("silu", 0.0),
             Activation::Gelu => ("gelu", 0.0),
             Activation::ReluSquared => ("relu_squared", 0.0),
             Activation::ClampedSwiglu { limit } => ("clamped_swiglu", limit),
-            // Refused by `check`.
+            // `check` refuses it.
             Activation::SparseGelu { .. } => ("sparse_gelu", 0.0),
         };
         [("gated", self.gated.into()), ("activation", name.into()), ("limit", limit.into())]
     }
 }
 
-/// What lies between the kernels of a layer's experts. The layers of a forward pass share one.
+/// The buffers between the kernels of a layer's experts. All layers of a forward pass share them.
 #[derive(Debug)]
 pub struct ExpertsScratch {
-    /// Experts of each token, best first, `[n_tokens, n_used]` u32.
+    /// The experts of each token, best first, `[n_tokens, n_used]` u32.
     pub chosen: wgpu::Buffer,
     /// Their weights, `[n_tokens, n_used]`.
     pub weights: wgpu::Buffer,
     /// `activation(gate) * up` of each visit, `[n_tokens * n_used, n_ff]`.
     hidden: wgpu::Buffer,
-    /// What many tokens need besides.
+    /// The buffers of [`experts_matmul`]; `None` for a few tokens.
     sorted: Option<SortedScratch>,
 }
 
-/// What lies between the kernels of [`experts_matmul`].
+/// The additional buffers of [`experts_matmul`].
 #[derive(Debug)]
 struct SortedScratch {
-    /// Visits in the order of their experts, `[n_tokens * n_used]` u32.
+    /// Visits sorted by expert, `[n_tokens * n_used]` u32.
     order: wgpu::Buffer,
-    /// Tiles of that order, each of one expert: (expert, first, one past the last, 0) u32; (0, 0, 0, 0) where there is none.
+    /// Tiles of that order, each of one expert: (expert, first visit, one past the last, 0) u32; unused tiles are zero.
     tiles: wgpu::Buffer,
-    /// The experts' results, `[n_tokens * n_used, n_embd]`.
+    /// The results of all visits, `[n_tokens * n_used, n_embd]`.
     down: wgpu::Buffer,
-    /// The input as matrix units take it.
+    /// The tokens' input in the format of matrix units.
     input: MatmulScratch,
-    /// `hidden` as matrix units take it.
+    /// `hidden` in the format of matrix units.
     units_hidden: MatmulScratch,
 }
 
-/// Tokens that [`experts_matvec`] is made for; beyond, [`experts_matmul`] reads less.
+/// Most tokens for which [`experts_matvec`] is used; with more [`experts_matmul`] reads less.
 pub const FEW_TOKENS: usize = 16;
 
-/// Tokens of the smallest tile.
+/// Visits of the smallest tile.
 const LEAST_TILE: u64 = 16;
 
 impl ExpertsScratch {
-    /// Room for `n_tokens` tokens at experts of any of these `shapes`. Up to [`FEW_TOKENS`] it is for [`experts_matvec`] alone.
+    /// Makes the buffers for `n_tokens` tokens and experts of any of `shapes`. For up to [`FEW_TOKENS`] they suit
+    /// [`experts_matvec`] only.
     pub fn new(gpu: &WgpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, unit_bytes(gpu.features()), shapes, n_tokens)
     }
 
-    /// As [`new`](Self::new) for [`experts_matmul`] with any number of tokens, and on a device without matrix units for loops that
-    /// stand in for them.
+    /// Like [`new`](Self::new), but for [`experts_matmul`] with any number of tokens, and on a device without matrix
+    /// units for the plain loops that stand in for them in tests.
     pub fn for_loops(gpu: &WgpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
         let unit = unit_bytes(gpu.features()).max(size_of::<f32>());
         Self::of(gpu, unit, shapes, n_tokens.max(FEW_TOKENS + 1))
     }
 
-    /// Bytes of [`new`](Self::new) on a device with `features`.
+    /// Bytes of the buffers of [`new`](Self::new) on a device with `features`.
     pub fn bytes(features: ShaderFeatures, shapes: &[ExpertsShape], n_tokens: usize) -> u64 {
         let unit = unit_bytes(features);
-        let sizes = Sizes::of(shapes, n_tokens);
+        let sizes = ScratchSizes::of(shapes, n_tokens);
         let mut bytes = sizes.chosen + sizes.weights + sizes.hidden;
         if n_tokens > FEW_TOKENS {
             bytes += sizes.order + sizes.tiles + sizes.down;
@@ -177,7 +178,7 @@ impl ExpertsScratch {
     }
 
     fn of(gpu: &WgpuDevice, unit: usize, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
-        let sizes = Sizes::of(shapes, n_tokens);
+        let sizes = ScratchSizes::of(shapes, n_tokens);
         let sorted = if n_tokens > FEW_TOKENS {
             Some(SortedScratch {
                 order: gpu.buffer("tokens in the order of their experts", sizes.order)?,
@@ -198,26 +199,35 @@ impl ExpertsScratch {
     }
 }
 
-/// Bytes of the buffers of an [`ExpertsScratch`], and the most elements of the rows that matrix units take.
+/// Bytes of each buffer of an [`ExpertsScratch`], and the longest rows in the format of matrix units.
 #[derive(Default)]
-struct Sizes {
+struct ScratchSizes {
+    /// Bytes of [`ExpertsScratch::chosen`].
     chosen: u64,
+    /// Bytes of [`ExpertsScratch::weights`].
     weights: u64,
+    /// Bytes of the hidden values.
     hidden: u64,
+    /// Bytes of the sorted visits.
     order: u64,
+    /// Bytes of the tiles.
     tiles: u64,
+    /// Bytes of the results of all visits.
     down: u64,
+    /// Most experts of a token.
     most_used: usize,
+    /// Longest input, in elements.
     most_embd: usize,
+    /// Longest row of hidden values, in elements.
     most_ff: usize,
 }
 
-impl Sizes {
+impl ScratchSizes {
     fn of(shapes: &[ExpertsShape], n_tokens: usize) -> Self {
         let mut sizes = Self::default();
         for shape in shapes {
             let visits = (n_tokens * shape.n_used) as u64;
-            // No fewer than `ExpertTiles::most` of any tile that is as long at least.
+            // Not less than `ExpertTiles::max_tiles` for any tile of at least that size.
             let tiles = visits.min(visits / LEAST_TILE + shape.n_expert as u64);
             sizes.chosen = sizes.chosen.max(4 * visits);
             sizes.weights = sizes.weights.max(4 * visits);
@@ -236,18 +246,18 @@ impl Sizes {
 /// The weights of all experts, dequantised, for the [twin](experts_twin).
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertsValues<'a> {
-    /// As [`ExpertsMatrices::up`].
+    /// Like [`ExpertsMatrices::up`].
     pub up: &'a [f32],
-    /// As [`ExpertsMatrices::up_bias`].
+    /// Like [`ExpertsMatrices::up_bias`].
     pub up_bias: Option<&'a [f32]>,
-    /// As [`ExpertsMatrices::down`].
+    /// Like [`ExpertsMatrices::down`].
     pub down: &'a [f32],
-    /// As [`ExpertsMatrices::down_bias`].
+    /// Like [`ExpertsMatrices::down_bias`].
     pub down_bias: Option<&'a [f32]>,
 }
 
-/// The scalar twin of [`experts_matvec`] and [`experts_matmul`] for one token `x`, `[n_embd]`, that goes to `visits`, pairs of
-/// expert and weight: the sum of what they give.
+/// The scalar twin of [`experts_matvec`] and [`experts_matmul`] for one token `x`, `[n_embd]`. `visits`: its experts
+/// with their weights. Returns the weighted sum `[n_embd]`.
 pub fn experts_twin(shape: &ExpertsShape, values: &ExpertsValues<'_>, x: &[f32], visits: &[(usize, f32)]) -> Vec<f32> {
     let product = |w: &[f32], bias: Option<&[f32]>, expert: usize, rows: usize, x: &[f64]| -> Vec<f64> {
         let w = &w[expert * rows * x.len()..][..rows * x.len()];
@@ -271,7 +281,7 @@ pub fn experts_twin(shape: &ExpertsShape, values: &ExpertsValues<'_>, x: &[f32],
     sum.into_iter().map(|v| v as f32).collect()
 }
 
-/// `activation(gate) * up`, or the activation alone.
+/// `activation(gate) * up`, or the activation alone without up.
 fn activated(activation: Activation, gate: f64, up: Option<f64>) -> f64 {
     let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
     let times = |v: f64| up.map_or(v, |up| v * up);
@@ -305,6 +315,6 @@ fn catalogue_shape() -> ExpertsShape {
     }
 }
 
-pub(super) fn catalogue() -> Vec<PsoKey> {
+pub(super) fn catalogue() -> Vec<PipelineKey> {
     [route::catalogue(), matvec::catalogue(), matmul::catalogue()].concat()
 }

@@ -1,23 +1,23 @@
-//! Which experts a token goes to.
+//! The router of a mixture of experts: chooses each token's experts from their scores.
 
 use metal_attention_model::{Router, RouterScore};
 
 use super::ExpertsScratch;
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Most experts that a token goes to.
+/// Most experts of one token.
 pub const MAX_USED_EXPERTS: usize = 32;
 
-/// Most experts of a layer: what lies in the memory of a workgroup for each is 12 bytes.
+/// Most experts of a layer: a workgroup keeps 12 bytes for each.
 pub const MAX_EXPERTS: usize = 1024;
 
-/// Chooses `n_used` of `n_expert` experts for each token as [`Router::choose`] does, and leaves them with their weights in
-/// `scratch`. `products` `[n_tokens, n_expert]`: what the router's matrix gave, with its bias; `choice_bias` `[n_expert]`: what
-/// is added for the choice; `expert_scale` `[n_expert]`: a factor on each expert's result, which goes into its weight.
+/// Chooses `n_used` of `n_expert` experts for each token, like [`Router::choose`], and writes them with their weights
+/// to `scratch`. `products`, `[n_tokens, n_expert]`: the router's products, with its bias. `choice_bias`, `[n_expert]`:
+/// added for the choice only. `expert_scale`, `[n_expert]`: a factor on each expert's weight.
 pub fn route(
     gpu: &WgpuDevice,
     router: &Router,
@@ -39,18 +39,18 @@ pub fn route(
     if router.weight_input && expert_scale.is_some() {
         return mismatch("one factor is for the experts' input and another for their result".to_owned());
     }
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-        (products, Reach::Tokens(4 * n_expert as u64)),
-        (&scratch.chosen, Reach::Tokens(4 * n_used as u64)),
-        (&scratch.weights, Reach::Tokens(4 * n_used as u64)),
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
+        (products, AccessRange::Tokens(4 * n_expert as u64)),
+        (&scratch.chosen, AccessRange::Tokens(4 * n_used as u64)),
+        (&scratch.weights, AccessRange::Tokens(4 * n_used as u64)),
     ];
     let of_experts = choice_bias.into_iter().chain(expert_scale);
-    buffers.extend(of_experts.map(|buffer| (buffer as &dyn Bind, Reach::floats(n_expert))));
+    buffers.extend(of_experts.map(|buffer| (buffer as &dyn Bind, AccessRange::floats(n_expert))));
     let key = key(router, [n_expert, n_used], choice_bias.is_some(), expert_scale.is_some());
-    Dispatch::new(gpu, &key, &buffers, [Extent::Tokens(1), Extent::Fixed(1), Extent::Fixed(1)])
+    Dispatch::new(gpu, &key, &buffers, [GridExtent::Tokens(1), GridExtent::Fixed(1), GridExtent::Fixed(1)])
 }
 
-fn key(router: &Router, [n_expert, n_used]: [usize; 2], choice_bias: bool, expert_scale: bool) -> PsoKey {
+fn key(router: &Router, [n_expert, n_used]: [usize; 2], choice_bias: bool, expert_scale: bool) -> PipelineKey {
     let score = match router.score {
         RouterScore::Softmax => "softmax",
         RouterScore::Sigmoid => "sigmoid",
@@ -67,11 +67,11 @@ fn key(router: &Router, [n_expert, n_used]: [usize; 2], choice_bias: bool, exper
         ("choice_bias", choice_bias.into()),
         ("expert_scale", expert_scale.into()),
     ];
-    PsoKey::new("experts_route", constants).named(format!("experts_route_{score}"))
+    PipelineKey::new("experts_route", constants).named(format!("experts_route_{score}"))
 }
 
-/// Every score once: as Qwen 3, `DeepSeek-V3` and gpt-oss choose.
-pub(super) fn catalogue() -> Vec<PsoKey> {
+/// The keys for every score function, as Qwen 3, `DeepSeek-V3` and gpt-oss use them.
+pub(super) fn catalogue() -> Vec<PipelineKey> {
     use metal_attention_model::RouterGroups;
     let router = Router {
         score: RouterScore::Softmax,

@@ -1,47 +1,47 @@
-//! The short causal convolution of each channel with weights of its own, before a recurrence.
+//! The short causal convolution of each channel, before a recurrence.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Tokens of an invocation.
 const TOKENS: u32 = 16;
 const THREADS: usize = 64;
 
-/// What [`convolution`] computes.
+/// The sizes of [`convolution`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionShape {
     /// Channels.
     pub channels: usize,
-    /// Tokens that a result sees, its own included.
+    /// Tokens that a result depends on, its own included.
     pub width: usize,
     /// Whether channels have a bias.
     pub bias: bool,
-    /// Whether the result goes through SiLU.
+    /// Whether SiLU is applied to the result.
     pub silu: bool,
-    /// The channels' inputs.
-    pub x: RowsAt,
-    /// The channels' results.
-    pub out: RowsAt,
+    /// The inputs, `[channels]`.
+    pub x: ColumnRange,
+    /// The results, `[channels]`.
+    pub out: ColumnRange,
     /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`.
-    pub states: StatesAt,
+    pub states: StateRange,
 }
 
 /// The buffers of [`convolution`].
 #[derive(Debug, Clone, Copy)]
 pub struct ConvolutionBuffers<'a> {
-    /// Rows with the inputs of each token.
+    /// The inputs of each token.
     pub x: &'a dyn Bind,
-    /// `[width, channels]`, that of the token itself last.
+    /// `[width, channels]`, the token's own last.
     pub taps: &'a dyn Bind,
     /// `[channels]`
     pub bias: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results of each token.
+    /// Receives the results of each token.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -51,21 +51,21 @@ impl ConvolutionShape {
     fn bindings(&self) -> Bindings {
         let kept = self.width.saturating_sub(1).saturating_mul(self.channels);
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("x", Access::Rows(self.x, self.channels)),
-            ("taps", Access::Floats(self.width.saturating_mul(self.channels))),
-            ("out", Access::Results(self.out, self.channels)),
+            ("segments", RecurrentBinding::Segments),
+            ("x", RecurrentBinding::Rows(self.x, self.channels)),
+            ("taps", RecurrentBinding::Floats(self.width.saturating_mul(self.channels))),
+            ("out", RecurrentBinding::Results(self.out, self.channels)),
         ];
         if self.width > 1 {
-            bindings.push(("state", Access::States(self.states, kept)));
+            bindings.push(("state", RecurrentBinding::States(self.states, kept)));
         }
         if self.bias {
-            bindings.push(("bias", Access::Floats(self.channels)));
+            bindings.push(("bias", RecurrentBinding::Floats(self.channels)));
         }
         bindings
     }
 
-    fn key(&self) -> PsoKey {
+    fn key(&self) -> PipelineKey {
         let constants = vec![
             ("channels", self.channels.into()),
             ("width", self.width.into()),
@@ -78,53 +78,54 @@ impl ConvolutionShape {
     }
 }
 
-/// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the batch's first
-/// `runs` runs, each going on from its state. Widths are 1 to [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
+/// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the
+/// batch's first `runs` runs, each starting from its state. Also writes the states after each segment. Widths are 1 to
+/// [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
 pub fn convolution(
     gpu: &WgpuDevice,
-    of: &ConvolutionShape,
+    shape: &ConvolutionShape,
     b: &ConvolutionBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Dispatch, WgpuError> {
-    if !(1..=ConvolutionShape::MAX_WIDTH).contains(&of.width) || of.bias != b.bias.is_some() {
-        let why = format!("{of:?} with{} a bias", if b.bias.is_some() { "" } else { "out" });
+    if !(1..=ConvolutionShape::MAX_WIDTH).contains(&shape.width) || shape.bias != b.bias.is_some() {
+        let why = format!("{shape:?} with{} a bias", if b.bias.is_some() { "" } else { "out" });
         return Err(WgpuError::Mismatch { what: "a convolution".into(), why });
     }
     let mut buffers = vec![b.segments, b.x, b.taps, b.out];
-    buffers.extend((of.width > 1).then_some(b.states));
+    buffers.extend((shape.width > 1).then_some(b.states));
     buffers.extend(b.bias);
-    let columns = Extent::Fixed(of.channels.div_ceil(THREADS) as u32);
-    bindings::dispatch(gpu, &of.key(), &of.bindings(), &buffers, [columns, runs, Extent::Tokens(TOKENS)])
+    let columns = GridExtent::Fixed(shape.channels.div_ceil(THREADS) as u32);
+    bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, [columns, runs, GridExtent::Tokens(TOKENS)])
 }
 
 impl ConvolutionShape {
-    /// The widest: no more than the tokens of an invocation, of which the first alone reads the state.
+    /// The largest width: the tokens of an invocation, so that only the first one of a run reads the state.
     pub const MAX_WIDTH: usize = TOKENS as usize;
 }
 
-/// The scalar twin of some tokens of one sequence: the results `[n_tokens, channels]` of `x`, of as many; `state`
-/// `[width - 1, channels]` becomes that after them.
+/// The scalar twin for consecutive tokens of one sequence: the results `[n_tokens, channels]` for `x`,
+/// `[n_tokens, channels]`. `state`, `[width - 1, channels]`, is replaced by that after them.
 pub fn convolution_twin(
-    of: &ConvolutionShape,
+    shape: &ConvolutionShape,
     x: &[f64],
     taps: &[f64],
     bias: Option<&[f64]>,
     state: &mut Vec<f64>,
 ) -> Vec<f64> {
-    let channels = of.channels;
+    let channels = shape.channels;
     state.extend(x);
     let sum = |t: usize, c: usize| {
-        let products = (0..of.width).map(|j| taps[j * channels + c] * state[(t + j) * channels + c]);
+        let products = (0..shape.width).map(|j| taps[j * channels + c] * state[(t + j) * channels + c]);
         let sum = products.sum::<f64>() + bias.map_or(0.0, |bias| bias[c]);
-        if of.silu { sum / (1.0 + (-sum).exp()) } else { sum }
+        if shape.silu { sum / (1.0 + (-sum).exp()) } else { sum }
     };
     let out = (0..x.len()).map(|i| sum(i / channels, i % channels)).collect();
     state.drain(..x.len());
     out
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let states = StatesAt { n_slots: 4, stride: 3 * 6144 + 16 * 128 * 128, at: 0 };
-    let (x, out) = (RowsAt::whole(6144), RowsAt::whole(6144));
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let states = StateRange { n_slots: 4, stride: 3 * 6144 + 16 * 128 * 128, at: 0 };
+    let (x, out) = (ColumnRange::whole(6144), ColumnRange::whole(6144));
     vec![ConvolutionShape { channels: 6144, width: 4, bias: true, silu: true, x, out, states }.key()]
 }

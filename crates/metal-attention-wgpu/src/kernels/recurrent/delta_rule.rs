@@ -1,105 +1,105 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), and the one whose channels decay by themselves (Kimi Linear,
-//! arXiv 2510.26692), with the gates around it.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), and its variant with a decay for each channel (Kimi
+//! Linear, arXiv 2510.26692), with the gates around it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::{Head, Tile};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
+use super::heads::{HeadShape, HeadTile};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Which key head a value head reads, where there are fewer.
+/// Which key head each value head uses, if there are fewer key heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyHeads {
-    /// Value heads that follow each other share one: `h / (n_head / n_key_head)`.
+    /// Consecutive value heads share one: `h / (n_head / n_key_head)`.
     Grouped,
-    /// Value heads take turns: `h % n_key_head`.
+    /// Key heads repeat: `h % n_key_head`.
     InTurn,
 }
 
-/// What decays by a gate of its own.
+/// The number of decays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decay {
-    /// A head.
+pub enum DecayGranularity {
+    /// One for each head.
     OfHeads,
-    /// Each channel of a head's key.
+    /// One for each channel of a head's key.
     OfChannels,
 }
 
-/// What the gate of a result goes through before it multiplies it.
+/// The activation of a gate that multiplies results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputGate {
+pub enum GateActivation {
     /// SiLU.
     Silu,
     /// A sigmoid.
     Sigmoid,
 }
 
-/// What [`delta_rule`] computes.
+/// The sizes of [`delta_rule`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleShape {
-    /// Heads of the value, of states, of gates.
+    /// Heads of values, states and gates.
     pub n_head: usize,
-    /// Heads of queries and keys, a divisor.
+    /// Heads of queries and keys; divides `n_head`.
     pub n_key_head: usize,
-    /// Which of them a head reads.
+    /// Which of them each head uses.
     pub key_heads: KeyHeads,
     /// Elements of a query and a key.
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// What decays.
-    pub decay_of: Decay,
-    /// Queries and keys are divided by their length first, with this added to the sum of squares; `None`: they are as they are.
+    /// The number of decays.
+    pub decay_of: DecayGranularity,
+    /// If `Some`, queries and keys are first divided by their length, with this added to the sum of squares.
     pub l2_eps: Option<f32>,
-    /// Factor on queries.
+    /// The factor on queries.
     pub scale: f32,
-    /// `[n_key_head, key_dim]` queries, as many keys, `[n_head, value_dim]` values.
-    pub x: RowsAt,
-    /// `[n_head]`, or `[n_head, key_dim]`: before its bias and softplus.
-    pub decay: RowsAt,
-    /// `[n_head]`: before its sigmoid.
-    pub beta: RowsAt,
-    /// `[n_head, value_dim]`
-    pub out: RowsAt,
-    /// `[n_head, key_dim, value_dim]`
-    pub states: StatesAt,
+    /// Queries `[n_key_head, key_dim]`, keys `[n_key_head, key_dim]`, values `[n_head, value_dim]`.
+    pub x: ColumnRange,
+    /// Decays before bias and softplus, `[n_head]` or `[n_head, key_dim]`.
+    pub decay: ColumnRange,
+    /// The writing strength before its sigmoid, `[n_head]`.
+    pub beta: ColumnRange,
+    /// Results, `[n_head, value_dim]`.
+    pub out: ColumnRange,
+    /// States, `[n_head, key_dim, value_dim]`.
+    pub states: StateRange,
 }
 
-/// What else [`delta_rule_step`] computes: the convolution before and the norm after.
+/// The convolution before and the norm after the recurrence in [`delta_rule_step`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleStep {
-    /// Tokens that a result of the convolution sees.
+    /// Tokens that a result of the convolution depends on.
     pub width: usize,
-    /// Whether channels have a bias.
+    /// Whether the convolution has a bias.
     pub bias: bool,
-    /// The first element of the convolution's last inputs in a slot of the states, `[width - 1, channels]`.
+    /// The first element of the convolution's last inputs, `[width - 1, channels]`, in a slot of the states.
     pub convolution_at: usize,
-    /// Of the norm of each head's result.
+    /// Epsilon of the norm of each head's result.
     pub norm_eps: f32,
-    /// What the gate goes through.
-    pub gate_kind: OutputGate,
-    /// `[n_head, value_dim]`
-    pub gate: RowsAt,
+    /// The activation of the results' gate.
+    pub gate_kind: GateActivation,
+    /// The gate, `[n_head, value_dim]`.
+    pub gate: ColumnRange,
 }
 
 /// The buffers of [`delta_rule`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleBuffers<'a> {
-    /// Rows with the results of the convolution, or for [`delta_rule_step`] its inputs.
+    /// The results of the convolution, or for [`delta_rule_step`] its inputs.
     pub x: &'a dyn Bind,
-    /// Rows with the gates of decays.
+    /// Decays.
     pub decay: &'a dyn Bind,
-    /// Rows with the writing strengths.
+    /// Writing strengths.
     pub beta: &'a dyn Bind,
-    /// `[n_head]`, negative, as files hold it
+    /// Decay rates, `[n_head]`, negative, as in the file.
     pub a: &'a dyn Bind,
-    /// As many as `decay` has
+    /// Biases of the decays, as many as the decays of a token.
     pub decay_bias: &'a dyn Bind,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results.
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -108,15 +108,15 @@ pub struct DeltaRuleBuffers<'a> {
 /// The other buffers of [`delta_rule_step`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleStepBuffers<'a> {
-    /// `[width, channels]`, that of the token itself last
+    /// Taps, `[width, channels]`, the token's own last.
     pub taps: &'a dyn Bind,
-    /// `[channels]`
+    /// Bias of the convolution, `[channels]`.
     pub bias: Option<&'a dyn Bind>,
-    /// Rows with the gates of results.
+    /// Gates of the results.
     pub gate: &'a dyn Bind,
-    /// `[value_dim]`
+    /// Weight of the norm, `[value_dim]`.
     pub norm_weight: &'a dyn Bind,
-    /// `[n_key_head]` zeros for each run, which are zeros again afterwards.
+    /// Counters, `[n_key_head]` for each run, zero before and after each dispatch.
     pub tickets: &'a dyn Bind,
 }
 
@@ -131,18 +131,18 @@ impl DeltaRuleShape {
         self.n_head * self.key_dim * self.value_dim
     }
 
-    fn head(&self) -> Head {
+    fn head(&self) -> HeadShape {
         let n_vectors = match self.decay_of {
-            Decay::OfHeads => 2,
-            Decay::OfChannels => 3,
+            DecayGranularity::OfHeads => 2,
+            DecayGranularity::OfChannels => 3,
         };
-        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors, n_values: 1, n_sums: 5 }
+        HeadShape { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors, n_values: 1, n_sums: 5 }
     }
 
     fn n_decay(&self) -> usize {
         match self.decay_of {
-            Decay::OfHeads => self.n_head,
-            Decay::OfChannels => self.n_head * self.key_dim,
+            DecayGranularity::OfHeads => self.n_head,
+            DecayGranularity::OfChannels => self.n_head * self.key_dim,
         }
     }
 
@@ -152,30 +152,30 @@ impl DeltaRuleShape {
 
     fn bindings(&self, step: Option<&DeltaRuleStep>) -> Bindings {
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("x", Access::Rows(self.x, self.channels())),
-            ("decay", Access::Rows(self.decay, self.n_decay())),
-            ("beta", Access::Rows(self.beta, self.n_head)),
-            ("a", Access::Floats(self.n_head)),
-            ("decay_bias", Access::Floats(self.n_decay())),
-            ("state", Access::States(self.states, self.state_elements())),
-            ("out", Access::Results(self.out, self.n_head * self.value_dim)),
+            ("segments", RecurrentBinding::Segments),
+            ("x", RecurrentBinding::Rows(self.x, self.channels())),
+            ("decay", RecurrentBinding::Rows(self.decay, self.n_decay())),
+            ("beta", RecurrentBinding::Rows(self.beta, self.n_head)),
+            ("a", RecurrentBinding::Floats(self.n_head)),
+            ("decay_bias", RecurrentBinding::Floats(self.n_decay())),
+            ("state", RecurrentBinding::States(self.states, self.state_elements())),
+            ("out", RecurrentBinding::Results(self.out, self.n_head * self.value_dim)),
         ];
         if let Some(step) = step {
-            bindings.push(("taps", Access::Floats(step.width * self.channels())));
-            bindings.push(("gate", Access::Rows(step.gate, self.n_head * self.value_dim)));
-            bindings.push(("norm_weight", Access::Floats(self.value_dim)));
+            bindings.push(("taps", RecurrentBinding::Floats(step.width * self.channels())));
+            bindings.push(("gate", RecurrentBinding::Rows(step.gate, self.n_head * self.value_dim)));
+            bindings.push(("norm_weight", RecurrentBinding::Floats(self.value_dim)));
             if self.share() > 1 {
-                bindings.push(("tickets", Access::Counters(self.n_key_head)));
+                bindings.push(("tickets", RecurrentBinding::Counters(self.n_key_head)));
             }
             if step.bias {
-                bindings.push(("bias", Access::Floats(self.channels())));
+                bindings.push(("bias", RecurrentBinding::Floats(self.channels())));
             }
         }
         bindings
     }
 
-    fn key(&self, step: Option<&DeltaRuleStep>, tile: Tile) -> PsoKey {
+    fn key(&self, step: Option<&DeltaRuleStep>, tile: HeadTile) -> PipelineKey {
         let mut constants = self.head().constants(tile);
         constants.extend([
             ("gates", true.into()),
@@ -184,7 +184,7 @@ impl DeltaRuleShape {
             ("n_head", self.n_head.into()),
             ("n_key_head", self.n_key_head.into()),
             ("grouped", (self.key_heads == KeyHeads::Grouped).into()),
-            ("by_channel", (self.decay_of == Decay::OfChannels).into()),
+            ("by_channel", (self.decay_of == DecayGranularity::OfChannels).into()),
             ("normed", self.l2_eps.is_some().into()),
             ("eps", self.l2_eps.unwrap_or_default().into()),
             ("scale", self.scale.into()),
@@ -199,7 +199,7 @@ impl DeltaRuleShape {
                 ("share", self.share().into()),
                 ("n_shared", self.n_key_head.into()),
                 ("norm_eps", step.norm_eps.into()),
-                ("silu_gate", (step.gate_kind == OutputGate::Silu).into()),
+                ("silu_gate", (step.gate_kind == GateActivation::Silu).into()),
             ]);
         }
         let key = bindings::key("recurrent/delta_rule", &self.bindings(step), constants);
@@ -222,85 +222,93 @@ impl DeltaRuleBuffers<'_> {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs, with key `k`, query `q`, value `v`, `g = exp(a softplus(decay +
-/// decay_bias))` and `beta` after its sigmoid: `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`.
+/// For each head and each token of the batch's first `runs` runs, with key `k`, query `q`, value `v`,
+/// `g = exp(a softplus(decay + decay_bias))` and `b = sigmoid(beta)`:
+/// `S = g S; u = b (v - k S); S = S + k^T u; out = q S`.
 pub fn delta_rule(
     gpu: &WgpuDevice,
-    of: &DeltaRuleShape,
+    shape: &DeltaRuleShape,
     b: &DeltaRuleBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Dispatch, WgpuError> {
-    of.check()?;
-    let tile = of.head().scan();
-    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
-    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+    shape.check()?;
+    let tile = shape.head().scan();
+    let columns = GridExtent::Fixed((shape.n_head * shape.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(
+        gpu,
+        &shape.key(None, tile),
+        &shape.bindings(None),
+        &b.all(),
+        [columns, runs, GridExtent::Fixed(1)],
+    )
 }
 
-/// All between a layer's matrix products at once, for runs of few tokens: the convolution of `x` with SiLU, the [`delta_rule`] of
-/// what comes of it, and of each head's result an RMS norm times its gate. `None` where a head is too large for a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of few tokens: the convolution of `x` with
+/// SiLU, the [`delta_rule`], and an RMSNorm of each head's result times its gate. `None` if a head does not fit a
+/// workgroup.
 pub fn delta_rule_step(
     gpu: &WgpuDevice,
-    of: &DeltaRuleShape,
+    shape: &DeltaRuleShape,
     step: &DeltaRuleStep,
     b: &DeltaRuleBuffers<'_>,
     with: &DeltaRuleStepBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Option<Dispatch>, WgpuError> {
-    of.check()?;
-    let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
-    let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
+    shape.check()?;
+    let kept = step.width.saturating_sub(1).saturating_mul(shape.channels());
+    let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > shape.states.stride);
     if step.width == 0 || beyond || step.bias != with.bias.is_some() {
-        let why = format!("{step:?} for slots of {} elements", of.states.stride);
+        let why = format!("{step:?} for slots of {} elements", shape.states.stride);
         return Err(WgpuError::Mismatch { what: "a step of a delta rule".into(), why });
     }
-    let own = (step.width - 1) * (2 * of.key_dim + of.value_dim);
-    let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };
+    let own = (step.width - 1) * (2 * shape.key_dim + shape.value_dim);
+    let Some(tile) = shape.head().whole_on(gpu, own, 1) else { return Ok(None) };
     let mut buffers = b.all().to_vec();
     buffers.extend([with.taps, with.gate, with.norm_weight]);
-    buffers.extend((of.share() > 1).then_some(with.tickets));
+    buffers.extend((shape.share() > 1).then_some(with.tickets));
     buffers.extend(with.bias);
-    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(Some(step), tile), &of.bindings(Some(step)), &buffers, grid).map(Some)
+    let grid = [GridExtent::Fixed(shape.n_head as u32), runs, GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(Some(step), tile), &shape.bindings(Some(step)), &buffers, grid).map(Some)
 }
 
-/// What the twin takes of one token.
+/// The inputs of the twin for one token.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleToken<'a> {
     /// The results of the convolution.
     pub x: &'a [f64],
-    /// As [`DeltaRuleShape::decay`].
+    /// Decays, as [`DeltaRuleShape::decay`].
     pub decay: &'a [f64],
-    /// As [`DeltaRuleShape::beta`].
+    /// Writing strengths, as [`DeltaRuleShape::beta`].
     pub beta: &'a [f64],
-    /// As [`DeltaRuleBuffers::a`].
+    /// Decay rates, as [`DeltaRuleBuffers::a`].
     pub a: &'a [f64],
-    /// As [`DeltaRuleBuffers::decay_bias`].
+    /// Biases, as [`DeltaRuleBuffers::decay_bias`].
     pub decay_bias: &'a [f64],
 }
 
-/// The scalar twin of one token: the results of all heads, `[n_head, value_dim]`; `state` becomes that after it.
-pub fn delta_rule_twin(of: &DeltaRuleShape, token: &DeltaRuleToken<'_>, state: &mut [f64]) -> Vec<f64> {
-    let (key_dim, value_dim) = (of.key_dim, of.value_dim);
+/// The scalar twin for one token: the results `[n_head, value_dim]`. `state` is replaced by that after it.
+pub fn delta_rule_twin(shape: &DeltaRuleShape, token: &DeltaRuleToken<'_>, state: &mut [f64]) -> Vec<f64> {
+    let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
     let normed = |x: &[f64]| -> Vec<f64> {
         let squares: f64 = x.iter().map(|x| x * x).sum();
-        let factor = of.l2_eps.map_or(1.0, |eps| 1.0 / (squares + f64::from(eps)).sqrt());
+        let factor = shape.l2_eps.map_or(1.0, |eps| 1.0 / (squares + f64::from(eps)).sqrt());
         x.iter().map(|x| x * factor).collect()
     };
-    let (keys, values) = (of.n_key_head * key_dim, &token.x[2 * of.n_key_head * key_dim..]);
+    let (keys, values) = (shape.n_key_head * key_dim, &token.x[2 * shape.n_key_head * key_dim..]);
     let mut out = Vec::new();
-    for h in 0..of.n_head {
-        let key_head = match of.key_heads {
-            KeyHeads::Grouped => h / of.share(),
-            KeyHeads::InTurn => h % of.n_key_head,
+    for h in 0..shape.n_head {
+        let key_head = match shape.key_heads {
+            KeyHeads::Grouped => h / shape.share(),
+            KeyHeads::InTurn => h % shape.n_key_head,
         };
         let q = normed(&token.x[key_head * key_dim..][..key_dim]);
         let k = normed(&token.x[keys + key_head * key_dim..][..key_dim]);
         let beta = 1.0 / (1.0 + (-token.beta[h]).exp());
         let left = |i: usize| {
-            let channel = match of.decay_of {
-                Decay::OfHeads => h,
-                Decay::OfChannels => h * key_dim + i,
+            let channel = match shape.decay_of {
+                DecayGranularity::OfHeads => h,
+                DecayGranularity::OfChannels => h * key_dim + i,
             };
             (token.a[h] * softplus(token.decay[channel] + token.decay_bias[channel])).exp()
         };
@@ -311,41 +319,42 @@ pub fn delta_rule_twin(of: &DeltaRuleShape, token: &DeltaRuleToken<'_>, state: &
             let read: f64 = (0..key_dim).map(|i| k[i] * state[at(i)]).sum();
             let u = beta * (values[h * value_dim + c] - read);
             (0..key_dim).for_each(|i| state[at(i)] += k[i] * u);
-            out.push((0..key_dim).map(|i| q[i] * state[at(i)]).sum::<f64>() * f64::from(of.scale));
+            out.push((0..key_dim).map(|i| q[i] * state[at(i)]).sum::<f64>() * f64::from(shape.scale));
         }
     }
     out
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (16, 128);
-    let of = DeltaRuleShape {
+    let shape = DeltaRuleShape {
         n_head,
         n_key_head: n_head / 2,
         key_heads: KeyHeads::InTurn,
         key_dim: dim,
         value_dim: dim,
-        decay_of: Decay::OfHeads,
+        decay_of: DecayGranularity::OfHeads,
         l2_eps: Some(1e-6),
         scale: 1.0,
-        x: RowsAt::whole(2 * n_head * dim),
-        decay: RowsAt::whole(n_head),
-        beta: RowsAt::whole(n_head),
-        out: RowsAt::whole(n_head * dim),
-        states: StatesAt { n_slots: 4, stride: n_head * dim * dim + 3 * 2 * n_head * dim, at: 0 },
+        x: ColumnRange::whole(2 * n_head * dim),
+        decay: ColumnRange::whole(n_head),
+        beta: ColumnRange::whole(n_head),
+        out: ColumnRange::whole(n_head * dim),
+        states: StateRange { n_slots: 4, stride: n_head * dim * dim + 3 * 2 * n_head * dim, at: 0 },
     };
     let step = DeltaRuleStep {
         width: 4,
         bias: true,
-        convolution_at: of.state_elements(),
+        convolution_at: shape.state_elements(),
         norm_eps: 1e-6,
-        gate_kind: OutputGate::Silu,
-        gate: RowsAt::whole(n_head * dim),
+        gate_kind: GateActivation::Silu,
+        gate: ColumnRange::whole(n_head * dim),
     };
-    let by_channel = DeltaRuleShape { decay_of: Decay::OfChannels, decay: RowsAt::whole(n_head * dim), ..of };
-    let whole = of.head().whole_anywhere((step.width - 1) * 3 * dim, 1);
-    let key = |of: &DeltaRuleShape| of.key(None, of.head().scan());
-    let mut keys = vec![key(&of), key(&by_channel).named("delta_rule_by_channel")];
-    keys.extend(whole.map(|tile| of.key(Some(&step), tile)));
+    let by_channel =
+        DeltaRuleShape { decay_of: DecayGranularity::OfChannels, decay: ColumnRange::whole(n_head * dim), ..shape };
+    let whole = shape.head().whole_anywhere((step.width - 1) * 3 * dim, 1);
+    let key = |shape: &DeltaRuleShape| shape.key(None, shape.head().scan());
+    let mut keys = vec![key(&shape), key(&by_channel).named("delta_rule_by_channel")];
+    keys.extend(whole.map(|tile| shape.key(Some(&step), tile)));
     keys
 }

@@ -1,50 +1,50 @@
-//! The norm of what comes of a recurrence's heads, or of groups of them, and the gate behind it.
+//! The norm of a recurrence's results by heads or groups of heads, with the gate that follows it.
 
 use metal_attention_model::NormKind;
 
-use super::OutputGate;
-use super::bindings::{self, Access, Bindings, RowsAt};
+use super::GateActivation;
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// What [`group_norm`] computes.
+/// The sizes of [`group_norm`], and where its rows are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupNormShape {
     /// Elements of a group.
     pub n: usize,
-    /// Groups of a token.
+    /// Groups of each token.
     pub groups: usize,
     /// The norm.
     pub kind: NormKind,
-    /// Added to the mean of the squares.
+    /// Epsilon, added to the mean of the squares or the variance.
     pub eps: f32,
-    /// Whether each group has its own weights, `[groups, n]`; else all have the same, `[n]`.
+    /// Whether each group has its own weights, `[groups, n]`; otherwise all share `[n]`.
     pub of_groups: bool,
-    /// Whether as many biases are added.
+    /// Whether the norm has a bias, shaped like the weights.
     pub bias: bool,
-    /// `[groups, n]`
-    pub x: RowsAt,
-    /// What multiplies the result, of rows `[groups, n]`.
-    pub gate: Option<(OutputGate, RowsAt)>,
-    /// `[groups, n]`
-    pub out: RowsAt,
+    /// Inputs, `[groups, n]`.
+    pub x: ColumnRange,
+    /// The gate that multiplies the result, `[groups, n]`, and its activation.
+    pub gate: Option<(GateActivation, ColumnRange)>,
+    /// Results, `[groups, n]`.
+    pub out: ColumnRange,
 }
 
 /// The buffers of [`group_norm`].
 #[derive(Debug, Clone, Copy)]
 pub struct GroupNormBuffers<'a> {
-    /// Rows to be normed.
+    /// Inputs.
     pub x: &'a dyn Bind,
-    /// As [`GroupNormShape::of_groups`] says.
+    /// Weights, shaped as [`GroupNormShape::of_groups`] states.
     pub weight: &'a dyn Bind,
-    /// As many, where there are any.
+    /// Biases, shaped like the weights, if there are some.
     pub bias: Option<&'a dyn Bind>,
-    /// Rows with the gates, where there are any.
+    /// Gates, if there are some.
     pub gate: Option<&'a dyn Bind>,
-    /// Rows with the results, another buffer.
+    /// Receives the results; another buffer than `x`.
     pub out: &'a dyn Bind,
 }
 
@@ -52,24 +52,24 @@ impl GroupNormShape {
     fn bindings(&self) -> Bindings {
         let (n, n_weights) = (self.groups * self.n, if self.of_groups { self.groups * self.n } else { self.n });
         let mut bindings = vec![
-            ("x", Access::Rows(self.x, n)),
-            ("weight", Access::Floats(n_weights)),
-            ("out", Access::Results(self.out, n)),
+            ("x", RecurrentBinding::Rows(self.x, n)),
+            ("weight", RecurrentBinding::Floats(n_weights)),
+            ("out", RecurrentBinding::Results(self.out, n)),
         ];
         if self.bias {
-            bindings.push(("bias", Access::Floats(n_weights)));
+            bindings.push(("bias", RecurrentBinding::Floats(n_weights)));
         }
         if let Some((_, gate)) = self.gate {
-            bindings.push(("gate", Access::Rows(gate, n)));
+            bindings.push(("gate", RecurrentBinding::Rows(gate, n)));
         }
         bindings
     }
 
-    fn key(&self) -> PsoKey {
+    fn key(&self) -> PipelineKey {
         let gate = match self.gate {
             None => "none",
-            Some((OutputGate::Silu, _)) => "silu",
-            Some((OutputGate::Sigmoid, _)) => "sigmoid",
+            Some((GateActivation::Silu, _)) => "silu",
+            Some((GateActivation::Sigmoid, _)) => "sigmoid",
         };
         let constants = vec![
             ("n", self.n.into()),
@@ -84,43 +84,49 @@ impl GroupNormShape {
     }
 }
 
-/// `out[t][g] = norm(x[t][g]) * weight + bias`, times the gate.
-pub fn group_norm(gpu: &WgpuDevice, of: &GroupNormShape, b: &GroupNormBuffers<'_>) -> Result<Dispatch, WgpuError> {
-    if of.bias != b.bias.is_some() || of.gate.is_some() != b.gate.is_some() {
-        return Err(WgpuError::Mismatch { what: "a norm of groups".into(), why: format!("{of:?} with {b:?}") });
+/// `out[t][g] = norm(x[t][g]) * weight + bias`, times the gate, for each token and group.
+pub fn group_norm(gpu: &WgpuDevice, shape: &GroupNormShape, b: &GroupNormBuffers<'_>) -> Result<Dispatch, WgpuError> {
+    if shape.bias != b.bias.is_some() || shape.gate.is_some() != b.gate.is_some() {
+        return Err(WgpuError::Mismatch { what: "a norm of groups".into(), why: format!("{shape:?} with {b:?}") });
     }
     let mut buffers = vec![b.x, b.weight, b.out];
     buffers.extend(b.bias);
     buffers.extend(b.gate);
-    let grid = [Extent::Fixed(of.groups as u32), Extent::Tokens(1), Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(), &of.bindings(), &buffers, grid)
+    let grid = [GridExtent::Fixed(shape.groups as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, grid)
 }
 
-/// The scalar twin of one group.
-pub fn group_norm_twin(of: &GroupNormShape, x: &[f64], weight: &[f64], bias: Option<&[f64]>, gate: &[f64]) -> Vec<f64> {
+/// The scalar twin for one group.
+pub fn group_norm_twin(
+    shape: &GroupNormShape,
+    x: &[f64],
+    weight: &[f64],
+    bias: Option<&[f64]>,
+    gate: &[f64],
+) -> Vec<f64> {
     let n = x.len() as f64;
-    let mean = match of.kind {
+    let mean = match shape.kind {
         NormKind::Layer => x.iter().sum::<f64>() / n,
         NormKind::Rms => 0.0,
     };
     let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-    let factor = 1.0 / (squares + f64::from(of.eps)).sqrt();
+    let factor = 1.0 / (squares + f64::from(shape.eps)).sqrt();
     let opened = |i: usize| {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        match of.gate {
+        match shape.gate {
             None => 1.0,
-            Some((OutputGate::Silu, _)) => gate[i] * sigmoid(gate[i]),
-            Some((OutputGate::Sigmoid, _)) => sigmoid(gate[i]),
+            Some((GateActivation::Silu, _)) => gate[i] * sigmoid(gate[i]),
+            Some((GateActivation::Sigmoid, _)) => sigmoid(gate[i]),
         }
     };
     let element = |i: usize| ((x[i] - mean) * factor * weight[i] + bias.map_or(0.0, |bias| bias[i])) * opened(i);
     (0..x.len()).map(element).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let rows = RowsAt::whole(16 * 128);
-    let (kind, gate) = (NormKind::Rms, Some((OutputGate::Silu, rows)));
-    let of =
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let rows = ColumnRange::whole(16 * 128);
+    let (kind, gate) = (NormKind::Rms, Some((GateActivation::Silu, rows)));
+    let shape =
         GroupNormShape { n: 128, groups: 16, kind, eps: 1e-6, of_groups: false, bias: true, x: rows, gate, out: rows };
-    vec![of.key()]
+    vec![shape.key()]
 }

@@ -1,67 +1,69 @@
-//! What small matrices have given, through the second matrices of low-rank products.
+//! The second matrices of low-rank products: from the results of the first ones to full width.
 
-use super::bindings::RowsAt;
+use super::bindings::ColumnRange;
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// Channels of a workgroup, and invocations that share each.
+/// Channels of a workgroup.
 const CHANNELS: usize = 32;
+/// Invocations that share a channel.
 const SPLITS: usize = 8;
-/// Tokens of a workgroup where there are many, and elements of their rows in workgroup memory.
+/// Tokens of a workgroup in batches of several.
 const TOKENS: usize = 8;
+/// Elements of a row in workgroup memory at a time.
 const BLOCK: usize = 64;
-/// Most parts of [`low_rank`].
+/// Most parts of one [`low_rank`].
 pub const MAX_LOW_RANK_PARTS: usize = 8;
 
-/// A function of each element between the two matrices of a low-rank product.
+/// The activation between the two matrices of a low-rank product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Squash {
+pub enum LowRankActivation {
     /// None.
     AsItIs,
     /// The hyperbolic tangent.
     Tanh,
-    /// `1 / (1 + e^-x)`
+    /// The sigmoid, `1 / (1 + e^-x)`.
     Sigmoid,
 }
 
-/// What [`low_rank`] computes.
+/// The sizes of [`low_rank`]: several low-rank products (parts) of one width.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LowRankShape {
     /// Elements of each part's result.
     pub width: usize,
-    /// Rank of each part, and what is done to the elements before.
-    pub parts: Vec<(usize, Squash)>,
+    /// The rank of each part, and its activation.
+    pub parts: Vec<(usize, LowRankActivation)>,
 }
 
 impl LowRankShape {
-    /// Elements of a token before: those of all parts, one after the other.
+    /// Elements of a token's input: the ranks of all parts, one after the other.
     pub fn n_in(&self) -> usize {
         self.parts.iter().map(|(rank, _)| rank).sum()
     }
 
-    /// Elements of a token after.
+    /// Elements of a token's result.
     pub fn n_out(&self) -> usize {
         self.parts.len() * self.width
     }
 
-    /// Where part `i` lies in what comes of it.
-    pub fn result(&self, i: usize) -> RowsAt {
-        RowsAt { stride: self.n_out(), at: i * self.width }
+    /// The columns of part `i` in the result.
+    pub fn result(&self, i: usize) -> ColumnRange {
+        ColumnRange { stride: self.n_out(), at: i * self.width }
     }
 
-    fn key(&self, tokens: usize) -> PsoKey {
-        let list = |of: &dyn Fn(&(usize, Squash)) -> usize| {
-            self.parts.iter().map(|part| format!("{}u", of(part))).collect::<Vec<_>>().join(", ")
+    fn key(&self, tokens: usize) -> PipelineKey {
+        let list = |value: &dyn Fn(&(usize, LowRankActivation)) -> usize| {
+            self.parts.iter().map(|part| format!("{}u", value(part))).collect::<Vec<_>>().join(", ")
         };
-        let squash = |part: &(usize, Squash)| match part.1 {
-            Squash::AsItIs => 0,
-            Squash::Tanh => 1,
-            Squash::Sigmoid => 2,
+        let squash = |part: &(usize, LowRankActivation)| match part.1 {
+            LowRankActivation::AsItIs => 0,
+            LowRankActivation::Tanh => 1,
+            LowRankActivation::Sigmoid => 2,
         };
-        PsoKey::new(
+        PipelineKey::new(
             "recurrent/low_rank",
             [
                 ("width", self.width.into()),
@@ -80,47 +82,48 @@ impl LowRankShape {
     }
 }
 
-/// `y[t][p] = up_p squash_p(x[t][p])` for each part `p`: `x` `[n_tokens, n_in]`, `y` `[n_tokens, n_parts, width]`, `up` the
-/// matrices of all parts with a row for each element of `x`, F32 `[n_in, width]`. `one`: made for a token by itself.
+/// `y[t][p] = up_p activation_p(x[t][p])` for each token and part `p`. `x` is `[n_tokens, n_in]`, `y`
+/// `[n_tokens, n_parts, width]`; `up` holds the transposed matrices of all parts, `[n_in, width]`. `one`: made for one
+/// token.
 pub fn low_rank(
     gpu: &WgpuDevice,
-    of: &LowRankShape,
+    shape: &LowRankShape,
     one: bool,
     x: &wgpu::Buffer,
     up: &dyn Bind,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    if !(1..=MAX_LOW_RANK_PARTS).contains(&of.parts.len()) {
-        return Err(WgpuError::Mismatch { what: "a low-rank product".into(), why: format!("{of:?}") });
+    if !(1..=MAX_LOW_RANK_PARTS).contains(&shape.parts.len()) {
+        return Err(WgpuError::Mismatch { what: "a low-rank product".into(), why: format!("{shape:?}") });
     }
     let tokens = if one { 1 } else { TOKENS };
-    let (n_in, n_out) = (of.n_in(), of.n_out());
-    let buffers: [(&dyn Bind, Reach); 4] = [
-        (x, Reach::Tokens(4 * n_in as u64)),
-        (up, Reach::floats(n_in * of.width)),
-        (y, Reach::Tokens(4 * n_out as u64)),
-        (batch, Reach::Batch),
+    let (n_in, n_out) = (shape.n_in(), shape.n_out());
+    let buffers: [(&dyn Bind, AccessRange); 4] = [
+        (x, AccessRange::Tokens(4 * n_in as u64)),
+        (up, AccessRange::floats(n_in * shape.width)),
+        (y, AccessRange::Tokens(4 * n_out as u64)),
+        (batch, AccessRange::Batch),
     ];
-    let groups = of.parts.len() * of.width.div_ceil(CHANNELS);
-    let grid = [Extent::Fixed(groups as u32), Extent::Tokens(tokens as u32), Extent::Fixed(1)];
-    Dispatch::new(gpu, &of.key(tokens), &buffers, grid)
+    let groups = shape.parts.len() * shape.width.div_ceil(CHANNELS);
+    let grid = [GridExtent::Fixed(groups as u32), GridExtent::Tokens(tokens as u32), GridExtent::Fixed(1)];
+    Dispatch::new(gpu, &shape.key(tokens), &buffers, grid)
 }
 
-/// The scalar twin of one token.
-pub fn low_rank_twin(of: &LowRankShape, x: &[f32], up: &[f32]) -> Vec<f64> {
+/// The scalar twin for one token.
+pub fn low_rank_twin(shape: &LowRankShape, x: &[f32], up: &[f32]) -> Vec<f64> {
     let mut y = Vec::new();
     let mut at = 0;
-    for &(rank, squash) in &of.parts {
-        for c in 0..of.width {
+    for &(rank, squash) in &shape.parts {
+        for c in 0..shape.width {
             let of_element = |i: usize| {
                 let x = f64::from(x[i]);
                 let x = match squash {
-                    Squash::AsItIs => x,
-                    Squash::Tanh => x.tanh(),
-                    Squash::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                    LowRankActivation::AsItIs => x,
+                    LowRankActivation::Tanh => x.tanh(),
+                    LowRankActivation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
                 };
-                x * f64::from(up[i * of.width + c])
+                x * f64::from(up[i * shape.width + c])
             };
             y.push((at..at + rank).map(of_element).sum());
         }
@@ -129,7 +132,12 @@ pub fn low_rank_twin(of: &LowRankShape, x: &[f32], up: &[f32]) -> Vec<f64> {
     y
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let parts = vec![(64, Squash::Tanh), (64, Squash::AsItIs), (32, Squash::AsItIs), (128, Squash::Sigmoid)];
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let parts = vec![
+        (64, LowRankActivation::Tanh),
+        (64, LowRankActivation::AsItIs),
+        (32, LowRankActivation::AsItIs),
+        (128, LowRankActivation::Sigmoid),
+    ];
     vec![LowRankShape { width: 2048, parts }.key(1)]
 }

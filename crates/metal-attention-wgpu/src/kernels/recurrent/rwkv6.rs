@@ -1,14 +1,15 @@
-//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what stands around it.
+//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what surrounds it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::{Head, MOST_BLOCK, Tile};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
+use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
-/// What [`rwkv6`] computes. For [`rwkv6_mix`] `decay` is what the layer's matrices give.
+/// The sizes of [`rwkv6`], and where its rows and states are. For [`rwkv6_mix`] `decay` is the result of the layer's
+/// matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rwkv6Shape {
     /// Heads.
@@ -18,55 +19,60 @@ pub struct Rwkv6Shape {
     /// Elements of a value.
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
-    pub r: RowsAt,
-    /// `[n_head, key_dim]`
-    pub k: RowsAt,
-    /// `[n_head, value_dim]`
-    pub v: RowsAt,
-    /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
-    pub decay: RowsAt,
-    /// `[n_head, value_dim]`
-    pub out: RowsAt,
-    /// `[n_head, key_dim, value_dim]`
-    pub states: StatesAt,
+    pub r: ColumnRange,
+    /// Keys, `[n_head, key_dim]`.
+    pub k: ColumnRange,
+    /// Values, `[n_head, value_dim]`.
+    pub v: ColumnRange,
+    /// The factor on each row of the state, `[n_head, key_dim]`, from 0 to 1.
+    pub decay: ColumnRange,
+    /// Results, `[n_head, value_dim]`.
+    pub out: ColumnRange,
+    /// States, `[n_head, key_dim, value_dim]`.
+    pub states: StateRange,
 }
 
-/// What else [`rwkv6_mix`] computes.
+/// The steps around the recurrence in [`rwkv6_mix`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Mix {
-    /// What is computed of the recurrence's results.
+    /// The form of the recurrence.
     pub output: Rwkv6Output,
-    /// What multiplies the results after SiLU or, in linear attention, a sigmoid, `[n_head, value_dim]`.
-    pub gate: RowsAt,
+    /// The gate, whose SiLU (in linear attention sigmoid) multiplies the results, `[n_head, value_dim]`.
+    pub gate: ColumnRange,
 }
 
 /// The form of RWKV-6's recurrence, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rwkv6Output {
-    /// RWKV-6: a bonus, and a norm of each head's result with this epsilon.
+    /// RWKV-6: with a bonus for the present token, and a layer norm of each head's result.
     Normed {
-        /// Added to the mean of the squares.
+        /// Epsilon of the norm, added to the variance.
         eps: f32,
     },
-    /// Gated linear attention: the key's elements times what decays, receptances over the square root of their number; the
-    /// state after the token gives the results. So many heads share keys and values.
+    /// Gated linear attention: keys are multiplied by one minus the decay, receptances divided by the square root of
+    /// `key_dim`; the results come from the state after the token; several heads share keys and values.
     Linear {
-        /// Heads for each of keys and values.
+        /// Heads that share keys and values.
         share: usize,
     },
 }
 
-/// The buffers of [`rwkv6`], each with the rows that the shape says.
+/// The buffers of [`rwkv6`]; their rows are those of [`Rwkv6Shape`].
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Buffers<'a> {
+    /// Receptances.
     pub r: &'a dyn Bind,
+    /// Keys.
     pub k: &'a dyn Bind,
+    /// Values.
     pub v: &'a dyn Bind,
+    /// Decays.
     pub decay: &'a dyn Bind,
-    /// How much a token has of its own value, `[n_head, key_dim]`; none in linear attention.
+    /// The factor on a token's own key and value, `[n_head, key_dim]`; `None` in linear attention.
     pub bonus: Option<&'a dyn Bind>,
+    /// The states.
     pub states: &'a dyn Bind,
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -75,46 +81,46 @@ pub struct Rwkv6Buffers<'a> {
 /// The other buffers of [`rwkv6_mix`].
 #[derive(Debug, Clone, Copy)]
 pub struct Rwkv6MixBuffers<'a> {
-    /// `[n_head, key_dim]`
+    /// Biases of the decays, `[n_head, key_dim]`.
     pub decay_bias: &'a dyn Bind,
-    /// Weight and bias of the norm, where there is one, `[n_head, value_dim]` each.
+    /// Weight and bias of the norm, `[n_head, value_dim]` each; `None` in linear attention.
     pub norm: Option<[&'a dyn Bind; 2]>,
-    /// As [`Rwkv6Mix::gate`].
+    /// The gate, as [`Rwkv6Mix::gate`].
     pub gate: &'a dyn Bind,
 }
 
 impl Rwkv6Shape {
-    fn head(&self) -> Head {
-        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 3, n_values: 1, n_sums: 2 }
+    fn head(&self) -> HeadShape {
+        HeadShape { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 3, n_values: 1, n_sums: 2 }
     }
 
     fn bindings(&self, mix: Option<&Rwkv6Mix>) -> Bindings {
         let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
         let share = linear_share(mix).unwrap_or(1);
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("r", Access::Rows(self.r, keys)),
-            ("k", Access::Rows(self.k, keys / share)),
-            ("v", Access::Rows(self.v, values / share)),
-            ("w", Access::Rows(self.decay, keys)),
-            ("state", Access::States(self.states, keys * self.value_dim)),
-            ("out", Access::Results(self.out, values)),
+            ("segments", RecurrentBinding::Segments),
+            ("r", RecurrentBinding::Rows(self.r, keys)),
+            ("k", RecurrentBinding::Rows(self.k, keys / share)),
+            ("v", RecurrentBinding::Rows(self.v, values / share)),
+            ("w", RecurrentBinding::Rows(self.decay, keys)),
+            ("state", RecurrentBinding::States(self.states, keys * self.value_dim)),
+            ("out", RecurrentBinding::Results(self.out, values)),
         ];
         if linear_share(mix).is_none() {
-            bindings.push(("bonus", Access::Floats(keys)));
+            bindings.push(("bonus", RecurrentBinding::Floats(keys)));
         }
         if let Some(mix) = mix {
-            bindings.push(("w_bias", Access::Floats(keys)));
-            bindings.push(("gate", Access::Rows(mix.gate, values)));
+            bindings.push(("w_bias", RecurrentBinding::Floats(keys)));
+            bindings.push(("gate", RecurrentBinding::Rows(mix.gate, values)));
             if linear_share(Some(mix)).is_none() {
-                bindings.push(("norm_weight", Access::Floats(values)));
-                bindings.push(("norm_bias", Access::Floats(values)));
+                bindings.push(("norm_weight", RecurrentBinding::Floats(values)));
+                bindings.push(("norm_bias", RecurrentBinding::Floats(values)));
             }
         }
         bindings
     }
 
-    fn key(&self, mix: Option<&Rwkv6Mix>, tile: Tile) -> PsoKey {
+    fn key(&self, mix: Option<&Rwkv6Mix>, tile: HeadTile) -> PipelineKey {
         let mut constants = self.head().constants(tile);
         constants.extend([
             ("gates", false.into()),
@@ -146,7 +152,7 @@ impl Rwkv6Mix {
     }
 }
 
-/// Heads that share keys and values, where this is linear attention.
+/// Heads that share keys and values, if this is linear attention.
 fn linear_share(mix: Option<&Rwkv6Mix>) -> Option<usize> {
     match mix?.output {
         Rwkv6Output::Normed { eps: _ } => None,
@@ -161,54 +167,69 @@ impl<'a> Rwkv6Buffers<'a> {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
-pub fn rwkv6(gpu: &WgpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
-    of.check()?;
+/// For each head and each token of the batch's first `runs` runs:
+/// `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
+pub fn rwkv6(
+    gpu: &WgpuDevice,
+    shape: &Rwkv6Shape,
+    b: &Rwkv6Buffers<'_>,
+    runs: GridExtent,
+) -> Result<Dispatch, WgpuError> {
+    shape.check()?;
     if b.bonus.is_none() {
         return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: "it has no bonus".into() });
     }
-    let tile = of.head().scan();
-    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
-    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+    let tile = shape.head().scan();
+    let columns = GridExtent::Fixed((shape.n_head * shape.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(
+        gpu,
+        &shape.key(None, tile),
+        &shape.bindings(None),
+        &b.all(),
+        [columns, runs, GridExtent::Fixed(1)],
+    )
 }
 
-/// All between a layer's matrix products at once, for runs of any length: [`rwkv6`] with `exp(-exp(decay + decay_bias))` for
-/// `decay`, then a layer norm of each head times SiLU of the gate; or gated linear attention ([`Rwkv6Output`]). `None` where a head
-/// is too large for a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv6`] with
+/// `exp(-exp(decay + decay_bias))` as decay, then a layer norm of each head times SiLU of the gate; or gated linear
+/// attention ([`Rwkv6Output`]). `None` if a head does not fit a workgroup.
 pub fn rwkv6_mix(
     gpu: &WgpuDevice,
-    of: &Rwkv6Shape,
+    shape: &Rwkv6Shape,
     mix: &Rwkv6Mix,
     b: &Rwkv6Buffers<'_>,
     with: &Rwkv6MixBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Option<Dispatch>, WgpuError> {
-    of.check()?;
+    shape.check()?;
     let linear = linear_share(Some(mix));
-    let shared = linear.is_none_or(|share| of.n_head.is_multiple_of(share));
+    let shared = linear.is_none_or(|share| shape.n_head.is_multiple_of(share));
     if !shared || b.bonus.is_some() == linear.is_some() || with.norm.is_some() == linear.is_some() {
-        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{of:?}, {mix:?}") });
+        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{shape:?}, {mix:?}") });
     }
-    let Some(tile) = of.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
+    let Some(tile) = shape.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
     let mut buffers = b.all();
     buffers.extend([with.decay_bias, with.gate]);
     buffers.extend(with.norm.into_iter().flatten());
-    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
+    let grid = [GridExtent::Fixed(shape.n_head as u32), runs, GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(Some(mix), tile), &shape.bindings(Some(mix)), &buffers, grid).map(Some)
 }
 
-/// What the twin takes of one token and head.
+/// The inputs of the twin for one token and head.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Token<'a> {
+    /// Receptance, `[key_dim]`.
     pub r: &'a [f64],
+    /// Key, `[key_dim]`.
     pub k: &'a [f64],
+    /// Value, `[value_dim]`.
     pub v: &'a [f64],
+    /// Decay, `[key_dim]`.
     pub decay: &'a [f64],
 }
 
-/// The scalar twin of one token and head with its `bonus`: the results `[value_dim]`; `state` `[key_dim, value_dim]` becomes that
-/// after it.
+/// The scalar twin for one token and head with its `bonus`: the results `[value_dim]`. `state`, `[key_dim, value_dim]`,
+/// is replaced by that after it.
 pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> Vec<f64> {
     let n = token.v.len();
     let column = |c: usize| {
@@ -223,10 +244,10 @@ pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> V
     (0..n).map(column).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (32, 64);
-    let row = RowsAt::whole(n_head * dim);
-    let of = Rwkv6Shape {
+    let row = ColumnRange::whole(n_head * dim);
+    let shape = Rwkv6Shape {
         n_head,
         key_dim: dim,
         value_dim: dim,
@@ -235,10 +256,10 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         v: row,
         decay: row,
         out: row,
-        states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+        states: StateRange { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
-    let mut keys = vec![of.key(None, of.head().scan())];
+    let mut keys = vec![shape.key(None, shape.head().scan())];
     let mix = Rwkv6Mix { output: Rwkv6Output::Normed { eps: 64e-5 }, gate: row };
-    keys.extend(of.head().whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
+    keys.extend(shape.head().whole_anywhere(0, MOST_BLOCK).map(|tile| shape.key(Some(&mix), tile)));
     keys
 }

@@ -1,16 +1,19 @@
-//! What a batch does to recurrent states, as the kernels read it.
+//! Runs and segments: which tokens of a batch take a recurrent state from one slot to another, in the format of the
+//! kernels.
 
 use metal_attention_model::Segment;
 
-/// The words of `segments`, which are those of a batch in the order of its tokens: first (number of runs, 0, 0, 0), then for
-/// each run (index of its first segment in these words, its segments, its first token's row in the batch, its tokens), then
-/// for each segment (its first token's row, its tokens, slot of the state before, slot of the state after).
+/// The words of `segments`, which cover the tokens of a batch in order: first (number of runs, 0, 0, 0); then for each
+/// run (index of its first segment in these words, number of segments, first token's row in the batch, number of
+/// tokens); then for each segment (first token's row, number of tokens, slot of the state before, slot of the state
+/// after).
 ///
-/// A run is segments of one sequence that follow each other, each from the state that the one before leaves. Kernels go
-/// through runs in parallel: a batch has one of each sequence.
+/// A run is the consecutive segments of one sequence, each of which starts from the state that the one before leaves.
+/// Kernels process runs in parallel, so a batch has at most one for each sequence.
 ///
 /// # Panics
-/// Where a slot is not one of `n_slots`, is written as slot 0, or a segment has no tokens: kernels index by these.
+/// If a slot is not below `n_slots`, if slot 0 is written, or if a segment has no tokens: kernels use these as indices
+/// unchecked.
 pub fn segment_words(segments: &[Segment], n_slots: usize) -> Vec<[u32; 4]> {
     let word = |n: usize| u32::try_from(n).expect("sizes of a batch fit 32 bits");
     let follows = |a: &Segment, b: &Segment| a.seq == b.seq && a.pos + a.n == b.pos && a.to == b.from;
@@ -49,13 +52,13 @@ mod tests {
         let words = segment_words(&segments, 6);
         assert_eq!(words[..4], [[3, 0, 0, 0], [4, 2, 0, 13], [6, 1, 13, 1], [7, 1, 14, 2]]);
         assert_eq!(words[4..], [[0, 4, 3, 5], [4, 9, 5, 1], [13, 1, 0, 2], [14, 2, 4, 4]]);
-        // Another state, or other tokens: another run.
+        // A different state, or a gap between positions, begins another run.
         assert_eq!(segment_words(&[segment(0, 0, 2, 0, 1), segment(0, 2, 1, 2, 3)], 4)[0][0], 2);
         assert_eq!(segment_words(&[segment(0, 0, 2, 0, 1), segment(0, 3, 1, 1, 3)], 4)[0][0], 2);
     }
 
     #[test]
-    fn slots_that_are_not_there_are_refused() {
+    fn slots_out_of_range_are_refused() {
         let refused = |s: Segment| std::panic::catch_unwind(|| segment_words(&[s], 3)).is_err();
         assert!(!refused(segment(0, 0, 1, 0, 2)));
         assert!(refused(segment(0, 0, 1, 3, 2)) && refused(segment(0, 0, 1, 0, 3)));

@@ -3,7 +3,7 @@
 use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
 use crate::support::{gpu, poisoned, random, run};
 use metal_attention_wgpu::kernels::{ConvolutionBuffers, ConvolutionShape, convolution, convolution_twin};
-use metal_attention_wgpu::{Bind, Extent};
+use metal_attention_wgpu::{Bind, GridExtent};
 
 #[test]
 fn convolutions_match_their_twin() {
@@ -26,7 +26,7 @@ fn convolutions_match_their_twin() {
             let bias_of = bias.then_some(&gb as &dyn Bind);
             let b = ConvolutionBuffers { x: &gx, taps: &gt, bias: bias_of, states: &gs, out: &out, segments: &words };
             // One row of workgroups more than there are runs.
-            let runs = Extent::Fixed(n_runs(&segments) + 1);
+            let runs = GridExtent::Fixed(n_runs(&segments) + 1);
             run(gpu, &[convolution(gpu, &of, &b, runs).unwrap()], n);
             let twin = |token: usize, n: usize, state: &mut Vec<f64>| {
                 let x: Vec<f64> = (token..token + n).flat_map(|t| wide(row(&x, x_at, t, channels))).collect();

@@ -3,10 +3,11 @@
 use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
-    ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken,
-    KeyHeads, OutputGate, RowsAt, StatesAt, convolution_twin, delta_rule, delta_rule_step, delta_rule_twin,
+    ColumnRange, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
+    DeltaRuleStepBuffers, DeltaRuleToken, GateActivation, KeyHeads, StateRange, convolution_twin, delta_rule,
+    delta_rule_step, delta_rule_twin,
 };
-use metal_attention_wgpu::{Bind, Extent};
+use metal_attention_wgpu::{Bind, GridExtent};
 
 /// Heads, key heads, elements of a key, of a value, whether channels decay by themselves.
 const SHAPES: [(usize, usize, usize, usize, bool); 6] = [
@@ -19,7 +20,8 @@ const SHAPES: [(usize, usize, usize, usize, bool); 6] = [
 ];
 
 fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, usize, usize, bool)) -> DeltaRuleShape {
-    let (decay_of, n_decay) = if by_channel { (Decay::OfChannels, n_head * key_dim) } else { (Decay::OfHeads, n_head) };
+    let (decay_of, n_decay) =
+        if by_channel { (DecayGranularity::OfChannels, n_head * key_dim) } else { (DecayGranularity::OfHeads, n_head) };
     let channels = 2 * n_key_head * key_dim + n_head * value_dim;
     DeltaRuleShape {
         n_head,
@@ -32,9 +34,9 @@ fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, us
         scale: if key_dim == 9 { 0.3 } else { 1.5 },
         x: rows_at(channels),
         decay: rows_at(n_decay),
-        beta: RowsAt { stride: n_head, at: 0 },
+        beta: ColumnRange { stride: n_head, at: 0 },
         out: rows_at(n_head * value_dim),
-        states: StatesAt { n_slots: 1, stride: 0, at: 0 },
+        states: StateRange { n_slots: 1, stride: 0, at: 0 },
     }
 }
 
@@ -60,7 +62,7 @@ fn delta_rules_match_their_twin() {
                 let gate_at = rows_at(n_out);
                 let gate = doubled(&random(4, n * gate_at.stride));
                 let words = words_of(gpu, &segments);
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 let wide_tokens = |token: usize, n: usize| -> Vec<[Vec<f64>; 3]> {
                     let of_token = |t| {
                         let x = wide(row(&x, of.x, t, channels));
@@ -78,7 +80,7 @@ fn delta_rules_match_their_twin() {
                     let matrices = of.state_elements();
                     let kept = if fused { 3 * channels } else { 0 };
                     let (states_at, before) = states(kept + matrices);
-                    let of = DeltaRuleShape { states: StatesAt { at: states_at.at + kept, ..states_at }, ..of };
+                    let of = DeltaRuleShape { states: StateRange { at: states_at.at + kept, ..states_at }, ..of };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gd, gb, ga, gbias] = [&x, &decay, &beta, &a, &decay_bias].map(upload);
                     let gs = upload(&before);
@@ -102,7 +104,7 @@ fn delta_rules_match_their_twin() {
                         bias: has_bias,
                         convolution_at: states_at.at,
                         norm_eps: 1e-3,
-                        gate_kind: if i == 0 { OutputGate::Sigmoid } else { OutputGate::Silu },
+                        gate_kind: if i == 0 { GateActivation::Sigmoid } else { GateActivation::Silu },
                         gate: gate_at,
                     };
                     let dispatch = if fused {
@@ -145,8 +147,8 @@ fn delta_rules_match_their_twin() {
                                 results.extend(out.iter().zip(gate).zip(&norm_weight).map(|((x, g), w)| {
                                     let sigmoid = 1.0 / (1.0 + (-g).exp());
                                     let gate = match step.gate_kind {
-                                        OutputGate::Silu => g * sigmoid,
-                                        OutputGate::Sigmoid => sigmoid,
+                                        GateActivation::Silu => g * sigmoid,
+                                        GateActivation::Sigmoid => sigmoid,
                                     };
                                     if fused { x * factor * f64::from(*w) * gate } else { *x }
                                 }));

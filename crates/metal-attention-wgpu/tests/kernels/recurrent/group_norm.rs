@@ -4,13 +4,13 @@ use super::{row, rows_at, wide};
 use crate::support::{nmse, poisoned, random, run, variants};
 use metal_attention_model::NormKind;
 use metal_attention_wgpu::Bind;
-use metal_attention_wgpu::kernels::{GroupNormBuffers, GroupNormShape, OutputGate, group_norm, group_norm_twin};
+use metal_attention_wgpu::kernels::{GateActivation, GroupNormBuffers, GroupNormShape, group_norm, group_norm_twin};
 
 #[test]
 fn group_norms_match_their_twin() {
     for gpu in variants() {
         for (n, groups, n_tokens) in [(8, 3, 2), (24, 5, 3), (64, 2, 1), (768, 2, 2)] {
-            for (i, gate) in [None, Some(OutputGate::Silu), Some(OutputGate::Sigmoid)].into_iter().enumerate() {
+            for (i, gate) in [None, Some(GateActivation::Silu), Some(GateActivation::Sigmoid)].into_iter().enumerate() {
                 for (kind, of_groups, bias) in [(NormKind::Rms, i == 0, false), (NormKind::Layer, i == 1, true)] {
                     let at = rows_at(groups * n);
                     let gate = gate.map(|kind| (kind, at));

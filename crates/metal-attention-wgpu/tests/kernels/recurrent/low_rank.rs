@@ -1,12 +1,14 @@
 //! Low-rank products, and the gate of a channel mix.
 
 use crate::support::{batch, nmse, poisoned, random, run, variants};
-use metal_attention_wgpu::kernels::{LowRankShape, Squash, channel_gate, channel_gate_twin, low_rank, low_rank_twin};
+use metal_attention_wgpu::kernels::{
+    LowRankActivation, LowRankShape, channel_gate, channel_gate_twin, low_rank, low_rank_twin,
+};
 
 #[test]
 fn low_rank_products_match_their_twin() {
-    use Squash::{AsItIs, Sigmoid, Tanh};
-    let shapes: [(usize, &[(usize, Squash)]); 5] = [
+    use LowRankActivation::{AsItIs, Sigmoid, Tanh};
+    let shapes: [(usize, &[(usize, LowRankActivation)]); 5] = [
         (1, &[(1, Tanh)]),
         (33, &[(64, AsItIs)]),
         (64, &[(5, Tanh), (5, Tanh), (5, Tanh), (5, Tanh), (5, Tanh)]),

@@ -3,10 +3,11 @@
 use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
-    ConvolutionShape, Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, MambaBuffers,
-    MambaShape, MambaToken, RowsAt, StatesAt, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step, mamba2_twin,
+    ColumnRange, ConvolutionShape, Mamba2Buffers, Mamba2HeadWeights, Mamba2Shape, Mamba2Step, Mamba2StepBuffers,
+    MambaBuffers, MambaShape, MambaToken, StateRange, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step,
+    mamba2_twin,
 };
-use metal_attention_wgpu::{Bind, Extent};
+use metal_attention_wgpu::{Bind, GridExtent};
 
 fn negative(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| -x.abs()).collect()
@@ -29,13 +30,13 @@ fn mamba2_matches_its_twin() {
             let (a, d, dt_bias) = (negative(&random(5, n_head)), random(6, n_head), random(7, n_head));
             let (taps, bias) = (random(8, 4 * channels), random(9, channels));
             let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
-            let weights = Mamba2Weights { dt_bias: &dt_bias64, a: &a64, d: &d64 };
+            let weights = Mamba2HeadWeights { dt_bias: &dt_bias64, a: &a64, d: &d64 };
             for (i, segments) in batches().into_iter().enumerate() {
                 let n = n_tokens(&segments);
                 let (x, dt) = (random(1, n * x_at.stride), random(2, n * dt_at.stride));
                 let gate = random(3, n * row_at.stride);
                 let words = words_of(gpu, &segments);
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 // B and C may lie anywhere where no convolution is taken of them.
                 for (fused, own_bc) in [(false, false), (false, true), (true, false)] {
                     let kept = if fused { 3 * channels } else { 0 };
@@ -47,11 +48,11 @@ fn mamba2_matches_its_twin() {
                         d_state,
                         head_dim,
                         x: x_at,
-                        bc: own_bc.then_some(RowsAt { at: x_at.at + n_out, ..x_at }),
+                        bc: own_bc.then_some(ColumnRange { at: x_at.at + n_out, ..x_at }),
                         dt: dt_at,
                         gate: gated.then_some(row_at),
                         out: row_at,
-                        states: StatesAt { at: states_at.at + kept, ..states_at },
+                        states: StateRange { at: states_at.at + kept, ..states_at },
                     };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gdt, ga, gd, gbias, gg, gs] = [&x, &dt, &a, &d, &dt_bias, &gate, &before].map(upload);
@@ -160,7 +161,7 @@ fn mamba_matches_its_twin() {
                     out: &out,
                     segments: &words,
                 };
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 run(gpu, &[mamba(gpu, &of, &buffers, runs).unwrap()], n);
                 let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
                     let of_token = |t: usize| {

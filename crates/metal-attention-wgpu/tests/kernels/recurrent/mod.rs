@@ -10,7 +10,7 @@ mod token_shift;
 
 use crate::support::{nmse, random};
 use metal_attention_model::Segment;
-use metal_attention_wgpu::kernels::{RowsAt, StatesAt, segment_words};
+use metal_attention_wgpu::kernels::{ColumnRange, StateRange, segment_words};
 use metal_attention_wgpu::{WgpuDevice, wgpu};
 
 /// Slots of the states in tests.
@@ -67,18 +67,18 @@ pub fn silu(x: f32) -> f64 {
 }
 
 /// Rows of a buffer in which `n` elements of each token lie, with others around.
-pub fn rows_at(n: usize) -> RowsAt {
-    RowsAt { stride: n + 5, at: 3 }
+pub fn rows_at(n: usize) -> ColumnRange {
+    ColumnRange { stride: n + 5, at: 3 }
 }
 
 /// The elements of row `token`.
-pub fn row(x: &[f32], at: RowsAt, token: usize, n: usize) -> &[f32] {
+pub fn row(x: &[f32], at: ColumnRange, token: usize, n: usize) -> &[f32] {
     &x[token * at.stride + at.at..][..n]
 }
 
 /// Random states of `n` elements for each slot, in slots that have others around; those of slot 0 are zeros.
-pub fn states(n: usize) -> (StatesAt, Vec<f32>) {
-    let at = StatesAt { n_slots: N_SLOTS, stride: n + 7, at: 4 };
+pub fn states(n: usize) -> (StateRange, Vec<f32>) {
+    let at = StateRange { n_slots: N_SLOTS, stride: n + 7, at: 4 };
     let mut all = random(77, N_SLOTS * at.stride);
     all[..at.stride].fill(0.0);
     (at, all)
@@ -95,8 +95,8 @@ pub fn check(
     gpu: &WgpuDevice,
     what: &str,
     segments: &[Segment],
-    out: (&wgpu::Buffer, RowsAt, usize),
-    after: (&wgpu::Buffer, StatesAt, usize, &[f32]),
+    out: (&wgpu::Buffer, ColumnRange, usize),
+    after: (&wgpu::Buffer, StateRange, usize, &[f32]),
     twin: &Twin<'_>,
     limit: f64,
 ) {

@@ -4,11 +4,11 @@ use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, 
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_model::NormKind;
 use metal_attention_wgpu::kernels::{
-    GroupNormShape, RowsAt, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token, Rwkv7Buffers,
-    Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin, rwkv7, rwkv7_mix,
-    rwkv7_twin,
+    ColumnRange, GroupNormShape, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token,
+    Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin,
+    rwkv7, rwkv7_mix, rwkv7_twin,
 };
-use metal_attention_wgpu::{Bind, Extent};
+use metal_attention_wgpu::{Bind, GridExtent};
 
 /// Heads, elements of a key and of a value.
 const SHAPES: [(usize, usize, usize); 5] = [(3, 8, 8), (2, 16, 24), (5, 24, 24), (1, 96, 96), (2, 64, 64)];
@@ -24,7 +24,7 @@ fn fraction(x: &[f64]) -> Vec<f64> {
 
 /// A layer norm of a head.
 fn normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
-    let at = RowsAt::whole(x.len());
+    let at = ColumnRange::whole(x.len());
     let (n, kind) = (x.len(), NormKind::Layer);
     let of = GroupNormShape { n, groups: 1, kind, eps: 1e-3, of_groups: true, bias: true, x: at, gate: None, out: at };
     group_norm_twin(&of, x, weight, Some(bias), &[])
@@ -60,7 +60,7 @@ fn rwkv7_matches_its_twin() {
                     states: states_at,
                 };
                 let words = words_of(gpu, &segments);
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                 let [gr, gk, ga, gdecay, gb] = [&r, &k, &a, &decay, &b].map(upload);
                 let [gv, gfirst, gmuch, ggate, gweights] = [&v, &first, &much, &gate, &weights].map(upload);
@@ -166,7 +166,7 @@ fn rwkv6_matches_its_twin() {
                     states: states_at,
                 };
                 let words = words_of(gpu, &segments);
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                 for mixed in [false, true] {
                     let decay: Vec<f32> =
@@ -268,7 +268,7 @@ fn linear_attention_of_rwkv6_matches_its_twin() {
                 };
                 let mix = Rwkv6Mix { output: Rwkv6Output::Linear { share }, gate: at };
                 let with = Rwkv6MixBuffers { decay_bias: &gbias, norm: None, gate: &ggate };
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 let dispatch = rwkv6_mix(gpu, &of, &mix, &buffers, &with, runs).unwrap().expect("heads that fit");
                 run(gpu, &[dispatch], n);
                 let of_head = |t: usize, h: usize, state: &mut [f64]| -> Vec<f64> {

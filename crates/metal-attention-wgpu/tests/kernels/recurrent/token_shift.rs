@@ -2,8 +2,8 @@
 
 use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
 use crate::support::{gpu, poisoned, random, run};
-use metal_attention_wgpu::kernels::{RowsAt, TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
-use metal_attention_wgpu::{Bind, Extent};
+use metal_attention_wgpu::kernels::{ColumnRange, TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
+use metal_attention_wgpu::{Bind, GridExtent};
 
 #[test]
 fn token_shifts_match_their_twin() {
@@ -41,7 +41,7 @@ fn token_shifts_match_their_twin() {
                     out: &results,
                     segments: &words,
                 };
-                let runs = Extent::Fixed(n_runs(&segments) + 1);
+                let runs = GridExtent::Fixed(n_runs(&segments) + 1);
                 run(gpu, &[token_shift(gpu, &of, &b, runs).unwrap()], n);
                 if !advance {
                     assert_eq!(gpu.read::<f32>(&gs, before.len()).unwrap(), before, "{of:?}: states stay");
@@ -64,7 +64,7 @@ fn token_shifts_match_their_twin() {
                 };
                 let what = format!("{of:?}, result {j}");
                 let after = (&gs, states_at, channels, &before[..]);
-                check(gpu, &what, &segments, (&out[j], RowsAt::whole(channels), channels), after, &twin, 1e-12);
+                check(gpu, &what, &segments, (&out[j], ColumnRange::whole(channels), channels), after, &twin, 1e-12);
             }
         }
     }

@@ -6,7 +6,7 @@ pub mod matrices;
 use std::sync::{Mutex, PoisonError};
 
 use metal_attention_model::{BatchToken, PAGE};
-use metal_attention_wgpu::{BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu};
+use metal_attention_wgpu::{BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu};
 
 /// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
 pub fn gpu() -> Option<&'static WgpuDevice> {
@@ -116,10 +116,10 @@ pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, p
 
 /// Runs `dispatches` for a batch of `n` tokens, all wanted.
 pub fn run(gpu: &WgpuDevice, dispatches: &[Dispatch], n: usize) {
-    run_sized(gpu, dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
+    run_sized(gpu, dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
 }
 
-pub fn run_sized(gpu: &WgpuDevice, dispatches: &[Dispatch], size: StepSize) {
+pub fn run_sized(gpu: &WgpuDevice, dispatches: &[Dispatch], size: BatchDims) {
     let mut encoder = gpu.encoder();
     {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());

@@ -1,9 +1,9 @@
-//! What each sampler keeps, and how temperature changes the probabilities.
+//! Tests of each sampler: which candidates it keeps, and how temperature changes the probabilities.
 
 use super::*;
 use crate::sampling::SamplerKind;
 
-/// Room for the difference between single and double precision.
+/// Tolerance for the difference between single and double precision.
 const EPS: f64 = 1e-5;
 
 proptest! {

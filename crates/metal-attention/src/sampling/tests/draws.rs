@@ -1,4 +1,4 @@
-//! The random numbers: frequencies, seeds, and their stability.
+//! Tests of the random numbers: frequencies, seeds, and their stability.
 
 use super::*;
 
@@ -78,7 +78,7 @@ fn the_random_numbers_are_those_of_chacha8() {
 }
 
 #[test]
-fn a_missing_seed_is_drawn_and_told() {
+fn a_missing_seed_is_drawn_and_reported() {
     let without = || sampler(SamplerOptions { seed: None, ..neutral() });
     let mut first = without();
     assert_ne!(first.seed(), without().seed());
@@ -91,7 +91,7 @@ fn a_missing_seed_is_drawn_and_told() {
 
 #[test]
 fn a_step_depends_on_nothing_but_its_logits() {
-    // The reused buffer keeps nothing of a larger step before.
+    // The reused buffer keeps nothing of an earlier, larger choice.
     let mut used = sampler(SamplerOptions { seed: Some(3), ..SamplerOptions::default() });
     used.sample(&[0.5; 2000]);
     used.reset();
@@ -103,7 +103,7 @@ fn a_step_depends_on_nothing_but_its_logits() {
 }
 
 #[test]
-fn a_text_is_continued_by_another_sampler() {
+fn a_sequence_is_continued_by_another_sampler() {
     let options = SamplerOptions {
         seed: Some(11),
         temperature: 1.3,
@@ -120,21 +120,21 @@ fn a_text_is_continued_by_another_sampler() {
     for id in prompt {
         first.accept(id);
     }
-    let mut text = prompt.to_vec();
+    let mut tokens = prompt.to_vec();
     for position in prompt.len()..40 {
         let id = first.sample(&logits(position));
         first.accept(id);
-        text.push(id);
+        tokens.push(id);
     }
-    for cut in prompt.len()..text.len() {
+    for cut in prompt.len()..tokens.len() {
         let mut other = sampler(options.clone());
-        for &id in &text[..cut] {
+        for &id in &tokens[..cut] {
             other.accept(id);
         }
-        for position in cut..text.len() {
+        for position in cut..tokens.len() {
             let id = other.sample(&logits(position));
             other.accept(id);
-            assert_eq!(id, text[position], "at {position}, from {cut} on");
+            assert_eq!(id, tokens[position], "at {position}, from {cut} on");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The samplers that remember the text: penalties and DRY.
+//! Tests of the samplers with a history: penalties and DRY.
 
 use super::*;
 use crate::sampling::DRY_SEQUENCE_BREAKERS;
@@ -10,9 +10,9 @@ fn adjusted(sampler: &mut Sampler, logits: &[f32]) -> Vec<f32> {
     items.iter().map(|c| c.logit).collect()
 }
 
-fn after(options: SamplerOptions, text: &[u32]) -> Sampler {
+fn after(options: SamplerOptions, tokens: &[u32]) -> Sampler {
     let mut sampler = sampler(options);
-    accept_all(&mut sampler, text);
+    accept_all(&mut sampler, tokens);
     sampler
 }
 
@@ -57,17 +57,17 @@ fn penalties_apply_wherever_they_stand() {
 proptest! {
     #[test]
     fn penalties_equal_a_count_of_the_window(
-        text in prop::collection::vec(0_u32..6, 0..40), last_n in 1_usize..20,
+        tokens in prop::collection::vec(0_u32..6, 0..40), last_n in 1_usize..20,
     ) {
         let options = SamplerOptions { frequency_penalty: 1.0, penalty_last_n: last_n, ..neutral() };
-        let window = &text[text.len().saturating_sub(last_n)..];
+        let window = &tokens[tokens.len().saturating_sub(last_n)..];
         let expected: Vec<f32> = (0..6).map(|id| -(window.iter().filter(|&&t| t == id).count() as f32)).collect();
-        prop_assert_eq!(adjusted(&mut after(options, &text), &[0.0; 6]), expected);
+        prop_assert_eq!(adjusted(&mut after(options, &tokens), &[0.0; 6]), expected);
     }
 
     #[test]
     fn dry_equals_its_definition(
-        text in prop::collection::vec(0_u32..4, 0..40), last_n in 1_usize..50, allowed in 0_usize..4,
+        tokens in prop::collection::vec(0_u32..4, 0..40), last_n in 1_usize..50, allowed in 0_usize..4,
         breaker in 0_u32..8,
     ) {
         let options = SamplerOptions {
@@ -76,13 +76,13 @@ proptest! {
         };
         let vocabulary: Vec<&[u8]> = (0..8).map(|id| if id == breaker { &b"x"[..] } else { b"y" }).collect();
         let mut sampler = sampler(options).with_vocabulary(vocabulary.into_iter());
-        accept_all(&mut sampler, &text);
+        accept_all(&mut sampler, &tokens);
 
-        let window = &text[text.len().saturating_sub(last_n)..];
+        let window = &tokens[tokens.len().saturating_sub(last_n)..];
         let since_breaker = window.iter().rev().take_while(|&&id| id != breaker).count();
         let mut expected = [0.0_f32; 4];
         for next in 1..window.len() {
-            // How much of the text's end comes just before this place as well.
+            // Length of the sequence's end that also precedes this position.
             let before = window[..next].iter().rev();
             let length = before.zip(window.iter().rev()).take_while(|(a, b)| a == b).count().min(since_breaker);
             if length >= allowed && window[next] != breaker && since_breaker >= allowed {
@@ -119,12 +119,12 @@ fn dry_of_a_long_repetition_stays_finite() {
 fn dry_breakers_are_the_tokens_that_contain_one() {
     let vocabulary: [&[u8]; 5] = [b"a", b"b", b"said:\"", b"\n", b""];
     let options = SamplerOptions { dry_multiplier: 1.0, ..neutral() };
-    let text = [0, 1, 0, 2, 0, 1, 0];
+    let tokens = [0, 1, 0, 2, 0, 1, 0];
     let with = |breakers: &[&str]| {
         let dry_sequence_breakers = breakers.iter().map(|&breaker| breaker.to_owned()).collect();
         let options = SamplerOptions { dry_sequence_breakers, ..options.clone() };
         let mut sampler = sampler(options).with_vocabulary(vocabulary.into_iter());
-        accept_all(&mut sampler, &text);
+        accept_all(&mut sampler, &tokens);
         adjusted(&mut sampler, &[0.0; 5])
     };
     // Without breakers token 2 continues "a b a", a repetition of 3.

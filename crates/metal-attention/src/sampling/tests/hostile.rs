@@ -1,10 +1,10 @@
-//! Logits and options at the edges: NaN, infinities, ties, extremes.
+//! Tests with extreme logits and options: NaN, infinities, ties.
 
 use super::*;
 use crate::sampling::SamplerKind;
 use metal_attention_model::argmax;
 
-/// Any float, with the special ones often.
+/// Any float, with special values often.
 fn any_logit() -> impl Strategy<Value = f32> {
     prop_oneof![
         any::<u32>().prop_map(f32::from_bits),
@@ -52,12 +52,12 @@ fn all_samplers() -> impl Strategy<Value = SamplerOptions> {
 
 proptest! {
     #[test]
-    fn what_is_chosen_could_be_chosen(
+    fn only_eligible_tokens_are_chosen(
         logits in prop::collection::vec(any_logit(), 0..300), options in all_samplers(),
-        text in prop::collection::vec(0_u32..320, 0..30),
+        tokens in prop::collection::vec(0_u32..320, 0..30),
     ) {
         let mut sampler = sampler(options);
-        accept_all(&mut sampler, &text);
+        accept_all(&mut sampler, &tokens);
         for _ in 0..4 {
             prop_assert!(sampler.narrow(&logits, |_| true).as_slice().iter().all(|c| c.logit.is_finite()));
             let id = sampler.sample(&logits);
@@ -80,7 +80,7 @@ proptest! {
         let mut plain = sampler(greedy.clone());
         prop_assert!(plain.is_greedy());
         prop_assert_eq!(plain.sample(&logits), expected);
-        // The other way to the same result, through the candidates.
+        // Another way to the same result, through the candidates.
         let mut biased = sampler(SamplerOptions { logit_bias: vec![(1000, 1.0)], ..greedy });
         prop_assert!(!biased.is_greedy());
         prop_assert_eq!(biased.sample(&logits), expected);

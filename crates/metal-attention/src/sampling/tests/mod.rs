@@ -10,7 +10,7 @@ mod speed;
 
 use proptest::prelude::*;
 
-use super::candidates::{Candidate, Softmax};
+use super::candidates::{Softmax, TokenCandidate};
 use super::{Sampler, SamplerOptions};
 
 /// Options with every sampler off.
@@ -22,18 +22,18 @@ fn sampler(options: SamplerOptions) -> Sampler {
     Sampler::new(options).expect("options in range")
 }
 
-fn accept_all(sampler: &mut Sampler, text: &[u32]) {
-    for &id in text {
+fn accept_all(sampler: &mut Sampler, tokens: &[u32]) {
+    for &id in tokens {
         sampler.accept(id);
     }
 }
 
-/// What is left after the chain, as (id, probability), highest first.
+/// The candidates after the chain, as (id, probability), highest first.
 fn distribution(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
     let items = sampler.narrow(logits, |_| true).as_slice();
     let softmax = Softmax::of(items);
-    let mut left: Vec<Candidate> = items.to_vec();
-    left.sort_by(Candidate::by_logit);
+    let mut left: Vec<TokenCandidate> = items.to_vec();
+    left.sort_by(TokenCandidate::by_logit);
     left.into_iter().map(|c| (c.id, softmax.probability(c))).collect()
 }
 

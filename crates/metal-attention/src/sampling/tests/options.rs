@@ -1,4 +1,4 @@
-//! Default values, ranges, names and their text forms.
+//! Tests of default values, ranges, and names.
 
 use super::*;
 use crate::sampling::{NumberOption, SamplerKind, SamplingError};

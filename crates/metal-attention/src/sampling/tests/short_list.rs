@@ -1,11 +1,11 @@
-//! Choices from the highest logits against choices from all of them.
+//! Tests of choices from the highest logits against choices from all of them.
 
 use metal_attention_model::highest;
 
 use super::*;
 use crate::sampling::SamplerKind;
 
-/// Options under which a short list may do.
+/// Options for which a short list may be enough.
 fn options() -> impl Strategy<Value = SamplerOptions> {
     let chain = (
         prop::sample::select(vec![0.0, 0.5, 0.8, 1.0, 2.0]),
@@ -61,13 +61,13 @@ proptest! {
     #[test]
     fn a_short_list_gives_the_same_token_or_none(
         rows in prop::collection::vec(any_logits(), 1..4), options in options(), k in 1_usize..130,
-        text in prop::collection::vec(0_u32..40, 0..30), forbidden in prop::collection::vec(0_u32..40, 0..3),
+        tokens in prop::collection::vec(0_u32..40, 0..30), forbidden in prop::collection::vec(0_u32..40, 0..3),
     ) {
         let [mut full, mut short, mut either] = [(); 3].map(|()| sampler(options.clone()));
-        accept_all(&mut full, &text);
-        accept_all(&mut short, &text);
-        accept_all(&mut either, &text);
-        // Several steps, so that a step that gave none has left nothing behind.
+        accept_all(&mut full, &tokens);
+        accept_all(&mut short, &tokens);
+        accept_all(&mut either, &tokens);
+        // Several choices, so that one that failed must have left nothing behind.
         for logits in &rows {
             let masked = masked(logits, &forbidden);
             let expected = full.sample_from_all(&masked, |_| true);
@@ -101,9 +101,9 @@ fn a_top_k_as_large_as_can_be_chooses_as_well() {
 fn a_short_list_does_where_the_chain_allows() {
     let logits = many_logits();
     let list = highest(&logits, 128);
-    let chooses = |options: SamplerOptions, text: &[u32]| {
+    let chooses = |options: SamplerOptions, tokens: &[u32]| {
         let mut sampler = sampler(options);
-        accept_all(&mut sampler, text);
+        accept_all(&mut sampler, tokens);
         let offered = sampler.short_list();
         let chosen = sampler.sample_short(&list, 128, |id| id != list[0].0);
         assert!(offered.is_some() || chosen.is_none());

@@ -1,4 +1,4 @@
-//! The time of a step over a large vocabulary.
+//! The time of a choice in a large vocabulary.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ fn model_like(n_vocab: u32) -> Vec<f32> {
 #[ignore = "measures time: cargo test --release -p metal-attention sampling::tests::speed -- --ignored --nocapture"]
 fn a_step_is_cheap() {
     let logits = model_like(150_000);
-    let text: Vec<u32> = (0..64).map(|i| i * 2000).collect();
+    let tokens: Vec<u32> = (0..64).map(|i| i * 2000).collect();
     let default = SamplerOptions { seed: Some(1), ..SamplerOptions::default() };
     let cases = [
         ("default", 0.5, default.clone()),
@@ -32,7 +32,7 @@ fn a_step_is_cheap() {
     ];
     for (name, limit_ms, options) in cases {
         let mut sampler = sampler(options);
-        accept_all(&mut sampler, &text);
+        accept_all(&mut sampler, &tokens);
         sampler.sample(&logits);
         let mut times: Vec<f64> = (0..51)
             .map(|_| {

@@ -27,7 +27,7 @@ fn cuda(watch: &Watch) -> Option<Arc<CudaDevice>> {
         Err(why) => why.to_string(),
     };
     assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
-    metal_attention_testing::skip(&format!("{why}"));
+    metal_attention_testing::skip(&why);
     None
 }
 

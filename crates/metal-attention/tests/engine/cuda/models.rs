@@ -22,7 +22,7 @@ fn has_cuda() -> bool {
         Err(why) => why.to_string(),
     };
     assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
-    metal_attention_testing::skip(&format!("{why}"));
+    metal_attention_testing::skip(&why);
     false
 }
 
@@ -299,11 +299,11 @@ fn greedy_steps_run_ahead() {
     }
     let model = model(&small(), Q4_0, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
-    let options = CudaForwardPassOptions { n_ctx: 256, one_launch: Some(130), ..Default::default() };
+    let options = CudaForwardPassOptions { n_ctx: 256, persistent_kernel_limit: Some(130), ..Default::default() };
     let pass =
         || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
     let (mut ahead, mut single) = (pass(), pass());
-    assert!(ahead.has_one_launch(129) && !ahead.has_one_launch(130));
+    assert!(ahead.uses_persistent_kernel(129) && !ahead.uses_persistent_kernel(130));
     let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
     let mut id = ahead.forward_prompt(&prompt).unwrap();
     assert_eq!(single.forward_prompt(&prompt).unwrap(), id);
@@ -380,13 +380,14 @@ fn experts_go_through_one_launch() {
         all.extend(experts(n, n_used, n_ff));
         all.extend(others);
         let model = random_model(&crate::toys::metadata(architecture, 3, &all), ty, 1.0);
-        let pass = |one_launch| {
-            let one_launch = Some(one_launch);
-            let options = CudaForwardPassOptions { n_ctx: 256, exact: true, one_launch, ..Default::default() };
+        let pass = |persistent_kernel_limit| {
+            let persistent_kernel_limit = Some(persistent_kernel_limit);
+            let options =
+                CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
             CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
         };
         let (mut one, mut several) = (pass(usize::MAX), pass(0));
-        assert!(one.has_one_launch(0) && !several.has_one_launch(0), "{what}");
+        assert!(one.uses_persistent_kernel(0) && !several.uses_persistent_kernel(0), "{what}");
         let mut errors = Vec::new();
         for text in 0..2 {
             one.reset();
@@ -412,12 +413,12 @@ fn short_lists_are_the_highest_of_all_logits() {
     }
     let model = model(&ModelShape { n_vocab: 5000, ..small() }, Q4_K, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
-    for one_launch in [0, 53] {
+    for persistent_kernel_limit in [0, 53] {
         let options = CudaForwardPassOptions {
             n_ctx: 256,
             n_seq: 3,
             n_ubatch: 40,
-            one_launch: Some(one_launch),
+            persistent_kernel_limit: Some(persistent_kernel_limit),
             ..Default::default()
         };
         let pass =
@@ -435,7 +436,7 @@ fn short_lists_are_the_highest_of_all_logits() {
             let got = lists.forward_top_k(batch, k).unwrap();
             let logits = all.forward(batch).unwrap();
             let want: Vec<_> = (0..logits.n_rows()).map(|row| highest(logits.row(row), k)).collect();
-            assert_eq!(got, want, "batch {i}, one launch up to {one_launch}");
+            assert_eq!(got, want, "batch {i}, one launch up to {persistent_kernel_limit}");
         }
     }
 }

@@ -58,8 +58,8 @@ fn more_conversations_go_on_than_the_cache_has_room_for() {
         // The last first turn is still in the cache as its second turn comes, or is not.
         assert!((N as u64 - 1..=N as u64).contains(&metrics.stored.hits), "{:?}", metrics.stored);
         assert_eq!(metrics.stored.tokens, metrics.stored.hits * 158);
-        assert!(metrics.stored.ram_texts >= N - 1 && metrics.stored.ram_bytes < 64 * MIB, "{:?}", metrics.stored);
-        assert_eq!((metrics.stored.disk_texts, metrics.stored.disk_bytes), (0, 0));
+        assert!(metrics.stored.ram_sequences >= N - 1 && metrics.stored.ram_bytes < 64 * MIB, "{:?}", metrics.stored);
+        assert_eq!((metrics.stored.disk_sequences, metrics.stored.disk_bytes), (0, 0));
         // Without a store they are evaluated again.
         let scheduler = start(&model, &small(), with_ram(0));
         let turns = second_turns(&model, &scheduler, &[Client::Unknown; N]);
@@ -111,7 +111,7 @@ fn limits_hold_and_what_memory_has_no_room_for_goes_to_disk() {
     let clients: Vec<_> = (0..N).map(Client::Key).collect();
     let probe = start(&model, &small(), with_ram(64 * MIB));
     second_turns(&model, &probe, &clients[..2]);
-    let one = probe.metrics().stored.ram_bytes / probe.metrics().stored.ram_texts as u64;
+    let one = probe.metrics().stored.ram_bytes / probe.metrics().stored.ram_sequences as u64;
     let folder = tempfile::tempdir().unwrap();
     let disk = |bytes| Some(CacheDisk { folder: folder.path().join("a/b"), bytes });
     for (ram, disk, texts) in [
@@ -129,7 +129,7 @@ fn limits_hold_and_what_memory_has_no_room_for_goes_to_disk() {
             assert!(stored.ram_bytes <= ram && stored.disk_bytes <= most, "{stored:?}");
         }
         let stored = scheduler.metrics().stored;
-        assert_eq!((stored.ram_texts, stored.disk_texts), texts);
+        assert_eq!((stored.ram_sequences, stored.disk_sequences), texts);
         // The text before the last was given up last, the first one first.
         assert_eq!(ask(&model, &scheduler, clients[N - 2], &some(N - 2, 150)).0, 149, "{texts:?}");
         let is_kept = disk.is_some_and(|disk| disk.bytes > one * N as u64);
@@ -156,7 +156,7 @@ fn a_text_too_long_to_be_kept_leaves_its_beginning_there() {
     for ids in [&prompt, &other, &longer, &other] {
         ask(&model, &scheduler, Client::Unknown, ids);
     }
-    assert_eq!(scheduler.metrics().stored.ram_texts, 1);
+    assert_eq!(scheduler.metrics().stored.ram_sequences, 1);
     assert_eq!(ask(&model, &scheduler, Client::Unknown, &prompt).0, 149);
 }
 
@@ -247,7 +247,7 @@ fn a_generator_keeps_windows_too() {
     let room_for_all = EngineOptions { n_ubatch: Some(512), ..engine.clone() };
     let mut generator = Generator::new(&model, &engine, SamplerOptions::greedy()).unwrap();
     for kept in [64 * MIB, 0] {
-        generator.keep_turns(kept);
+        generator.keep_prompt_ends(kept);
         let (mut history, mut text) = (some(0, 150), Vec::new());
         for turn in 1..4 {
             history.extend(some(turn, 30));

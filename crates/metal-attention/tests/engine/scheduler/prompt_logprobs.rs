@@ -43,7 +43,7 @@ fn they_are_those_of_the_whole_text() {
         let answer = read(scheduler.submit(scored(&ids[..1], n, 3)).unwrap());
         assert_eq!((answer.prompt_logprobs, answer.ids.len()), (Some(vec![]), n));
     }
-    let whole = scheduler.submit(Request { whole: true, ..scored(&ids, 1, 0) }).unwrap();
+    let whole = scheduler.submit(Request { buffer_events: true, ..scored(&ids, 1, 0) }).unwrap();
     assert_eq!(whole.blocking_completion().unwrap().prompt_logprobs.len(), expected.len());
 }
 

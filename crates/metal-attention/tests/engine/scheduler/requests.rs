@@ -239,13 +239,13 @@ fn a_step_that_fails_fails_its_texts_and_no_others() {
 /// After a panic of the forward pass nothing runs: whoever waits, runs, is streamed to or has lost a place hears of it.
 #[test]
 fn a_panic_of_the_forward_pass_is_told_to_all() {
-    let options = SchedulerOptions { n_parallel: 2, turn: Duration::ZERO, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 2, time_slice: Duration::ZERO, ..Default::default() };
     let (model, scheduler, levers) = wrapped(3, options);
     let prompt = encode(&model, "Once upon a time");
     let request = |key: usize, whole: bool| Request {
         client: Client::Key(key),
         ignore_eos: true,
-        whole,
+        buffer_events: whole,
         ..greedy(prompt.clone(), 200)
     };
     assert_eq!(scheduler.defect(), None);
@@ -415,15 +415,15 @@ fn a_whole_answer_comes_at_its_end() {
     let (model, scheduler) = stories(2);
     let prompt = encode(&model, "Once upon a time");
     let streamed = read(scheduler.submit(greedy(prompt.clone(), 30)).unwrap());
-    let mut events = scheduler.submit(Request { whole: true, ..greedy(prompt.clone(), 30) }).unwrap();
+    let mut events = scheduler.submit(Request { buffer_events: true, ..greedy(prompt.clone(), 30) }).unwrap();
     let first = pollster::block_on(events.recv());
     assert!(matches!(first, Some(Event::Token { .. })), "{first:?}");
     // All of it was there before the first event was.
     assert_eq!(scheduler.metrics().generated_tokens, 60);
-    let whole = read(scheduler.submit(Request { whole: true, ..greedy(prompt.clone(), 30) }).unwrap());
+    let whole = read(scheduler.submit(Request { buffer_events: true, ..greedy(prompt.clone(), 30) }).unwrap());
     assert_eq!((&whole.text, &whole.ids), (&streamed.text, &streamed.ids));
     // Whoever goes away gives the place up.
-    drop(scheduler.submit(Request { whole: true, ..greedy(prompt, 400) }).unwrap());
+    drop(scheduler.submit(Request { buffer_events: true, ..greedy(prompt, 400) }).unwrap());
     wait("the thread to rest", || scheduler.metrics().running == 0);
     assert!(scheduler.metrics().generated_tokens < 450);
 }

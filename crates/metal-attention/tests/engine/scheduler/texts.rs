@@ -82,7 +82,7 @@ proptest! {
         let n_windows = Some(n_parallel);
         let engine = EngineOptions { n_seq, n_cache: Some(64 * n_pages), n_windows, n_ubatch: Some(16), ..engine() };
         let pass = Wrapped { max_top_k, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
-        let options = SchedulerOptions { n_parallel, n_batch: Some(n_batch), turn, ..Default::default() };
+        let options = SchedulerOptions { n_parallel, n_batch: Some(n_batch), time_slice: turn, ..Default::default() };
         let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
         let mut answers: Vec<std::thread::JoinHandle<_>> = Vec::new();
         let (mut heard, mut last) = (None, 0);
@@ -245,7 +245,7 @@ fn many_conversations_go_on_in_fewer_windows() {
     let model = windowed(40);
     let engine = EngineOptions { n_ctx: Some(512), n_seq: 9, n_windows: Some(3), n_ubatch: Some(16), ..engine() };
     let turn = Duration::from_secs(100);
-    let options = SchedulerOptions { n_parallel: 3, n_batch: Some(48), turn, ..Default::default() };
+    let options = SchedulerOptions { n_parallel: 3, n_batch: Some(48), time_slice: turn, ..Default::default() };
     let scheduler = start(&model, &engine, options);
     let room_for_all = EngineOptions { n_seq: 1, n_windows: None, n_ubatch: Some(512), ..engine };
     let mut texts: Vec<_> = (0..6).map(|i| [some(0, 128), some(1000 * (i + 1), 30 * i)].concat()).collect();

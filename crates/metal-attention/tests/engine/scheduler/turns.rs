@@ -21,7 +21,7 @@ fn start(n_seq: usize, n_pages: usize, options: &SchedulerOptions) -> (Model, Sc
     let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
     let (gate, log) = (levers.gate.clone(), levers.log.clone());
     let inside = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine).unwrap()) };
-    let options = SchedulerOptions { turn: Duration::ZERO, ..options.clone() };
+    let options = SchedulerOptions { time_slice: Duration::ZERO, ..options.clone() };
     let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
     (model, scheduler, levers)
 }

@@ -81,7 +81,7 @@ fn setting_up_ends_where_it_is_cancelled() {
     let set_up = || WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, &options());
     watch.cancel();
     assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
-    assert!(gpu.pso().is_empty());
+    assert!(gpu.pipelines().is_empty());
     // As soon as weights are on the GPU, so that pipelines are left to be built.
     watch.resume();
     std::thread::scope(|scope| {

@@ -563,7 +563,7 @@ fn a_second_prompt_allocates_nothing() {
     let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
     let mut allocations = Vec::new();
-    let pipelines = gpu.pso().len();
+    let pipelines = gpu.pipelines().len();
     for _ in 0..3 {
         greedy(&mut model, &ids, 20);
         model.reset();
@@ -573,7 +573,7 @@ fn a_second_prompt_allocates_nothing() {
     }
     assert_eq!(allocations[1], allocations[0]);
     assert_eq!(allocations[2], allocations[0]);
-    assert_eq!(gpu.pso().len(), pipelines, "pipelines built after the model was set up");
+    assert_eq!(gpu.pipelines().len(), pipelines, "pipelines built after the model was set up");
 }
 
 #[test]

@@ -43,7 +43,7 @@ impl<'a> AtOnce<'a> {
         options: &WgpuForwardPassOptions,
         groups: usize,
     ) -> Option<Self> {
-        let with = |groups| WgpuForwardPassOptions { layers_at_once: Some(groups), ..options.clone() };
+        let with = |groups| WgpuForwardPassOptions { persistent_workgroups: Some(groups), ..options.clone() };
         // One workgroup waits for nobody.
         let pass = start(gpu, file, &with(1));
         if !is_at_once(&pass) {
@@ -71,7 +71,7 @@ impl<'a> AtOnce<'a> {
 
     fn gave_up(&mut self) {
         self.given_up += 1;
-        let groups = self.options.layers_at_once;
+        let groups = self.options.persistent_workgroups;
         assert!(self.given_up < MAX_GIVEN_UP, "{groups:?} workgroups have not run side by side");
     }
 
@@ -147,7 +147,7 @@ fn compare(
     filled: usize,
     n: usize,
 ) -> bool {
-    let layer_by_layer = WgpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() };
+    let layer_by_layer = WgpuForwardPassOptions { persistent_workgroups: Some(0), ..options.clone() };
     let mut one_by_one = start(gpu, file, &layer_by_layer);
     let n_vocab = one_by_one.spec().n_vocab;
     let token = |seq: usize, pos: usize, logits| {
@@ -252,7 +252,7 @@ fn layers_in_several_buffers_give_the_same_logits() {
     let counts = group_counts(&gpu);
     assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
     assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 5));
-    let pass = start(&gpu, &llama(), &WgpuForwardPassOptions { layers_at_once: Some(1), ..options });
+    let pass = start(&gpu, &llama(), &WgpuForwardPassOptions { persistent_workgroups: Some(1), ..options });
     let dispatches = pass.dispatches(1);
     assert_eq!(dispatches.iter().filter(|name| **name == "decode_layers").count(), 2, "{dispatches:?}");
 }
@@ -289,7 +289,8 @@ fn more_workgroups_than_run_side_by_side_are_left_alone() {
     let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let file = llama();
     let most = *group_counts(&gpu).last().unwrap();
-    let options = |groups| WgpuForwardPassOptions { n_ctx: 64, layers_at_once: Some(groups), ..Default::default() };
+    let options =
+        |groups| WgpuForwardPassOptions { n_ctx: 64, persistent_workgroups: Some(groups), ..Default::default() };
     let mut one_by_one = start(&gpu, &file, &options(0));
     let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
@@ -313,7 +314,7 @@ fn greedy_text_is_the_same() {
     let _turn = turn(&gpu);
     let path = metal_attention_testing::tales();
     let texts = [0, 1].map(|groups| {
-        let options = WgpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };
+        let options = WgpuForwardPassOptions { n_ctx: 128, persistent_workgroups: Some(groups), ..Default::default() };
         let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);
         let mut ids = vec![model.forward_prompt(&[1, 403, 407]).unwrap()];
         while ids.len() < 100 {

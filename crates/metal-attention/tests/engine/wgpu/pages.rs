@@ -25,7 +25,7 @@ fn model(gpu: &Arc<WgpuDevice>, n_seq: usize, n_pages: usize) -> WgpuForwardPass
         n_seq,
         n_cache: Some(n_pages * PAGE),
         cache_type: CacheType::F32,
-        layers_at_once: Some(0),
+        persistent_workgroups: Some(0),
         ..Default::default()
     };
     start(gpu, &stories(), &options)

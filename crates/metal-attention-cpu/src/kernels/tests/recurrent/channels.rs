@@ -1,25 +1,25 @@
-//! What works on each channel by itself.
+//! Tests of the kernels that compute each channel by itself: convolution, selective scan, gates and norms.
 
 use metal_attention_model::NormKind;
 
 use super::{Padded, nmse, wide};
-use crate::kernels::recurrent::RowsMut;
+use crate::kernels::recurrent::StridedRowsMut;
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::gates::{Decays, L2Norm, Softplus};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 const CHANNELS: [usize; 5] = [1, 16, 40, 64, 150];
 
-/// Tokens that come in pieces, and channels that are split among tasks.
+/// The numbers of tokens in consecutive calls.
 const PIECES: [&[usize]; 5] = [&[1], &[2], &[64], &[1, 1, 1, 2, 5], &[30, 1, 33]];
 
 #[test]
 fn convolutions_in_pieces() {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     for (channels, width, pieces) in
         CHANNELS.iter().flat_map(|&c| [1, 3, 4].map(|w| (c, w))).flat_map(|(c, w)| PIECES.map(|p| (c, w, p)))
     {
@@ -28,7 +28,7 @@ fn convolutions_in_pieces() {
         let weights = Padded::new(width, channels, || random.float(1.0));
         let bias = random.floats(channels, 1.0);
         let before = random.floats((width - 1) * channels, 3.0);
-        // The state and the inputs, one after the other.
+        // The concatenation of state and inputs.
         let all: Vec<f32> = before.iter().copied().chain(x.all()).collect();
         for (silu, bias) in [(true, Some(bias.as_slice())), (false, None)] {
             let mut want = Vec::new();
@@ -48,7 +48,7 @@ fn convolutions_in_pieces() {
                         weights: weights.rows(0..width),
                         bias,
                         silu,
-                        state: RowsMut::new(&mut state, width - 1, channels, channels),
+                        state: StridedRowsMut::new(&mut state, width - 1, channels, channels),
                         out: out.part_mut(tokens, 0..channels),
                     });
                     token += piece;
@@ -62,12 +62,12 @@ fn convolutions_in_pieces() {
     }
 }
 
-/// arXiv 2312.00752, equations 2 and 4, discretised as its section 3.6 says.
+/// The reference is arXiv 2312.00752, equations 2 and 4, discretised as in its section 3.6.
 #[test]
 fn selective_scans() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     for (channels, d_state, n) in CHANNELS.iter().flat_map(|&c| [(c, 16, 1), (c, 16, 70), (c, 5, 9), (c, 33, 20)]) {
-        // Steps and decays of all sizes: what is left of a state lies between all and nothing.
+        // Steps and decays of all sizes: the decay factors lie between 0 and 1.
         for (limit, of_dt) in [(1.0, 0.1), (16.0, 2.0), (1e-4, 1e-4), (100.0, 10.0)] {
             let x = Padded::new(n, channels, || random.float(2.0));
             let dt = Padded::new(n, channels, || random.float(of_dt).abs());
@@ -113,9 +113,9 @@ fn selective_scans() {
 }
 
 #[test]
-fn selective_scans_of_long_texts() {
+fn selective_scans_of_long_sequences() {
     let (n, channels, d_state) = (8192, 24, 16);
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for (limit, of_dt) in [(1.0, 0.1), (16.0, 1.0), (1e-4, 1e-3), (200.0, 10.0)] {
         let x = Padded::new(n, channels, || random.float(2.0));
         let dt = Padded::new(n, channels, || random.float(of_dt).abs());
@@ -151,7 +151,7 @@ fn selective_scans_of_long_texts() {
 
 #[test]
 fn softplus() {
-    let mut random = Random(4);
+    let mut random = TestRandom(4);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 16, 100].map(|n| (isa, n))) {
         for limit in [0.1, 5.0, 60.0] {
             let (before, bias) = (random.floats(n, limit), random.floats(n, limit));
@@ -171,7 +171,7 @@ fn softplus() {
 
 #[test]
 fn gates_by_silu() {
-    let mut random = Random(6);
+    let mut random = TestRandom(6);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 16, 33, 64].map(|n| (isa, n))) {
         for limit in [0.1, 5.0, 60.0] {
             let (before, gate) = (random.floats(n, 2.0), random.floats(n, limit));
@@ -185,7 +185,7 @@ fn gates_by_silu() {
 
 #[test]
 fn l2_norms() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 16, 33, 128].map(|n| (isa, n))) {
         for limit in [1e-3, 1.0, 1e3] {
             let (before, eps, scale) = (random.floats(n, limit), 1e-6, 0.25);
@@ -202,9 +202,9 @@ fn l2_norms() {
 fn rows_of_a_shared_buffer() {
     let mut data = vec![0.0; 40];
     let shared = SharedMut::new(&mut data);
-    // SAFETY: used one after the other, and only made.
+    // SAFETY: the rows are not accessed.
     let make = |first, rows, width, stride| unsafe {
-        RowsMut::shared(&shared, first, rows, width, stride);
+        StridedRowsMut::shared(&shared, first, rows, width, stride);
     };
     make(4, 4, 6, 10);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make(5, 4, 6, 10))).is_err());
@@ -214,7 +214,7 @@ fn rows_of_a_shared_buffer() {
 
 #[test]
 fn gated_norms() {
-    let mut random = Random(6);
+    let mut random = TestRandom(6);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 64, 128, 150].map(|n| (isa, n))) {
         for (limit, eps, kind) in
             [(1.0, 1e-6, Gate::Silu), (1e-4, 1e-3, Gate::Silu), (300.0, 1e-5, Gate::Silu), (2.0, 1e-6, Gate::Sigmoid)]
@@ -236,7 +236,7 @@ fn gated_norms() {
 
 #[test]
 fn decays_of_channels() {
-    let mut random = Random(7);
+    let mut random = TestRandom(7);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| [1, 15, 16, 18, 128].map(|n| (isa, n))) {
         for (limit, a) in [(1.0, -1.0), (9.0, -16.0), (40.0, -0.01), (0.1, 0.0)] {
             let (x, bias) = (random.floats(n, limit), random.floats(n, 3.0));
@@ -245,7 +245,7 @@ fn decays_of_channels() {
             for i in 0..n {
                 let step = (f64::from(x[i]) + f64::from(bias[i])).exp().ln_1p();
                 let want = (f64::from(a) * step).exp();
-                // Of the exponent a few last bits are off.
+                // The exponent is off by a few last bits.
                 let error = (f64::from(found[i]) - want).abs();
                 let limit = 1e-6 * (1.0 + f64::from(a).abs() * step) * want + 1e-30;
                 assert!(error <= limit, "{isa:?} {n} [{i}] {a}: {} {want}", found[i]);

@@ -1,18 +1,18 @@
-//! Recurrences whose state is a matrix for each head.
+//! Tests of the recurrences whose state is a matrix for each head.
 
 use std::ops::Range;
 
-use super::{Decay, Mixer, Padded};
+use super::{DecayRange, Padded, TestedRecurrence};
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::rwkv6::Rwkv6;
 use crate::kernels::recurrent::rwkv7::Rwkv7;
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
-/// Rows of length 1.
-fn unit(random: &mut Random, n: usize, width: usize) -> Padded {
+/// Random rows with an L2 norm of 1.
+fn unit(random: &mut TestRandom, n: usize, width: usize) -> Padded {
     let mut rows = Padded::new(n, width, || random.float(1.0));
     normalise(&mut rows);
     rows
@@ -28,10 +28,9 @@ fn normalise(rows: &mut Padded) {
     }
 }
 
-/// Rows of length 1, halfway between random ones and these. Where a state keeps nothing, all that a token reads is `q . k` times
-/// what it wrote: of random queries and keys some are all but orthogonal, and then that sum is nothing but what rounding left of
-/// terms hundreds of times as large.
-fn leaning_to(keys: &Padded, random: &mut Random, n: usize) -> Padded {
+/// Rows with an L2 norm of 1, halfway between random rows and `keys`. Where the decay is 0, a result is `q . k` times what the
+/// token wrote. Random queries and keys may be almost orthogonal; the sum is then as small as the rounding errors of its terms.
+fn leaning_to(keys: &Padded, random: &mut TestRandom, n: usize) -> Padded {
     let mut rows = unit(random, n, keys.width);
     for (x, key) in rows.data.iter_mut().zip(&keys.data) {
         *x += key;
@@ -54,8 +53,8 @@ struct Delta {
     beta: Padded,
 }
 
-impl Mixer for Delta {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for Delta {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         let k = unit(random, n, rows);
         Self {
             q: leaning_to(&k, random, n),
@@ -93,7 +92,7 @@ impl Mixer for Delta {
         run_tokens(isa, &head);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -115,8 +114,8 @@ impl Mixer for Delta {
 /// Kimi Delta Attention, arXiv 2510.26692, equation 1: `S = (I - beta k k^T) Diag(alpha) S + beta k v^T; o = S^T q`.
 struct ChannelDelta(Delta);
 
-impl Mixer for ChannelDelta {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for ChannelDelta {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         let delta = Delta::random(random, decay, n, rows, columns);
         Self(Delta { decay: Padded::new(n, rows, || decay.random(random)), ..delta })
     }
@@ -137,7 +136,7 @@ impl Mixer for ChannelDelta {
         self.0.run(isa, tokens, columns, state, out);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -168,12 +167,12 @@ struct Space {
     d: f32,
 }
 
-impl Mixer for Space {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for Space {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         let a = -3.0;
         Self {
             x: Padded::new(n, columns, || random.float(2.0)),
-            // Zeros become steps that leave next to nothing.
+            // A decay of 0 becomes a step with a decay close to 0.
             dt: Padded::new(n, 1, || (decay.random(random).max(1e-45).ln() / a).max(1e-9)),
             b: Padded::new(n, rows, || random.float(1.0)),
             c: Padded::new(n, rows, || random.float(1.0)),
@@ -209,7 +208,7 @@ impl Mixer for Space {
         run_tokens(isa, &head);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -236,8 +235,8 @@ struct Finch {
     u: Vec<f32>,
 }
 
-impl Mixer for Finch {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for Finch {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         Self {
             r: Padded::new(n, rows, || random.float(1.0)),
             k: Padded::new(n, rows, || random.float(1.0)),
@@ -272,7 +271,7 @@ impl Mixer for Finch {
         run_tokens(isa, &head);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -294,8 +293,8 @@ impl Mixer for Finch {
 /// Gated linear attention, arXiv 2312.06635, equation 3: `S = diag(alpha) S + k^T v; o = q S`.
 struct Linear(Finch);
 
-impl Mixer for Linear {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for Linear {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         Self(Finch::random(random, decay, n, rows, columns))
     }
 
@@ -324,7 +323,7 @@ impl Mixer for Linear {
         run_tokens(isa, &head);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -348,18 +347,19 @@ struct Goose {
     v: Padded,
     kappa: Padded,
     rate: Padded,
-    /// What the kernel takes: `-kappa`, and `kappa` times the rates.
-    minus: Padded,
-    back: Padded,
+    /// The removal keys of the kernel, `-kappa`.
+    removal: Padded,
+    /// The replacement keys of the kernel, `kappa` times the rates.
+    replacement: Padded,
 }
 
-impl Mixer for Goose {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+impl TestedRecurrence for Goose {
+    fn random(random: &mut TestRandom, decay: DecayRange, n: usize, rows: usize, columns: usize) -> Self {
         let kappa = unit(random, n, rows);
         let rate = Padded::new(n, rows, || random.float(0.5) + 0.5);
-        let (mut minus, mut back) = (Padded::new(n, rows, || 0.0), Padded::new(n, rows, || 0.0));
+        let (mut removal, mut replacement) = (Padded::new(n, rows, || 0.0), Padded::new(n, rows, || 0.0));
         for (i, kappa) in kappa.data.iter().enumerate() {
-            (minus.data[i], back.data[i]) = (-kappa, kappa * rate.data[i]);
+            (removal.data[i], replacement.data[i]) = (-kappa, kappa * rate.data[i]);
         }
         Self {
             r: Padded::new(n, rows, || random.float(1.0)),
@@ -368,8 +368,8 @@ impl Mixer for Goose {
             v: Padded::new(n, columns, || random.float(2.0)),
             kappa,
             rate,
-            minus,
-            back,
+            removal,
+            replacement,
         }
     }
 
@@ -391,15 +391,15 @@ impl Mixer for Goose {
             decay: self.w.rows(tokens.clone()),
             k: self.k.rows(tokens.clone()),
             v: self.v.part(tokens.clone(), columns.clone()),
-            a: self.minus.rows(tokens.clone()),
-            b: self.back.rows(tokens.clone()),
+            a: self.removal.rows(tokens.clone()),
+            b: self.replacement.rows(tokens.clone()),
             state: state.part_mut(0..self.rows(), columns.clone()),
             out: out.part_mut(tokens, columns),
         };
         run_tokens(isa, &head);
     }
 
-    fn twin(&self, state: &mut [f64]) -> Vec<f64> {
+    fn reference(&self, state: &mut [f64]) -> Vec<f64> {
         let (rows, columns) = (self.rows(), self.columns());
         let mut out = Vec::new();
         for t in 0..self.n_tokens() {
@@ -424,19 +424,19 @@ macro_rules! of_each_head {
             use super::*;
 
             #[test]
-            fn agrees_with_its_twin() {
+            fn agrees_with_the_reference() {
                 let shapes = [(16, 16), (64, 64), (5, 7), (33, 50), (100, 81), (128, 128), (256, 40)];
-                super::super::agrees_with_its_twin::<$mixer>(&shapes, &[1, 7, 8, 65, 100]);
+                super::super::agrees_with_the_reference::<$mixer>(&shapes, &[1, 7, 8, 65, 100]);
             }
 
             #[test]
-            fn stays_exact_in_long_texts() {
-                super::super::stays_exact_in_long_texts::<$mixer>($long, 32);
+            fn stays_exact_in_long_sequences() {
+                super::super::stays_exact_in_long_sequences::<$mixer>($long, 32);
             }
 
             #[test]
-            fn tokens_do_not_depend_on_their_company() {
-                super::super::tokens_do_not_depend_on_their_company::<$mixer>();
+            fn results_do_not_depend_on_the_division_into_calls() {
+                super::super::results_do_not_depend_on_the_division_into_calls::<$mixer>();
             }
         })*
     };
@@ -451,13 +451,13 @@ of_each_head! {
     rwkv7: Goose, 64;
 }
 
-/// Tokens that go on from a state which lies elsewhere, and stays as it is.
+/// The state before the first token is read from one buffer and left unchanged; the new state goes to another.
 #[test]
-fn a_state_goes_on_in_another_place() {
-    let mut random = Random(5);
+fn a_state_can_be_written_to_another_buffer() {
+    let mut random = TestRandom(5);
     let (rows, columns) = (24, 40);
     for n in [1, 40] {
-        let delta = Delta::random(&mut random, Decay::Usual, n, rows, columns);
+        let delta = Delta::random(&mut random, DecayRange::Usual, n, rows, columns);
         let before = random.floats(rows * columns, 1.0);
         for isa in Isa::available() {
             let want = delta.run_all(isa, &before);
@@ -469,7 +469,7 @@ fn a_state_goes_on_in_another_place() {
                 v: delta.v.rows(0..n),
                 decay: delta.decay.rows(0..n),
                 beta: delta.beta.rows(0..n),
-                before: Some(Rows::new(&before, rows, columns, columns)),
+                before: Some(StridedRows::new(&before, rows, columns, columns)),
                 next: Some(rows * columns),
                 state: state.part_mut(0..rows, 0..columns),
                 out: out.part_mut(0..n, 0..columns),
@@ -480,15 +480,15 @@ fn a_state_goes_on_in_another_place() {
     }
 }
 
-/// Rows that are whole cache lines go past the caches after a single token.
+/// After a single token, state rows of whole cache lines are written past the caches.
 #[test]
-fn whole_cache_lines_go_to_another_place() {
+fn aligned_rows_are_streamed_to_another_buffer() {
     const LINE: usize = 16;
-    let mut random = Random(6);
+    let mut random = TestRandom(6);
     let rows = 21;
     for columns in [16, 64, 80, 144] {
-        let delta = Delta::random(&mut random, Decay::Usual, 1, rows, columns);
-        let space = Space::random(&mut random, Decay::Usual, 1, rows, columns);
+        let delta = Delta::random(&mut random, DecayRange::Usual, 1, rows, columns);
+        let space = Space::random(&mut random, DecayRange::Usual, 1, rows, columns);
         let before = random.floats(rows * columns, 1.0);
         for isa in Isa::available() {
             let mut memory = vec![f32::NAN; rows * columns + LINE];
@@ -503,9 +503,9 @@ fn whole_cache_lines_go_to_another_place() {
                     v: delta.v.rows(0..1),
                     decay: delta.decay.rows(0..1),
                     beta: delta.beta.rows(0..1),
-                    before: Some(Rows::new(&before, rows, columns, columns)),
+                    before: Some(StridedRows::new(&before, rows, columns, columns)),
                     next: Some(rows * columns),
-                    state: RowsMut::new(state, rows, columns, columns),
+                    state: StridedRowsMut::new(state, rows, columns, columns),
                     out: out.part_mut(0..1, 0..columns),
                 },
             );
@@ -520,8 +520,8 @@ fn whole_cache_lines_go_to_another_place() {
                     c: space.c.rows(0..1),
                     a: space.a,
                     d: space.d,
-                    before: Some(Rows::new(&before, rows, columns, columns)),
-                    state: RowsMut::new(state, rows, columns, columns),
+                    before: Some(StridedRows::new(&before, rows, columns, columns)),
+                    state: StridedRowsMut::new(state, rows, columns, columns),
                     out: out.part_mut(0..1, 0..columns),
                 },
             );

@@ -1,4 +1,4 @@
-//! Recurrences against the formulas of their papers, token by token, in float64.
+//! Tests of the recurrences against the formulas of their papers, token by token, in float64.
 
 mod channels;
 mod heads;
@@ -6,27 +6,27 @@ mod time_mix;
 
 use std::ops::Range;
 
-use crate::kernels::recurrent::{Rows, RowsMut};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
-/// How much of a state is left after a token.
+/// A range of decay factors.
 #[derive(Debug, Clone, Copy)]
-enum Decay {
-    /// As models have it.
+enum DecayRange {
+    /// Like those of models.
     Usual,
-    /// So near to one that F32 hardly tells it apart.
+    /// So close to one that F32 hardly distinguishes them from one.
     NearOne,
-    /// So near to zero that F32 has no normal number for it, or zero.
+    /// Zeros and subnormal numbers.
     NearZero,
-    /// All of that and more, in any order.
+    /// All of these and others, in random order.
     Any,
 }
 
-const DECAYS: [Decay; 4] = [Decay::Usual, Decay::NearOne, Decay::NearZero, Decay::Any];
+const DECAYS: [DecayRange; 4] = [DecayRange::Usual, DecayRange::NearOne, DecayRange::NearZero, DecayRange::Any];
 
-impl Decay {
-    fn random(self, random: &mut Random) -> f32 {
+impl DecayRange {
+    fn random(self, random: &mut TestRandom) -> f32 {
         let x = f64::from(random.float(1.0));
         let decay = match self {
             Self::Usual => (-(2.0 * x - 3.0).exp()).exp(),
@@ -46,7 +46,7 @@ impl Decay {
     }
 }
 
-/// Squared error, as part of the squares of what is wanted.
+/// The squared error of `is`, relative to the squares of `want`.
 fn nmse(is: impl IntoIterator<Item = f64>, want: &[f64]) -> f64 {
     let (mut error, mut squares, mut n) = (0.0, 0.0, 0);
     for (is, want) in is.into_iter().zip(want) {
@@ -59,16 +59,18 @@ fn nmse(is: impl IntoIterator<Item = f64>, want: &[f64]) -> f64 {
     if squares == 0.0 { error } else { error / squares }
 }
 
+/// The numbers in float64.
 fn wide(x: &[f32]) -> impl Iterator<Item = f64> {
     x.iter().map(|&x| f64::from(x))
 }
 
-/// Rows with others' numbers between them, which must be neither read nor written.
+/// Rows with NaN between them, which kernels must neither read nor write.
 struct Padded {
     data: Vec<f32>,
     width: usize,
 }
 
+/// Elements between two rows of [`Padded`].
 const BETWEEN: usize = 3;
 
 impl Padded {
@@ -92,18 +94,18 @@ impl Padded {
         self.data.chunks_exact(self.width + BETWEEN).flat_map(|row| &row[..self.width]).copied().collect()
     }
 
-    fn rows(&self, rows: Range<usize>) -> Rows<'_> {
+    fn rows(&self, rows: Range<usize>) -> StridedRows<'_> {
         self.part(rows, 0..self.width)
     }
 
-    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Rows<'_> {
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> StridedRows<'_> {
         let stride = self.width + BETWEEN;
-        Rows::new(&self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+        StridedRows::new(&self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
     }
 
-    fn part_mut(&mut self, rows: Range<usize>, columns: Range<usize>) -> RowsMut<'_> {
+    fn part_mut(&mut self, rows: Range<usize>, columns: Range<usize>) -> StridedRowsMut<'_> {
         let stride = self.width + BETWEEN;
-        RowsMut::new(&mut self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+        StridedRowsMut::new(&mut self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
     }
 
     fn check_between(&self) {
@@ -113,28 +115,31 @@ impl Padded {
     }
 }
 
-/// A mixer and the inputs of some tokens for it.
-trait Mixer: Sized {
-    fn random(random: &mut Random, decay: Decay, n_tokens: usize, rows: usize, columns: usize) -> Self;
-    /// Of the state.
+/// A recurrence with its inputs for some tokens, the kernel, and the reference.
+trait TestedRecurrence: Sized {
+    /// Random inputs; `rows` and `columns` are those of the state.
+    fn random(random: &mut TestRandom, decay: DecayRange, n_tokens: usize, rows: usize, columns: usize) -> Self;
+    /// Rows of the state.
     fn rows(&self) -> usize;
+    /// Columns of the state.
     fn columns(&self) -> usize;
+    /// The number of tokens.
     fn n_tokens(&self) -> usize;
-    /// Some tokens, some columns. `out` is for all tokens and columns.
+    /// Runs the kernel for some tokens and some columns. `out` has all tokens and columns.
     fn run(&self, isa: Isa, tokens: Range<usize>, columns: Range<usize>, state: &mut Padded, out: &mut Padded);
-    /// All tokens, in float64; `state` is `[rows, columns]`.
-    fn twin(&self, state: &mut [f64]) -> Vec<f64>;
+    /// Computes all tokens in float64 as in the paper; `state`, `[rows, columns]`, is updated.
+    fn reference(&self, state: &mut [f64]) -> Vec<f64>;
 
     fn empty_out(&self) -> Padded {
         Padded::new(self.n_tokens(), self.columns(), || f32::NAN)
     }
 
-    /// Output and state of all tokens at once.
+    /// Output and state of the kernel, all tokens in one call.
     fn run_all(&self, isa: Isa, before: &[f32]) -> (Vec<f32>, Vec<f32>) {
         self.run_pieces(isa, before, &[self.n_tokens()])
     }
 
-    /// The same in several calls.
+    /// Output and state of the kernel, in calls of `pieces` tokens.
     fn run_pieces(&self, isa: Isa, before: &[f32], pieces: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let mut out = self.empty_out();
         let mut values = before.iter();
@@ -150,15 +155,15 @@ trait Mixer: Sized {
     }
 }
 
-/// Against the twin, on every instruction set, from a state that is not empty.
-fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) {
-    let mut random = Random(1);
+/// Compares the kernel with the reference, on every instruction set, from a random state.
+fn agrees_with_the_reference<M: TestedRecurrence>(shapes: &[(usize, usize)], lengths: &[usize]) {
+    let mut random = TestRandom(1);
     for (&(rows, columns), &n_tokens) in shapes.iter().flat_map(|shape| lengths.iter().map(move |n| (shape, n))) {
         for decay in DECAYS {
             let mixer = M::random(&mut random, decay, n_tokens, rows, columns);
             let before = random.floats(rows * columns, 1.0);
             let mut state: Vec<f64> = wide(&before).collect();
-            let want = mixer.twin(&mut state);
+            let want = mixer.reference(&mut state);
             for isa in Isa::available() {
                 let (out, after) = mixer.run_all(isa, &before);
                 let (of_out, of_state) = (nmse(wide(&out), &want), nmse(wide(&after), &state));
@@ -171,14 +176,14 @@ fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) 
     }
 }
 
-/// After 8192 tokens: the outputs of the last ones and the state.
-fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
+/// Compares the last outputs and the state after 8192 tokens with the reference.
+fn stays_exact_in_long_sequences<M: TestedRecurrence>(rows: usize, columns: usize) {
     const LAST: usize = 64;
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for decay in DECAYS {
         let mixer = M::random(&mut random, decay, 8192, rows, columns);
         let mut state = vec![0.0; rows * columns];
-        let want = mixer.twin(&mut state);
+        let want = mixer.reference(&mut state);
         let (out, after) = mixer.run_all(Isa::best(), &vec![0.0; rows * columns]);
         let last = want.len() - LAST * columns;
         let errors = (nmse(wide(&out), &want), nmse(wide(&out[last..]), &want[last..]), nmse(wide(&after), &state));
@@ -186,11 +191,11 @@ fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
     }
 }
 
-/// Nothing depends on how many come at once, nor on which columns a task has.
-fn tokens_do_not_depend_on_their_company<M: Mixer>() {
-    let mut random = Random(4);
+/// Checks that results do not depend on the number of tokens in a call, nor on the columns of a task.
+fn results_do_not_depend_on_the_division_into_calls<M: TestedRecurrence>() {
+    let mut random = TestRandom(4);
     let (rows, columns) = (48, 150);
-    let mixer = M::random(&mut random, Decay::Usual, 40, rows, columns);
+    let mixer = M::random(&mut random, DecayRange::Usual, 40, rows, columns);
     let before = random.floats(rows * columns, 1.0);
     for isa in Isa::available() {
         let want = mixer.run_all(isa, &before);

@@ -1,11 +1,13 @@
-//! What RWKV does besides its recurrences, one token at a time.
+//! Tests of the elementwise kernels of RWKV, and of the outputs of heads.
 
 use metal_attention_model::NormKind;
 
 use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
-use crate::kernels::recurrent::time_mix::{LinearInputs, MixFirst, Rwkv6Decay, Rwkv7Inputs, Shift, Squash, Squashed};
+use crate::kernels::recurrent::time_mix::{
+    ApplyNonlinearity, LinearInputs, MixFirst, Nonlinearity, Rwkv6Decay, Rwkv7Inputs, TokenLerp,
+};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 const LENGTHS: [usize; 7] = [1, 5, 16, 24, 64, 100, 257];
 
@@ -13,8 +15,8 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Checks `found` against `of` each place of `rows`, in float64: by the squared error, as part of the squares of what is
-/// wanted, and of one.
+/// Checks `found` against the function `of` of the elements of `rows`, in float64: by the squared error, relative to the
+/// squares of the right results plus one.
 fn check<const N: usize>(what: &str, found: &[f32], rows: [&[f32]; N], of: impl Fn([f64; N]) -> f64) {
     let want: Vec<f64> = (0..found.len()).map(|i| of(rows.map(|row| f64::from(row[i])))).collect();
     let error: f64 = found.iter().zip(&want).map(|(&found, want)| (f64::from(found) - want).powi(2)).sum();
@@ -23,9 +25,9 @@ fn check<const N: usize>(what: &str, found: &[f32], rows: [&[f32]; N], of: impl 
 }
 
 /// Calls `test` with every instruction set and length.
-fn for_all(mut test: impl FnMut(Isa, usize, &mut Random)) {
+fn for_all(mut test: impl FnMut(Isa, usize, &mut TestRandom)) {
     for isa in Isa::available() {
-        let mut random = Random(7);
+        let mut random = TestRandom(7);
         for n in LENGTHS {
             test(isa, n, &mut random);
         }
@@ -37,9 +39,9 @@ fn shifts_lie_between_two_tokens() {
     for_all(|isa, n, random| {
         let [x, previous, lerp, more] = [3.0, 3.0, 1.0, 1.0].map(|limit| random.floats(n, limit));
         let mut out = vec![f32::NAN; n];
-        isa.run(Shift { x: &x, previous: &previous, lerp: &lerp, more: None, out: &mut out });
+        isa.run(TokenLerp { x: &x, previous: &previous, lerp: &lerp, more: None, out: &mut out });
         check("shift", &out, [&x, &previous, &lerp], |[x, previous, lerp]| x + (previous - x) * lerp);
-        isa.run(Shift { x: &x, previous: &previous, lerp: &lerp, more: Some(&more), out: &mut out });
+        isa.run(TokenLerp { x: &x, previous: &previous, lerp: &lerp, more: Some(&more), out: &mut out });
         let rows = [&x[..], &previous, &lerp, &more];
         check("shift", &out, rows, |[x, previous, lerp, more]| x + (previous - x) * (lerp + more));
     });
@@ -49,10 +51,11 @@ fn shifts_lie_between_two_tokens() {
 fn functions_of_each_number() {
     for_all(|isa, n, random| {
         let (x, bias) = (random.floats(n, 8.0), random.floats(n, 2.0));
-        for (squash, of) in [(Squash::Tanh, f64::tanh as fn(f64) -> f64), (Squash::Sigmoid, sigmoid)] {
+        for (nonlinearity, of) in [(Nonlinearity::Tanh, f64::tanh as fn(f64) -> f64), (Nonlinearity::Sigmoid, sigmoid)]
+        {
             let mut found = x.clone();
-            isa.run(Squashed { x: &mut found, squash });
-            check("squash", &found, [&x], |[x]| of(x));
+            isa.run(ApplyNonlinearity { x: &mut found, nonlinearity });
+            check("nonlinearity", &found, [&x], |[x]| of(x));
         }
         let mut decay = x.clone();
         isa.run(Rwkv6Decay { decay: &mut decay, bias: &bias });
@@ -114,7 +117,12 @@ fn outputs_of_heads() {
             |y: f64, weight: f64, bias: f64| (y - mean) / (square + f64::from(1e-3f32)).sqrt() * weight + bias;
 
         let mut out = y.clone();
-        isa.run(HeadOutput { out: &mut out, norm: Some(norm()), bonus: Some(bonus()), gate: Some((Gate::AsItIs, &g)) });
+        isa.run(HeadOutput {
+            out: &mut out,
+            norm: Some(norm()),
+            bonus: Some(bonus()),
+            gate: Some((Gate::Identity, &g)),
+        });
         check("all", &out, rows, |[y, weight, bias, v, g]| (of_norm(y, weight, bias) + own * v) * g);
         let mut out = y.clone();
         isa.run(HeadOutput { out: &mut out, norm: Some(norm()), bonus: None, gate: Some((Gate::Silu, &g)) });

@@ -1,4 +1,4 @@
-//! Models that are removed while requests use them, wait for them, or neither.
+//! Models that are removed while requests use them, wait for them, or neither; and models on several devices.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -8,7 +8,7 @@ use metal_attention::{Device, EngineOptions, Model};
 use super::super::ModelCard;
 use super::*;
 
-/// The built-in model. Its first load begins when something is received.
+/// The built-in model. Each load begins when a message is received, or the sender is dropped.
 struct Source(Mutex<Receiver<()>>, Vec<Placement>);
 
 impl ModelSource for Source {
@@ -20,27 +20,27 @@ impl ModelSource for Source {
         Ok(self.1.clone())
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         let _ = self.0.lock().unwrap().recv();
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
         let pass = model.forward_pass(&engine)?;
-        Ok(Loaded::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
+        Ok(LoadedModel::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
     }
 }
 
-/// A model that loads when `receiver` gets something, or its sender is dropped.
-fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<Unit> {
+/// A model whose load begins when `receiver` gets a message, or its sender is dropped.
+fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<LoadUnit> {
     residency.add("a", Box::new(Source(Mutex::new(receiver), Vec::new())), false, KeepAlive::Forever)
 }
 
-/// A model that loads at once.
-fn add(residency: &Residency) -> Arc<Unit> {
+/// A model whose load begins at once.
+fn add(residency: &Residency) -> Arc<LoadUnit> {
     add_gated(residency, channel().1)
 }
 
-fn n_waiters(residency: &Residency, unit: &Unit) -> usize {
-    residency.slots()[&unit.id].waiters.len()
+fn n_waiters(residency: &Residency, unit: &LoadUnit) -> usize {
+    residency.entries()[&unit.id].waiters.len()
 }
 
 /// Waits until `done`, for ten seconds at most.
@@ -53,13 +53,13 @@ async fn wait_until(done: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn no_id_is_used_twice() {
+async fn ids_are_not_reused() {
     let residency = Residency::new(None);
     let (a, b) = (add(&residency), add(&residency));
     residency.remove(&b);
     let c = add(&residency);
     assert_eq!((a.id, b.id, c.id), (0, 1, 2));
-    assert_eq!(residency.slots().keys().copied().collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(residency.entries().keys().copied().collect::<Vec<_>>(), [0, 2]);
     assert!(residency.hold(&b).await.unwrap().is_none());
 }
 
@@ -72,11 +72,11 @@ async fn a_model_in_use_is_removed_when_its_requests_end() {
     assert!(residency.hold(&a).await.unwrap().is_none());
     assert_eq!(residency.all_loaded().len(), 1);
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
 #[tokio::test]
-async fn requests_that_wait_are_told_that_the_model_is_removed() {
+async fn requests_that_wait_learn_that_the_model_is_removed() {
     let residency = Residency::new(None);
     let a = add(&residency);
     let held = residency.hold(&a).await.unwrap().unwrap();
@@ -90,13 +90,13 @@ async fn requests_that_wait_are_told_that_the_model_is_removed() {
     given_up.abort();
     assert!(given_up.await.is_err());
     let waiting = wait();
-    // The one that was given up is forgotten.
+    // The waiter of the request that has ended is dropped.
     tokio::task::yield_now().await;
     wait_until(|| n_waiters(&residency, &a) == 1).await;
     residency.remove(&a);
     assert!(!waiting.await.unwrap());
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
 #[tokio::test]
@@ -113,39 +113,39 @@ async fn requests_that_wait_for_a_load_get_the_model_though_it_is_removed() {
     assert!(residency.hold(&a).await.unwrap().is_none());
     open.send(()).unwrap();
     let held = waiting.await.unwrap();
-    assert!(held.is_some() && residency.slots().len() == 1);
+    assert!(held.is_some() && residency.entries().len() == 1);
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
-/// A model that takes 50 of the 80 bytes of the first card with room.
-fn add_on_cards(residency: &Residency) -> Arc<Unit> {
+/// A model that needs 50 of the 80 bytes of the first device with enough free memory.
+fn add_on_devices(residency: &Residency) -> Arc<LoadUnit> {
     let on = |card: usize| MemoryNeed { device: format!("cuda:{card}"), bytes: 50, capacity: Some(80) };
     let source = Source(Mutex::new(channel().1), vec![vec![on(0)], vec![on(1)]]);
     residency.add("a", Box::new(source), false, KeepAlive::Forever)
 }
 
 #[tokio::test]
-async fn a_model_that_may_be_on_any_card_takes_the_first_with_room() {
+async fn a_model_is_loaded_on_the_first_device_with_enough_memory() {
     let residency = Residency::new(None);
-    let card = |unit: &Unit| residency.status(unit).memory.first().map(|need| need.device.clone());
-    let models = [(); 3].map(|()| add_on_cards(&residency));
+    let card = |unit: &LoadUnit| residency.status(unit).memory.first().map(|need| need.device.clone());
+    let models = [(); 3].map(|()| add_on_devices(&residency));
     let [a, b, c] = &models;
     for unit in [a, b, a] {
         drop(residency.hold(unit).await.unwrap().unwrap());
     }
     assert_eq!((card(a), card(b)), (Some("cuda:0".into()), Some("cuda:1".into())));
-    // Where none has room, the model goes that was used least recently, and no other one.
+    // Where no device has enough, only the least recently used model is evicted.
     let held = residency.hold(c).await.unwrap().unwrap();
     assert_eq!((card(a), card(b), card(c)), (Some("cuda:0".into()), None, Some("cuda:1".into())));
-    // One that is in use goes last.
+    // A model in use is evicted last.
     drop(residency.hold(b).await.unwrap().unwrap());
     assert_eq!((card(a), card(b), card(c)), (None, Some("cuda:0".into()), Some("cuda:1".into())));
     drop(held);
 }
 
 #[tokio::test]
-async fn models_that_stay_are_on_different_cards() {
+async fn models_of_the_start_are_on_different_devices() {
     let residency = Residency::new(None);
     let on = |card: usize| MemoryNeed { device: format!("cuda:{card}"), bytes: 50, capacity: Some(80) };
     let models = [(); 3].map(|()| {
@@ -153,6 +153,6 @@ async fn models_that_stay_are_on_different_cards() {
         residency.add("a", Box::new(source), true, KeepAlive::Forever)
     });
     assert!(residency.start().await.is_ok());
-    // The last one has no room: where it is loaded all the same it fails itself.
+    // The last one exceeds the capacity: where it is loaded all the same, it fails itself.
     assert_eq!(models.map(|unit| residency.status(&unit).memory), [[on(0)], [on(1)], [on(0)]]);
 }

@@ -1,4 +1,12 @@
-//! `/v1/chat/completions`: the next message of a conversation.
+//! `/v1/chat/completions`: the next message of a conversation, in `n` choices.
+//!
+//! Data flow: `request.rs` reads the JSON into a [`ChatRequest`], whose [`ChatJob`](crate::http::job::chat::ChatJob)
+//! has no OpenAI names; the handler leases the model and submits the job on a blocking thread; [`RunningSequences`]
+//! merges the events of the choices; `response.rs` writes them as one object or as chunks.
+//!
+//! Failures: if a choice cannot be submitted, those submitted before it are cancelled and the request fails. If a
+//! running choice fails, the others are cancelled, too. If the client disconnects, the response is dropped, and with it
+//! all running choices (during submission: as soon as its thread is done).
 
 mod request;
 mod response;
@@ -8,14 +16,14 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 
-use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 pub use request::ChatRequest;
 pub use response::finish_reason;
 use response::{ChatChunks, ChatCompletion, ChatWriter};
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest, responses(
     (status = 200, description = "The messages, whole or as server-sent events",
         content((ChatCompletion = "application/json"), (String = "text/event-stream")))))]
@@ -33,14 +41,14 @@ pub async fn chat_completions(
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
     let writer = ChatWriter::new(&model, &chat.prompt, &mut notes, with_logprobs, prompt_logprobs);
-    let mut texts = Texts::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut sequences = RunningSequences::new(app, model, chat.events);
+    let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        writer.begin(replies.len(), &mut before);
-        let chunks = ChatChunks::new(replies, writer, include_usage);
-        return Ok(notes.attach(stream(texts, before, chunks)));
+        let mut first_frames = Frames::default();
+        writer.begin(parsers.len(), &mut first_frames);
+        let chunks = ChatChunks::new(parsers, writer, include_usage);
+        return Ok(notes.attach(stream(sequences, first_frames, chunks)));
     }
-    let answers = texts.answers(&mut replies).await?;
+    let answers = sequences.collect(&mut parsers).await?;
     Ok(notes.attach(axum::Json(writer.completion(&answers)).into_response()))
 }

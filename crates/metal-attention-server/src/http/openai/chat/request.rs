@@ -1,4 +1,4 @@
-//! The request for a chat completion.
+//! The request of `/v1/chat/completions`, from JSON to a job.
 
 use metal_attention_chat::{Message, Role, SentMessage, Tool};
 use serde::Deserialize;
@@ -9,24 +9,24 @@ use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::form::{self, FormFields};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
-use crate::http::job::tool_choice::{Calls, ToolChoice};
+use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
 
-/// The fields of a chat completion that completions do not have.
+/// The fields that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ChatFields {
-    /// The conversation so far, the first message first.
+    /// The conversation, the first message first.
     #[schema(value_type = Vec<super::schema::ChatMessage>, min_items = 1)]
     messages: Vec<SentMessage>,
-    /// Tell the log probability of each token.
+    /// Report the log probability of each token.
     logprobs: Option<bool>,
-    /// And of so many of the likeliest; only with `logprobs`.
+    /// Also report this many of the most likely tokens at each position; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// The functions that the model may call.
@@ -35,19 +35,19 @@ pub struct ChatFields {
     /// Whether the model calls a function, and which.
     #[schema(value_type = Option<super::schema::ToolChoice>)]
     tool_choice: Option<ToolChoice>,
-    /// Whether one answer may call several functions; without a word about it, yes.
+    /// Whether one answer may call several functions; default: yes.
     parallel_tool_calls: Option<bool>,
-    /// More variables for the model's chat template, such as `enable_thinking`.
+    /// Additional variables of the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the answer goes on with the last message where that is the assistant's; without a word about it, yes.
+    /// Whether the answer continues the last message if that is the assistant's; default: yes.
     continue_final_message: Option<bool>,
-    /// Whether the prompt ends with what begins an answer; without a word about it, yes.
+    /// Whether the prompt ends with the markup that starts an answer; default: yes.
     add_generation_prompt: Option<bool>,
 }
 
 impl ChatFields {
-    /// How many of the likeliest tokens are wanted with the log probability of each token.
+    /// The number of most likely tokens to report at each position; `None`: no log probabilities.
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
@@ -60,7 +60,7 @@ impl ChatFields {
         Ok(None)
     }
 
-    /// How the prompt ends.
+    /// The end of the prompt.
     fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
         let last = self.messages.last();
         let prefix = last.is_some_and(|last| last.is_prefix);
@@ -80,7 +80,7 @@ impl ChatFields {
     }
 }
 
-/// The conversation.
+/// The conversation. Fails if it is empty or too long.
 fn messages(sent: Vec<SentMessage>) -> Result<Vec<Message>, ApiError> {
     match sent.len() {
         0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
@@ -94,9 +94,9 @@ fn messages(sent: Vec<SentMessage>) -> Result<Vec<Message>, ApiError> {
 
 /// A request for a chat completion.
 pub struct ChatRequest {
-    /// The model's name.
+    /// The name of the model; `None`: the default one.
     pub model: Option<String>,
-    /// What is asked for.
+    /// The conversation and how to continue it.
     pub job: ChatJob,
     /// Whether a stream ends with the number of tokens.
     pub include_usage: bool,
@@ -107,21 +107,21 @@ impl FromJson for ChatRequest {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
         let thinking: ThinkingFields = object.parse()?;
-        let own: ChatFields = object.parse()?;
+        let fields: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
-        let generation = Generation { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
-        let end = own.prompt_end()?;
-        let tools = own.tools.unwrap_or_default();
+        let generation = GenerationSettings { logprobs: fields.top_logprobs()?.or(generation.logprobs), ..generation };
+        let end = fields.prompt_end()?;
+        let tools = fields.tools.unwrap_or_default();
         let job = ChatJob {
-            calls: Calls::new(tools, own.tool_choice.as_ref(), own.parallel_tool_calls.unwrap_or(true))?,
+            calls: AllowedCalls::new(tools, fields.tool_choice.as_ref(), fields.parallel_tool_calls.unwrap_or(true))?,
             form: form::read(object)?,
-            thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
+            thinking: thinking.request(fields.chat_template_kwargs.unwrap_or_default())?,
             end,
             generation,
             context_shift: None,
             messages_field: "messages",
             notes,
-            messages: messages(own.messages)?,
+            messages: messages(fields.messages)?,
         };
         Ok(Self { include_usage: shared.include_usage(), model: shared.model, job })
     }

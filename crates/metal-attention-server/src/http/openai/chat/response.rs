@@ -1,4 +1,4 @@
-//! The answer to a chat completion, whole and as a stream.
+//! The response of `/v1/chat/completions`, whole and as a stream.
 
 use std::sync::Arc;
 
@@ -8,46 +8,46 @@ use metal_attention_chat::AnswerEvent;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::answer::{Chunks, Frames};
-use crate::http::job::answer::Answer;
-use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
+use crate::http::job::answer::AssembledAnswer;
+use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::{self, ChatLogprobs, ChatTokenLogprob, PromptLogprobs};
 use crate::http::openai::usage::Usage;
+use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, ids, now};
 
-/// The answer.
+/// The response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ChatCompletion {
-    /// The answer's name.
+    /// The id of the response.
     id: String,
     /// `chat.completion`.
     object: &'static str,
-    /// When the request came, in seconds since 1970.
+    /// When the request arrived, in seconds since 1970.
     created: u64,
     /// The model that answered.
     model: String,
-    /// The messages.
+    /// The messages, one for each choice.
     choices: Vec<ChatChoice>,
-    /// Log probabilities of the prompt, where they were asked for, by tokens' ids; null for its first token.
+    /// Log probabilities of the prompt, if requested, by token ids; null for its first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
-    /// Tokens it took.
+    /// Tokens of the prompt and of all choices.
     usage: Usage,
 }
 
-/// One of the messages.
+/// One of the choices.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ChatChoice {
-    /// Its number.
+    /// Its index.
     index: usize,
     /// The message.
     message: AssistantMessage,
-    /// Log probabilities, where they were asked for.
+    /// Log probabilities of its tokens, if requested.
     #[schema(required)]
     logprobs: Option<ChatLogprobs>,
-    /// Why it ended: `stop`, `length` or `tool_calls`.
+    /// The reason why it ended: `stop`, `length` or `tool_calls`.
     #[schema(required)]
     finish_reason: Option<&'static str>,
 }
@@ -57,10 +57,10 @@ pub struct ChatChoice {
 struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
-    /// The text; null where it only calls functions.
+    /// The text; null if it only calls functions.
     #[schema(required)]
     content: Option<String>,
-    /// What the model thought before it answered.
+    /// The model's thoughts before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     /// The functions that it calls.
@@ -77,36 +77,42 @@ struct ToolCall {
     /// `function`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// What is called, and with what.
+    /// The function and its arguments.
     function: FunctionCall,
 }
 
-/// What is called, and with what.
+/// The function and its arguments.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct FunctionCall {
-    /// The function.
+    /// The function's name.
     name: String,
-    /// The arguments: a JSON object as text.
+    /// The arguments: a JSON object as a string.
     arguments: String,
 }
 
-/// Makes OpenAI's objects of a job's events.
+/// Writes OpenAI's objects from the events of a job's choices.
 pub struct ChatWriter {
+    /// The id of the response.
     id: String,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
+    /// The name of the model in the response.
     model: String,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
     /// The token ids of the prompt.
     prompt: Arc<[u32]>,
+    /// Whether log probabilities of generated tokens are reported.
     with_logprobs: bool,
-    /// How many of the likeliest tokens are reported at each place of the prompt.
+    /// The number of most likely tokens reported at each position of the prompt; `None`: none.
     prompt_logprobs: Option<usize>,
-    /// Tokens of the answers that have ended.
+    /// Tokens of the choices that have ended.
     usage: Usage,
 }
 
 impl ChatWriter {
-    /// Answers of `model` to `prompt`; `with_logprobs` and `prompt_logprobs`: which log probabilities are reported.
+    /// A writer for answers of `model` to `prompt`. `with_logprobs`, `prompt_logprobs`: the log probabilities that are
+    /// reported.
     pub fn new(
         model: &ModelLease,
         prompt: &Arc<[u32]>,
@@ -126,7 +132,7 @@ impl ChatWriter {
         }
     }
 
-    /// Answer number `index` has ended.
+    /// Adds the tokens of choice `index`, which has ended. Returns the reason in OpenAI's words.
     fn ended(&mut self, index: usize, end: &ChatEnd) -> &'static str {
         self.usage.add(end.usage, index == 0);
         self.usage.add_reasoning_tokens(end.reasoning_tokens);
@@ -137,8 +143,8 @@ impl ChatWriter {
         ChatTokenLogprob::new(&self.tokenizer, id, logprobs)
     }
 
-    /// The whole completion.
-    pub fn completion(mut self, answers: &[Answer]) -> ChatCompletion {
+    /// Returns the whole response. `answers`: one for each choice, by index.
+    pub fn completion(mut self, answers: &[AssembledAnswer]) -> ChatCompletion {
         let known = answers.first().and_then(|answer| answer.prompt_logprobs.as_deref());
         let of_prompt = |(logprobs, n_top)| logprobs::of_prompt(&self.tokenizer, &self.prompt, logprobs, n_top);
         let prompt_logprobs = known.zip(self.prompt_logprobs).map(of_prompt);
@@ -154,7 +160,8 @@ impl ChatWriter {
         }
     }
 
-    fn choice(&mut self, index: usize, answer: &Answer) -> ChatChoice {
+    /// The object of choice `index`.
+    fn choice(&mut self, index: usize, answer: &AssembledAnswer) -> ChatChoice {
         let finish_reason = answer.end.as_ref().map(|end| self.ended(index, end));
         let content = answer.logprobs.iter().map(|(id, logprobs)| self.logprob(*id, logprobs)).collect();
         let tool_calls: Vec<ToolCall> = answer.calls().map(ToolCall::of).collect();
@@ -168,7 +175,7 @@ impl ChatWriter {
         ChatChoice { index, message, logprobs, finish_reason }
     }
 
-    /// Begins a stream of `n` answers: says whose they are.
+    /// Writes the first chunk of each of `n` choices, with the role.
     pub fn begin(&self, n: usize, out: &mut Frames) {
         for index in 0..n {
             let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Default::default() };
@@ -195,7 +202,7 @@ impl ToolCall {
     }
 }
 
-/// OpenAI's name for why an answer ended.
+/// OpenAI's word for the reason why a choice ended.
 pub fn finish_reason(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::End | EndReason::StopString(_) => "stop",
@@ -204,28 +211,38 @@ pub fn finish_reason(reason: &EndReason) -> &'static str {
     }
 }
 
-/// A part of a streamed answer.
+/// A chunk of a streamed response.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatChunk {
+    /// The id of the response.
     id: String,
+    /// `chat.completion.chunk`.
     object: &'static str,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
+    /// The name of the model.
     model: String,
+    /// One choice, or none in the chunk with the usage.
     choices: Vec<ChunkChoice>,
+    /// Tokens of the request, in the last chunk if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
 }
 
-/// What is new of a message.
+/// The part of a choice that a chunk adds.
 #[derive(Debug, Clone, Default, Serialize)]
 struct ChunkChoice {
+    /// Its index.
     index: usize,
+    /// The added part of the message.
     delta: Delta,
+    /// Log probabilities of added tokens.
     logprobs: Option<ChatLogprobs>,
+    /// The reason why it ended, in its last chunk.
     finish_reason: Option<&'static str>,
 }
 
-/// What is new of a message.
+/// The part of a message that a chunk adds.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -238,7 +255,7 @@ struct Delta {
     tool_calls: Vec<CallDelta>,
 }
 
-/// What is new of a call.
+/// The part of a tool call that a chunk adds.
 #[derive(Debug, Clone, Serialize)]
 struct CallDelta {
     index: usize,
@@ -249,7 +266,7 @@ struct CallDelta {
     function: FunctionDelta,
 }
 
-/// What is new of a call.
+/// The part of a function call that a chunk adds.
 #[derive(Debug, Clone, Serialize)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -258,7 +275,7 @@ struct FunctionDelta {
 }
 
 impl Delta {
-    /// What `event` adds; `None` where that is nothing.
+    /// Returns what `event` adds to the message; `None` for the end of a call, which has no chunk.
     fn of(event: AnswerEvent) -> Option<Self> {
         let call = |index, id: Option<String>, name, arguments| Self {
             tool_calls: vec![CallDelta {
@@ -279,27 +296,29 @@ impl Delta {
     }
 }
 
-/// A chat completion as a stream.
+/// Writes a chat completion as a stream of chunks.
 pub struct ChatChunks {
-    replies: Replies,
+    /// The parsers of the choices' events.
+    parsers: ChoiceParsers,
+    /// Makes the chunks.
     writer: ChatWriter,
     /// Whether the stream ends with the number of tokens.
     include_usage: bool,
 }
 
 impl ChatChunks {
-    /// A stream of what `replies` read, as `writer` writes it.
-    pub fn new(replies: Replies, writer: ChatWriter, include_usage: bool) -> Self {
-        Self { replies, writer, include_usage }
+    /// A stream of what `parsers` parse and `writer` writes.
+    pub fn new(parsers: ChoiceParsers, writer: ChatWriter, include_usage: bool) -> Self {
+        Self { parsers, writer, include_usage }
     }
 }
 
-impl Chunks for ChatChunks {
+impl ChunkWriter for ChatChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        for part in self.replies.take(index, event)? {
+        for part in self.parsers.parse(index, event)? {
             let choice = ChunkChoice { index, ..Default::default() };
             let choice = match part {
-                // Streams report no log probabilities of the prompt, and no ends of calls.
+                // Streams have neither log probabilities of the prompt nor ends of calls.
                 ChatEvent::Prompt(_) | ChatEvent::CutCall => continue,
                 ChatEvent::Answer(event) => match Delta::of(event) {
                     Some(delta) => ChunkChoice { delta, ..choice },

@@ -1,5 +1,5 @@
-//! Messages and tools as the OpenAPI description has them; `metal-attention-chat` reads them. What an earlier turn holds may
-//! be of any type where no type is demanded of it.
+//! The OpenAPI schemas of messages and tools. They only describe: `metal-attention-chat` parses messages and tools.
+//! Fields of earlier turns may be of any type unless a type is required.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use utoipa::ToSchema;
 /// A message of a conversation.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct ChatMessage {
-    /// Who says it.
+    /// The role of its author.
     role: ChatRole,
-    /// Its text; null where it only calls functions.
+    /// Its text; null if it only calls functions.
     content: Option<ChatContent>,
-    /// What the model thought before it answered.
+    /// The model's thoughts before the answer.
     reasoning_content: Option<Value>,
     /// The functions that the model calls: objects `{"id": ..., "type": "function", "function": {"name": ..., "arguments":
     /// ...}}`, whose arguments are a JSON text or the object itself.
     tool_calls: Option<Vec<Value>>,
-    /// The call that this message answers.
+    /// The id of the call that this message answers.
     tool_call_id: Option<Value>,
     /// The name of the speaker or of the tool.
     name: Option<Value>,
-    /// True: the answer goes on with this message, which is the last one and the assistant's.
+    /// True: the answer continues this message, which must be the last one and the assistant's.
     prefix: Option<Value>,
 }
 
-/// Who says a message.
+/// The author of a message.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ChatRole {
@@ -36,7 +36,7 @@ enum ChatRole {
     User,
     Assistant,
     Tool,
-    /// The same as `tool`.
+    /// An alias of `tool`.
     Function,
 }
 
@@ -44,11 +44,11 @@ enum ChatRole {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum ChatContent {
-    /// All of it.
+    /// A string.
     Text(String),
-    /// In parts.
+    /// A list of parts.
     Parts(Vec<TextOrPart>),
-    /// In one part.
+    /// One part.
     Part(Box<ContentPart>),
 }
 
@@ -56,9 +56,9 @@ enum ChatContent {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum TextOrPart {
-    /// The text.
+    /// A string.
     Text(String),
-    /// An object that has it.
+    /// An object with the text.
     Part(Box<ContentPart>),
 }
 
@@ -68,7 +68,7 @@ struct ContentPart {
     /// `text`, `input_text`, `output_text`, `refusal`, `thinking` or `reasoning`; without it, `text`.
     #[serde(rename = "type")]
     kind: Option<Value>,
-    /// The text of most kinds.
+    /// The text, of most kinds.
     text: Option<Value>,
     /// The text of a refusal.
     refusal: Option<Value>,
@@ -99,11 +99,11 @@ struct FunctionDefinition {
     /// Its name.
     #[schema(min_length = 1)]
     name: String,
-    /// What it does.
+    /// Its description.
     description: Option<Value>,
     /// The JSON schema of its arguments.
     parameters: Option<BTreeMap<String, Value>>,
-    /// Whether objects in the arguments hold what they name and nothing else, as in a JSON schema for an answer.
+    /// Whether objects in the arguments have exactly the declared properties, as in a JSON schema for an answer.
     strict: Option<bool>,
 }
 
@@ -111,7 +111,7 @@ struct FunctionDefinition {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum ToolChoice {
-    /// A word.
+    /// A mode.
     Mode(ToolMode),
     /// This function.
     Named(NamedTool),
@@ -123,13 +123,13 @@ pub enum ToolChoice {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolMode {
-    /// It does not.
+    /// No call.
     None,
-    /// As it likes.
+    /// The model decides.
     Auto,
-    /// It does.
+    /// At least one call.
     Required,
-    /// It does.
+    /// At least one call.
     Any,
 }
 
@@ -147,27 +147,27 @@ struct FunctionName {
     name: String,
 }
 
-/// A choice of functions.
+/// A restriction to some functions.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct AllowedTools {
     /// `allowed_tools`.
     #[serde(rename = "type")]
     kind: AllowedToolsKind,
-    /// The functions.
+    /// The functions, and whether one must be called.
     allowed_tools: AllowedToolsChoice,
 }
 
-/// The kind of a choice.
+/// The kind of a restriction.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum AllowedToolsKind {
     AllowedTools,
 }
 
-/// The functions, and whether one is called.
+/// The functions, and whether one must be called.
 #[derive(Serialize, Deserialize, ToSchema)]
 struct AllowedToolsChoice {
-    /// `auto`: as the model likes, also where it is missing; `required`: one is called.
+    /// `auto`, the default: the model decides; `required`: at least one call.
     mode: Option<ToolMode>,
     /// The functions.
     tools: Vec<NamedTool>,

@@ -3,26 +3,26 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention::{CudaCards, CudaDevice, CudaForwardPassOptions, ForwardError, Watch};
+use metal_attention::{CudaDevice, CudaForwardPassOptions, ForwardError, TensorParallelPass, Watch};
 
 use super::*;
 
 /// Cards there are to test.
-fn n_cards() -> usize {
+fn n_ranks() -> usize {
     if has_cuda() { cuda_summaries().map_or(0, |found| found.len()) } else { 0 }
 }
 
 /// Whether there are so many cards to test.
 fn has_cards(n: usize) -> bool {
-    let there = n_cards();
+    let there = n_ranks();
     if there < n {
         metal_attention_testing::skip(&format!("{there} of {n} cards"));
     }
     there >= n
 }
 
-fn shared(n_cards: usize, cache_type: CacheType, exact: bool) -> EngineOptions {
-    EngineOptions { n_cards, ..options(Device::Cuda(0), cache_type, exact) }
+fn shared(n_ranks: usize, cache_type: CacheType, exact: bool) -> EngineOptions {
+    EngineOptions { n_ranks, ..options(Device::Cuda(0), cache_type, exact) }
 }
 
 /// Holds a model that cards share to what the CPU gives, as `compare` holds one card to it, by as many cards as there are.
@@ -32,7 +32,7 @@ fn compare_cards(what: &str, model: &Model, cards: &[usize]) {
     {
         let pass = |options: &EngineOptions| model.forward_pass(options).unwrap_or_else(|e| panic!("{what}: {e}"));
         let want = logits(&mut *pass(&options(Device::Cpu, cache_type, true)));
-        for &n in cards.iter().filter(|&&n| n <= n_cards()) {
+        for &n in cards.iter().filter(|&&n| n <= n_ranks()) {
             let mut pass = pass(&shared(n, cache_type, exact));
             let error = nmse(&logits(&mut *pass), &want);
             assert!(error <= tolerance, "{what}, {n} cards, cache {cache_type}, exact {exact}: NMSE {error:e}");
@@ -87,7 +87,7 @@ fn cards_sum_long_prompts_in_slices() {
         (0..3).flat_map(|id| pass.forward_token(id).unwrap().to_vec()).collect::<Vec<_>>()
     };
     let want = last_logits(&options(Device::Cpu, CacheType::F32, true));
-    for n in [2, 3, 4].into_iter().filter(|&n| n <= n_cards()) {
+    for n in [2, 3, 4].into_iter().filter(|&n| n <= n_ranks()) {
         for (exact, tolerance) in [(true, 1e-10), (false, 1e-5)] {
             let got = last_logits(&shared(n, CacheType::F32, exact));
             let error = nmse(&got, &want);
@@ -166,8 +166,8 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
         return;
     }
     let model = model(&small(), Q4_0, 0);
-    let texts = |n_cards: usize| {
-        let mut pass = model.forward_pass(&shared(n_cards, CacheType::F16, true)).unwrap();
+    let texts = |n_ranks: usize| {
+        let mut pass = model.forward_pass(&shared(n_ranks, CacheType::F16, true)).unwrap();
         let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
         assert!(pass.wake());
         let first = pass.forward_prompt(&prompt).unwrap();
@@ -204,7 +204,7 @@ fn cards_take_tokens_through_one_launch() {
         return;
     }
     let gpus: Vec<_> =
-        (0..n_cards().min(3)).map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap())).collect();
+        (0..n_ranks().min(3)).map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap())).collect();
     let experts = [("expert_count", 20), ("expert_used_count", 3), ("expert_feed_forward_length", 192)];
     let heads = [("attention.key_length", 64), ("attention.value_length", 64), ("embedding_length", 160)];
     let of_experts: Vec<_> = heads.into_iter().chain(experts).chain([("attention.sliding_window", 70)]).collect();
@@ -215,12 +215,13 @@ fn cards_take_tokens_through_one_launch() {
         ("experts", random_model(&crate::toys::metadata("gpt-oss", 3, &of_experts), MXFP4, 1.0), 2),
     ] {
         for n in 2..=gpus.len().min(most_cards) {
-            let pass = |one_launch| {
-                let options = CudaForwardPassOptions { n_ctx: 256, exact: true, one_launch, ..Default::default() };
-                CudaCards::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
+            let pass = |persistent_kernel_limit| {
+                let options =
+                    CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
+                TensorParallelPass::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
             };
             let (mut one, mut several) = (pass(None), pass(Some(0)));
-            assert!(one.has_one_launch(0) && !several.has_one_launch(0), "{what}, {n} cards");
+            assert!(one.uses_persistent_kernel(0) && !several.uses_persistent_kernel(0), "{what}, {n} cards");
             let prompt: Vec<u32> = (0..20).map(|i| i * 11 % 90).collect();
             let mut id = one.forward_prompt(&prompt).unwrap();
             assert_eq!(several.forward_prompt(&prompt).unwrap(), id, "{what}, {n} cards");
@@ -245,7 +246,7 @@ fn cards_take_tokens_through_one_launch() {
             assert!(most < 1e-7, "{what}, {n} cards: NMSE {most:e}, {last:e}");
 
             // Steps that run ahead give what each gives by itself.
-            let texts = |one: &mut CudaCards, at_once: bool| {
+            let texts = |one: &mut TensorParallelPass, at_once: bool| {
                 one.rewind(0, prompt.len());
                 let mut id = 7;
                 let step = |pos: usize| {
@@ -312,7 +313,7 @@ fn a_card_that_fails_ends_the_step_on_all() {
     for failing in [None, Some(0), Some(1)] {
         let watches = [Watch::default(), Watch::default()];
         let open = |i: usize| Arc::new(CudaDevice::open(i, watches[i].clone()).unwrap());
-        let mut cards = CudaCards::new(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
+        let mut cards = TensorParallelPass::new(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
         cards.forward(&batch(0, 40)).unwrap();
         if let Some(card) = failing {
             watches[card].cancel();
@@ -341,19 +342,19 @@ fn a_card_that_fails_ends_the_step_on_all() {
 fn what_cards_cannot_share_is_refused_by_name() {
     let refused = |model: &Model, options: &EngineOptions| model.forward_pass(options).err().expect("a refusal");
     let dense = model(&small(), Q4_0, 0);
-    let on_cpu = EngineOptions { n_cards: 2, ..options(Device::Cpu, CacheType::F16, false) };
+    let on_cpu = EngineOptions { n_ranks: 2, ..options(Device::Cpu, CacheType::F16, false) };
     let error = refused(&dense, &on_cpu);
-    assert!(matches!(error, Error::CardsWithoutCuda { device: Device::Cpu, n_cards: 2 }), "{error}");
+    assert!(matches!(error, Error::TensorParallelWithoutCuda { device: Device::Cpu, n_ranks: 2 }), "{error}");
     if !has_cards(4) {
         return;
     }
     // Two blocks of 256.
     let error = refused(&model(&small(), Q4_K, 0), &shared(4, CacheType::F16, false));
-    assert!(matches!(error, Error::Cuda(CudaError::Indivisible { n_cards: 4 })), "{error}");
+    assert!(matches!(error, Error::Cuda(CudaError::Indivisible { n_ranks: 4 })), "{error}");
     let error = refused(&dense, &EngineOptions { device: Device::Cuda(99), ..shared(2, CacheType::F16, false) });
     assert!(matches!(error, Error::Cuda(CudaError::NoDevice { ordinal: 99, .. })), "{error}");
     let ssm = [("ssm.conv_kernel", 4), ("ssm.inner_size", 64), ("ssm.state_size", 16), ("ssm.time_step_rank", 4)];
     let recurrent = crate::toys::metadata("mamba", 2, &ssm);
     let error = refused(&random_model(&recurrent, F16, 1.0), &shared(2, CacheType::F16, false));
-    assert!(matches!(error, Error::Cuda(CudaError::Indivisible { n_cards: 2 })), "{error}");
+    assert!(matches!(error, Error::Cuda(CudaError::Indivisible { n_ranks: 2 })), "{error}");
 }

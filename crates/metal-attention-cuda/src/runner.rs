@@ -1,0 +1,179 @@
+//! [`ModelRunner`]: launches the kernels that take one micro-batch through the embedding, all layers and the output head.
+//!
+//! Called by [`CudaForwardPass`](crate::CudaForwardPass), which has uploaded the micro-batch before: its tokens, its page tables,
+//! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, so
+//! that a run can also be recorded as a CUDA graph; nothing is awaited, and no data passes through the host.
+//!
+//! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. Each file below
+//! adds the launches of one kind of sublayer to `impl ModelRunner`. Matrix products (`linear.rs`) use one of four paths by the
+//! number of tokens: GEMV (up to 4, or any number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup
+//! instructions (`matmul_wide.rs`, compute capability 9.0), and a GEMM for other devices.
+
+mod attention;
+mod benchmark;
+mod collectives;
+mod delta_rule;
+mod embedding_head;
+mod experts;
+mod feed_forward;
+mod grouped;
+mod latent_attention;
+mod layer;
+mod linear;
+mod mamba;
+mod matmul_few;
+mod matmul_wide;
+mod recurrence;
+mod rwkv;
+mod scratch;
+mod short_conv;
+mod streams;
+mod top_k;
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use metal_attention_model::ModelSpec;
+
+use crate::CudaError;
+use crate::activations::Activations;
+use crate::device::{CudaBuffer, CudaDevice, Kernels};
+use crate::exchange::Exchange;
+use crate::ids::ChosenIds;
+use crate::kv_cache::CudaKvCache;
+use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::profile::Timers;
+use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
+use crate::weights::CudaWeights;
+
+pub(crate) use experts::route_args;
+pub(crate) use matmul_few::few_tokens;
+pub(crate) use matmul_wide::split_bytes;
+pub(crate) use scratch::scratch_elements;
+pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
+
+/// What is computed for each output token of a batch, that is, for each token with `BatchToken::logits`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum TokenOutput {
+    /// The hidden vector after the last norm, F32 `[n_embd]`.
+    Hidden,
+    /// All logits, F32 `[n_vocab]`.
+    Logits,
+    /// The [`TOP_K`] highest logits with their ids.
+    TopK,
+    /// The id of the highest logit. `advance`: the device also writes it to the token buffer as the next token of the sequence,
+    /// one position later, so that the next decode step needs nothing from the host.
+    Id { advance: bool },
+}
+
+/// The sizes of a micro-batch. Two decode steps of equal size launch exactly the same kernels, so this also selects a CUDA graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct MicroBatchSize {
+    /// Tokens, at most `n_ubatch`.
+    pub(crate) n_tokens: usize,
+    /// Tokens with output; 0 leaves out the last norm and the output head.
+    pub(crate) n_outputs: usize,
+    /// Query tiles of prefill attention; 0 in a decode step, which has one token of each sequence.
+    pub(crate) n_query_tiles: usize,
+    /// Runs of consecutive tokens of one sequence, for the recurrent layers.
+    pub(crate) runs: RunSizes,
+    /// Output of each output token.
+    pub(crate) output: TokenOutput,
+}
+
+/// The device, the weights and the buffers that kernels are launched with.
+pub(crate) struct ModelRunner {
+    /// The device.
+    pub(crate) gpu: Arc<CudaDevice>,
+    /// Kernel handles, looked up at their first launch.
+    pub(crate) kernels: Kernels,
+    /// The weights of the model, or of this rank's shard.
+    pub(crate) weights: CudaWeights,
+    /// Buffers of the intermediate results.
+    pub(crate) buffers: Activations,
+    /// Ids that greedy decode steps have chosen.
+    pub(crate) ids: ChosenIds,
+    /// Whether products read F32 inputs for any number of tokens (GEMV kernels), instead of F16 inputs from 5 tokens on.
+    pub(crate) exact: bool,
+    /// Most tokens of a micro-batch whose products use the path of `matmul_few.rs`.
+    pub(crate) few_tokens: usize,
+    /// Mailboxes of the ranks; `None` without tensor parallelism.
+    pub(crate) exchange: Option<Exchange>,
+    /// Kernels launched so far; those of a CUDA graph count once, when it is recorded.
+    pub(crate) n_launches: u64,
+    /// Present while kernels are timed for a profile.
+    pub(crate) timers: Option<Timers>,
+}
+
+/// The micro-batch that is evaluated, with the model and the caches it reads and writes.
+#[derive(Clone, Copy)]
+pub(crate) struct MicroBatch<'a> {
+    /// The model, or this rank's shard of it.
+    pub(crate) spec: &'a ModelSpec,
+    /// The KV cache, with the page tables of the sequences.
+    pub(crate) cache: &'a CudaKvCache,
+    /// The recurrent states, with the runs of the micro-batch.
+    pub(crate) recurrent: &'a CudaRecurrentStates,
+    /// The sizes.
+    pub(crate) size: MicroBatchSize,
+}
+
+impl ModelRunner {
+    /// Launches the kernel `name`. `label` is shown after the name in a profile.
+    fn launch<A: Pod>(&mut self, name: &str, label: &str, grid: LaunchGrid, args: &A) -> Result<(), CudaError> {
+        let kernel = self.kernels.get(&self.gpu, name)?;
+        self.n_launches += 1;
+        match &mut self.timers {
+            None => self.gpu.launch(kernel, grid, args, LaunchOrder::Overlapped),
+            Some(timers) => timers.around(format!("{name} {label}").trim_end(), || {
+                self.gpu.launch(kernel, grid, args, LaunchOrder::AfterPrevious)
+            }),
+        }
+    }
+
+    /// Completes a token that the persistent kernel (`decode.rs`) took through all layers and the output head: gathers the logits
+    /// of all ranks and finds the highest ones, where `output` needs that. The kernel itself has chosen an id.
+    pub(crate) fn finish_persistent(&mut self, n_vocab: usize, output: TokenOutput) -> Result<(), CudaError> {
+        match output {
+            TokenOutput::Hidden | TokenOutput::Id { advance: _ } => return Ok(()),
+            TokenOutput::Logits | TokenOutput::TopK => {}
+        }
+        if let Some(exchange) = &mut self.exchange {
+            // The persistent kernel has counted its own exchanges.
+            exchange.begin_step();
+        }
+        self.gather_logits(1, n_vocab)?;
+        if output == TokenOutput::TopK {
+            self.top_k(n_vocab, 1)?;
+        }
+        self.count_exchanges()
+    }
+
+    /// Launches all kernels of a micro-batch. Calls `after_layer` after the launches of each layer, with the layer's index and
+    /// the residual stream, which the device has written only when the stream reaches that point.
+    pub(crate) fn run(
+        &mut self,
+        spec: &ModelSpec,
+        (cache, recurrent): (&CudaKvCache, &CudaRecurrentStates),
+        size: MicroBatchSize,
+        mut after_layer: impl FnMut(usize, &CudaBuffer) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.begin_step();
+        }
+        self.embedding(spec, size.n_tokens)?;
+        let batch = MicroBatch { spec, cache, recurrent, size };
+        for i in 0..spec.n_layer() {
+            // Moved out, since a layer's weights are read while `self` is borrowed mutably for launches.
+            let layers = std::mem::take(&mut self.weights.layers);
+            let outcome = self.layer(batch, i, &layers[i]);
+            self.weights.layers = layers;
+            outcome?;
+            after_layer(i, &self.buffers.x)?;
+        }
+        if size.n_outputs > 0 {
+            self.output_head(spec, size)?;
+        }
+        self.count_exchanges()
+    }
+}

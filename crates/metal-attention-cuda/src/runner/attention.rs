@@ -1,0 +1,263 @@
+//! Softmax attention: queries, keys and values; RoPE and norms; the KV cache; attention; without the output product.
+//!
+//! Three kinds of kernels attend: in a decode step one that also applies norm and RoPE and writes the KV cache (`attention.cu`,
+//! `attention_on_units.cu` with tensor cores), for one token of each sequence; in prefill a FlashAttention-like kernel on
+//! tensor cores over query tiles (`prefill_attention.cu`), after `append_*` or `attention_inputs_*` has written the KV cache;
+//! and `general_attention.cu` for every mask, head size and ALiBi. Where there are few blocks, positions are split (split-KV)
+//! and the last block of a head merges the partial results.
+
+use metal_attention_model::CacheType;
+
+use super::layer::SublayerOutput;
+use super::linear::{LinearInput, LinearOp};
+use super::{MicroBatch, MicroBatchSize, ModelRunner};
+use crate::CudaError;
+use crate::activations::{ATTENTION_BLOCKS, MAX_SPLITS, n_splits};
+use crate::args::{AttentionArgs, AttentionInputsArgs, GeneralAttentionArgs, PrefillArgs};
+use crate::device::CudaBuffer;
+use crate::kv_cache::CudaKvCache;
+use crate::launch::LaunchGrid;
+use crate::support::AttentionKernels;
+use crate::weights::CudaAttention;
+
+impl ModelRunner {
+    /// Launches the attention of layer `i`, except its output product.
+    pub(super) fn attention<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        a: &'w CudaAttention,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
+        let first_rows = a.qkv.iter().scan(0, |first, matrix| {
+            *first += matrix.n_rows;
+            Some(*first - matrix.n_rows)
+        });
+        let qkv = LinearOp {
+            label: "qkv",
+            matrices: a.qkv.iter().zip(first_rows).collect(),
+            n_out: a.stride(),
+            bias: a.qkv_bias.as_ref().map_or(0, CudaBuffer::ptr),
+            y: self.buffers.qkv.ptr(),
+            ..LinearOp::stored("", &a.qkv[0])
+        };
+        self.product(&qkv, input, n_embd, n)?;
+        self.run_attention(batch.cache, i, a, batch.size)?;
+        let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);
+        Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
+    }
+
+    /// Launches the kernel that makes queries, keys and values of their projections, where the attention kernel cannot. Returns
+    /// the address of the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
+    fn separate_inputs(
+        &mut self,
+        cache: &CudaKvCache,
+        i: usize,
+        a: &CudaAttention,
+        size: MicroBatchSize,
+    ) -> Result<Option<(u64, usize)>, CudaError> {
+        let Some(args) = a.separate_inputs.filter(|_| size.n_query_tiles > 0 || !a.fused_in_decode) else {
+            return Ok(None);
+        };
+        let [k_cache, v_cache] = cache.layer_addresses(i);
+        let args = AttentionInputsArgs {
+            tokens: self.buffers.tokens.ptr(),
+            pages: cache.page_table_of_layer(i),
+            k_cache,
+            v_cache,
+            qkv: self.buffers.qkv.ptr(),
+            queries: self.buffers.queries.ptr(),
+            ..args
+        };
+        let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_kv_head } else { 0 };
+        let grid = LaunchGrid { blocks: [heads.div_ceil(4), size.n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
+        self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
+        Ok(Some((args.queries, a.n_head * a.head_dim)))
+    }
+
+    /// The address of the first query head's gate, or 0, and the elements from one token's to the next one's. Each head's query
+    /// is followed by its gate.
+    fn gates(&self, a: &CudaAttention) -> (u64, u32) {
+        let at = if a.has_gates { self.buffers.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
+        (at, a.stride() as u32)
+    }
+
+    /// Launches attention over the projections in `qkv`; the result goes to `att`, and packed to `packed_att` where the output
+    /// product reads that.
+    fn run_attention(
+        &mut self,
+        cache: &CudaKvCache,
+        i: usize,
+        a: &CudaAttention,
+        size: MicroBatchSize,
+    ) -> Result<(), CudaError> {
+        let n = size.n_tokens;
+        let [k_cache, v_cache] = cache.layer_addresses(i);
+        let packed = if self.uses_f32_inputs(n) { 0 } else { self.buffers.packed_att.ptr() };
+        let token_tiles = self.packed_layout(n);
+        let heads_per_kv = a.n_head / a.n_kv_head;
+        let group = queries_per_block(n * a.n_kv_head, heads_per_kv);
+        let n_chunks = heads_per_kv.div_ceil(group);
+        let splits = n_splits(n, a.n_kv_head * n_chunks);
+        let separate = self.separate_inputs(cache, i, a, size)?;
+        let (qkv, stride) = separate.unwrap_or((self.buffers.qkv.ptr(), a.stride()));
+        let (gates, gate_stride) = self.gates(a);
+        let args = AttentionArgs {
+            inputs: a.inputs,
+            tokens: self.buffers.tokens.ptr(),
+            pages: cache.page_table_of_layer(i),
+            k_cache,
+            v_cache,
+            qkv,
+            out: self.buffers.att.ptr(),
+            packed,
+            partial: self.buffers.partial.ptr(),
+            tickets: self.buffers.tickets.ptr(),
+            sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
+            n_head: a.n_head as u32,
+            n_kv_head: a.n_kv_head as u32,
+            head_dim: a.head_dim as u32,
+            stride: stride as u32,
+            n_splits: splits as u32,
+            n_chunks: n_chunks as u32,
+            n_token_tiles: token_tiles,
+            mask: a.mask,
+            reach: a.reach,
+            soft_cap: a.soft_cap,
+            gates,
+            gate_stride,
+            q_step: (a.head_dim * if a.has_gates && separate.is_none() { 2 } else { 1 }) as u32,
+            k_at: a.qkv[0].n_rows as u32,
+            v_at: (a.qkv[0].n_rows + a.n_kv_head * a.head_dim) as u32,
+        };
+        let ty = type_name(cache.cache_type);
+        // These kernels read all keys and values from the cache, so new ones have to be appended before.
+        let is_prefill = size.n_query_tiles > 0;
+        let appended = is_prefill || separate.is_some();
+        if is_prefill && separate.is_none() {
+            let heads = a.n_head + 2 * a.n_kv_head;
+            let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
+            self.launch(&format!("append_{ty}"), "", grid, &args)?;
+        }
+        let on_tensor_cores = matches!(a.head_dim, 32 | 64 | 96 | 128 | 256) && cache.cache_type == CacheType::F16;
+        if is_prefill && on_tensor_cores && packed != 0 && a.slopes.is_none() {
+            return self.prefill_attention(&args, a, size);
+        }
+        match a.kernels {
+            AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
+                let rows = 4 * 2 * 2 * 16 * (a.head_dim + 8) * 2;
+                let shared = rows + 4 * (10 * a.head_dim + 8 * 32);
+                let grid = LaunchGrid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let name = if appended { "attention_appended" } else { "attention" };
+                self.launch(&format!("{name}_on_units_{}", if a.head_dim <= 64 { 64 } else { 128 }), "", grid, &args)
+            }
+            AttentionKernels::Paged => {
+                let page_row = a.head_dim + 32 / cache.cache_type.bytes();
+                let pages = 2 * 64 * page_row * cache.cache_type.bytes();
+                let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67);
+                let grid = LaunchGrid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let name = if appended { "attention_appended" } else { "attention" };
+                self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)
+            }
+            AttentionKernels::General => self.general_attention(&args, a, ty, n),
+        }
+    }
+
+    /// Launches the kernel for every kind of attention, with the addresses of `base`.
+    fn general_attention(
+        &mut self,
+        base: &AttentionArgs,
+        a: &CudaAttention,
+        ty: &str,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let splits = n_splits(n_tokens, a.n_head);
+        let args = GeneralAttentionArgs {
+            tokens: base.tokens,
+            pages: base.pages,
+            k_cache: base.k_cache,
+            v_cache: base.v_cache,
+            queries: base.qkv,
+            out: base.out,
+            packed: base.packed,
+            partial: base.partial,
+            tickets: base.tickets,
+            sinks: base.sinks,
+            slopes: a.slopes.as_ref().map_or(0, CudaBuffer::ptr),
+            gates: base.gates,
+            gate_stride: base.gate_stride,
+            n_head: base.n_head,
+            n_kv_head: base.n_kv_head,
+            key_dim: base.head_dim,
+            value_dim: base.head_dim,
+            n_splits: splits as u32,
+            n_token_tiles: base.n_token_tiles,
+            mask: base.mask,
+            reach: base.reach,
+            soft_cap: base.soft_cap,
+        };
+        let grid = LaunchGrid { blocks: [a.n_head, splits, n_tokens], threads: 128, shared: 4 * (a.head_dim + 128) };
+        self.launch(&format!("general_attention_{ty}"), "", grid, &args)
+    }
+
+    /// Launches prefill attention over the query tiles.
+    fn prefill_attention(
+        &mut self,
+        base: &AttentionArgs,
+        a: &CudaAttention,
+        size: MicroBatchSize,
+    ) -> Result<(), CudaError> {
+        let args = PrefillArgs {
+            tiles: self.buffers.query_tiles.ptr(),
+            pages: base.pages,
+            k_cache: base.k_cache,
+            v_cache: base.v_cache,
+            qkv: base.qkv,
+            packed: base.packed,
+            sinks: base.sinks,
+            n_head: base.n_head,
+            n_kv_head: base.n_kv_head,
+            stride: base.stride,
+            n_token_tiles: base.n_token_tiles,
+            mask: base.mask,
+            reach: base.reach,
+            soft_cap: base.soft_cap,
+            gate_stride: base.gate_stride,
+            gates: base.gates,
+        };
+        let shared = 2 * 2 * 2 * 64 * (a.head_dim + 8);
+        let grid = LaunchGrid { blocks: [size.n_query_tiles, a.n_head, 1], threads: 128, shared };
+        self.launch(&format!("prefill_attention_{}", a.head_dim), "", grid, &args)
+    }
+}
+
+/// Query heads of one KV head that a block processes together: 8, or fewer where that leaves too few blocks even with all splits.
+fn queries_per_block(n_kv_heads: usize, heads_per_kv: usize) -> usize {
+    let mut group = heads_per_kv.next_power_of_two().min(8);
+    while group > 1 && n_kv_heads * heads_per_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {
+        group /= 2;
+    }
+    group
+}
+
+/// The name of the cache's element type in kernel names.
+fn type_name(cache_type: CacheType) -> &'static str {
+    match cache_type {
+        CacheType::F16 => "f16",
+        CacheType::F32 => "f32",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_take_fewer_queries_where_there_are_few_blocks() {
+        // One token of qwen3.5-0.8b, qwen3-30b-a3b, llama-3.2-1b and smollm-135m, and 16 tokens.
+        let shapes = [(2, 4), (4, 8), (8, 4), (3, 3), (16 * 4, 8)];
+        assert_eq!(shapes.map(|(n, heads_per_kv)| queries_per_block(n, heads_per_kv)), [1, 4, 4, 2, 8]);
+        assert_eq!(queries_per_block(1, 1), 1);
+    }
+}

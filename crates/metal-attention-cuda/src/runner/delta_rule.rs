@@ -1,0 +1,110 @@
+//! The gated delta rule: input products, short convolution, the recurrence (`recurrence.rs`), and the gated norm of each head's
+//! result.
+
+use bytemuck::Zeroable;
+use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
+
+use super::layer::SublayerOutput;
+use super::linear::LinearInput;
+use super::recurrence::RecurrenceKernel;
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{
+    ConvolutionArgs, DeltaRuleArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate, RowsArgs,
+};
+use crate::weights::CudaDeltaRule;
+
+/// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
+/// queries, keys and values after the convolution; with gates of channels, which come of two products each, the inner rows of
+/// decay and gate, then decay and gate; the heads' results.
+pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
+    let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
+    match spec.gates {
+        DeltaGates::OfHeads { paired: _ } => [channels + values + 2 * n_head, channels, 0, 0, 0, 0, values],
+        DeltaGates::OfChannels { rank } => [channels + n_head, channels, rank, rank, spec.n_decays(), values, values],
+    }
+}
+
+impl ModelRunner {
+    /// Launches the delta rule of layer `i`, except its output product. The layer's state is the last inputs of the
+    /// convolution, `[n_tap - 1, channels]`, then a matrix `[key_dim, value_dim]` for each value head.
+    pub(super) fn delta_rule<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaDeltaRule,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
+        let [inputs, conv, before_decay, before_gate, decays, gates, heads] = self.scratch_rows(batch, widths(spec));
+        let stride = w.inputs.n_rows();
+        self.store_joined(batch, "queries, keys, values, gates", &w.inputs, input, inputs)?;
+        let at = |first: usize| RowsArgs::new(inputs, stride, first);
+        let (gate, beta, decay) = match &w.low_rank {
+            None => (at(channels), at(channels + values), at(channels + values + n_head)),
+            Some(low_rank) => {
+                let [decay, gate] = &low_rank.down;
+                self.store_all(batch, "gates", [decay], input, before_decay)?;
+                self.store_all(batch, "gates", [gate], input, before_gate)?;
+                self.store_rows(batch, "gates", &low_rank.decay, before_decay, decays)?;
+                self.store_rows(batch, "gates", &low_rank.gate, before_gate, gates)?;
+                let rows = |x: u64, stride: usize| RowsArgs::new(x, stride, 0);
+                (rows(gates, values), at(channels), rows(decays, spec.n_decays()))
+            }
+        };
+        let convolution = ConvolutionArgs {
+            x: at(0),
+            taps: w.taps.ptr(),
+            out: conv,
+            channels: channels as u32,
+            n_tap: spec.n_tap as u32,
+            block: channels as u32,
+            step: channels as u32,
+            ..ConvolutionArgs::zeroed()
+        };
+        let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
+        let kernel =
+            if w.low_rank.is_some() { RecurrenceKernel::DELTA_RULE_OF_CHANNELS } else { RecurrenceKernel::DELTA_RULE };
+        let args = DeltaRuleArgs {
+            scan: Self::scan_args(batch, kernel, states, heads, [n_head, spec.key_dim, spec.value_dim]),
+            x: RowsArgs::new(conv, channels, 0),
+            beta,
+            decay,
+            a: w.a.ptr(),
+            dt_bias: w.dt_bias.ptr(),
+            n_head_k: spec.n_head_k as u32,
+            heads_of_key: match spec.sharing {
+                KeySharing::Interleaved => 0,
+                KeySharing::Grouped => (n_head / spec.n_head_k) as u32,
+            },
+            unused: 0,
+            eps: spec.eps,
+        };
+        let norm = GroupNormArgs {
+            x: heads,
+            out: heads,
+            weight: w.norm.ptr(),
+            gate,
+            n: spec.value_dim as u32,
+            n_group: n_head as u32,
+            norm: GroupNormKind::Rms as u32,
+            gate_kind: match spec.gates {
+                DeltaGates::OfHeads { paired: _ } => OutputGate::Silu,
+                DeltaGates::OfChannels { rank: _ } => OutputGate::Sigmoid,
+            } as u32,
+            eps: spec.eps,
+            ..GroupNormArgs::zeroed()
+        };
+        let around = Self::convolution_of(batch, i, convolution);
+        if let Some(fused) = self.fused_decode_args(batch, kernel, &args.scan, around, Some(norm)) {
+            self.launch_fused_decode(batch, kernel, &args.scan, &FusedDeltaRuleArgs { args, fused })?;
+        } else {
+            self.convolution(batch, i, convolution)?;
+            self.launch_scan(batch, kernel, &args.scan, &args)?;
+            self.group_norm(batch, &norm)?;
+        }
+        let input = self.rows_input(batch, heads, values, None)?;
+        Ok(SublayerOutput::Product { label: "delta rule output", linear: &w.out, input })
+    }
+}

@@ -1,0 +1,371 @@
+//! Mixtures of experts: the router chooses a few experts for each token on the device, and the token's result is their weighted
+//! sum, with the shared experts' result if the model has them.
+//!
+//! Kernels: `experts.cu` for the router, activations and sums, and the grouped products of `grouped.rs` over items, where an
+//! item is a token at one of its experts, `[n_tokens * n_used]` in the order of tokens.
+
+use metal_attention_model::{Experts, RouterScore};
+
+use super::grouped::{GroupedLinearOp, packed_elements, sorted_elements};
+use super::layer::SublayerOutput;
+use super::linear::{GEMV_TOKENS, LinearInput};
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::matrix::PANEL;
+use crate::weights::{CudaExperts, CudaNorm};
+
+/// Most elements of a row that `route_alone` supports.
+const MAX_ROUTED: usize = 4 * 256 * 8;
+
+/// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
+pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
+    let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
+    let weighted_input = if spec.router.weight_input { n_items * n_in } else { 0 };
+    let own_input = if spec.latent.is_some() || spec.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };
+    let [items, work] = sorted_elements(n_items, spec.n_expert);
+    let packed = |width: usize| packed_elements(n_items, spec.n_expert, width);
+    [
+        // Router logits, `[n, n_expert]`.
+        n * spec.n_expert,
+        // Of each item the chosen expert, u32.
+        n_items,
+        // The weight of its result.
+        n_items,
+        // The weight of its input.
+        n_items,
+        // The input of the router or of the experts, where it is not the normalised residual stream.
+        n * own_input,
+        // The experts' inputs times their weights, `[n_items, n_in]`.
+        weighted_input,
+        // Gate and up of each item.
+        2 * n_items * n_ff,
+        // The same after the activation.
+        n_items * n_ff,
+        // The experts' results.
+        n_items * n_in,
+        // The weighted sums, `[n, n_in]`.
+        n * n_in.max(n_embd),
+        // The weighted sums in the width of the residual stream.
+        n * n_embd,
+        // The result of the shared experts.
+        n * n_embd,
+        // Of items sorted by expert, the item at each place.
+        items,
+        // The list of work of the grouped GEMM.
+        work,
+        // The packed rows of sorted items, as input of the first product.
+        packed(n_in),
+        // The same of the last product.
+        packed(n_ff),
+    ]
+}
+
+/// The address of a vector, or 0.
+fn ptr(vector: Option<&CudaBuffer>) -> u64 {
+    vector.map_or(0, CudaBuffer::ptr)
+}
+
+/// Arguments of the router kernel: it reads the router logits at `logits` and writes experts, weights and input weights of
+/// each item to the other addresses.
+pub(crate) fn route_args(w: &CudaExperts, logits: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
+    let (spec, router) = (&w.spec, &w.spec.router);
+    let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
+    RouteArgs {
+        products: logits,
+        choice_bias: ptr(w.choice_bias.as_ref()),
+        expert_scale: ptr(w.expert_scale.as_ref()),
+        experts,
+        weights,
+        input_weights: if router.weight_input { input_weights } else { 0 },
+        n_expert: spec.n_expert as u32,
+        n_used: spec.n_used as u32,
+        score: match router.score {
+            RouterScore::Softmax => 0,
+            RouterScore::Sigmoid => 1,
+            RouterScore::SoftmaxOfChosen => 2,
+        },
+        renormalize: u32::from(router.renormalize),
+        n_group: groups.0 as u32,
+        n_group_used: groups.1 as u32,
+        scale: router.scale,
+        unused: 0,
+    }
+}
+
+/// The addresses of the items' data.
+struct ExpertItems {
+    /// The expert of each item, u32.
+    chosen: u64,
+    /// The input rows of the experts, `[n_items / items_a_row, n_in]`.
+    x: u64,
+    /// Consecutive items that share an input row.
+    items_a_row: usize,
+    /// Gate and up of each item, `[n_items, 2 * n_ff]`.
+    gate_up: u64,
+    /// The same after the activation, `[n_items, n_ff]`.
+    gated: u64,
+    /// The experts' results, `[n_items, n_in]`.
+    down: u64,
+}
+
+impl ExpertItems {
+    /// The product of gate and up, or of up alone, stored to `gate_up`.
+    fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
+        let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
+        GroupedLinearOp {
+            label: "experts' gate and up",
+            first,
+            second,
+            epilogue: Epilogue::Store,
+            activation: w.activation.0,
+            groups: self.chosen,
+            x: self.x,
+            items_a_row: self.items_a_row,
+            x_stride: w.up.n_in(),
+            y: self.gate_up,
+            y_stride: w.spec.expert.n_ff * if second.is_some() { 2 } else { 1 },
+        }
+    }
+
+    /// The last product of the experts, stored to `down`.
+    fn last<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
+        GroupedLinearOp {
+            label: "experts' down",
+            first: &w.down,
+            second: None,
+            epilogue: Epilogue::Store,
+            activation: 0,
+            groups: self.chosen,
+            x: self.gated,
+            items_a_row: 1,
+            x_stride: w.spec.expert.n_ff,
+            y: self.down,
+            y_stride: w.down.n_rows,
+        }
+    }
+}
+
+impl ModelRunner {
+    /// Whether one kernel applies `norm`, computes the router logits and chooses the experts. It also writes the normalised
+    /// rows for the experts. Not for `exact` passes, whose bits may not depend on the number of tokens.
+    pub(super) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
+        !self.exact
+            && batch.size.n_tokens <= GEMV_TOKENS
+            && w.router_rows.is_some()
+            && w.router_norm.is_none()
+            && norm.fuses_with_product()
+            && norm.n <= MAX_ROUTED
+    }
+
+    /// Launches the mixture of experts; the weighted sum is returned, in part not computed yet. `input`: the normalised
+    /// residual stream as products read it. `norm`: the norm that the router's kernel has to apply, if `input` is not made yet
+    /// ([`router_norms`](Self::router_norms)).
+    pub(super) fn experts<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &'w CudaExperts,
+        input: LinearInput,
+        norm: Option<&CudaNorm>,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (spec, n_embd, n) = (&w.spec, batch.spec.n_embd, batch.size.n_tokens);
+        let n_in = spec.latent.unwrap_or(n_embd);
+        let [
+            logits,
+            chosen,
+            weights,
+            input_weights,
+            own_input,
+            weighted_input,
+            gate_up,
+            gated,
+            down,
+            sum,
+            wide_sum,
+            shared,
+            items,
+            work,
+            packed,
+            packed_gated,
+        ] = self.scratch(elements(spec, n_embd, n));
+        let (x, h) = (self.buffers.x.ptr(), self.buffers.h.ptr());
+        let route = route_args(w, logits, [chosen, weights, input_weights]);
+        // The router reads F32 inputs for any number of tokens, so that close choices do not depend on it.
+        let mut routed = h;
+        if let Some(norm) = &w.router_norm {
+            self.norm_rows(batch, x, n_embd, norm, own_input)?;
+            routed = own_input;
+        }
+        // Shared memory of the router: three numbers and two flags for each expert.
+        let memory = 14 * spec.n_expert;
+        if let (Some(norm), Some(rows)) = (norm, &w.router_rows) {
+            let args = FusedRouteArgs {
+                route,
+                x,
+                norm: norm.weight.ptr(),
+                h,
+                router: rows.ptr(),
+                bias: w.router.bias(),
+                tickets: self.buffers.tickets.ptr(),
+                n_in: n_embd as u32,
+                eps: norm.eps,
+            };
+            let grid = LaunchGrid { blocks: [spec.n_expert, n, 1], threads: 256, shared: memory };
+            self.launch("route_alone", "", grid, &args)?;
+        } else {
+            let routed = LinearInput::Rows { x: routed, norm: 0, eps: 0.0 };
+            self.store_all(batch, "router", [&w.router], routed, logits)?;
+            self.launch("route", "", LaunchGrid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
+        }
+
+        let mut rows = h;
+        if let Some([norm, _, _]) = &w.expert_norms {
+            self.norm_rows(batch, x, n_embd, norm, own_input)?;
+            rows = own_input;
+        }
+        if let Some([linear, _]) = &w.latent {
+            self.store_all(batch, "experts' input", [linear], input, own_input)?;
+            rows = own_input;
+        }
+        let mut items_a_row = spec.n_used;
+        if spec.router.weight_input {
+            let args = WeighArgs {
+                x: rows,
+                weights: input_weights,
+                out: weighted_input,
+                n: n_in as u32,
+                n_used: spec.n_used as u32,
+            };
+            let grid = LaunchGrid { blocks: [n * spec.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
+            self.launch("weigh_inputs", "", grid, &args)?;
+            (rows, items_a_row) = (weighted_input, 1);
+        }
+        let visits = ExpertItems { chosen, x: rows, items_a_row, gate_up, gated, down };
+        if self.uses_grouped_gemm(n, n * spec.n_used, spec.n_expert) {
+            self.run_experts_sorted(batch, w, &visits, [items, work], [packed, packed_gated])?;
+        } else {
+            self.run_experts(batch, w, &visits)?;
+        }
+        self.sum(batch, w, input, [weights, down, sum, wide_sum, shared])
+    }
+
+    /// Computes `down(activation(gate(x)) * up(x))` of each item with grouped GEMVs.
+    fn run_experts(&mut self, batch: MicroBatch<'_>, w: &CudaExperts, v: &ExpertItems) -> Result<(), CudaError> {
+        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
+        let product = v.gate_and_up(w);
+        if w.gates_in_product() {
+            self.grouped_gemv(
+                &GroupedLinearOp { epilogue: Epilogue::Gated, y: v.gated, y_stride: n_ff, ..product },
+                n_items,
+            )?;
+        } else {
+            self.grouped_gemv(&product, n_items)?;
+            self.experts_activation(w, v, n_items)?;
+        }
+        self.grouped_gemv(&v.last(w), n_items)
+    }
+
+    /// Computes the same with grouped GEMMs over items sorted by expert.
+    fn run_experts_sorted(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &CudaExperts,
+        v: &ExpertItems,
+        places: [u64; 2],
+        [packed, packed_gated]: [u64; 2],
+    ) -> Result<(), CudaError> {
+        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
+        let n_in = w.up.n_in();
+        let sorted = self.sort_by_group(v.chosen, n_items, w.spec.n_expert, places)?;
+        self.gather_rows(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
+        let product = GroupedLinearOp { x: packed, ..v.gate_and_up(w) };
+        // The last panel of packed rows has to be padded, which the gated epilogue does not do.
+        if w.gates_in_product() && n_ff.is_multiple_of(PANEL) {
+            self.grouped_gemm(&GroupedLinearOp { epilogue: Epilogue::Gated, y: packed_gated, ..product }, &sorted)?;
+        } else {
+            self.grouped_gemm(&product, &sorted)?;
+            self.experts_activation(w, v, n_items)?;
+            self.gather_rows(&sorted, (v.gated, 1, n_ff), n_ff, packed_gated)?;
+        }
+        self.grouped_gemm(&GroupedLinearOp { x: packed_gated, ..v.last(w) }, &sorted)
+    }
+
+    /// Launches `gated = activation(gate) * up` of all items, or `activation(up)` without a gate.
+    fn experts_activation(&mut self, w: &CudaExperts, v: &ExpertItems, n_items: usize) -> Result<(), CudaError> {
+        let n_ff = w.spec.expert.n_ff;
+        let args = ExpertsActivationArgs {
+            x: v.gate_up,
+            out: v.gated,
+            n: n_ff as u32,
+            gated: u32::from(w.gate.is_some()),
+            activation: w.activation.0,
+            limit: w.activation.1,
+        };
+        let grid = LaunchGrid { blocks: [n_items, n_ff.div_ceil(256), 1], threads: 256, shared: 0 };
+        self.launch("experts_activation", "", grid, &args)
+    }
+
+    /// Returns the weighted sum over each token's experts, with the shared experts added.
+    fn sum<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &'w CudaExperts,
+        input: LinearInput,
+        [weights, down, sum, wide_sum, shared]: [u64; 5],
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (spec, n_embd) = (&w.spec, batch.spec.n_embd);
+        let n_in = spec.latent.unwrap_or(n_embd);
+        let mut args = ExpertsSumArgs {
+            y: down,
+            weights,
+            shared: 0,
+            gate: 0,
+            h: self.buffers.h.ptr(),
+            out: sum,
+            n: n_in as u32,
+            n_used: spec.n_used as u32,
+            add: 0,
+            scale: 1.0,
+        };
+        if let Some(dense) = &w.shared {
+            let SublayerOutput::Product { label, linear, input } = self.dense(batch, dense, input)? else {
+                return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
+            };
+            self.store_all(batch, label, [linear], input, shared)?;
+            if let Some([_, _, norm]) = &w.expert_norms {
+                self.norm_rows(batch, shared, n_embd, norm, shared)?;
+            }
+            args.shared = shared;
+            args.gate = ptr(w.shared_gate.as_ref());
+        }
+        if w.expert_norms.is_none() && w.latent.is_none() {
+            return Ok(SublayerOutput::Sum(args));
+        }
+        // The experts' sum goes through a norm or a product before the shared experts are added, so it is computed here.
+        let mut result = sum;
+        self.experts_sum(batch, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
+        if let Some([_, norm, _]) = &w.expert_norms {
+            self.norm_rows(batch, sum, n_in, norm, sum)?;
+        }
+        if let Some([_, linear]) = &w.latent {
+            self.store_rows(batch, "experts' output", linear, sum, wide_sum)?;
+            result = wide_sum;
+        }
+        if args.shared != 0 {
+            let add_shared = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
+            self.experts_sum(batch, &add_shared)?;
+        }
+        Ok(SublayerOutput::Rows(result))
+    }
+
+    /// Launches the weighted sum.
+    pub(super) fn experts_sum(&mut self, batch: MicroBatch<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
+        // For a few tokens, several blocks of each, so that all multiprocessors work. With more tokens one block of each: every
+        // block computes the product with the shared gate again.
+        let n = batch.size.n_tokens;
+        let blocks = if n <= GEMV_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
+        self.launch("experts_sum", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
+    }
+}

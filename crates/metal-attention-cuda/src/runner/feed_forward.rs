@@ -1,0 +1,80 @@
+//! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
+
+use super::layer::SublayerOutput;
+use super::linear::{LinearInput, LinearOp};
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{ActivationArgs, Epilogue};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::weights::CudaDense;
+
+/// Elements of a row that a block of the activation kernel processes.
+const ELEMENTS_OF_A_BLOCK: usize = 2048;
+
+impl ModelRunner {
+    /// Launches a dense feed-forward, except its last product, which is returned with its input. Gate and up are one gated
+    /// product where that can apply the activation (`fuses_activation`), else a product and an activation kernel.
+    pub(super) fn dense<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &'w CudaDense,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (n, n_ff, n_in) = (batch.size.n_tokens, w.up.n_rows, w.up.n_in);
+        let (activation, parameter) = w.activation;
+        let (gated, packed) = (self.buffers.gated.ptr(), self.buffers.packed_gated.ptr());
+        match &w.gate {
+            Some(gate) if w.fuses_activation => {
+                let product = LinearOp {
+                    matrices: vec![(gate, 0), (&w.up, 0)],
+                    epilogue: Epilogue::Gated,
+                    activation,
+                    y: gated,
+                    packed,
+                    ..LinearOp::stored("gate and up", gate)
+                };
+                self.product(&product, input, n_in, n)?;
+            }
+            Some(_) | None => {
+                let gate_up = self.buffers.gate_up.ptr();
+                let parts: Vec<_> = w.gate.iter().chain([&w.up]).zip([0, n_ff]).collect();
+                let stride = parts.len() * n_ff;
+                let up = if w.gate.is_some() { gate_up + 4 * n_ff as u64 } else { 0 };
+                let product = LinearOp {
+                    label: "gate and up",
+                    n_out: stride,
+                    matrices: parts,
+                    bias: w.bias.as_ref().map_or(0, CudaBuffer::ptr),
+                    y: gate_up,
+                    ..LinearOp::stored("", &w.up)
+                };
+                self.product(&product, input, n_in, n)?;
+                let args = ActivationArgs {
+                    gate: gate_up,
+                    up,
+                    out: gated,
+                    packed,
+                    gate_stride: stride as u32,
+                    up_stride: stride as u32,
+                    n_ff: n_ff as u32,
+                    n_token_tiles: 0,
+                    activation,
+                    parameter,
+                };
+                self.activate(args, n)?;
+            }
+        }
+        let input = self.input(&self.buffers.gated, &self.buffers.packed_gated, n);
+        Ok(SublayerOutput::Product { label: "down", linear: &w.down, input })
+    }
+
+    /// Launches the activation kernel for `n_tokens` rows. The result is packed as well, where the product that follows reads
+    /// packed rows.
+    pub(super) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
+        let packed = if self.uses_f32_inputs(n_tokens) { 0 } else { args.packed };
+        let args = ActivationArgs { packed, n_token_tiles: self.packed_layout(n_tokens), ..args };
+        let blocks = (args.n_ff as usize).div_ceil(ELEMENTS_OF_A_BLOCK);
+        self.launch("activation", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, &args)
+    }
+}

@@ -1,0 +1,191 @@
+//! Multi-head latent attention (MLA, as in DeepSeek-V2): the KV cache holds one compressed row of each position, `[kv_rank +
+//! shared_dim]`, which is key and value of all heads.
+//!
+//! In the absorbed form: each head's query is multiplied by its key expansion before attention, so that it can be compared with
+//! compressed rows directly, and attention's result by its value expansion afterwards.
+
+use metal_attention_model::{CacheType, LatentAttentionSpec, RopeLayout};
+
+use super::grouped::{GroupedLinearOp, SortedItems, packed_elements, sorted_elements};
+use super::layer::SublayerOutput;
+use super::linear::LinearInput;
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::activations::n_splits;
+use crate::args::{Epilogue, LatentAttentionArgs, LatentInputsArgs};
+use crate::launch::LaunchGrid;
+use crate::stack::CudaStack;
+use crate::weights::CudaLatentAttention;
+
+/// Heads of an attention block: `HEADS` of `latent_attention.cu`.
+const HEADS: usize = 8;
+/// Positions that a block processes at a time: `POSITIONS` of `latent_attention.cu`.
+const POSITIONS: usize = 32;
+
+/// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
+/// expanded to compressed rows; results of attention; values; and for grouped products over heads, the sorted items, the work
+/// list and the packed rows.
+pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
+    let (n_head, key_dim) = (spec.n_head, spec.kv_rank + spec.shared_dim);
+    let n_items = n.saturating_mul(n_head);
+    let [items, work] = sorted_elements(n_items, n_head);
+    [
+        n * spec.q_rank.unwrap_or(0),
+        n_items * spec.head_dim(),
+        n * key_dim,
+        n_items * key_dim,
+        n_items * spec.kv_rank,
+        n_items * spec.value_dim,
+        items,
+        work,
+        packed_elements(n_items, n_head, spec.n_nope.max(spec.kv_rank)),
+    ]
+}
+
+impl ModelRunner {
+    /// Launches the latent attention of layer `i`, except its output product.
+    pub(super) fn latent_attention<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaLatentAttention,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (n_head, rank, key_dim) = (spec.n_head, spec.kv_rank, spec.kv_rank + spec.shared_dim);
+        let n = batch.size.n_tokens;
+        let [q_a, q, kv, queries, att, values, items, work, packed] = self.scratch(elements(spec, n));
+        self.store_all(batch, "compressed rows", [&w.kv_a], input, kv)?;
+        match &w.q_a {
+            Some((linear, norm)) => {
+                self.store_all(batch, "compressed queries", [linear], input, q_a)?;
+                let input = self.rows_input(batch, q_a, linear.weight.n_rows, Some(norm))?;
+                self.store_all(batch, "queries", [&w.q], input, q)?;
+            }
+            None => self.store_all(batch, "queries", [&w.q], input, q)?,
+        }
+        let sorted = if self.uses_grouped_gemm(n, n * n_head, n_head) {
+            Some((self.sort_by_group(0, n * n_head, n_head, [items, work])?, packed))
+        } else {
+            None
+        };
+        self.head_products(batch, "keys' expansion", &w.k_b, sorted, (q, spec.head_dim()), (queries, key_dim))?;
+        self.latent_inputs(batch, i, w, [q, kv, queries])?;
+        self.run_latent_attention(batch, i, w, [queries, att])?;
+        self.head_products(batch, "values' expansion", &w.v_b, sorted, (att, rank), (values, spec.value_dim))?;
+        let input = self.rows_input(batch, values, n_head * spec.value_dim, None)?;
+        Ok(SublayerOutput::Product { label: "attention output", linear: &w.out, input })
+    }
+
+    /// Launches the product of each head's part of the rows at `x` with the head's own matrix. `sorted`: the items sorted by
+    /// head and an address for packed rows, to use a grouped GEMM.
+    fn head_products(
+        &mut self,
+        batch: MicroBatch<'_>,
+        label: &'static str,
+        stack: &CudaStack,
+        sorted: Option<(SortedItems, u64)>,
+        (x, x_stride): (u64, usize),
+        (y, y_stride): (u64, usize),
+    ) -> Result<(), CudaError> {
+        let product = GroupedLinearOp {
+            label,
+            first: stack,
+            second: None,
+            epilogue: Epilogue::Store,
+            activation: 0,
+            groups: 0,
+            x,
+            items_a_row: 1,
+            x_stride,
+            y,
+            y_stride,
+        };
+        let Some((sorted, packed)) = sorted else { return self.grouped_gemv(&product, stack.n * batch.size.n_tokens) };
+        self.gather_rows(&sorted, (x, 1, x_stride), stack.n_in(), packed)?;
+        self.grouped_gemm(&GroupedLinearOp { x: packed, ..product }, &sorted)
+    }
+
+    /// Launches the kernel that applies norm and RoPE to queries and compressed rows, and appends the compressed rows to the KV
+    /// cache.
+    fn latent_inputs(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &CudaLatentAttention,
+        [q, kv, queries]: [u64; 3],
+    ) -> Result<(), CudaError> {
+        let spec = &w.spec;
+        let [cache, _] = batch.cache.layer_addresses(i);
+        let args = LatentInputsArgs {
+            tokens: self.buffers.tokens.ptr(),
+            pages: batch.cache.page_table_of_layer(i),
+            cache,
+            q,
+            kv,
+            norm: w.kv_a_norm.ptr(),
+            rope: w.rope,
+            queries,
+            n_head: spec.n_head as u32,
+            n_nope: spec.n_nope as u32,
+            rank: spec.kv_rank as u32,
+            n_shared: spec.shared_dim as u32,
+            rotation: match spec.rope.map(|rope| rope.layout) {
+                None => 0,
+                Some(RopeLayout::Interleaved) => 1,
+                Some(RopeLayout::Halves) => 2,
+            },
+            eps: spec.eps,
+            scale: spec.scale,
+            temperature: spec.temperature.map_or(0.0, |temperature| temperature.scale),
+            length: spec.temperature.map_or(1, |temperature| temperature.length as u32),
+            offset: spec.temperature.map_or(0, |temperature| temperature.offset as u32),
+        };
+        let grid = LaunchGrid { blocks: [1 + spec.n_head, batch.size.n_tokens, 1], threads: 128, shared: 0 };
+        self.launch(&format!("latent_inputs_{}", element(batch)), "", grid, &args)
+    }
+
+    /// Launches attention over the compressed rows, and the merge of its split-KV results.
+    fn run_latent_attention(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &CudaLatentAttention,
+        [queries, out]: [u64; 2],
+    ) -> Result<(), CudaError> {
+        let (spec, n) = (&w.spec, batch.size.n_tokens);
+        let [cache, _] = batch.cache.layer_addresses(i);
+        let head_blocks = spec.n_head.div_ceil(HEADS);
+        let splits = n_splits(n, head_blocks);
+        let args = LatentAttentionArgs {
+            tokens: self.buffers.tokens.ptr(),
+            pages: batch.cache.page_table_of_layer(i),
+            cache,
+            queries,
+            out,
+            partial: self.buffers.partial.ptr(),
+            n_head: spec.n_head as u32,
+            rank: spec.kv_rank as u32,
+            n_shared: spec.shared_dim as u32,
+            n_splits: splits as u32,
+        };
+        let bytes = batch.cache.cache_type.bytes();
+        let vectors = ((spec.kv_rank + spec.shared_dim) * bytes).div_ceil(16);
+        let shared = POSITIONS * (vectors | 1) * 16 + 4 * HEADS * vectors * (16 / bytes);
+        let grid = LaunchGrid { blocks: [head_blocks, splits, n], threads: 32 * HEADS, shared };
+        self.launch(&format!("latent_attention_{}", element(batch)), "", grid, &args)?;
+        if splits > 1 {
+            let grid = LaunchGrid { blocks: [spec.n_head, n, 1], threads: 128, shared: 0 };
+            self.launch("latent_merge", "", grid, &args)?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of the cache's element type in kernel names.
+fn element(batch: MicroBatch<'_>) -> &'static str {
+    match batch.cache.cache_type {
+        CacheType::F16 => "f16",
+        CacheType::F32 => "f32",
+    }
+}

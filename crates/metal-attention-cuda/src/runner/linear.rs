@@ -1,0 +1,450 @@
+//! [`LinearOp`], `y = W x` for the tokens of a micro-batch, and the norms that prepare its input.
+//!
+//! Weights are repacked at load (`matrix.rs`): a tile is 16 rows, a panel is 64 columns, and the codes and scales of one tile's
+//! panel (or of four neighbouring ones) are one record. A product is launched in one of these ways
+//! ([`product`](ModelRunner::product)):
+//! - GEMV, with F32 inputs, for up to [`GEMV_TOKENS`] tokens in one launch (`matvec.cu`); in `exact` mode for any number of
+//!   tokens, a launch for every four of them.
+//! - GEMM, with inputs rounded to F16 and packed in the order of the tensor cores: `matmul_few.rs`, `matmul_wide.rs`, or,
+//!   without warpgroup instructions, `matmul.cu` (see [`gemm`](ModelRunner::gemm)).
+//! - `odd_rows.cu`, a plain kernel, where the number of columns is not a multiple of four.
+
+use super::ModelRunner;
+use crate::CudaError;
+use crate::args::{Epilogue, MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
+use crate::support::norm_kind;
+use crate::weights::{CudaLinear, CudaNorm};
+
+/// Most tokens of one GEMV launch; the largest micro-batch whose inputs stay F32 outside of `exact` mode.
+pub(super) const GEMV_TOKENS: usize = 4;
+/// Warps of a block of the GEMV and GEMM kernels.
+pub(super) const WARPS: usize = 8;
+/// Warps over the whole device that keep enough loads in flight to use the full memory bandwidth.
+pub(super) const WARPS_IN_FLIGHT: usize = 2112;
+/// Elements of a matrix from which on a GEMV launches two blocks for each multiprocessor even if only one fits at a time.
+const LARGE_MATRIX: usize = 8 << 20;
+/// Shared memory that the driver reserves in each block.
+const RESERVED_SHARED: usize = 1 << 10;
+/// Blocks of the GEMV and few-token GEMM kernels that a multiprocessor runs at the same time.
+pub(super) const BLOCKS_PER_SM: usize = 2;
+/// Panels that a warp has in flight.
+pub(super) const PREFETCHED_PANELS: usize = 4;
+
+/// The input rows of a product, by device address.
+#[derive(Clone, Copy)]
+pub(super) enum LinearInput {
+    /// F32 rows `[n_tokens, n_in]` at `x`. The kernel applies an RMSNorm with the weights at `norm` and epsilon `eps`; 0: no
+    /// norm.
+    Rows { x: u64, norm: u64, eps: f32 },
+    /// F16 rows, packed (`Activations::packed_..`).
+    Packed(u64),
+}
+
+/// A product of all tokens of a micro-batch with one or more matrices that have the same input.
+pub(super) struct LinearOp<'a> {
+    /// A label for profiles.
+    pub(super) label: &'static str,
+    /// The matrices, each with the row of `y` at which its rows begin. For [`Epilogue::Gated`] exactly two: gate and up, both
+    /// from row 0.
+    pub(super) matrices: Vec<(&'a CudaMatrix, usize)>,
+    /// Elements of a row of `y`.
+    pub(super) n_out: usize,
+    /// What becomes of the sums: stored, added to `y`, or `activation(gate) * up`.
+    pub(super) epilogue: Epilogue,
+    /// The activation of a gated product, by its number in the kernels.
+    pub(super) activation: u32,
+    /// Factor on what is added, for [`Epilogue::Add`].
+    pub(super) scale: f32,
+    /// Address of the bias `[n_out]`, or 0; gated products have none.
+    pub(super) bias: u64,
+    /// Address of the result, F32 `[n_tokens, n_out]`.
+    pub(super) y: u64,
+    /// Address of the result as packed F16, where a gated product of the GEMM path stores it so instead of to `y`; else 0.
+    pub(super) packed: u64,
+}
+
+impl<'a> LinearOp<'a> {
+    /// The product with a whole matrix, stored. The caller sets `y`.
+    pub(super) fn stored(label: &'static str, matrix: &'a CudaMatrix) -> Self {
+        Self {
+            label,
+            matrices: vec![(matrix, 0)],
+            n_out: matrix.n_rows,
+            epilogue: Epilogue::Store,
+            activation: 0,
+            scale: 1.0,
+            bias: 0,
+            y: 0,
+            packed: 0,
+        }
+    }
+
+    /// Arguments of the GEMV kernels for some of the matrices. The caller sets the input, and how blocks and warps are divided.
+    fn gemv_args(&self, matrices: &[(&CudaMatrix, usize)], n_in: usize) -> MatvecArgs {
+        MatvecArgs {
+            parts: matrix_args(matrices),
+            n_parts: matrices.len() as u32,
+            n_in: n_in as u32,
+            n_out: self.n_out as u32,
+            output: self.epilogue as u32,
+            activation: self.activation,
+            scale: self.scale,
+            bias: self.bias,
+            y: self.y,
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    /// The matrices in groups that one GEMM launch multiplies.
+    fn launch_groups(&self) -> std::slice::Chunks<'_, (&'a CudaMatrix, usize)> {
+        self.matrices.chunks(MAX_PARTS)
+    }
+
+    /// The number of blocks for `n_tiles` tiles of rows each, and for each matrix the block after its last one. A gated product
+    /// has blocks for the gate's rows only; each computes the same rows of up, too.
+    pub(super) fn count_blocks(&self, matrices: &[(&CudaMatrix, usize)], n_tiles: usize) -> ([u32; MAX_PARTS], usize) {
+        let mut ends = [0; MAX_PARTS];
+        let mut n_blocks = 0;
+        for (end, (matrix, _)) in ends.iter_mut().zip(self.stacked_matrices(matrices)) {
+            n_blocks += matrix.n_tiles().div_ceil(n_tiles);
+            *end = n_blocks as u32;
+        }
+        (ends, n_blocks)
+    }
+
+    /// The matrices whose rows get blocks of their own: all of them; of a gated product the gate only.
+    pub(super) fn stacked_matrices<'b, 'm>(
+        &self,
+        matrices: &'b [(&'m CudaMatrix, usize)],
+    ) -> &'b [(&'m CudaMatrix, usize)] {
+        if self.epilogue == Epilogue::Gated { &matrices[..1] } else { matrices }
+    }
+
+    /// The launches of kernels that take two matrices: gate and up, or each matrix twice where there is no gate.
+    fn gate_pairs(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
+        match (&self.matrices[..], self.epilogue) {
+            ([gate, up], Epilogue::Gated) => vec![[*gate, *up]],
+            (parts, Epilogue::Store | Epilogue::Add | Epilogue::Gated) => {
+                parts.iter().map(|part| [*part, *part]).collect()
+            }
+        }
+    }
+}
+
+/// Arguments for up to [`MAX_PARTS`] matrices.
+pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_PARTS] {
+    let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
+    for (to, (matrix, first)) in parts.iter_mut().zip(matrices) {
+        *to = matrix.args(*first);
+    }
+    parts
+}
+
+/// Arguments of the norm kernel for rows of `n_in` elements at `x`; without `norm` it only copies. The caller sets the output.
+pub(super) fn norm_args(norm: Option<&CudaNorm>, x: u64, n_in: usize) -> NormArgs {
+    NormArgs {
+        x,
+        weight: norm.map_or(0, |norm| norm.weight.ptr()),
+        bias: norm.and_then(|norm| norm.bias.as_ref()).map_or(0, CudaBuffer::ptr),
+        packed: 0,
+        out: 0,
+        rows: 0,
+        n_in: n_in as u32,
+        n_token_tiles: 0,
+        kind: norm.map_or(0, |norm| norm_kind(norm.kind)),
+        eps: norm.map_or(0.0, |norm| norm.eps),
+        scale: 1.0,
+        accumulate: 0,
+    }
+}
+
+/// The largest power of two that is not more than `n`.
+pub(super) fn previous_power_of_two(n: usize) -> usize {
+    if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
+}
+
+/// Bytes of shared memory of a GEMV block (`matvec_part`): the ring of records in flight of each warp, zeros, squares, sums
+/// that warps exchange, and the inputs of `n_tokens` tokens.
+pub(super) fn gemv_shared_bytes(
+    layouts: impl Iterator<Item = WeightLayout>,
+    n_panels: usize,
+    n_tokens: usize,
+) -> usize {
+    let (ring, of_panel) = layouts.fold((7168, 216), |(ring, of_panel), layout| {
+        (if layout == WeightLayout::F32 { 8192 } else { ring }, if layout.has_codes() { of_panel } else { 264 })
+    });
+    let of_token = 4 * (WARPS + 4 * WARPS * TILE) + (n_panels * of_panel).next_multiple_of(16);
+    WARPS * (ring + 16) + n_tokens * of_token
+}
+
+impl ModelRunner {
+    /// Whether products of `n_tokens` tokens read F32 inputs (GEMV), and not packed F16 inputs (GEMM).
+    pub(super) fn uses_f32_inputs(&self, n_tokens: usize) -> bool {
+        self.exact || n_tokens <= GEMV_TOKENS
+    }
+
+    /// Rows that exist both as F32 and packed, in the form that products of `n_tokens` tokens read.
+    pub(super) fn input(&self, rows: &CudaBuffer, packed: &CudaBuffer, n_tokens: usize) -> LinearInput {
+        if self.uses_f32_inputs(n_tokens) {
+            LinearInput::Rows { x: rows.ptr(), norm: 0, eps: 0.0 }
+        } else {
+            LinearInput::Packed(packed.ptr())
+        }
+    }
+
+    /// The normalised residual stream as input of products: packed; or F32, where the product applies the norm itself if it
+    /// can, else a launch stores the normalised rows to `h`.
+    pub(super) fn normed(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<LinearInput, CudaError> {
+        let (x, h, packed) = (self.buffers.x.ptr(), self.buffers.h.ptr(), self.buffers.packed_x.ptr());
+        if !self.uses_f32_inputs(n_tokens) {
+            self.norm(NormArgs { packed, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+            return Ok(LinearInput::Packed(packed));
+        }
+        match norm {
+            None => Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 }),
+            Some(norm) if norm.fuses_with_product() => {
+                Ok(LinearInput::Rows { x, norm: norm.weight.ptr(), eps: norm.eps })
+            }
+            Some(_) => {
+                self.norm(NormArgs { out: h, ..norm_args(norm, x, n_embd) }, n_tokens)?;
+                Ok(LinearInput::Rows { x: h, norm: 0, eps: 0.0 })
+            }
+        }
+    }
+
+    /// As [`normed`](Self::normed), but the normalised rows are always in `h` as F32, too, for other readers than products.
+    pub(super) fn normed_with_f32(
+        &mut self,
+        norm: Option<&CudaNorm>,
+        n_embd: usize,
+        n_tokens: usize,
+    ) -> Result<LinearInput, CudaError> {
+        let (x, h, packed) = (self.buffers.x.ptr(), self.buffers.h.ptr(), self.buffers.packed_x.ptr());
+        let args = NormArgs { out: h, ..norm_args(norm, x, n_embd) };
+        if self.uses_f32_inputs(n_tokens) {
+            self.norm(args, n_tokens)?;
+            return Ok(LinearInput::Rows { x: h, norm: 0, eps: 0.0 });
+        }
+        self.norm(NormArgs { packed, ..args }, n_tokens)?;
+        Ok(LinearInput::Packed(packed))
+    }
+
+    /// F32 rows of `n_in` elements at `x`, at most as wide as `packed_rows` allows, as input of products.
+    pub(super) fn rows(&mut self, x: u64, n_in: usize, n_tokens: usize) -> Result<LinearInput, CudaError> {
+        if self.uses_f32_inputs(n_tokens) {
+            return Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 });
+        }
+        let packed = self.buffers.packed_rows.ptr();
+        self.norm(NormArgs { packed, ..norm_args(None, x, n_in) }, n_tokens)?;
+        Ok(LinearInput::Packed(packed))
+    }
+
+    /// Launches the norm kernel for `n_rows` rows.
+    pub(super) fn norm(&mut self, args: NormArgs, n_rows: usize) -> Result<(), CudaError> {
+        let n_token_tiles = self.packed_layout(n_rows);
+        let grid = LaunchGrid { blocks: [n_rows, 1, 1], threads: 256, shared: 0 };
+        self.launch("norm_rows", "", grid, &NormArgs { n_token_tiles, ..args })
+    }
+
+    /// Launches the product with one matrix, stored to `y`.
+    pub(super) fn store(
+        &mut self,
+        label: &'static str,
+        linear: &CudaLinear,
+        input: LinearInput,
+        y: u64,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        let product = LinearOp { y, bias: linear.bias(), ..LinearOp::stored(label, &linear.weight) };
+        self.product(&product, input, linear.weight.n_in, n_tokens)
+    }
+
+    /// Tokens of a GEMV launch: [`GEMV_TOKENS`], or fewer if a block has not enough shared memory for their inputs.
+    pub(super) fn gemv_tokens(&self, layouts: &(impl Iterator<Item = WeightLayout> + Clone), n_in: usize) -> usize {
+        let max_bytes = self.gpu.summary().max_shared;
+        let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= max_bytes;
+        (2..=GEMV_TOKENS).rev().find(fits).unwrap_or(1)
+    }
+
+    /// Launches `p` for all tokens. `n_in`: elements of an input row.
+    pub(super) fn product(
+        &mut self,
+        p: &LinearOp<'_>,
+        input: LinearInput,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        match input {
+            LinearInput::Rows { x, norm, eps } => {
+                let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
+                let tokens = self.gemv_tokens(&p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
+                let groups = if n_in.is_multiple_of(4) && tokens == GEMV_TOKENS { n_tokens / tokens } else { 0 };
+                let first = if groups > 1 { groups * GEMV_TOKENS } else { 0 };
+                if groups > 1 {
+                    self.gemv_token_groups(p, (x, norm, eps), n_in, groups)?;
+                }
+                for token in (first..n_tokens).step_by(tokens) {
+                    let n = (n_tokens - token).min(tokens);
+                    self.gemv(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
+                }
+                Ok(())
+            }
+            LinearInput::Packed(x) => self.gemm(p, x, n_tokens),
+        }
+    }
+
+    /// Launches one GEMV for `n_tokens` tokens, at most [`GEMV_TOKENS`]. `x`, `norm` and `eps` are those of [`LinearInput::Rows`]. `rows`
+    /// is the address of the indices of the tokens' rows in `x`, u32 `[n_tokens]`; 0: rows 0, 1, ... The result goes to `y`.
+    #[expect(clippy::too_many_arguments, reason = "the addresses of a product")]
+    pub(super) fn gemv(
+        &mut self,
+        p: &LinearOp<'_>,
+        x: u64,
+        norm: u64,
+        eps: f32,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        if !n_in.is_multiple_of(4) {
+            return self.odd_rows(p, x, rows, y, n_in, n_tokens);
+        }
+        let gated = p.epilogue == Epilogue::Gated;
+        let n_stacked = if gated { 1 } else { p.matrices.len() };
+        let tiles: Vec<usize> = p.matrices[..n_stacked].iter().map(|(matrix, _)| matrix.n_tiles()).collect();
+        let n_tiles: usize = tiles.iter().sum();
+        let n_panels = n_in.div_ceil(PANEL);
+        // As few warps for each tile as keep the memory busy, and no more than have a full prefetch of panels each.
+        let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+        let warps_a_tile = WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two();
+        let warps_a_tile = if warps_a_tile > max_warps { warps_a_tile / 2 } else { warps_a_tile };
+        let shared = gemv_shared_bytes(p.matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, n_tokens);
+        let summary = self.gpu.summary();
+        let fit = BLOCKS_PER_SM * (shared + RESERVED_SHARED) <= summary.max_shared;
+        let most_blocks = summary.n_sm * if fit || n_tiles * TILE * n_in > LARGE_MATRIX { BLOCKS_PER_SM } else { 1 };
+        let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
+        let n_groups: usize = groups.clone().sum();
+        let blocks_for = |groups: usize| {
+            if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
+        };
+        let mut blocks = [0; MAX_PARTS];
+        let mut n_blocks = 0;
+        for (end, groups) in blocks.iter_mut().zip(groups) {
+            n_blocks += blocks_for(groups);
+            *end = n_blocks as u32;
+        }
+        let warps_a_tile = warps_a_tile as u32;
+        let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
+        let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.label, grid, &args)
+    }
+
+    /// Launches the product of `groups` times [`GEMV_TOKENS`] tokens.
+    fn gemv_token_groups(
+        &mut self,
+        p: &LinearOp<'_>,
+        (x, norm, eps): (u64, u64, f32),
+        n_in: usize,
+        groups: usize,
+    ) -> Result<(), CudaError> {
+        let all = [p.matrices.as_slice()];
+        let products: Vec<_> = match p.epilogue {
+            Epilogue::Gated => all.to_vec(),
+            Epilogue::Store | Epilogue::Add => p.matrices.chunks(1).collect(),
+        };
+        for matrices in products {
+            let (n_tiles, n_panels) = (matrices[0].0.n_tiles(), n_in.div_ceil(PANEL));
+            let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+            let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * groups).clamp(1, max_warps));
+            let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
+            // A block prepares its input once and then takes several tiles.
+            let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
+            let (blocks_of, warps_a_tile) = ([blocks as u32; MAX_PARTS], warps_a_tile as u32);
+            let args = MatvecArgs { blocks: blocks_of, warps_a_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
+            let shared = gemv_shared_bytes(matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, GEMV_TOKENS);
+            let grid = LaunchGrid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
+            self.launch("matvec_rows", p.label, grid, &args)?;
+        }
+        Ok(())
+    }
+
+    /// Launches a product whose rows are not a multiple of four elements, so that they cannot be read as vectors.
+    fn odd_rows(
+        &mut self,
+        p: &LinearOp<'_>,
+        x: u64,
+        rows: u64,
+        y: u64,
+        n_in: usize,
+        n_tokens: usize,
+    ) -> Result<(), CudaError> {
+        for [(a, first), (b, _)] in p.gate_pairs() {
+            let args = OddRowsArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                bias: p.bias,
+                y,
+                rows,
+                n_in: n_in as u32,
+                n_out: p.n_out as u32,
+                output: p.epilogue as u32,
+                activation: p.activation,
+                scale: p.scale,
+                unused: 0,
+            };
+            let grid = LaunchGrid { blocks: [a.n_rows.div_ceil(128), n_tokens, 1], threads: 128, shared: 0 };
+            self.launch("odd_rows", p.label, grid, &args)?;
+        }
+        Ok(())
+    }
+
+    /// Launches the GEMM of packed rows at `x`: `matmul_few` up to [`ModelRunner::few_tokens`] tokens, above that `matmul_wide` where
+    /// the device has warpgroup instructions, else `matmul`.
+    pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
+        // The GEMM without warpgroup instructions supports one layout for gate and up.
+        let layouts_differ =
+            p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.layout != p.matrices[0].0.layout);
+        let has_wgmma = self.gpu.summary().has_wgmma();
+        if n_tokens <= self.few_tokens || layouts_differ && !has_wgmma {
+            return p.launch_groups().try_for_each(|matrices| self.matmul_few(p, matrices, x, n_tokens));
+        }
+        if has_wgmma {
+            return p.launch_groups().try_for_each(|matrices| self.matmul_wide(p, matrices, x, n_tokens));
+        }
+        let token_tiles = n_tokens.div_ceil(8);
+        let gated = p.epilogue == Epilogue::Gated;
+        for [(a, first), (b, _)] in p.gate_pairs() {
+            let args = MatmulArgs {
+                a: a.args(first),
+                b: b.args(first),
+                x,
+                n_tokens: n_tokens as u32,
+                n_token_tiles: token_tiles as u32,
+                n_out: p.n_out as u32,
+                output: p.epilogue as u32,
+                activation: p.activation,
+                scale: p.scale,
+                bias: p.bias,
+                y: p.y,
+                packed: p.packed,
+                y_token_tiles: token_tiles as u32,
+                unused: 0,
+            };
+            let rows = a.n_tiles().div_ceil(if gated { 4 } else { 8 });
+            let grid =
+                LaunchGrid { blocks: [token_tiles.div_ceil(16), rows, 1], threads: 32 * WARPS, shared: 4 * 16 * 1024 };
+            self.launch(&format!("matmul_{}", a.layout.name()), p.label, grid, &args)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! Mamba and Mamba-2: input product, short convolution, the selective scan (`recurrence.rs`), gate and output product.
+
+use bytemuck::Zeroable;
+use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
+
+use super::layer::SublayerOutput;
+use super::linear::LinearInput;
+use super::recurrence::RecurrenceKernel;
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{
+    ConvolutionArgs, FusedMamba2Args, GroupNormArgs, GroupNormKind, Mamba2Args, MambaArgs, RowsArgs, SelectArgs,
+};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::weights::{CudaMamba, CudaMamba2};
+
+/// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
+/// `dt` before and after its expansion; `B` and `C`; the result.
+pub(super) fn widths(spec: &MambaSpec) -> [usize; 7] {
+    [2 * spec.width, spec.width, spec.selection().n, spec.dt_rank, spec.n_dt(), 2 * spec.d_state, spec.width]
+}
+
+/// Scratch widths of Mamba-2: `z`, `x`, `B`, `C` and `dt`; `x`, `B` and `C` after the convolution; the result.
+pub(super) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
+    [spec.input_width(), spec.conv_width(), spec.width()]
+}
+
+/// The address of a vector, or 0.
+fn ptr(vector: Option<&CudaBuffer>) -> u64 {
+    vector.map_or(0, CudaBuffer::ptr)
+}
+
+impl ModelRunner {
+    /// Launches the Mamba-2 of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
+    /// `[n_tap - 1, channels]`, then a matrix for each head.
+    pub(super) fn mamba2<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaMamba2,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, channels, stride) = (spec.width(), spec.conv_width(), spec.input_width());
+        let [inputs, conv, out] = self.scratch_rows(batch, widths2(spec));
+        self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
+        let convolution = ConvolutionArgs {
+            x: RowsArgs::new(inputs, stride, width),
+            taps: w.taps.ptr(),
+            bias: ptr(w.conv_bias.as_ref()),
+            out: conv,
+            channels: channels as u32,
+            n_tap: spec.n_tap as u32,
+            block: channels as u32,
+            step: channels as u32,
+            ..ConvolutionArgs::zeroed()
+        };
+        let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
+        let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
+        let args = Mamba2Args {
+            scan: Self::scan_args(
+                batch,
+                RecurrenceKernel::MAMBA2,
+                states,
+                out,
+                [spec.n_head, spec.d_state, spec.head_dim],
+            ),
+            x: of_conv(0),
+            b: of_conv(width),
+            c: of_conv(width + spec.n_group * spec.d_state),
+            dt: RowsArgs::new(inputs, stride, width + channels),
+            gate: RowsArgs::new(inputs, stride, 0),
+            dt_bias: w.dt_bias.ptr(),
+            a: w.a.ptr(),
+            d: w.d.ptr(),
+            heads_of_group: (spec.n_head / spec.n_group) as u32,
+            gate_step: spec.head_dim as u32,
+        };
+        let around = Self::convolution_of(batch, i, convolution);
+        if let Some(fused) = self.fused_decode_args(batch, RecurrenceKernel::MAMBA2, &args.scan, around, None) {
+            self.launch_fused_decode(batch, RecurrenceKernel::MAMBA2, &args.scan, &FusedMamba2Args { args, fused })?;
+        } else {
+            self.convolution(batch, i, convolution)?;
+            self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
+        }
+        // A norm over the whole row is applied by the output product; a norm of groups is a launch.
+        let of_row = w.norm.as_ref().filter(|_| spec.n_group == 1);
+        if let Some(norm) = w.norm.as_ref().filter(|_| spec.n_group > 1) {
+            let norm = GroupNormArgs {
+                x: out,
+                out,
+                weight: norm.weight.ptr(),
+                n: (width / spec.n_group) as u32,
+                n_group: spec.n_group as u32,
+                of_groups: 1,
+                norm: GroupNormKind::Rms as u32,
+                eps: norm.eps,
+                ..GroupNormArgs::zeroed()
+            };
+            self.group_norm(batch, &norm)?;
+        }
+        let input = self.rows_input(batch, out, width, of_row)?;
+        Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
+    }
+
+    /// Launches the Mamba of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
+    /// then `d_state` numbers for each channel.
+    pub(super) fn mamba<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaMamba,
+        input: LinearInput,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, d_state, select) = (spec.width, spec.d_state, spec.selection());
+        let [inputs, conv, chosen, low, dt, bc, out] = self.scratch_rows(batch, widths(spec));
+        self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
+        // With decays of heads, the input rows are z and x of each head in turn, and not all z and then all x.
+        let (first, block, step_of) = match spec.decay {
+            MambaDecay::Channels => (0, width, width),
+            MambaDecay::Heads(n_head) => (width / n_head, width / n_head, 2 * (width / n_head)),
+        };
+        let args = ConvolutionArgs {
+            x: RowsArgs::new(inputs, 2 * width, first),
+            taps: w.taps.ptr(),
+            bias: ptr(w.conv_bias.as_ref()),
+            out: conv,
+            channels: width as u32,
+            n_tap: spec.n_tap as u32,
+            block: block as u32,
+            step: step_of as u32,
+            ..ConvolutionArgs::zeroed()
+        };
+        self.convolution(batch, i, args)?;
+        self.store_rows(batch, "Mamba selection", &w.select, conv, chosen)?;
+        let args = SelectArgs {
+            chosen,
+            dt: low,
+            bc,
+            weights: w.norms.as_ref().map_or([0; 3], |norms| norms.each_ref().map(CudaBuffer::ptr)),
+            n: select.n as u32,
+            rank: spec.dt_rank as u32,
+            d_state: d_state as u32,
+            at: [select.dt, select.b, select.c].map(|at| at as u32),
+            eps: spec.norms.map_or(0.0, |norms| norms.eps),
+            unused: 0,
+        };
+        self.launch(
+            "mamba_select",
+            "",
+            LaunchGrid { blocks: [batch.size.n_tokens, 1, 1], threads: 96, shared: 0 },
+            &args,
+        )?;
+        // The scan adds the bias.
+        let input = self.rows_input(batch, low, spec.dt_rank, None)?;
+        self.store_matrices(batch, "Mamba dt", [&w.dt.weight], 0, input, dt)?;
+        let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * width);
+        let dt_bias = w.dt.bias();
+        match spec.decay {
+            MambaDecay::Channels => {
+                let args = MambaArgs {
+                    scan: Self::scan_args(batch, RecurrenceKernel::MAMBA, states, out, [1, d_state, width]),
+                    x: conv,
+                    dt,
+                    bc,
+                    gate: RowsArgs::new(inputs, 2 * width, width),
+                    dt_bias,
+                    a: w.a.ptr(),
+                    d: w.d.ptr(),
+                };
+                self.launch_scan(batch, RecurrenceKernel::MAMBA, &args.scan, &args)?;
+            }
+            MambaDecay::Heads(n_head) => {
+                let head_dim = width / n_head;
+                let args = Mamba2Args {
+                    scan: Self::scan_args(batch, RecurrenceKernel::MAMBA2, states, out, [n_head, d_state, head_dim]),
+                    x: RowsArgs::new(conv, width, 0),
+                    b: RowsArgs::new(bc, 2 * d_state, 0),
+                    c: RowsArgs::new(bc, 2 * d_state, d_state),
+                    dt: RowsArgs::new(dt, n_head, 0),
+                    gate: RowsArgs::new(inputs, 2 * width, 0),
+                    dt_bias,
+                    a: w.a.ptr(),
+                    d: w.d.ptr(),
+                    heads_of_group: n_head as u32,
+                    gate_step: 2 * head_dim as u32,
+                };
+                self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
+            }
+        }
+        let input = self.rows_input(batch, out, width, None)?;
+        Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
+    }
+}

@@ -1,0 +1,218 @@
+//! Recurrent scans: the states of heads, updated token by token over all runs (`recurrence.cuh`), for Mamba, Mamba-2, the delta
+//! rule, RWKV-6 and RWKV-7.
+//!
+//! A head's state is a matrix `[key_dim, value_dim]`. A block owns some columns of it for one run, and keeps them in registers:
+//! its scanning threads go through the tokens in order, while its preparing threads compute the vectors of the next tile of
+//! tokens in shared memory. In decode steps, where every run is one token, a fused kernel does convolution, scan and norm of a
+//! whole head in one launch (`fused_decode` of `recurrence.cuh`).
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, ScanArgs, StatesArgs};
+use crate::launch::LaunchGrid;
+
+/// Most tokens of a tile.
+const TILE: usize = 16;
+/// Most shared memory of a block's two tiles, so that several blocks are resident.
+const TILES_BYTES: usize = 64 << 10;
+/// Scanning threads of a block.
+const SCAN_THREADS: usize = 128;
+
+/// Most taps of the convolution that `fused_decode` supports: `FUSED_TAPS` of `recurrence.cuh`.
+const FUSED_TAPS: u32 = 4;
+/// Most warps of a block of `fused_decode`.
+const FUSED_WARPS: usize = 16;
+/// Most channels of a thread of `fused_decode`: `FUSED_CHANNELS` of `recurrence.cuh`.
+const FUSED_CHANNELS: usize = 2;
+/// Most shared memory of a block of `fused_decode`, which leaves space for blocks of the kernels before and after.
+const FUSED_SHARED: usize = 96 << 10;
+
+/// Preparing threads of a block, for a grid of `n_blocks` blocks and runs of up to `longest` tokens: none for single tokens;
+/// twice as many where a block has a multiprocessor alone, since two such blocks would not fit on one.
+fn preparing_threads(n_blocks: usize, n_sm: usize, longest: usize) -> usize {
+    match longest {
+        0 | 1 => 0,
+        _ if n_blocks <= n_sm => 2 * SCAN_THREADS,
+        _ => SCAN_THREADS,
+    }
+}
+
+/// The kernels of one kind of recurrence, and the geometry of their blocks: `R` of `recurrence.cuh`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RecurrenceKernel {
+    /// The kernels' name, without the number of rows of a thread.
+    name: &'static str,
+    /// Threads that share a column of the state.
+    lanes: usize,
+    /// Columns of the state of a block.
+    columns: usize,
+    /// Vectors of `key_dim` numbers of each token.
+    vectors: usize,
+    /// Vectors of one number for each column of the block, of each token.
+    values: usize,
+}
+
+impl RecurrenceKernel {
+    /// The gated delta rule, with a decay for each head.
+    pub(super) const DELTA_RULE: Self = Self::per_head("delta_rule", 2, 1);
+    /// The gated delta rule, with a decay for each channel of a head.
+    pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head("delta_rule_of_channels", 3, 1);
+    /// Mamba: one head, whose columns are the channels.
+    pub(super) const MAMBA: Self = Self { name: "mamba", lanes: 4, columns: 32, vectors: 2, values: 4 };
+    /// Mamba-2.
+    pub(super) const MAMBA2: Self = Self::per_head("mamba2", 2, 3);
+    /// RWKV-6.
+    pub(super) const RWKV6: Self = Self::per_head("rwkv6", 3, 1);
+    /// RWKV-7.
+    pub(super) const RWKV7: Self = Self::per_head("rwkv7", 5, 1);
+
+    /// A recurrence with a matrix for each head.
+    const fn per_head(name: &'static str, vectors: usize, values: usize) -> Self {
+        Self { name, lanes: 16, columns: 16, vectors, values }
+    }
+
+    /// Rows of the state of a thread, for keys of `key_dim` numbers.
+    fn rows(self, key_dim: usize) -> usize {
+        4 * key_dim.div_ceil(4 * self.lanes).next_power_of_two()
+    }
+
+    /// Bytes of a prepared token in shared memory: `Prepared` of `recurrence.cuh`.
+    fn token_bytes(self, key_dim: usize) -> usize {
+        4 * (self.vectors * self.lanes * self.rows(key_dim) + self.values * self.columns + 4)
+    }
+
+    /// Tokens of a tile, for runs of up to `longest` tokens.
+    fn tile(self, key_dim: usize, longest: usize) -> usize {
+        TILE.min(longest).min(TILES_BYTES / (2 * self.token_bytes(key_dim))).max(1)
+    }
+
+    /// Warps and shared memory of a block of `fused_decode` of `recurrence.cuh`, which has a whole head with its convolution. `None` if a limit is
+    /// exceeded.
+    fn fused_decode_block(self, n_tap: u32, key_dim: usize, value_dim: usize) -> Option<(usize, usize)> {
+        let (columns_of_warp, channels) = (self.columns / 4, 2 * key_dim + value_dim);
+        let warps = value_dim.div_ceil(columns_of_warp).max(channels.div_ceil(32 * FUSED_CHANNELS)).min(FUSED_WARPS);
+        let columns = value_dim.next_multiple_of(warps * columns_of_warp);
+        let state = 4 * columns * self.lanes * self.rows(key_dim);
+        let shared =
+            state + value_dim.div_ceil(self.columns) * self.token_bytes(key_dim) + 4 * (channels + 3 * value_dim);
+        let fits = n_tap <= FUSED_TAPS && channels <= 32 * FUSED_CHANNELS * warps && shared <= FUSED_SHARED;
+        fits.then_some((warps, shared))
+    }
+}
+
+impl ModelRunner {
+    /// Arguments of a scan over all runs, from `states` to rows at `out`.
+    pub(super) fn scan_args(
+        batch: MicroBatch<'_>,
+        kernel: RecurrenceKernel,
+        states: StatesArgs,
+        out: u64,
+        [n_head, key_dim, value_dim]: [usize; 3],
+    ) -> ScanArgs {
+        let (runs, sizes) = Self::runs(batch);
+        ScanArgs {
+            runs,
+            states,
+            out,
+            n_head: n_head as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            tile: kernel.tile(key_dim, sizes.longest) as u32,
+        }
+    }
+
+    /// Launches a scan. `args` are the arguments of the kernel, which begin with `scan`.
+    pub(super) fn launch_scan<A: Pod>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        kernel: RecurrenceKernel,
+        scan: &ScanArgs,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let (_, sizes) = Self::runs(batch);
+        let (key_dim, value_dim) = (scan.key_dim as usize, scan.value_dim as usize);
+        let blocks = [scan.n_head as usize * value_dim.div_ceil(kernel.columns), sizes.n, 1];
+        let grid = LaunchGrid {
+            blocks,
+            threads: SCAN_THREADS + preparing_threads(blocks[0] * blocks[1], self.gpu.summary().n_sm, sizes.longest),
+            shared: 2 * scan.tile as usize * kernel.token_bytes(key_dim),
+        };
+        self.launch(&format!("{}_{}", kernel.name, kernel.rows(key_dim)), "", grid, args)
+    }
+
+    /// The further arguments of the fused decode kernel: the convolution before the scan and the norm of each head after it, if
+    /// there is one. `None` if a run has several tokens or a head is too large; then these are separate launches.
+    pub(super) fn fused_decode_args(
+        &self,
+        batch: MicroBatch<'_>,
+        kernel: RecurrenceKernel,
+        scan: &ScanArgs,
+        convolution: ConvolutionArgs,
+        norm: Option<GroupNormArgs>,
+    ) -> Option<FusedDecodeArgs> {
+        let (_, sizes) = Self::runs(batch);
+        let fits = kernel.fused_decode_block(convolution.n_tap, scan.key_dim as usize, scan.value_dim as usize)?;
+        let is_decode = sizes.longest == 1 && fits.1 <= self.gpu.summary().max_shared;
+        let norm = norm.unwrap_or(GroupNormArgs::zeroed());
+        is_decode.then(|| FusedDecodeArgs { convolution, norm, tickets: self.buffers.tickets.ptr() })
+    }
+
+    /// Launches the fused decode kernel. `args` are its arguments, which begin with `scan`.
+    pub(super) fn launch_fused_decode<A: Pod>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        kernel: RecurrenceKernel,
+        scan: &ScanArgs,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let (_, sizes) = Self::runs(batch);
+        let (key_dim, value_dim) = (scan.key_dim as usize, scan.value_dim as usize);
+        let (warps, shared) = kernel.fused_decode_block(1, key_dim, value_dim).expect("a head within the limits");
+        let grid = LaunchGrid { blocks: [scan.n_head as usize, sizes.n, 1], threads: 32 * warps, shared };
+        self.launch(&format!("{}_alone_{}", kernel.name, kernel.rows(key_dim)), "", grid, args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_with_a_multiprocessor_alone_prepare_with_more_threads() {
+        assert_eq!([1, 128, 132, 133, 256].map(|n| preparing_threads(n, 132, 512)), [256, 256, 256, 128, 128]);
+        assert_eq!([1, 256].map(|n| preparing_threads(n, 132, 1)), [0, 0]);
+    }
+
+    #[test]
+    fn decode_is_fused_where_the_state_fits() {
+        let fused_warps = |kernel: RecurrenceKernel, key_dim, value_dim| {
+            kernel.fused_decode_block(4, key_dim, value_dim).map(|(warps, _)| warps)
+        };
+        assert_eq!(fused_warps(RecurrenceKernel::DELTA_RULE, 128, 128), Some(16));
+        assert_eq!(fused_warps(RecurrenceKernel::MAMBA2, 128, 64), Some(16));
+        assert_eq!(fused_warps(RecurrenceKernel::MAMBA2, 256, 64), Some(16));
+        assert_eq!(fused_warps(RecurrenceKernel::MAMBA2, 16, 5), Some(2));
+        assert_eq!(fused_warps(RecurrenceKernel::DELTA_RULE, 256, 256), None, "256 KB of state");
+        assert!(RecurrenceKernel::DELTA_RULE.fused_decode_block(5, 128, 128).is_none(), "taps");
+    }
+
+    #[test]
+    fn tiles_are_as_long_as_runs_and_fit() {
+        assert_eq!([1, 64, 65, 128, 129, 256].map(|n| RecurrenceKernel::DELTA_RULE.rows(n)), [4, 4, 8, 8, 16, 16]);
+        assert_eq!([1, 16, 17, 64].map(|n| RecurrenceKernel::MAMBA.rows(n)), [4, 4, 8, 16]);
+        assert_eq!([1, 5, 16, 512].map(|longest| RecurrenceKernel::DELTA_RULE.tile(128, longest)), [1, 5, 16, 16]);
+        let rules = [
+            RecurrenceKernel::DELTA_RULE,
+            RecurrenceKernel::DELTA_RULE_OF_CHANNELS,
+            RecurrenceKernel::MAMBA2,
+            RecurrenceKernel::RWKV6,
+            RecurrenceKernel::RWKV7,
+        ];
+        for (kernel, key_dim) in rules.map(|kernel| (kernel, 256)).into_iter().chain([(RecurrenceKernel::MAMBA, 64)]) {
+            assert!((4..=16).contains(&kernel.rows(key_dim)));
+            assert!(2 * kernel.tile(key_dim, 512) * kernel.token_bytes(key_dim) <= TILES_BYTES);
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! RWKV: the time mixes of RWKV-6 and RWKV-7 (mixers) and the channel mix (a feed-forward), whose inputs are interpolated
+//! between a token and the one before it (token shift).
+
+use bytemuck::Zeroable;
+use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
+
+use super::grouped::GroupedLinearOp;
+use super::layer::SublayerOutput;
+use super::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
+use super::recurrence::RecurrenceKernel;
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{
+    ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, OutputGate,
+    RowsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs, StatesArgs, TokenShiftArgs,
+};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::matrix::PANEL;
+use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
+
+/// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
+/// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.
+pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
+    let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
+    let (mixed, offsets_low) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
+    [mixed, offsets_low, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
+}
+
+/// Scratch widths of RWKV-7: the mixed inputs; receptance, keys and values; the inner rows of all low-rank products; decay,
+/// rate, the share of the first layer's values, and gate; removed keys; the heads' results.
+pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
+    let width = spec.width;
+    let ranks = [spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank.unwrap_or(0)];
+    let low = ranks.iter().map(|rank| rank.next_multiple_of(ALIGNED_RANK)).sum();
+    [spec.n_mix() * width, width, width, width, low, width, width, width, width, width, width]
+}
+
+/// Scratch widths of the channel mix: mixed inputs, keys, receptance, result.
+pub(super) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
+    [spec.n_mix() * spec.n_embd, spec.width, spec.n_embd, spec.n_embd]
+}
+
+/// Alignment of the inner row of a low-rank product, in elements, for vector loads.
+const ALIGNED_RANK: usize = 4;
+
+/// Most elements of an input to which `side_products` applies a function: `MAX_CHANGED` of `rwkv.cu`.
+const MAX_CHANGED: usize = 1024;
+
+/// One of several independent products of a single token in one launch.
+struct SideProduct<'w> {
+    /// The matrix and its bias.
+    linear: &'w CudaLinear,
+    /// Address of the input row.
+    x: u64,
+    /// Address of the result.
+    y: u64,
+    /// The function on the input.
+    function: InputFunction,
+}
+
+/// A low-rank product `up(function(down(x)))`.
+struct LowRank<'w> {
+    /// The two matrices.
+    weights: &'w CudaLowRank,
+    /// The function on the inner row.
+    function: Option<ElementwiseFunction>,
+    /// Address of the input rows.
+    x: u64,
+    /// Address of the inner rows.
+    middle: u64,
+    /// Address of the result.
+    y: u64,
+}
+
+/// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
+struct TokenShift {
+    /// The previous inputs.
+    states: StatesArgs,
+    /// Address of the interpolation weights, `[n_mix, width]`.
+    lerps: u64,
+    /// Address of what is added to the interpolation weights of each token; 0: nothing.
+    offsets: u64,
+    /// Address of the result, `[n_mix, n_tokens, width]`.
+    out: u64,
+    /// Elements of a row.
+    width: usize,
+    /// Interpolations.
+    n_mix: usize,
+    /// Whether to store the last token's input as the state; false if another shift of the layer reads the old one.
+    advance: bool,
+}
+
+/// The address of the mixed inputs number `m`, `[n_tokens, width]`.
+fn mix_address(batch: MicroBatch<'_>, mixed: u64, width: usize, m: usize) -> u64 {
+    mixed + 4 * (m * batch.size.n_tokens * width) as u64
+}
+
+impl<'w> LowRank<'w> {
+    /// The first of its two products.
+    fn first(&self) -> SideProduct<'w> {
+        SideProduct { linear: &self.weights.down, x: self.x, y: self.middle, function: InputFunction::AsItLies }
+    }
+
+    /// The second, which applies the function to its input.
+    fn second(&self) -> SideProduct<'w> {
+        let function = match self.function {
+            None => InputFunction::AsItLies,
+            Some(ElementwiseFunction::Tanh) => InputFunction::Tanh,
+            Some(ElementwiseFunction::Sigmoid) => InputFunction::Sigmoid,
+            Some(ElementwiseFunction::Squared | ElementwiseFunction::SigmoidTimes) => {
+                unreachable!("not the function of a low-rank product")
+            }
+        };
+        SideProduct { linear: &self.weights.up, x: self.middle, y: self.y, function }
+    }
+}
+
+impl SideProduct<'_> {
+    /// Whether `side_products` can compute it: no bias, and vector loads.
+    fn can_run_beside(&self) -> bool {
+        let n_in = self.linear.weight.n_in;
+        let changes = self.function != InputFunction::AsItLies;
+        self.linear.bias.is_none() && n_in.is_multiple_of(4) && (n_in <= MAX_CHANGED || !changes)
+    }
+}
+
+impl ModelRunner {
+    /// Launches independent products of a single token together, so that small matrices, too, occupy the device.
+    fn side_products(&mut self, label: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
+        let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
+        let n_sm = self.gpu.summary().n_sm;
+        // Warps that share a tile; groups of tiles that a block processes in turn; and a measure of the work, by which blocks are
+        // divided among the products.
+        let shares = products.iter().map(|product| {
+            let matrix = &product.linear.weight;
+            let n_panels = matrix.n_in.div_ceil(PANEL);
+            let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+            let warps_a_tile = previous_power_of_two(
+                WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two().min(max_warps),
+            );
+            let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
+            (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
+        });
+        let shares: Vec<_> = shares.collect();
+        let work: usize = shares.iter().map(|(_, _, work)| work).sum();
+        let mut args = SideProductsArgs::zeroed();
+        let (mut n_blocks, mut shared) = (0, 0);
+        for ((to, product), (warps_a_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
+            let matrix = &product.linear.weight;
+            n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
+            shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
+            *to = SideProductArgs {
+                matrix: matrix.args(0),
+                x: product.x,
+                y: product.y,
+                n_in: matrix.n_in as u32,
+                end: n_blocks as u32,
+                warps_a_tile: warps_a_tile as u32,
+                function: product.function as u32,
+            };
+        }
+        assert!(products.len() <= MAX_SIDE_PRODUCTS, "{} products", products.len());
+        let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch("side_products", label, grid, &args)
+    }
+
+    /// Launches a token shift of the normalised input in `h`.
+    fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShift) -> Result<(), CudaError> {
+        let (runs, _) = Self::runs(batch);
+        let args = TokenShiftArgs {
+            runs,
+            states: shift.states,
+            x: self.buffers.h.ptr(),
+            lerps: shift.lerps,
+            more: shift.offsets,
+            out: shift.out,
+            width: shift.width as u32,
+            n_mix: shift.n_mix as u32,
+            n_tokens: batch.size.n_tokens as u32,
+            advance: u32::from(shift.advance),
+        };
+        self.launch("token_shift", "", Self::channels_of_runs(batch, shift.width), &args)
+    }
+
+    /// Launches `y = up(function(down(x)))`, with the inner row at `middle`.
+    fn low_rank(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &CudaLowRank,
+        function: Option<ElementwiseFunction>,
+        [x, middle, y]: [u64; 3],
+    ) -> Result<(), CudaError> {
+        self.store_rows(batch, "low rank", &w.down, x, middle)?;
+        if let Some(function) = function {
+            self.elementwise(batch, function, middle, 0, w.down.weight.n_rows)?;
+        }
+        self.store_rows(batch, "low rank", &w.up, middle, y)
+    }
+
+    /// Launches the RWKV-6 time mix of layer `i`, except its output product. The layer's state is a matrix for each head, then
+    /// the input of the last token.
+    pub(super) fn rwkv6<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaRwkv6,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
+        let [mixed, offsets_low, offsets, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
+        let states = batch.recurrent.of_layer(i, width * dim);
+        // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
+        // after the second time.
+        let once =
+            TokenShift { states, lerps: w.lerp_x.ptr(), offsets: 0, out: mixed, width, n_mix: 1, advance: false };
+        self.shift(batch, &once)?;
+        self.store_rows(batch, "token shift", &w.mix_down, mixed, offsets_low)?;
+        self.elementwise(batch, ElementwiseFunction::Tanh, offsets_low, 0, RWKV6_MIXES * spec.mix_rank)?;
+        let up = GroupedLinearOp {
+            label: "token shift",
+            first: &w.mix_up,
+            second: None,
+            epilogue: Epilogue::Store,
+            activation: 0,
+            groups: 0,
+            x: offsets_low,
+            items_a_row: 1,
+            x_stride: spec.mix_rank,
+            y: offsets,
+            y_stride: width,
+        };
+        self.grouped_gemv(&up, RWKV6_MIXES * batch.size.n_tokens)?;
+        self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once })?;
+        // The mixed inputs in order: decay, keys, values, receptance, gate.
+        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
+        for (linear, m, y) in [(&w.key, 1, k), (&w.value, 2, v), (&w.receptance, 3, r), (&w.gate, 4, gate)] {
+            self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
+        }
+        let args = Rwkv6Args {
+            scan: Self::scan_args(
+                batch,
+                RecurrenceKernel::RWKV6,
+                batch.recurrent.of_layer(i, 0),
+                heads,
+                [n_head, dim, dim],
+            ),
+            r,
+            k,
+            v,
+            decay,
+            decay_bias: w.decay_bias.ptr(),
+            bonus: w.bonus.as_ref().map_or(0, CudaBuffer::ptr),
+            n_head_kv: spec.n_head_kv as u32,
+            unused: 0,
+        };
+        self.launch_scan(batch, RecurrenceKernel::RWKV6, &args.scan, &args)?;
+        let kind = if spec.bonus { OutputGate::Silu } else { OutputGate::Sigmoid };
+        let norm = GroupNormArgs { x: heads, out: heads, ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim) };
+        let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
+        self.group_norm(batch, &norm)?;
+        let input = self.rows_input(batch, heads, width, None)?;
+        Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
+    }
+
+    /// Launches the RWKV-7 time mix of layer `i`, except its output product. Its state is laid out as that of RWKV-6.
+    pub(super) fn rwkv7<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaRwkv7,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
+        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.scratch_rows(batch, widths7(spec));
+        let states = batch.recurrent.of_layer(i, width * dim);
+        let lerps = w.lerps.ptr();
+        self.shift(
+            batch,
+            &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
+        )?;
+        // The mixed inputs in order: receptance, decay, keys, values, rate, gate.
+        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
+        let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let small = [
+            (Some(&w.decay), Some(ElementwiseFunction::Tanh), 1, decay),
+            (Some(&w.rate), None, 4, rate),
+            (value, None, 3, value_mix),
+            (w.gate.as_ref(), Some(ElementwiseFunction::Sigmoid), 5, gate),
+        ];
+        let mut at = low;
+        let small = small.into_iter().filter_map(|(weights, function, m, y)| weights.map(|w| (w, function, m, y)));
+        let small: Vec<_> = small
+            .map(|(weights, function, m, y)| {
+                let middle = at;
+                at += 4 * weights.down.weight.n_rows.next_multiple_of(ALIGNED_RANK) as u64;
+                LowRank { weights, function, x: of_mix(m), middle, y }
+            })
+            .collect();
+        let first =
+            large.map(|(linear, m, y)| SideProduct { linear, x: of_mix(m), y, function: InputFunction::AsItLies });
+        let first: Vec<_> = first.into_iter().chain(small.iter().map(LowRank::first)).collect();
+        let second: Vec<_> = small.iter().map(LowRank::second).collect();
+        // Not in `exact` passes, whose bits may not depend on the number of tokens.
+        if !self.exact && batch.size.n_tokens == 1 && first.iter().chain(&second).all(SideProduct::can_run_beside) {
+            self.side_products("time mix", &first)?;
+            self.side_products("low rank", &second)?;
+        } else {
+            for (linear, m, y) in large {
+                self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
+            }
+            for LowRank { weights, function, x, middle, y } in small {
+                self.low_rank(batch, weights, function, [x, middle, y])?;
+            }
+        }
+        let inputs = Rwkv7InputsArgs {
+            decay,
+            rate,
+            k,
+            v,
+            kappa,
+            decay_bias: w.decay_bias.ptr(),
+            rate_bias: w.rate_bias.ptr(),
+            removed: w.removed.ptr(),
+            kept: w.kept.ptr(),
+            first_value: self.buffers.first_value.ptr(),
+            value_mix: if w.first_value.is_some() { value_mix } else { 0 },
+            value_bias: w.first_value.as_ref().map_or(0, |(_, bias)| bias.ptr()),
+            n_head: n_head as u32,
+            head_dim: dim as u32,
+        };
+        let grid = LaunchGrid { blocks: [n_head.div_ceil(4), batch.size.n_tokens, 1], threads: 128, shared: 0 };
+        self.launch("rwkv7_inputs", "", grid, &inputs)?;
+        let scan =
+            Self::scan_args(batch, RecurrenceKernel::RWKV7, batch.recurrent.of_layer(i, 0), heads, [n_head, dim, dim]);
+        self.launch_scan(
+            batch,
+            RecurrenceKernel::RWKV7,
+            &scan,
+            &Rwkv7Args { scan, r, decay, k, v, a: kappa, b: rate },
+        )?;
+        let norm = GroupNormArgs {
+            x: heads,
+            out: heads,
+            r,
+            k,
+            v,
+            factor: w.bonus.ptr(),
+            ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim)
+        };
+        let kind = if w.gate.is_some() { OutputGate::AsItIs } else { OutputGate::None };
+        let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
+        self.group_norm(batch, &norm)?;
+        let input = self.rows_input(batch, heads, width, None)?;
+        Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
+    }
+
+    /// Launches the channel mix of layer `i`; without a receptance, except its last product. Its state, the input of the last
+    /// token, follows that of the mixer.
+    pub(super) fn channel_mix<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaChannelMix,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
+        let states = batch.recurrent.of_layer(i, w.state);
+        let (lerps, width, n_mix) = (w.lerps.ptr(), spec.n_embd, spec.n_mix());
+        self.shift(batch, &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix, advance: true })?;
+        self.store_rows(batch, "channel mix keys", &w.key, mixed, keys)?;
+        self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
+        let Some(linear) = &w.receptance else {
+            let input = self.rows_input(batch, keys, spec.width, None)?;
+            return Ok(SublayerOutput::Product { label: "channel mix values", linear: &w.value, input });
+        };
+        self.store_rows(batch, "channel mix receptance", linear, mix_address(batch, mixed, width, 1), receptance)?;
+        self.store_rows(batch, "channel mix values", &w.value, keys, result)?;
+        self.elementwise(batch, ElementwiseFunction::SigmoidTimes, result, receptance, spec.n_embd)?;
+        Ok(SublayerOutput::Rows(result))
+    }
+}
+
+/// Arguments of the norm of each head's result.
+fn head_norm(norm: Option<&[CudaBuffer; 2]>, eps: f32, n_head: usize, dim: usize) -> GroupNormArgs {
+    let kind = if norm.is_some() { GroupNormKind::Layer } else { GroupNormKind::None };
+    let [weight, bias] = norm.map_or([0; 2], |norm| norm.each_ref().map(CudaBuffer::ptr));
+    GroupNormArgs {
+        weight,
+        bias,
+        n: dim as u32,
+        n_group: n_head as u32,
+        of_groups: 1,
+        norm: kind as u32,
+        eps,
+        ..GroupNormArgs::zeroed()
+    }
+}

@@ -1,0 +1,270 @@
+//! The scratch of sublayers, that is, the rows that a mixer or a mixture of experts computes between its products, and the
+//! launches that several kinds of sublayers share.
+//!
+//! One buffer (`Activations::rows`) serves all sublayers in turn: each lays out its rows anew, and nothing in it survives the
+//! sublayer.
+
+use metal_attention_model::{FeedForward, Mixer, ModelSpec};
+
+use super::linear::{LinearInput, LinearOp, norm_args};
+use super::{MicroBatch, ModelRunner, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
+use crate::CudaError;
+use crate::args::{ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, RunsArgs};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::matrix::CudaMatrix;
+use crate::recurrent_state::RunSizes;
+use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
+
+/// Alignment of each part of the scratch, in elements.
+const ALIGNED: usize = 64;
+
+/// Most tokens of a run that a block of `convolution` or `token_shift` takes: `CONVOLVED` and `SHIFTED` of `recurrent.cu` and
+/// `rwkv.cu`.
+const TOKENS_OF_BLOCK: usize = 16;
+
+/// Most elements of a group that one warp normalises; larger groups use a block.
+const SMALL_GROUP: u32 = 256;
+
+/// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.
+fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
+    /// Elements of rows of these widths for `n` tokens.
+    fn times_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
+        widths.map(|width| width.saturating_mul(n)).to_vec()
+    }
+    let mut all = Vec::new();
+    for layer in &model.layers {
+        match &layer.mixer {
+            Mixer::Attention(_) | Mixer::None => {}
+            Mixer::LatentAttention(spec) => all.push(latent_attention::elements(spec, n).to_vec()),
+            Mixer::ShortConv(spec) => all.push(times_tokens(short_conv::widths(spec), n)),
+            Mixer::Mamba(spec) => all.push(times_tokens(mamba::widths(spec), n)),
+            Mixer::Mamba2(spec) => all.push(times_tokens(mamba::widths2(spec), n)),
+            Mixer::AttentionAndMamba2(spec) => all.push(times_tokens(mamba::widths2(&spec.mamba2), n)),
+            Mixer::DeltaRule(spec) => all.push(times_tokens(delta_rule::widths(spec), n)),
+            Mixer::Rwkv6(spec) => all.push(times_tokens(rwkv::widths6(spec), n)),
+            Mixer::Rwkv7(spec) => all.push(times_tokens(rwkv::widths7(spec), n)),
+        }
+        match &layer.feed_forward {
+            FeedForward::Dense(_) | FeedForward::None => {}
+            FeedForward::Experts(spec) => all.push(experts::elements(spec, model.n_embd, n).to_vec()),
+            FeedForward::ChannelMix(spec) => all.push(times_tokens(rwkv::widths_of_channel_mix(spec), n)),
+        }
+    }
+    all
+}
+
+/// Elements of the scratch for `n_tokens` tokens, and the widest of its rows.
+pub(crate) fn scratch_elements(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
+    let of_layers = |n| elements_of_layers(spec, n).into_iter();
+    let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
+    (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
+}
+
+/// Whether a mixer reads the normalised residual stream as F32 rows (for token shifts), and not through products only.
+pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
+    match mixer {
+        Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
+        Mixer::Attention(_)
+        | Mixer::LatentAttention(_)
+        | Mixer::ShortConv(_)
+        | Mixer::Mamba(_)
+        | Mixer::Mamba2(_)
+        | Mixer::AttentionAndMamba2(_)
+        | Mixer::DeltaRule(_)
+        | Mixer::None => false,
+    }
+}
+
+/// Whether a feed-forward does so.
+pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
+    match feed_forward {
+        FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
+        FeedForward::Dense(_) | FeedForward::None => false,
+    }
+}
+
+impl ModelRunner {
+    /// The addresses of scratch rows of these widths for each token. They overwrite those of earlier calls.
+    pub(super) fn scratch_rows<const N: usize>(&self, batch: MicroBatch<'_>, widths: [usize; N]) -> [u64; N] {
+        self.scratch(widths.map(|width| width * batch.size.n_tokens))
+    }
+
+    /// The addresses of scratch parts of that many elements. They overwrite those of earlier calls.
+    pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
+        let mut at = 0;
+        let places = elements.map(|n| {
+            let place = self.buffers.rows.ptr() + 4 * at as u64;
+            at += n.next_multiple_of(ALIGNED);
+            place
+        });
+        assert!(4 * at as u64 <= self.buffers.rows.bytes(), "{at} elements of rows");
+        places
+    }
+
+    /// F32 rows of the scratch as input of products, perhaps through a norm. May overwrite `x` with the normalised rows, and
+    /// overwrites `packed_rows`, so only one such input is valid at a time.
+    pub(super) fn rows_input(
+        &mut self,
+        batch: MicroBatch<'_>,
+        x: u64,
+        width: usize,
+        norm: Option<&CudaNorm>,
+    ) -> Result<LinearInput, CudaError> {
+        let n = batch.size.n_tokens;
+        if !self.uses_f32_inputs(n) {
+            let packed = self.buffers.packed_rows.ptr();
+            self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, n)?;
+            return Ok(LinearInput::Packed(packed));
+        }
+        match norm {
+            Some(norm) if norm.fuses_with_product() => {
+                return Ok(LinearInput::Rows { x, norm: norm.weight.ptr(), eps: norm.eps });
+            }
+            Some(norm) => self.norm_rows(batch, x, width, norm, x)?,
+            None => {}
+        }
+        Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 })
+    }
+
+    /// Launches `out = norm(x)` for all tokens' rows.
+    pub(super) fn norm_rows(
+        &mut self,
+        batch: MicroBatch<'_>,
+        x: u64,
+        width: usize,
+        norm: &CudaNorm,
+        out: u64,
+    ) -> Result<(), CudaError> {
+        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, batch.size.n_tokens)
+    }
+
+    /// Launches `y = W x + b` for all tokens, with matrices one below the other. Only a single matrix may have a bias.
+    pub(super) fn store_all<const N: usize>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        label: &'static str,
+        linears: [&CudaLinear; N],
+        input: LinearInput,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let bias = if let [linear] = linears[..] { linear.bias() } else { 0 };
+        self.store_matrices(batch, label, linears.map(|linear| &linear.weight), bias, input, y)
+    }
+
+    /// Launches `y = W x + b` with matrices that were joined at load.
+    pub(super) fn store_joined(
+        &mut self,
+        batch: MicroBatch<'_>,
+        label: &'static str,
+        joined: &CudaJoined,
+        input: LinearInput,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let mut n_rows = 0;
+        let parts = joined.parts.iter().map(|part| {
+            n_rows += part.n_rows;
+            (part, n_rows - part.n_rows)
+        });
+        let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
+        for parts in parts.collect::<Vec<_>>().chunks(MAX_PARTS) {
+            let stored = LinearOp::stored(label, parts[0].0);
+            let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
+            self.product(&product, input, parts[0].0.n_in, batch.size.n_tokens)?;
+        }
+        Ok(())
+    }
+
+    /// Launches `y = W x + b` with matrices one below the other and one bias for all rows (an address, or 0).
+    pub(super) fn store_matrices<const N: usize>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        label: &'static str,
+        matrices: [&CudaMatrix; N],
+        bias: u64,
+        input: LinearInput,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let mut n_out = 0;
+        let parts = matrices.map(|matrix| {
+            let first = n_out;
+            n_out += matrix.n_rows;
+            (matrix, first)
+        });
+        let parts = parts.to_vec();
+        let Some((first, _)) = parts.first() else { return Ok(()) };
+        let (n_in, stored) = (first.n_in, LinearOp::stored(label, first));
+        let product = LinearOp { matrices: parts, n_out, bias, y, ..stored };
+        self.product(&product, input, n_in, batch.size.n_tokens)
+    }
+
+    /// Launches `y = W x + b` of F32 rows at `x` that no other product reads.
+    pub(super) fn store_rows(
+        &mut self,
+        batch: MicroBatch<'_>,
+        label: &'static str,
+        linear: &CudaLinear,
+        x: u64,
+        y: u64,
+    ) -> Result<(), CudaError> {
+        let input = self.rows_input(batch, x, linear.weight.n_in, None)?;
+        self.store_all(batch, label, [linear], input, y)
+    }
+
+    /// The runs of the micro-batch: their addresses and sizes.
+    pub(super) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
+        (batch.recurrent.runs(), batch.size.runs)
+    }
+
+    /// Launches the convolution of layer `i`. Its state, the last inputs, is the first part of the layer's state. `args` need
+    /// no runs and states.
+    pub(super) fn convolution(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        args: ConvolutionArgs,
+    ) -> Result<(), CudaError> {
+        let args = Self::convolution_of(batch, i, args);
+        let name = if args.n_tap <= 4 { "convolution" } else { "convolution_long" };
+        self.launch(name, "", Self::channels_of_runs(batch, args.channels as usize), &args)
+    }
+
+    /// `args` with the runs of the micro-batch and the states of layer `i`.
+    pub(super) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
+        let (runs, _) = Self::runs(batch);
+        ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
+    }
+
+    /// A grid with a thread for each channel and some tokens of a run, 128 channels to a block.
+    pub(super) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
+        let (_, sizes) = Self::runs(batch);
+        let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
+        LaunchGrid { blocks, threads: 128, shared: 0 }
+    }
+
+    /// Launches norm and gate over groups of each token's row.
+    pub(super) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
+        // Four elements for each thread, as far as a block has threads.
+        let (name, groups, threads) = match args.n {
+            0..=SMALL_GROUP => ("group_norm_small", 4, 128),
+            n => ("group_norm", 1, (n as usize / 4).next_multiple_of(32).min(1024)),
+        };
+        let blocks = [(args.n_group as usize).div_ceil(groups), batch.size.n_tokens, 1];
+        self.launch(name, "", LaunchGrid { blocks, threads, shared: 0 }, args)
+    }
+
+    /// Launches a function of each element of all tokens' rows at `x`; `with` is the address of its second operand, or 0.
+    pub(super) fn elementwise(
+        &mut self,
+        batch: MicroBatch<'_>,
+        function: ElementwiseFunction,
+        x: u64,
+        with: u64,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let n = width * batch.size.n_tokens;
+        let args = FunctionArgs { x, with, n: n as u32, function: function as u32 };
+        let grid = LaunchGrid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
+        self.launch("of_each", "", grid, &args)
+    }
+}

@@ -1,0 +1,325 @@
+//! Sharding a model over ranks (tensor parallelism as in Megatron-LM, arXiv 1909.08053).
+//!
+//! [`ShardingPlan`] decides which parts of a model are sharded; [`Shard`] gives one rank its smaller [`ModelSpec`] and weights,
+//! which the rank runs like any model. Attention is sharded by heads, a feed-forward or expert by its inner width, the output
+//! head by rows of the vocabulary. The first products of a sublayer lose rows, the last one loses columns, so that its result
+//! is a partial sum, which the ranks add up (`runner/collectives.rs`). Parts that cannot be sharded are replicated: each rank
+//! has all of their weights and computes the same result.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use metal_attention_gguf::Tensor;
+use metal_attention_model::{
+    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, ExpertsWeights, FeedForward, FeedForwardWeights,
+    LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, NormOver, Positions, Weights,
+};
+
+use crate::CudaError;
+use crate::args::MAX_RANKS;
+use crate::matrix::{PANEL, TILE, packed_bytes};
+
+/// The parts of a model that are sharded; all others are replicated on every rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ShardingPlan {
+    /// The number of ranks.
+    pub(crate) n_ranks: usize,
+    /// Whether attention is sharded, in layers whose mixer is attention alone.
+    pub(crate) attention: bool,
+    /// Whether the feed-forward is sharded, for each layer.
+    pub(crate) feed_forwards: Vec<bool>,
+    /// Whether the output head is sharded.
+    pub(crate) head: bool,
+}
+
+/// One rank's part of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Shard {
+    /// The plan that all ranks share.
+    pub(crate) plan: Arc<ShardingPlan>,
+    /// The index of the rank, from 0.
+    pub(crate) rank: usize,
+}
+
+/// The `rank`-th of `n_ranks` parts of `n` units, as equal as possible.
+fn part_range(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
+    n * rank / n_ranks..n * (rank + 1) / n_ranks
+}
+
+/// The `rank`-th of `n_ranks` parts of `n` elements, cut at multiples of `unit`; the last unit may be shorter. `None` if a rank
+/// would get nothing.
+fn unit_range(n: usize, unit: usize, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
+    let n_units = n.div_ceil(unit.max(1));
+    let part = part_range(n_units, rank, n_ranks);
+    (n_units >= n_ranks).then(|| part.start * unit..(part.end * unit).min(n))
+}
+
+/// The query heads and the KV heads of a rank. If there are fewer KV heads than ranks, several ranks have copies of the same KV
+/// head and share its query heads. `None` if the heads cannot be divided so.
+fn head_ranges(spec: &AttentionSpec, rank: usize, n_ranks: usize) -> Option<(Range<usize>, Range<usize>)> {
+    let (n_kv, group) = (spec.n_head_kv, spec.n_head / spec.n_head_kv.max(1));
+    if n_kv >= n_ranks {
+        let kv = part_range(n_kv, rank, n_ranks);
+        return Some((kv.start * group..kv.end * group, kv));
+    }
+    let ranks_per_kv = n_ranks.is_multiple_of(n_kv.max(1)).then(|| n_ranks / n_kv.max(1))?;
+    let queries = group.is_multiple_of(ranks_per_kv).then(|| group / ranks_per_kv)?;
+    let (kv, first) = (rank / ranks_per_kv, rank / ranks_per_kv * group + rank % ranks_per_kv * queries);
+    Some((first..first + queries, kv..kv + 1))
+}
+
+/// The columns of `down`, and the rows of gate and up, that a rank has: whole panels where there are enough, else whole
+/// quantisation blocks. `None` if the width cannot be divided so.
+fn width_range(spec: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
+    match spec.activation {
+        Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
+        // Its threshold depends on the whole row.
+        Activation::SparseGelu { n_std: _ } => return None,
+    }
+    let block = down.ty().block_len();
+    let finer = || unit_range(spec.n_ff, block.max(4), rank, n_ranks).filter(|_| spec.n_ff.is_multiple_of(4));
+    unit_range(spec.n_ff, block.max(PANEL), rank, n_ranks).or_else(finer)
+}
+
+/// Whether attention can be sharded by heads. Norms with weights for each head and ALiBi slopes are not cut, so they rule it
+/// out. The columns of the output matrix have to be cut at whole quantisation blocks (and groups of four, which products read
+/// at once).
+fn can_shard_attention(spec: &AttentionSpec, w: &AttentionWeights, n_ranks: usize) -> bool {
+    let by_head = match spec.positions {
+        Positions::None | Positions::Rope(_) => true,
+        Positions::Alibi { max_bias: _ } => false,
+    } && spec.qk_norm.is_none_or(|norm| match norm.over {
+        NormOver::Head | NormOver::Unweighted => true,
+        NormOver::EachHead | NormOver::Row => false,
+    });
+    let block = w.out.weight.ty().block_len().max(4);
+    let at_blocks = |rank| {
+        head_ranges(spec, rank, n_ranks).is_some_and(|(queries, _)| {
+            let [start, end] = [queries.start, queries.end].map(|head| head * spec.head_dim);
+            !queries.is_empty() && start.is_multiple_of(block) && end.is_multiple_of(block)
+        })
+    };
+    by_head && (0..n_ranks).all(at_blocks)
+}
+
+/// Whether a feed-forward can be sharded by its inner width.
+fn can_shard_feed_forward(spec: &FeedForward, w: &FeedForwardWeights, n_ranks: usize) -> bool {
+    let dense = |spec: &Dense, w: &DenseWeights| {
+        (0..n_ranks).all(|rank| width_range(spec, &w.down.weight, rank, n_ranks).is_some())
+    };
+    match (spec, w) {
+        (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => dense(spec, w),
+        (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
+            let shared = spec.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(spec, w)| dense(&spec.dense, w));
+            // A norm or a product between the experts' sum and the residual stream needs the whole sum, and not a partial one.
+            let at_once = spec.expert_norms.is_none() && spec.latent.is_none();
+            at_once && shared && w.experts.iter().all(|expert| dense(&spec.expert, expert))
+        }
+        (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => false,
+    }
+}
+
+impl ShardingPlan {
+    /// The plan for `n_ranks` ranks. An error if there are too many ranks, or if neither attention nor any feed-forward can be
+    /// sharded.
+    pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_ranks: usize) -> Result<Self, CudaError> {
+        if n_ranks > MAX_RANKS {
+            return Err(CudaError::TooManyRanks { n_ranks, max: MAX_RANKS });
+        }
+        let layers = || spec.layers.iter().zip(&weights.layers);
+        let mut mixers = layers().map(|(layer, w)| {
+            if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &w.mixer) {
+                can_shard_attention(spec, w, n_ranks)
+            } else {
+                true
+            }
+        });
+        // All layers or none, since a layer may read another one's keys and values.
+        let attention = mixers.all(|can_shard| can_shard);
+        let feed_forwards: Vec<_> =
+            layers().map(|(layer, w)| can_shard_feed_forward(&layer.feed_forward, &w.feed_forward, n_ranks)).collect();
+        let head = weights.output.is_some() && spec.n_vocab.div_ceil(TILE) >= n_ranks;
+        let has_attention = layers().any(|(layer, _)| matches!(layer.mixer, Mixer::Attention(_)));
+        if !(feed_forwards.contains(&true) || attention && has_attention) {
+            return Err(CudaError::Indivisible { n_ranks });
+        }
+        Ok(Self { n_ranks, attention, feed_forwards, head })
+    }
+
+    /// The rows of the output head of each rank: all of them if the head is replicated.
+    pub(crate) fn vocabulary(&self, n_vocab: usize) -> Vec<Range<usize>> {
+        let rows = |rank| unit_range(n_vocab, TILE, rank, self.n_ranks).filter(|_| self.head);
+        (0..self.n_ranks).map(|rank| rows(rank).unwrap_or(0..n_vocab)).collect()
+    }
+
+    /// Whether every mixer, every feed-forward and the output head are sharded, as the persistent kernel requires.
+    pub(crate) fn shards_all(&self, spec: &ModelSpec) -> bool {
+        let mixers = spec.layers.iter().all(|layer| self.shards_mixer(&layer.mixer));
+        mixers && self.feed_forwards.iter().all(|sharded| *sharded) && self.head
+    }
+
+    /// Whether a mixer of that kind is sharded.
+    pub(crate) fn shards_mixer(&self, mixer: &Mixer) -> bool {
+        match mixer {
+            Mixer::Attention(_) => self.attention,
+            Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => false,
+        }
+    }
+}
+
+impl Shard {
+    /// The spec of this rank's shard of `spec`, the whole model: fewer heads, narrower feed-forwards.
+    pub(crate) fn spec(&self, spec: &ModelSpec, weights: &Weights) -> ModelSpec {
+        let (rank, n_ranks) = (self.rank, self.plan.n_ranks);
+        let mut sharded = spec.clone();
+        for (i, (layer, w)) in sharded.layers.iter_mut().zip(&weights.layers).enumerate() {
+            if let Mixer::Attention(spec) = &mut layer.mixer
+                && self.plan.attention
+                && let Some((queries, kv)) = head_ranges(spec, rank, n_ranks)
+            {
+                (spec.n_head, spec.n_head_kv) = (queries.len(), kv.len());
+            }
+            let narrow = |spec: &mut Dense, w: &DenseWeights| {
+                spec.n_ff = width_range(spec, &w.down.weight, rank, n_ranks).map_or(spec.n_ff, |columns| columns.len());
+            };
+            if !self.plan.feed_forwards[i] {
+                continue;
+            }
+            match (&mut layer.feed_forward, &w.feed_forward) {
+                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => narrow(spec, w),
+                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
+                    w.experts.first().into_iter().for_each(|expert| narrow(&mut spec.expert, expert));
+                    if let Some((spec, w)) = spec.shared.as_mut().zip(w.shared.as_ref()) {
+                        narrow(&mut spec.dense, w);
+                    }
+                }
+                (
+                    FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
+                    _,
+                ) => {}
+            }
+        }
+        sharded
+    }
+
+    /// The weights of layer `i` of this rank. `spec` and `w` are the whole model's spec and the whole layer's weights. Cut rows
+    /// still refer to the memory of `w`; cut columns are copied.
+    pub(crate) fn layer(&self, spec: &ModelSpec, i: usize, w: &LayerWeights) -> LayerWeights {
+        let (layer, n_ranks) = (&spec.layers[i], self.plan.n_ranks);
+        let mut sharded = w.clone();
+        if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &mut sharded.mixer)
+            && self.plan.attention
+            && let Some((queries, kv)) = head_ranges(spec, self.rank, n_ranks)
+        {
+            *w = self.shard_attention(spec, w, &queries, &kv);
+        }
+        if self.plan.feed_forwards[i] {
+            match (&layer.feed_forward, &mut sharded.feed_forward) {
+                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => *w = self.shard_dense(spec, w),
+                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
+                    let ExpertsWeights { experts, shared, .. } = &mut **w;
+                    for expert in experts.iter_mut() {
+                        *expert = self.shard_dense(&spec.expert, expert);
+                    }
+                    if let Some((spec, w)) = spec.shared.as_ref().zip(shared.as_mut()) {
+                        *w = self.shard_dense(&spec.dense, w);
+                    }
+                }
+                (
+                    FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
+                    _,
+                ) => {}
+            }
+        }
+        sharded
+    }
+
+    /// The weights of attention for these query heads and KV heads.
+    fn shard_attention(
+        &self,
+        spec: &AttentionSpec,
+        w: &AttentionWeights,
+        queries: &Range<usize>,
+        kv: &Range<usize>,
+    ) -> AttentionWeights {
+        let times = |heads: &Range<usize>, n: usize| heads.start * n..heads.end * n;
+        // Twice as many where each head's query is followed by a gate.
+        let rows_of_query = w.q.weight.n_rows() / spec.n_head;
+        AttentionWeights {
+            q: shard_rows(&w.q, times(queries, rows_of_query)),
+            k: w.k.as_ref().map(|k| shard_rows(k, times(kv, spec.head_dim))),
+            v: w.v.as_ref().map(|v| shard_rows(v, times(kv, spec.head_dim))),
+            out: self.shard_columns(&w.out, times(queries, spec.head_dim)),
+            q_norm: w.q_norm.clone(),
+            k_norm: w.k_norm.clone(),
+            sinks: w.sinks.as_ref().map(|sinks| sinks[queries.clone()].to_vec()),
+        }
+    }
+
+    /// The weights of this rank's part of a dense feed-forward or expert; the whole of it if it cannot be sharded.
+    fn shard_dense(&self, spec: &Dense, w: &DenseWeights) -> DenseWeights {
+        let Some(columns) = width_range(spec, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
+        DenseWeights {
+            gate: w.gate.as_ref().map(|gate| shard_rows(gate, columns.clone())),
+            up: shard_rows(&w.up, columns.clone()),
+            down: self.shard_columns(&w.down, columns),
+        }
+    }
+
+    /// The columns `columns` of a matrix whose products are partial sums; only rank 0 adds the bias.
+    fn shard_columns(&self, linear: &Linear, columns: Range<usize>) -> Linear {
+        let ty = linear.weight.ty();
+        let bytes = ty.row_bytes(columns.start)..ty.row_bytes(columns.end);
+        let n_rows = linear.weight.n_rows();
+        let mut copied = Vec::with_capacity(n_rows * bytes.len());
+        for row in 0..n_rows {
+            copied.extend_from_slice(&linear.weight.row(row)[bytes.clone()]);
+        }
+        let weight = Tensor::in_memory(linear.weight.name(), [columns.len(), n_rows], ty, &copied);
+        Linear { weight, bias: linear.bias.clone().filter(|_| self.rank == 0) }
+    }
+
+    /// About how many bytes of weights this rank has less than an unsharded model.
+    pub(crate) fn saved_bytes(&self, weights: &Weights) -> u64 {
+        let bytes = |linears: &[&Linear]| linears.iter().map(|linear| packed_bytes(&linear.weight)).sum::<u64>();
+        let dense = |w: &DenseWeights| bytes(&w.gate.iter().chain([&w.up, &w.down]).collect::<Vec<_>>());
+        let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, sharded)| {
+            let mixer = if let (MixerWeights::Attention(w), true) = (&layer.mixer, self.plan.attention) {
+                let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), Some(&w.out)];
+                bytes(&parts.into_iter().flatten().collect::<Vec<_>>())
+            } else {
+                0
+            };
+            let feed_forward = match &layer.feed_forward {
+                FeedForwardWeights::Dense(w) => dense(w),
+                FeedForwardWeights::Experts(w) => w.experts.iter().chain(&w.shared).map(dense).sum(),
+                FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => 0,
+            };
+            let feed_forward = if *sharded { feed_forward } else { 0 };
+            mixer + feed_forward
+        });
+        // An output head that is also the embedding table stays in memory whole, as the table.
+        let head = weights.own_head().filter(|_| self.plan.head).map_or(0, |head| packed_bytes(&head.weight));
+        let n_ranks = self.plan.n_ranks as u64;
+        (layers.sum::<u64>() + head) / n_ranks * (n_ranks - 1)
+    }
+
+    /// The rows of the output head of this rank.
+    pub(crate) fn head(&self, head: &Linear) -> Tensor {
+        head.weight.rows(self.plan.vocabulary(head.weight.n_rows())[self.rank].clone())
+    }
+}
+
+/// The rows `rows` of a matrix, with their part of the bias.
+fn shard_rows(linear: &Linear, rows: Range<usize>) -> Linear {
+    let bias = linear.bias.as_ref().map(|bias| bias[rows.clone()].to_vec());
+    Linear { weight: linear.weight.rows(rows), bias }
+}
