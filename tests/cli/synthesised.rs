@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::common::{has_gpu, run, stdout};
+use crate::common::{run, stdout};
 use metal_attention::gguf::GgufFile;
-use metal_attention::{BatchToken, CacheType, Device, EngineOptions, Model, ModelOptions, Pooler};
+use metal_attention::{BatchToken, CacheType, Device, EngineOptions, ForwardPass, Model, ModelOptions, Pooler};
 use metal_attention_model::{FeedForward, LayerSpec, ModelShape};
 use metal_attention_testing::models::{architectures, more_architectures};
 use serde::Deserialize;
@@ -50,11 +50,7 @@ fn model(file: &Path) -> Model {
 }
 
 /// The logits or the embedding of the text.
-fn values(model: &Model, kind: &Kind, tokens: &[u32], device: Device) -> Vec<f32> {
-    let n_ctx = Some(tokens.len());
-    let (cache_type, n_threads) = (CacheType::F32, Some(2));
-    let options = EngineOptions { device, n_ctx, n_threads, cache_type, exact: true, ..Default::default() };
-    let mut pass = model.forward_pass(&options).unwrap();
+fn values(model: &Model, kind: &Kind, tokens: &[u32], mut pass: Box<dyn ForwardPass>) -> Vec<f32> {
     if *kind == Kind::Embedding {
         let pooler = Pooler::new(model, None);
         let mut pooled = pooler.begin();
@@ -67,7 +63,10 @@ fn values(model: &Model, kind: &Kind, tokens: &[u32], device: Device) -> Vec<f32
     pass.forward(&batch).unwrap().last().unwrap().to_vec()
 }
 
-fn hold_to_references(device: &Device, limit: f64) {
+/// Sets up a model for prompts of a length, exact; `None`: an error that names the CPU, as the backend cannot run it.
+type SetUp<'s> = &'s dyn Fn(&Model, usize) -> Option<Box<dyn ForwardPass>>;
+
+fn hold_to_references(set_up: SetUp<'_>, limit: f64) {
     let References { tokens, models } = references();
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("model.gguf");
@@ -76,14 +75,8 @@ fn hold_to_references(device: &Device, limit: f64) {
         let to = ["synth", "custom", "--type", "f32", "-o", file.to_str().unwrap()];
         stdout(run(&[&to[..], &args[..]].concat()));
         let model = model(&file);
-        let refused = |layer: &LayerSpec| matches!(&layer.feed_forward, FeedForward::Experts(e) if e.latent.is_some());
-        if *device == Device::Wgpu && model.spec().layers.iter().any(refused) {
-            let options = EngineOptions { device: Device::Wgpu, ..Default::default() };
-            let why = model.forward_pass(&options).err().unwrap().to_string();
-            assert!(why.contains("--device cpu"), "{args:?}: {why}");
-            continue;
-        }
-        let got = values(&model, &case.of, &tokens, device.clone());
+        let Some(pass) = set_up(&model, tokens.len()) else { continue };
+        let got = values(&model, &case.of, &tokens, pass);
         let n = case.samples.len();
         let error: f64 = (0..n).map(|i| (f64::from(got[i * got.len() / n]) - case.samples[i]).powi(2)).sum();
         let nmse = error / n as f64 / case.std.powi(2);
@@ -100,14 +93,41 @@ fn hold_to_references(device: &Device, limit: f64) {
 
 #[test]
 fn small_models_give_llama_cpps_logits() {
-    hold_to_references(&Device::Cpu, 1e-10);
+    let set_up = |model: &Model, n_ctx| {
+        let (device, n_ctx, n_threads) = (Device::Cpu, Some(n_ctx), Some(2));
+        let cache_type = CacheType::F32;
+        let options = EngineOptions { device, n_ctx, n_threads, cache_type, exact: true, ..Default::default() };
+        Some(model.forward_pass(&options).unwrap())
+    };
+    hold_to_references(&set_up, 1e-10);
 }
 
+/// All on one device, whose compiled pipelines serve many models.
+#[cfg(feature = "wgpu")]
 #[test]
 fn and_so_they_do_on_a_gpu() {
-    if has_gpu() {
-        hold_to_references(&Device::Wgpu, 1e-8);
+    use std::sync::Arc;
+
+    use metal_attention::kernels::{WgpuDevice, WgpuOptions};
+    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+
+    if !crate::common::has_gpu() {
+        return;
     }
+    let gpu = Arc::new(WgpuDevice::open(&WgpuOptions::default()).unwrap());
+    let set_up = |model: &Model, n_ctx| -> Option<Box<dyn ForwardPass>> {
+        let refused = |layer: &LayerSpec| matches!(&layer.feed_forward, FeedForward::Experts(e) if e.latent.is_some());
+        if model.spec().layers.iter().any(refused) {
+            let options = EngineOptions { device: Device::Wgpu, ..Default::default() };
+            let why = model.forward_pass(&options).err().unwrap().to_string();
+            assert!(why.contains("--device cpu"), "{why}");
+            return None;
+        }
+        let options = WgpuForwardPassOptions { n_ctx, cache_type: CacheType::F32, exact: true, ..Default::default() };
+        let pass = WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options);
+        Some(Box::new(pass.unwrap()))
+    };
+    hold_to_references(&set_up, 1e-8);
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! A small model of every architecture against llama.cpp's logits and embeddings, and against itself however its tokens come.
 
 use std::collections::BTreeMap;
+#[cfg(feature = "wgpu")]
+use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
 };
+#[cfg(feature = "wgpu")]
+use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
 use metal_attention_testing::models::more_architectures;
 use serde::Deserialize;
 
@@ -73,14 +77,15 @@ fn argmax(row: &[f32]) -> usize {
     metal_attention_model::argmax(row) as usize
 }
 
-/// Holds every model on `device` to the references: `limit` is the most that the NMSE may be.
-fn hold_to_references(device: &Device, limit: f64) {
+/// Holds every model to the references: `limit` is the most that the NMSE may be. `set_up` takes a model, the length of its context
+/// and whether to compute exactly.
+fn hold_to_references(set_up: &dyn Fn(&Model, usize, bool) -> Box<dyn ForwardPass>, limit: f64) {
     let Reference { tokens, models } = reference();
     assert_eq!(models.len(), more_architectures().len());
     for (name, case) in models {
         let model = model(&name);
         // Where experts are quantised the reference took their numbers as floats.
-        let mut pass = pass_on(device.clone(), &model, tokens.len(), 1, case.quantized).unwrap();
+        let mut pass = set_up(&model, tokens.len(), case.quantized);
         let limit = if case.quantized { 1e-6 } else { limit };
         if let Some(want) = case.embedding {
             let pooler = Pooler::new(&model, None);
@@ -104,23 +109,28 @@ fn hold_to_references(device: &Device, limit: f64) {
 
 #[test]
 fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
-    hold_to_references(&Device::Cpu, 1e-8);
+    hold_to_references(&|model, n_ctx, exact| pass(model, n_ctx, 1, exact), 1e-8);
 }
 
+/// All on one device, whose compiled pipelines serve many models.
+#[cfg(feature = "wgpu")]
 #[test]
 fn and_so_it_does_on_a_gpu() {
-    let built_in = Model::built_in().unwrap();
-    match pass_on(Device::Wgpu, &built_in, 32, 1, false) {
-        Ok(_) => hold_to_references(&Device::Wgpu, 1e-6),
-        Err(why) => assert!(std::env::var_os("CI").is_none(), "{why}"),
-    }
+    let Some(gpu) = crate::wgpu::device::gpu() else { return };
+    let set_up = |model: &Model, n_ctx, exact| -> Box<dyn ForwardPass> {
+        let options = WgpuForwardPassOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
+        Box::new(WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).unwrap())
+    };
+    hold_to_references(&set_up, 1e-6);
 }
 
 #[test]
 fn and_so_it_does_through_cuda() {
     let built_in = Model::built_in().unwrap();
     match pass_on(Device::Cuda(0), &built_in, 32, 1, false) {
-        Ok(_) => hold_to_references(&Device::Cuda(0), 1e-6),
+        Ok(_) => {
+            hold_to_references(&|model, n_ctx, exact| pass_on(Device::Cuda(0), model, n_ctx, 1, exact).unwrap(), 1e-6);
+        }
         Err(why) => assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}"),
     }
 }
