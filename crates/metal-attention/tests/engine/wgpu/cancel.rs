@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::wgpu::device::{fresh_gpu, gpu_with, start};
+use crate::wgpu::device::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuError;
 use metal_attention::{
@@ -28,7 +28,7 @@ fn prompt(model: &dyn ForwardPass, n: usize) -> Vec<BatchToken> {
 
 #[test]
 fn a_cancelled_batch_leaves_the_cache_as_it_was() {
-    let Some(known) = fresh_gpu() else { return };
+    let Some(known) = gpu() else { return };
     let mut other = start(&known, &stories(), &options());
     let watch = Watch::default();
     let gpu = gpu_with(&watch).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::wgpu::device::{fresh_gpu, gpu, gpu_of_any_subgroups, start};
+use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
@@ -269,7 +269,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let wgpu_options =
         WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
     let n_rounds = if gpu.summary().is_software() { 300 } else { 1000 };
-    let mut pass = WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &wgpu_options).unwrap();
+    let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
         // Mostly short prompts; every chunk boundary of the kernels is among the lengths.
@@ -559,7 +559,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
 
 #[test]
 fn a_second_prompt_allocates_nothing() {
-    let Some(gpu) = fresh_gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
     let mut allocations = Vec::new();
@@ -578,7 +578,7 @@ fn a_second_prompt_allocates_nothing() {
 
 #[test]
 fn a_lost_device_is_an_error_and_nothing_else() {
-    let Some(gpu) = fresh_gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &options(CacheType::F16));
     let ids = greedy(&mut model, &[1, 403, 407], 5);
     let past = model.position();
@@ -598,7 +598,7 @@ fn a_lost_device_is_an_error_and_nothing_else() {
 
 #[test]
 fn what_cannot_fit_is_refused() {
-    let Some(gpu) = fresh_gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
