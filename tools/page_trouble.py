@@ -1,5 +1,5 @@
-"""What makes a page lose text or fall: two conversations at once, two tabs, a full context, answers that are cut, storage with
-anything in it. Most of it is asked of a server that does as this file says."""
+"""Tests of the server's page in situations in which it could lose text or fail: two conversations at once, two tabs, a full context,
+interrupted answers, storage with arbitrary content. Most of them use scripted answers in place of the server's."""
 
 import json
 import time

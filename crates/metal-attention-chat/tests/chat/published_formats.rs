@@ -11,21 +11,21 @@ const TEXT: &str = "Some words first.";
 
 /// Templates whose rendered calls cannot be parsed, with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
-    ("CohereForAI-c4ai-command-r-plus-tool_use", "it fails without parameters of its own kind"),
-    ("meetkai-functionary-medium-v3.2", "the prompt ends with what announces a call or a text"),
-    ("Kimi-K3", "its marks share the text between them"),
+    ("CohereForAI-c4ai-command-r-plus-tool_use", "it fails without parameters in its own notation"),
+    ("meetkai-functionary-medium-v3.2", "the prompt ends with the marker of a call or a text"),
+    ("Kimi-K3", "its markers share the text between them"),
     ("MiniMax-M3", "each parameter has a tag of its own name"),
     ("NVIDIA-Nemotron-Nano-v2", "a text and calls are two messages, of which a model writes one"),
     ("nemotron-nano-2", "a text and calls are two messages, of which a model writes one"),
     (
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-        "calls are told in plain words after a text: arguments come as a text only",
+        "calls after a text are rendered as plain words, with the arguments as a string only",
     ),
-    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "as the other distillate"),
-    ("deepseek-r1-distill", "as the other distillate"),
-    ("deepseek-ai-DeepSeek-V3.1", "as the distillates of R1"),
-    ("deepseek-v3.1", "as the distillates of R1"),
-    ("fireworks-ai-llama-3-firefunction-v2", "a plain word announces the list of calls"),
+    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "the same as the other distilled model"),
+    ("deepseek-r1-distill", "the same as the other distilled model"),
+    ("deepseek-ai-DeepSeek-V3.1", "the same as the distilled models of R1"),
+    ("deepseek-v3.1", "the same as the distilled models of R1"),
+    ("fireworks-ai-llama-3-firefunction-v2", "a plain word instead of a marker begins the list of calls"),
     ("gemma-4", "the text is written after the calls"),
     ("google-gemma-4-31B-it", "the text is written after the calls"),
     ("google-gemma-4-31B-it-interleaved", "the text is written after the calls"),
@@ -35,7 +35,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("meta-llama-Llama-3.2-3B-Instruct", "each call is a message of its own"),
     ("meta-llama-Llama-3.3-70B-Instruct", "each call is a message of its own"),
     ("llama-cpp-deepseek-r1", "a message with a text has no calls"),
-    ("muse-glimmer", "the name stands twice in a call, first in the header of its message"),
+    ("muse-glimmer", "the name occurs twice in a call, first in the header of its message"),
 ];
 
 /// The templates of llama.cpp and those of this crate, by name.

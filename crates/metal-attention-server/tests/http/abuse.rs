@@ -145,7 +145,7 @@ fn idle_connections_are_closed_for_new_ones() {
     let head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
     let uploads: Vec<_> = (0..40).map(|_| connect_and_send(&server, head)).collect();
     assert_answers(&server);
-    // Of the first kind, all connections were closed for later ones.
+    // All half-open connections were closed for later ones.
     assert_eq!(half_open.into_iter().filter_map(|mut stream| stream.read(&mut [0]).ok()).sum::<usize>(), 0);
     drop((idle, uploads));
     assert!(server.metric("connections_given_up_total") >= 90.0);
