@@ -208,7 +208,10 @@ fn answers_are_parsed_into_thoughts_text_and_calls() {
     let options = GenerateOptions { grammar: calls, answer: called, ..with_max_tokens(200) };
     let (streamed, done) = generate(context, &tokens(with_tools), &options);
     let arguments = r#"{ "city" : "Paris" }"#;
-    assert_eq!(streamed.text, format!("<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {arguments}}}\n</tool_call>"));
+    assert_eq!(
+        streamed.text,
+        format!("<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {arguments}}}\n</tool_call>")
+    );
     assert_eq!((done.stop_reason, done.n_generated), (StopReason::EndOfGeneration, streamed.ids.len()));
     let parsed: serde_json::Value = serde_json::from_str(&message(called)).unwrap();
     assert_eq!(parsed["content"], serde_json::Value::Null);
@@ -218,8 +221,11 @@ fn answers_are_parsed_into_thoughts_text_and_calls() {
     let text = streamed.text.replace('"', "\\\"").replace('\n', "\\n");
     let same = grammar(model, "choice", &format!("[\"{text}\"]"), null()).unwrap();
     let plain = answer(with_tools);
-    let (again, _) =
-        generate(context, &tokens(with_tools), &GenerateOptions { grammar: same, answer: plain, ..with_max_tokens(200) });
+    let (again, _) = generate(
+        context,
+        &tokens(with_tools),
+        &GenerateOptions { grammar: same, answer: plain, ..with_max_tokens(200) },
+    );
     assert_eq!(again.text, streamed.text);
     let parsed: serde_json::Value = serde_json::from_str(&message(plain)).unwrap();
     assert_eq!(parsed, serde_json::json!({"role": "assistant", "content": streamed.text}));
@@ -228,7 +234,11 @@ fn answers_are_parsed_into_thoughts_text_and_calls() {
     let thinking = chat(model, HELLO, |options| options.variables = c"{\"think\": true}".as_ptr()).unwrap();
     let thoughts = grammar(model, "choice", r#"["It is hot.\n</think>\n\nYes."]"#, null()).unwrap();
     let thought = answer(thinking);
-    generate(context, &tokens(thinking), &GenerateOptions { grammar: thoughts, answer: thought, ..with_max_tokens(100) });
+    generate(
+        context,
+        &tokens(thinking),
+        &GenerateOptions { grammar: thoughts, answer: thought, ..with_max_tokens(100) },
+    );
     assert_eq!(message(thought), r#"{"role":"assistant","content":"Yes.","reasoning_content":"It is hot."}"#);
 
     // An answer can be used for one generation only.
@@ -238,7 +248,11 @@ fn answers_are_parsed_into_thoughts_text_and_calls() {
         let (once, n) = (ONCE.as_ptr(), ONCE.len());
         let status =
             ma_generate(context, once, n, &raw const sampling, &raw const options, None, null_mut(), null_mut());
-        assert!(status == Status::InvalidArgument && last_error().contains("make one for each text"), "{}", last_error());
+        assert!(
+            status == Status::InvalidArgument && last_error().contains("make one for each text"),
+            "{}",
+            last_error()
+        );
         for answer in [called, plain, thought] {
             ma_answer_free(answer);
         }
@@ -455,7 +469,12 @@ fn sequences_of_a_batch_equal_single_generations() {
     let sampling: SamplingOptions = defaults(ma_sampling_options_greedy);
     let regex = grammar(model, "regex", " [a-z]{3}", null()).unwrap();
     let prompts: [&[u32]; 4] = [&ONCE, &[1, 403, 407], &ONCE, &[1, 300]];
-    let options = [with_max_tokens(12), with_max_tokens(20), GenerateOptions { grammar: regex, ..with_max_tokens(12) }, with_max_tokens(0)];
+    let options = [
+        with_max_tokens(12),
+        with_max_tokens(20),
+        GenerateOptions { grammar: regex, ..with_max_tokens(12) },
+        with_max_tokens(0),
+    ];
     let mut streamed = [(); 4].map(|()| Streamed::default());
     for (i, ((prompt, options), streamed)) in prompts.iter().zip(&options).zip(&mut streamed).enumerate() {
         let (mut index, user) = (9, (&raw mut *streamed).cast());
