@@ -60,14 +60,14 @@ impl ModelSource for Source {
 }
 
 /// Builder of a server with several models. The fields are those of each [`Source`].
-struct Models {
+struct ServerBuilder {
     log: Log,
     loading: Arc<(AtomicUsize, AtomicUsize)>,
     together: usize,
     models: Vec<ModelConfig>,
 }
 
-impl Models {
+impl ServerBuilder {
     fn new(models: &[(&'static str, u64)]) -> Self {
         let mut this = Self { log: Log::default(), loading: Arc::default(), together: 1, models: Vec::new() };
         for (name, bytes) in models {
@@ -115,7 +115,7 @@ fn complete(server: &Server, model: &str) -> (u16, String) {
 
 #[test]
 fn models_are_loaded_when_requests_name_them() {
-    let (server, log) = Models::new(&[("a", 100), ("b", 100)]).serve();
+    let (server, log) = ServerBuilder::new(&[("a", 100), ("b", 100)]).serve();
     assert!(log.lock().unwrap().is_empty(), "none is loaded before a request comes");
     assert_eq!(complete(&server, "b"), (200, STORY.into()));
     assert_eq!(complete(&server, "b"), (200, STORY.into()));
@@ -131,7 +131,7 @@ fn models_are_loaded_when_requests_name_them() {
         ("/tokenize", json!({"content": "Hello"})),
         ("/v1/rerank", json!({"query": "Hello", "documents": ["Hello"]})),
     ] {
-        let (server, _) = Models::new(&[("a", 100)]).serve();
+        let (server, _) = ServerBuilder::new(&[("a", 100)]).serve();
         body["model"] = "a".into();
         for waits in [true, false] {
             let answer = server.post(path, &body);
@@ -150,7 +150,8 @@ fn models_are_loaded_when_requests_name_them() {
 
 #[test]
 fn the_least_recently_used_model_is_unloaded() {
-    let (server, log) = Models::new(&[("a", 400), ("b", 400), ("c", 400), ("all", 1000), ("more", 1001)]).serve();
+    let (server, log) =
+        ServerBuilder::new(&[("a", 400), ("b", 400), ("c", 400), ("all", 1000), ("more", 1001)]).serve();
     for model in ["a", "b", "a", "c", "a", "b"] {
         assert_eq!(complete(&server, model), (200, STORY.into()));
     }
@@ -167,7 +168,7 @@ fn the_least_recently_used_model_is_unloaded() {
 
 #[test]
 fn two_hundred_requests_to_three_models_in_memory_for_two() {
-    let models = Models::new(&[("a", 500), ("b", 500), ("c", 500)]);
+    let models = ServerBuilder::new(&[("a", 500), ("b", 500), ("c", 500)]);
     let loading = Arc::clone(&models.loading);
     let (server, log) = models.serve();
     std::thread::scope(|scope| {
@@ -187,7 +188,7 @@ fn two_hundred_requests_to_three_models_in_memory_for_two() {
 
 #[test]
 fn models_that_fit_together_are_loaded_concurrently() {
-    let mut models = Models { together: 2, ..Models::new(&[]) };
+    let mut models = ServerBuilder { together: 2, ..ServerBuilder::new(&[]) };
     for name in ["a", "b"] {
         models.add(name, 500, false);
     }
@@ -205,7 +206,7 @@ fn models_that_fit_together_are_loaded_concurrently() {
 
 #[test]
 fn a_failed_load_does_not_affect_other_models() {
-    let mut models = Models::new(&[("a", 500), ("b", 500)]);
+    let mut models = ServerBuilder::new(&[("a", 500), ("b", 500)]);
     models.add("bad", 400, true);
     let (server, log) = models.serve();
     assert_eq!(complete(&server, "a"), (200, STORY.into()));
@@ -221,7 +222,7 @@ fn a_failed_load_does_not_affect_other_models() {
 
 #[test]
 fn a_model_with_a_running_answer_is_not_unloaded() {
-    let (server, log) = Models::new(&[("a", 600), ("b", 600)]).serve();
+    let (server, log) = ServerBuilder::new(&[("a", 600), ("b", 600)]).serve();
     let mut long = completion("a");
     long["max_tokens"] = json!(400);
     long["ignore_eos"] = json!(true);
@@ -241,7 +242,7 @@ fn a_model_with_a_running_answer_is_not_unloaded() {
 
 #[test]
 fn models_are_unloaded_after_their_keep_alive() {
-    let mut models = Models::new(&[]);
+    let mut models = ServerBuilder::new(&[]);
     models.add("short", 100, false).keep_alive = Some(KeepAlive::For(Duration::from_millis(50)));
     models.add("now", 100, false).keep_alive = Some(KeepAlive::For(Duration::ZERO));
     models.add("long", 100, false);
@@ -259,7 +260,7 @@ fn models_are_unloaded_after_their_keep_alive() {
 
 #[test]
 fn resident_models_are_never_unloaded() {
-    let mut models = Models::new(&[("b", 500), ("c", 300)]);
+    let mut models = ServerBuilder::new(&[("b", 500), ("c", 300)]);
     models.add("a", 600, false).resident = true;
     let (server, log) = models.serve();
     assert_eq!(complete(&server, "c"), (200, STORY.into()));
@@ -276,7 +277,7 @@ fn resident_models_are_never_unloaded() {
 
 #[test]
 fn defaults_apply_to_fields_that_requests_omit() {
-    let mut models = Models::new(&[]);
+    let mut models = ServerBuilder::new(&[]);
     let sampling: SamplingFields = serde_json::from_value(json!({"temperature": 0})).unwrap();
     let model = models.add("a", 100, false);
     model.names.push("claude-*".into());
