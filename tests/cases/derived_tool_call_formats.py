@@ -1,4 +1,4 @@
-"""Calls of Kimi K2, MiniMax M2 and Functionary 3.1, with minimal templates that have the marks of the models."""
+"""Calls of Kimi K2, MiniMax M2 and Functionary 3.1 are parsed, with minimal templates that have the models' markers."""
 
 from lib import *
 

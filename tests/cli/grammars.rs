@@ -1,33 +1,33 @@
-//! What a text must look like: grammars, JSON schemas and regular expressions, on the built-in model.
+//! Constrained generation of the command line: grammars, JSON schemas and regular expressions, on the built-in model.
 
 use crate::common::{run, run_with_input, stderr, stdout};
 use serde_json::Value;
 
-/// What the model writes with `flags`, as a continuation.
-fn text(flags: &[&str]) -> String {
+/// The text that `run` generates with `flags`.
+fn generated(flags: &[&str]) -> String {
     stdout(run(&[&["run", "-p", "Once upon a time", "--temp", "0", "-n", "60", "--device", "cpu"], flags].concat()))
 }
 
-/// What `run` says of `flags`, which it refuses.
-fn refused(flags: &[&str]) -> String {
+/// The error that `run` prints for `flags`, which it rejects with exit code 2.
+fn rejection(flags: &[&str]) -> String {
     let output = run(&[&["run", "-p", "Once"], flags].concat());
     assert_eq!(output.status.code(), Some(2), "{flags:?}");
     stderr(&output)
 }
 
 #[test]
-fn texts_have_the_form_that_is_asked_for() {
-    assert_eq!(text(&["--regex", "^ (yes|no), said Lily\\.$"]), " yes, said Lily.");
-    assert_eq!(text(&["--grammar", "root ::= \" [\" number \"]\"\nnumber ::= \"7\"{3}"]), " [777]");
-    assert_eq!(text(&["--grammar", "start: \"<\" start \">\" | /x{2}/"]).replace(['<', '>'], ""), "xx");
+fn continuations_match_the_grammar() {
+    assert_eq!(generated(&["--regex", "^ (yes|no), said Lily\\.$"]), " yes, said Lily.");
+    assert_eq!(generated(&["--grammar", "root ::= \" [\" number \"]\"\nnumber ::= \"7\"{3}"]), " [777]");
+    assert_eq!(generated(&["--grammar", "start: \"<\" start \">\" | /x{2}/"]).replace(['<', '>'], ""), "xx");
     let schema = r#"{"type": "object", "properties": {"pet": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
         "required": ["pet", "old"]}"#;
-    let pet: Value = serde_json::from_str(&text(&["--json-schema", schema])).unwrap();
+    let pet: Value = serde_json::from_str(&generated(&["--json-schema", schema])).unwrap();
     assert!(["cat", "dog"].contains(&pet["pet"].as_str().unwrap()) && pet["old"].is_boolean(), "{pet}");
 }
 
 #[test]
-fn forms_come_from_files() {
+fn grammars_and_schemas_are_read_from_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -35,17 +35,17 @@ fn forms_come_from_files() {
         path.to_str().unwrap().to_owned()
     };
     let grammar = file("abc.gbnf", "root ::= \"abc\" # one text\n");
-    assert_eq!(text(&["--grammar-file", &grammar]), "abc");
+    assert_eq!(generated(&["--grammar-file", &grammar]), "abc");
     let schema = file("schema.json", r#"{"const": 12}"#);
-    assert_eq!(text(&["--json-schema-file", &schema]), "12");
-    assert_eq!(text(&["-jf", &schema]), "12");
-    assert_eq!(text(&["-j", &format!("@{schema}")]), "12");
+    assert_eq!(generated(&["--json-schema-file", &schema]), "12");
+    assert_eq!(generated(&["-jf", &schema]), "12");
+    assert_eq!(generated(&["-j", &format!("@{schema}")]), "12");
     let missing = run(&["run", "-p", "Once", "--grammar-file", "nowhere.gbnf"]);
     assert!(!missing.status.success() && stderr(&missing).contains("nowhere.gbnf"));
 }
 
 #[test]
-fn answers_have_the_form_that_is_asked_for() {
+fn chat_answers_match_the_grammar() {
     let flags = ["--regex", "yes|no", "--temp", "0", "-n", "20", "--device", "cpu"];
     let answer = stdout(run(&[&["run", "--chat", "-p", "Is it so?"][..], &flags].concat()));
     assert!(["yes\n", "no\n"].contains(&&*answer), "{answer}");
@@ -54,16 +54,16 @@ fn answers_have_the_form_that_is_asked_for() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
-    for (flags, said) in [
+fn errors_in_grammars_name_the_line_or_path() {
+    for (flags, message) in [
         (["--grammar", "root ::= a\na ::= b"], "error: the grammar: line 2: the rule \"b\" is not defined"),
         (["--grammar", "start: (\"a\""], "error: the grammar: line 1: "),
         (["--json-schema", "{"], "error: the JSON schema is no JSON: "),
         (["--json-schema", "{\"required\": 1}"], "error: the JSON schema: #/required must be a list of strings"),
         (["--regex", "a(?=b)"], "error: the regular expression: look-arounds, "),
     ] {
-        let errors = refused(&flags);
-        assert!(errors.contains(said), "{errors}");
+        let errors = rejection(&flags);
+        assert!(errors.contains(message), "{errors}");
     }
-    assert!(refused(&["--regex", "a", "--grammar", "b"]).contains("cannot be used with"));
+    assert!(rejection(&["--regex", "a", "--grammar", "b"]).contains("cannot be used with"));
 }

@@ -1,4 +1,4 @@
-"""Arguments of calls stream as they come in every format."""
+"""Arguments of calls are streamed in small deltas in every tool-call format."""
 
 from lib import *
 

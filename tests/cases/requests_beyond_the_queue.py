@@ -1,4 +1,4 @@
-"""A request that can never fit (more texts than places and queue together) is a 400 that names the limit, not a 429 to be tried again."""
+"""A request with more sequences than slots and queue together is rejected with 400 and the limit, not with 429, which invites a retry."""
 
 from lib import *
 

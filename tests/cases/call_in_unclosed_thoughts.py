@@ -1,4 +1,4 @@
-"""A call inside thoughts that are never closed, as Qwen 3.5 writes at times, is a call."""
+"""A call inside thoughts that are never closed, as Qwen 3.5 sometimes writes, is parsed as a call."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-//! Models and texts without flags: `run MODEL TEXT` and the like.
+//! Models and texts as positional arguments: `run MODEL TEXT`, `chat MODEL`, `info MODEL`, ...
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -9,10 +9,11 @@ use serde_json::Value;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 const TEXT: &str = "Once upon a time";
+/// Flags of a short greedy generation.
 const SHORT: [&str; 4] = ["--temp", "0", "-n", "12"];
 const NOTE: &str = "note: the text is continued as it is, though the model has a chat template: --chat";
 
-/// The built-in model with a chat template.
+/// Writes the built-in model with a chat template into `folder`. Returns its path.
 fn with_template(folder: &Path) -> PathBuf {
     let model = GgufFile::open(BUILT_IN).unwrap();
     let mut metadata = model.metadata().clone();
@@ -28,18 +29,19 @@ fn with_template(folder: &Path) -> PathBuf {
     path
 }
 
-fn of(command: &str, args: &[&str]) -> Output {
+/// Runs `command` with `args` and [`SHORT`].
+fn run_short(command: &str, args: &[&str]) -> Output {
     run(&[&[command], args, &SHORT].concat())
 }
 
 #[test]
-fn a_text_without_a_flag_is_a_message_where_there_is_a_template() {
+fn a_positional_text_is_a_message_if_the_model_has_a_template() {
     let folder = tempfile::tempdir().unwrap();
     let path = with_template(folder.path());
     let model = path.to_str().unwrap();
     let lines = [&["chat", "-m", model], &SHORT[..]].concat();
     let answer = stdout(run_with_input(&lines, format!("{TEXT}\n").as_bytes()));
-    let continued = stdout(of("run", &["-m", model, "-p", TEXT]));
+    let continued = stdout(run_short("run", &["-m", model, "-p", TEXT]));
     assert_ne!(answer.trim(), continued.trim());
 
     for message in [
@@ -49,19 +51,19 @@ fn a_text_without_a_flag_is_a_message_where_there_is_a_template() {
         &["-m", model, "-p", TEXT, "--chat"],
         &["-m", model, "-cnv", TEXT],
     ] {
-        let output = of("run", message);
+        let output = run_short("run", message);
         assert!(!stderr(&output).contains("note: "), "{}", stderr(&output));
         assert_eq!(stdout(output), answer, "{message:?}");
     }
-    assert_eq!(stdout(of("chat", &[model, TEXT])), answer);
-    assert_eq!(stdout(of("chat", &["-m", model, TEXT])), answer);
-    assert_eq!(stdout(of("chat", &[model, "-p", TEXT])), answer);
+    assert_eq!(stdout(run_short("chat", &[model, TEXT])), answer);
+    assert_eq!(stdout(run_short("chat", &["-m", model, TEXT])), answer);
+    assert_eq!(stdout(run_short("chat", &[model, "-p", TEXT])), answer);
     let piped = |args: &[&str]| run_with_input(&[&["run"], args, &SHORT].concat(), TEXT.as_bytes());
     assert_eq!(stdout(piped(&[model])), answer);
     assert_eq!(stdout(piped(&["-m", model, "-", "--chat"])), answer);
 
     for plain in [&["-m", model, "-p", TEXT][..], &[model, "-p", TEXT]] {
-        let output = of("run", plain);
+        let output = run_short("run", plain);
         assert_eq!(stderr(&output).matches(NOTE).count(), 1, "{}", stderr(&output));
         assert_eq!(stdout(output), continued);
     }
@@ -69,16 +71,16 @@ fn a_text_without_a_flag_is_a_message_where_there_is_a_template() {
         (piped(&["-m", model, "-"]), true),
         (piped(&[model, "-"]), true),
         (piped(&["-m", model, "-f", "-"]), true),
-        (of("run", &["-m", model, "--raw", TEXT]), false),
-        (of("run", &[model, "--raw", "-p", TEXT]), false),
+        (run_short("run", &["-m", model, "--raw", TEXT]), false),
+        (run_short("run", &[model, "--raw", "-p", TEXT]), false),
     ] {
         assert_eq!(stderr(&output).contains(NOTE), is_noted, "{}", stderr(&output));
         assert_eq!(stdout(output), continued);
     }
 
-    // JSON changes nothing of that.
+    // With --json the same texts are messages.
     let meta = |args: &[&str]| -> Value {
-        let text = stdout(of("run", &[args, &["--json"]].concat()));
+        let text = stdout(run_short("run", &[args, &["--json"]].concat()));
         serde_json::from_str(text.lines().next().unwrap()).unwrap()
     };
     assert_eq!(meta(&[model, TEXT])["prompt"], format!("user: {TEXT}\nassistant:"));
@@ -88,29 +90,29 @@ fn a_text_without_a_flag_is_a_message_where_there_is_a_template() {
     );
     assert_eq!(meta(&[model, "-p", TEXT])["prompt"], TEXT);
 
-    // Without a template a text is continued, and nothing is said of it.
-    let output = of("run", &[BUILT_IN, TEXT]);
+    // Without a template the text is continued, without a note.
+    let output = run_short("run", &[BUILT_IN, TEXT]);
     assert!(!stderr(&output).contains("note: "), "{}", stderr(&output));
-    assert_eq!(stdout(output), stdout(of("run", &["-p", TEXT])));
+    assert_eq!(stdout(output), stdout(run_short("run", &["-p", TEXT])));
 }
 
 #[test]
-fn the_environment_has_models_and_folders_of_them() {
+fn variables_name_a_model_or_a_folder_of_models() {
     let folder = tempfile::tempdir().unwrap();
     let path = with_template(folder.path());
     let with =
         |name: &str, value: &Path, args: &[&str]| program().args(args).args(SHORT).env(name, value).output().unwrap();
-    let answer = stdout(of("run", &["-m", path.to_str().unwrap(), TEXT]));
-    // A word that names no model is the text for the model of the environment.
+    let answer = stdout(run_short("run", &["-m", path.to_str().unwrap(), TEXT]));
+    // If the first word names no model, all words are the text, and the model is that of the environment.
     for words in
         [&["run", TEXT][..], &["run", "Once", "upon", "a", "time"], &["run", "-m", path.to_str().unwrap(), TEXT]]
     {
         assert_eq!(stdout(with("METAL_ATTENTION_MODEL", &path, words)), answer, "{words:?}");
     }
-    // One that names one is the model.
-    let built_in = stdout(of("run", &[BUILT_IN, TEXT]));
+    // If the first word names a model, it is used.
+    let built_in = stdout(run_short("run", &[BUILT_IN, TEXT]));
     assert_eq!(stdout(with("METAL_ATTENTION_MODEL", &path, &["run", BUILT_IN, TEXT])), built_in);
-    // An empty variable is none.
+    // An empty variable has no effect.
     assert_eq!(stdout(with("METAL_ATTENTION_MODEL", Path::new(""), &["run", BUILT_IN, TEXT])), built_in);
 
     for name in ["tiny-chat", "TINY-chat-q4_0", "tiny-chat:Q4_0", "tiny-chat-Q4_0.gguf"] {
@@ -122,7 +124,7 @@ fn the_environment_has_models_and_folders_of_them() {
 }
 
 #[test]
-fn every_command_finds_a_model_that_stands_alone() {
+fn every_command_accepts_a_positional_model() {
     assert!(stdout(run(&["info", BUILT_IN])).contains("stories260K"));
     assert_eq!(stdout(run(&["show", BUILT_IN])), stdout(run(&["info", "-m", BUILT_IN])));
     assert!(stdout(run(&["ls"])).len() > 10);
@@ -136,7 +138,7 @@ fn every_command_finds_a_model_that_stands_alone() {
 }
 
 #[test]
-fn what_names_no_model_is_told_what_would() {
+fn errors_for_an_unknown_model_name_alternatives() {
     let fails = |args: &[&str], code: i32, parts: &[&str]| {
         let output = run(args);
         let errors = stderr(&output);

@@ -1,4 +1,4 @@
-//! Models of a store, which come, change and go while the server runs.
+//! Models of a store (a folder of files), which are added, replaced and deleted while the server runs. The store is a stub.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -15,18 +15,19 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Lines, Server, load};
 use crate::{PROMPT, STORY};
 
-/// What a store has and what happened to it.
+/// The content of the stub store, and a record of the calls.
 #[derive(Default)]
 struct Folder {
-    /// The versions of the models by name.
+    /// The present version of each model, by name.
     versions: Mutex<BTreeMap<String, u64>>,
-    /// The loads, as `name@version`.
+    /// The loads so far, as `name@version`.
     loads: Mutex<Vec<String>>,
-    /// The models whose files were looked at.
+    /// The models whose files were read for their card.
     cards: Mutex<Vec<String>>,
-    /// Held by a test, looking through the store waits.
+    /// While a test locks this, listing the store blocks.
     gate: Mutex<()>,
-    is_looked_through: AtomicBool,
+    /// Whether listing the store has begun.
+    is_listed: AtomicBool,
 }
 
 impl Folder {
@@ -35,11 +36,12 @@ impl Folder {
     }
 }
 
+/// The stub store.
 struct Store(Arc<Folder>);
 
 impl ModelStore for Store {
     fn models(&self) -> Vec<StoredModel> {
-        self.0.is_looked_through.store(true, Ordering::SeqCst);
+        self.0.is_listed.store(true, Ordering::SeqCst);
         let _gate = self.0.gate.lock();
         let model = |(name, version): (&String, &u64)| {
             let source = Source { name: name.clone(), version: *version, folder: Arc::clone(&self.0) };
@@ -48,7 +50,7 @@ impl ModelStore for Store {
         self.0.versions.lock().unwrap().iter().map(model).collect()
     }
 
-    /// The model's next version.
+    /// Adds the model's next version.
     fn pull(&self, name: &str, _: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), SourceError> {
         *self.0.versions.lock().unwrap().entry(name.to_owned()).or_default() += 1;
         Ok(())
@@ -60,7 +62,7 @@ impl ModelStore for Store {
     }
 }
 
-/// The built-in model as a version of a stored one.
+/// A version of a stored model; its content is the built-in model.
 struct Source {
     name: String,
     version: u64,
@@ -83,7 +85,7 @@ impl ModelSource for Source {
     }
 }
 
-/// A server with the models of a store, which has the model `a`.
+/// A server with a store that has the model `a`.
 fn serve() -> (Server, Arc<Folder>) {
     let folder = Arc::<Folder>::default();
     folder.versions.lock().unwrap().insert("a".into(), 1);
@@ -97,7 +99,7 @@ fn completion(model: &str) -> Value {
     json!({"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 8})
 }
 
-/// Waits until `done`, for ten seconds at most.
+/// Polls `done` until it is true, ten seconds at most.
 #[track_caller]
 fn wait_until(done: impl Fn() -> bool) {
     for _ in 0..2000 {
@@ -110,12 +112,12 @@ fn wait_until(done: impl Fn() -> bool) {
 }
 
 #[test]
-fn looking_through_a_store_holds_up_no_other_request() {
+fn listing_a_store_does_not_block_other_requests() {
     let (server, folder) = serve();
     let gate = folder.gate.lock().unwrap();
     let body = completion("a").to_string();
-    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
-    wait_until(|| folder.is_looked_through.load(Ordering::SeqCst));
+    let waiting = server.send_only("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    wait_until(|| folder.is_listed.load(Ordering::SeqCst));
     assert_eq!(server.get("/health").status, 200);
     drop(gate);
     let answer = Answer::read(waiting);
@@ -123,23 +125,23 @@ fn looking_through_a_store_holds_up_no_other_request() {
 }
 
 #[test]
-fn models_that_are_known_serve_while_a_store_is_looked_through() {
+fn known_models_serve_while_a_store_is_listed() {
     let (server, folder) = serve();
     assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
-    // What was found holds that long.
+    // The listing expires after a second.
     std::thread::sleep(Duration::from_millis(1100));
-    folder.is_looked_through.store(false, Ordering::SeqCst);
+    folder.is_listed.store(false, Ordering::SeqCst);
     let gate = folder.gate.lock().unwrap();
     let body = completion("a").to_string();
-    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
-    wait_until(|| folder.is_looked_through.load(Ordering::SeqCst));
+    let waiting = server.send_only("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    wait_until(|| folder.is_listed.load(Ordering::SeqCst));
     assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
     drop(gate);
     assert_eq!(Answer::read(waiting).status, 200);
 }
 
 #[test]
-fn a_request_without_a_model_gets_one_that_is_there() {
+fn a_request_without_a_model_uses_an_existing_one() {
     let (server, folder) = serve();
     assert_eq!(names(&server), ["a"]);
     *folder.versions.lock().unwrap() = BTreeMap::from([("b".into(), 1)]);
@@ -149,7 +151,7 @@ fn a_request_without_a_model_gets_one_that_is_there() {
 }
 
 #[test]
-fn only_files_of_loaded_models_are_read_for_what_is_loaded() {
+fn listing_loaded_models_reads_only_their_files() {
     let (server, folder) = serve();
     assert_eq!(server.post("/api/pull", &json!({"model": "b", "stream": false})).status, 200);
     assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
@@ -158,7 +160,8 @@ fn only_files_of_loaded_models_are_read_for_what_is_loaded() {
     assert_eq!(*folder.cards.lock().unwrap(), ["a"]);
 }
 
-/// A server whose model `a` takes no more requests, as long as the answer whose events these are goes on.
+/// A server whose model `a` is being unloaded: it accepts no more requests, but still runs the answer whose events are
+/// returned.
 fn serve_retiring() -> (Server, Arc<Folder>, Lines) {
     let (server, folder) = serve();
     let long = json!({"model": "a", "prompt": PROMPT, "temperature": 0, "max_tokens": 480, "ignore_eos": true,
@@ -170,16 +173,16 @@ fn serve_retiring() -> (Server, Arc<Folder>, Lines) {
     (server, folder, events)
 }
 
-/// A request for `a` that waits until it is loaded again.
+/// Sends a request for `a`, which waits until the model is loaded again.
 fn wait_for_model(server: &Server) -> TcpStream {
     let body = completion("a").to_string();
-    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    let waiting = server.send_only("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
     std::thread::sleep(Duration::from_millis(20));
     waiting
 }
 
 #[test]
-fn a_request_that_waits_gets_the_new_version_of_a_model() {
+fn a_waiting_request_gets_the_new_version_of_a_model() {
     let (server, folder, events) = serve_retiring();
     let waiting = wait_for_model(&server);
     assert_eq!(server.post("/api/pull", &json!({"model": "a", "stream": false})).status, 200);
@@ -205,9 +208,9 @@ fn names(server: &Server) -> Vec<String> {
     models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// As clients of ollama rename models.
+/// Ollama's clients rename a model in this way.
 #[test]
-fn a_copied_model_that_is_deleted_lives_on_as_the_copy() {
+fn the_copy_of_a_deleted_model_still_works() {
     let (server, folder) = serve();
     copy(&server, "a", "b");
     assert_eq!((delete(&server, "a").status, names(&server)), (200, vec!["b".into()]));
@@ -215,7 +218,7 @@ fn a_copied_model_that_is_deleted_lives_on_as_the_copy() {
     assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
     assert_eq!(server.post("/v1/completions", &completion("a")).error().0, 404);
     assert_eq!(delete(&server, "a").status, 404);
-    // Its name is free, and nothing of the file goes with a copy of the copy.
+    // The name is free again. Deleting one of several copies does not delete the file.
     copy(&server, "b", "a");
     assert_eq!((delete(&server, "b").status, names(&server)), (200, vec!["a".into()]));
     assert_eq!(folder.versions.lock().unwrap().len(), 1);
@@ -225,19 +228,19 @@ fn a_copied_model_that_is_deleted_lives_on_as_the_copy() {
 }
 
 #[test]
-fn a_deleted_model_is_there_again_where_it_is_pulled_or_changes() {
+fn a_deleted_model_reappears_when_it_is_pulled() {
     let (server, folder) = serve();
     copy(&server, "a", "b");
     assert_eq!(delete(&server, "a").status, 200);
     assert_eq!(server.post("/api/pull", &json!({"model": "a", "stream": false})).status, 200);
     assert_eq!(names(&server), ["b", "a"]);
-    // The files are those of another model now.
+    // The pulled file belongs to the new model `a`, so deleting `b` does not remove it.
     assert_eq!((delete(&server, "b").status, names(&server)), (200, vec!["a".into()]));
     assert_eq!(*folder.versions.lock().unwrap(), BTreeMap::from([("a".into(), 2)]));
 }
 
 #[test]
-fn a_request_that_waits_for_a_model_that_is_deleted_hears_so() {
+fn a_request_that_waits_for_a_deleted_model_fails() {
     let (server, folder, events) = serve_retiring();
     let waiting = wait_for_model(&server);
     assert_eq!(delete(&server, "a").status, 200);

@@ -1,4 +1,5 @@
-//! Numbers that nobody means: each command refuses them in a sentence or makes do with them, in little memory and time.
+//! Extreme values of numeric flags (zero, negative, beyond 32 and 64 bits, no numbers): each command either rejects them
+//! with an error message or works, within 4 GiB of address space and without a panic or signal.
 #![cfg(unix)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -7,10 +8,10 @@ use std::process::{Command, Output};
 
 use crate::common::stderr;
 
-/// Kibibytes of address space that a command may have.
-const MEMORY: u32 = 4 << 20;
+/// The limit of a command's address space, in KiB.
+const MEMORY_KIB: u32 = 4 << 20;
 
-/// At and beyond the ends of the types that numbers are kept in, and what is no number.
+/// Values at and beyond the limits of integer types, and values that are no finite numbers.
 const NUMBERS: [&str; 10] = [
     "0",
     "-1",
@@ -24,11 +25,11 @@ const NUMBERS: [&str; 10] = [
     "inf",
 ];
 
-/// Runs the program to its end, with 4 GiB of address space.
+/// Runs the program with [`MEMORY_KIB`] of address space and waits until it exits.
 fn run(args: &[&str]) -> Output {
     let program = crate::common::program();
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -v {MEMORY} && exec \"$0\" \"$@\"")]);
+    command.args(["-c", &format!("ulimit -v {MEMORY_KIB} && exec \"$0\" \"$@\"")]);
     command.arg(program.get_program()).args(args);
     for (name, value) in program.get_envs() {
         match value {
@@ -39,27 +40,28 @@ fn run(args: &[&str]) -> Output {
     command.stdin(std::process::Stdio::null()).output().unwrap()
 }
 
-/// Runs `base` with each of `flags` at each of the numbers: it ends by itself, and an error is told.
+/// Runs `base` with each of `flags` set to each of [`NUMBERS`]. Checks that the program exits by itself, without a panic,
+/// and that it prints an error exactly if its exit code is not 0.
 fn check(base: &[&str], flags: &[&str]) {
     for flag in flags {
         for number in NUMBERS {
-            let given = format!("{flag}={number}");
-            let args = [base, &[given.as_str()]].concat();
+            let flag_and_value = format!("{flag}={number}");
+            let args = [base, &[flag_and_value.as_str()]].concat();
             let output = run(&args);
             let errors = stderr(&output);
             let code = output.status.code();
             assert_eq!(output.status.signal(), None, "{args:?}: {errors}");
-            // 101 is a panic; others are listed in README.md.
+            // README.md lists the exit codes, of which 0 to 5 are possible here. 101 would be a panic.
             assert!(code.is_some_and(|code| code <= 5), "{args:?} ended with {code:?}: {errors}");
             assert!(!errors.contains("panicked"), "{args:?}: {errors}");
-            let told = errors.lines().any(|line| line.starts_with("error: "));
-            assert!(told != (code == Some(0)), "{args:?} ended with {code:?}: {errors}");
+            let has_error = errors.lines().any(|line| line.starts_with("error: "));
+            assert!(has_error != (code == Some(0)), "{args:?} ended with {code:?}: {errors}");
         }
     }
 }
 
 #[test]
-fn sizes_of_the_engine() {
+fn engine_flags_at_extreme_values() {
     check(&["run", "--device=cpu", "-p=Once", "-n=1"], &["--ctx-size", "--threads", "--ubatch-size"]);
     check(&["run", "--device=cpu", "-p=Once", "-c=8"], &["--n-predict", "--seed"]);
     check(&["logits", "--device=cpu", "-p=Once", "--last"], &["--ctx-size", "--threads", "--ubatch-size"]);
@@ -70,7 +72,7 @@ fn sizes_of_the_engine() {
 }
 
 #[test]
-fn sampling() {
+fn sampling_flags_at_extreme_values() {
     let flags = [
         "--temp",
         "--top-k",
@@ -93,7 +95,7 @@ fn sampling() {
     ];
     let base = ["run", "--device=cpu", "-p=Once Once Once", "-n=3", "--seed=1", "-c=16"];
     check(&base, &flags);
-    // With the samplers that such a number is for.
+    // These flags have an effect only if their sampler is enabled.
     let more = ["--dry-multiplier=1", "--dynatemp-range=0.5", "--xtc-probability=1", "--repeat-penalty=2"];
     check(&[&base[..], &more].concat(), &["--dry-base", "--dynatemp-exp", "--repeat-last-n", "--dry-allowed-length"]);
     for bias in ["0-inf", "0+inf", "0+nan", "4294967296+1", "18446744073709551616-1", "511+3.5e38", "511-1e39"] {
@@ -103,13 +105,13 @@ fn sampling() {
 }
 
 #[test]
-fn sizes_of_what_is_measured() {
+fn bench_flags_at_extreme_values() {
     let base = ["bench", "--device=cpu", "--iterations=1", "--warmup=0"];
     let none = ["--seq-lengths=0", "--gen-length=2"];
     check(&[&base[..], &none].concat(), &["--depth", "--batch", "--threads", "--ctx-size", "--ubatch-size"]);
     check(&[&base[..], &["--gen-length=0"]].concat(), &["--seq-lengths"]);
     check(&[&base[..], &["--seq-lengths=0"]].concat(), &["--gen-length"]);
-    // Past the context of the training.
+    // With a context beyond the training context.
     check(&[&base[..], &none, &["-c=18446744073709551615"]].concat(), &["--depth", "--batch"]);
     check(&[&base[..], &["--gen-length=0", "-c=18446744073709551615"]].concat(), &["--seq-lengths"]);
     for threads in ["0", "4097", "18446744073709551615"] {
@@ -119,10 +121,10 @@ fn sizes_of_what_is_measured() {
 }
 
 #[test]
-fn sizes_of_models_that_are_made() {
+fn synth_flags_at_extreme_values() {
     let folder = tempfile::tempdir().unwrap();
     let output = format!("--output={}", folder.path().join("model.gguf").display());
-    // One layer, so that a size that is taken makes a small file.
+    // One layer, so that an accepted size leads to a small file.
     let base = ["synth", "custom", &output, "--n-layer=1", "--n-embd=32", "--n-head=1", "--n-ff=32", "--type=q4_0"];
     let flags = ["--n-head-kv", "--head-dim", "--n-vocab", "--n-ctx", "--rope-freq-base", "--seed"];
     check(&base, &flags);
@@ -130,28 +132,28 @@ fn sizes_of_models_that_are_made() {
         let rest: Vec<_> = base.iter().copied().filter(|arg| !arg.starts_with(&format!("{flag}="))).collect();
         check(&rest, &[flag]);
     }
-    // All of them as large as a model may say it is: more parameters than 64 bits count.
-    let most = ["--n-layer=4096", "--n-embd=268435456", "--n-head=1", "--head-dim=32", "--n-ff=268435456"];
-    let refused = run(&[&["synth", "custom", &output, "--type=q4_0"], &most[..]].concat());
-    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
-    assert!(stderr(&refused).contains("more parameters than can be counted"), "{}", stderr(&refused));
-    // What was made is whole: it runs.
-    let made = folder.path().join("model.gguf");
-    if Path::exists(&made) {
-        let ran = run(&["run", "--device=cpu", "-m", made.to_str().unwrap(), "-p=x", "-n=1", "-c=8"]);
+    // All sizes at their limits: the number of parameters exceeds 64 bits.
+    let maxima = ["--n-layer=4096", "--n-embd=268435456", "--n-head=1", "--head-dim=32", "--n-ff=268435456"];
+    let rejected = run(&[&["synth", "custom", &output, "--type=q4_0"], &maxima[..]].concat());
+    assert_eq!(rejected.status.code(), Some(2), "{}", stderr(&rejected));
+    assert!(stderr(&rejected).contains("more parameters than can be counted"), "{}", stderr(&rejected));
+    // A file that was written is complete: the model runs.
+    let model = folder.path().join("model.gguf");
+    if Path::exists(&model) {
+        let ran = run(&["run", "--device=cpu", "-m", model.to_str().unwrap(), "-p=x", "-n=1", "-c=8"]);
         assert!(ran.status.success(), "{}", stderr(&ran));
     }
 }
 
 #[test]
-fn sizes_of_the_server() {
-    let most = "18446744073709551615";
+fn serve_flags_at_the_maximum_are_rejected() {
+    let maximum = "18446744073709551615";
     for (flag, message) in [
         ("--parallel", "the number of sequences must be at least 1 and at most 1048576"),
         ("--ctx-size", "out of memory: the KV cache"),
         ("--threads", "the number of threads must be at least 1 and at most 4096"),
     ] {
-        let output = run(&["serve", "--device=cpu", "--port=0", flag, most]);
+        let output = run(&["serve", "--device=cpu", "--port=0", flag, maximum]);
         assert!(output.status.code().is_some_and(|code| (1..=5).contains(&code)), "{flag}: {}", stderr(&output));
         assert!(stderr(&output).contains(message), "{flag}: {}", stderr(&output));
     }

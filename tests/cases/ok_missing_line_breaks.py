@@ -1,4 +1,4 @@
-"""`value</parameter>` without the line break, several arguments without line breaks between them."""
+"""Calls are parsed without the line breaks before `</parameter>` and between arguments."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""Calls that are not quite JSON (raw line breaks, lone backslashes, trailing commas, True) are repaired; arguments are always JSON."""
+"""Calls in invalid JSON (raw line breaks, lone backslashes, trailing commas, True) are repaired; arguments are always valid JSON."""
 
 from lib import *
 

@@ -1,4 +1,5 @@
-"""What published templates need: reject("in", list), strftime_now, tojson(ensure_ascii=False), slices with a step, loop controls."""
+"""Jinja features that published templates need: reject("in", list), strftime_now, tojson(ensure_ascii=False), slices with a step, loop
+controls."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""`</parameter>` left out before `</function>` or the next `<parameter=`: the value ends there, and later calls are calls."""
+"""If `</parameter>` is missing before `</function>` or the next `<parameter=`, the value ends there, and later calls are parsed."""
 
 from lib import *
 

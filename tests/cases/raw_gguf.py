@@ -1,4 +1,5 @@
-"""Reads and writes GGUF without checks, to make odd files."""
+"""Reads and writes GGUF files without checks, in order to write invalid ones. `g.kv` has the metadata as [key, type, value], `g.t` the
+tensors as [name, shape, type, offset], `g.data` their bytes by name."""
 
 import struct, copy
 

@@ -1,4 +1,5 @@
-"""The last chunk of a stream has usage and no choices; each other chunk has a finish_reason, null but for the last; characters are whole."""
+"""The last chunk of a stream has usage and no choices. The others have a finish_reason, null except for the last one, and deltas of
+complete characters."""
 
 from lib import *
 

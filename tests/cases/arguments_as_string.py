@@ -1,4 +1,4 @@
-"""Templates that append the arguments of a call as text (Functionary 3.2, Firefunction 2) get them as text, others as an object."""
+"""Templates that append a call's arguments to a string (Functionary 3.2, Firefunction 2) get them as a string, others as an object."""
 
 from lib import *
 

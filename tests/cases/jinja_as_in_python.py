@@ -1,4 +1,4 @@
-"""Filters, methods, number formats and comparisons as Python's jinja2 has them, set up as transformers does."""
+"""Filters, methods, number formats and comparisons equal those of Python's jinja2, set up as in transformers."""
 
 from lib import *
 

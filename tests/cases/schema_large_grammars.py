@@ -1,4 +1,4 @@
-"""Schemas whose grammar grows without bound: an answer within 3 s, and the server lives. Runs under 3 GB."""
+"""Schemas whose grammar would become very large: a response within 3 s, and the server still works. Runs in 3 GB of address space."""
 
 from lib import *
 import resource, time

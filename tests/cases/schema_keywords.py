@@ -1,4 +1,4 @@
-"""propertyNames, uniqueItems, dependentRequired and patterns that meet are followed or passed over."""
+"""propertyNames, uniqueItems, dependentRequired and overlapping patternProperties are enforced or ignored, not rejected."""
 
 from lib import *
 

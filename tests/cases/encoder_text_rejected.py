@@ -1,4 +1,4 @@
-"""Text from a model that sees all tokens at once (EmbeddingGemma, llama-embed) is refused with 400 and unsupported_by_model."""
+"""Requests for text from an encoder (EmbeddingGemma, llama-embed) are rejected with 400 and unsupported_by_model."""
 
 from lib import *
 

@@ -1,4 +1,5 @@
-"""Values that llama.cpp's server, vLLM or LM Studio take: max_tokens -1, top_k -1, tool_choice any and allowed_tools, refusals, prefill."""
+"""Values that llama.cpp's server, vLLM or LM Studio accept: max_tokens -1, top_k -1, tool_choice any and allowed_tools, parts of type
+refusal, continue_final_message."""
 
 from lib import *
 

@@ -1,4 +1,5 @@
-//! Several models in one server, each the built-in one under another name.
+//! Several models in one server: loading on demand, memory limits and eviction, keep-alive, defaults. Each model is the
+//! built-in one under another name, and its source reports a made-up size of a device of 1000 bytes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,17 +14,22 @@ use serde_json::{Value, json};
 use super::STORY;
 use super::client::{Server, load};
 
-/// What happened to models: `+a` for a load that begins, `-a` for the end of a failed one.
+/// The loads in the order in which they began: `+a` is a load of the model `a`.
 type Log = Arc<Mutex<Vec<String>>>;
 
+/// A model source of a test.
 struct Source {
+    /// The model's name.
     name: &'static str,
+    /// The memory that it claims to need.
     bytes: u64,
+    /// Whether loading fails.
     fails: bool,
+    /// The loads of all sources.
     log: Log,
-    /// How many of all sources are being loaded now, and how many were at most.
+    /// Loads of all sources that run now, and their maximum so far.
     loading: Arc<(AtomicUsize, AtomicUsize)>,
-    /// A load waits until this many have run at once, for ten seconds at most.
+    /// A load waits until this many loads have run at once, ten seconds at most.
     together: usize,
 }
 
@@ -53,23 +59,24 @@ impl ModelSource for Source {
     }
 }
 
-/// Models by name, bytes, and whether they fail to load.
-struct Cast {
+/// Builder of a server with several models. The fields are those of each [`Source`].
+struct ServerBuilder {
     log: Log,
     loading: Arc<(AtomicUsize, AtomicUsize)>,
     together: usize,
     models: Vec<ModelConfig>,
 }
 
-impl Cast {
+impl ServerBuilder {
     fn new(models: &[(&'static str, u64)]) -> Self {
-        let mut cast = Self { log: Log::default(), loading: Arc::default(), together: 1, models: Vec::new() };
+        let mut this = Self { log: Log::default(), loading: Arc::default(), together: 1, models: Vec::new() };
         for (name, bytes) in models {
-            cast.add(name, *bytes, false);
+            this.add(name, *bytes, false);
         }
-        cast
+        this
     }
 
+    /// Adds a model. Returns its configuration for further changes.
     fn add(&mut self, name: &'static str, bytes: u64, fails: bool) -> &mut ModelConfig {
         let (log, loading) = (Arc::clone(&self.log), Arc::clone(&self.loading));
         let source = Source { name, bytes, fails, log, loading, together: self.together };
@@ -83,6 +90,7 @@ impl Cast {
         self.models.last_mut().unwrap()
     }
 
+    /// Starts the server and waits until it is ready.
     fn serve(self) -> (Server, Log) {
         let models = ModelsOptions { models: self.models, ..Default::default() };
         let server = Server::with_models(HttpOptions::default(), models);
@@ -95,7 +103,7 @@ fn completion(model: &str) -> Value {
     json!({"model": model, "prompt": super::PROMPT, "temperature": 0, "max_tokens": 8})
 }
 
-/// The status and the text, or the error's code and message.
+/// Requests a completion. Returns the status with the text, or with the error's code and message.
 fn complete(server: &Server, model: &str) -> (u16, String) {
     let answer = server.post("/v1/completions", &completion(model));
     let body = answer.json();
@@ -107,7 +115,7 @@ fn complete(server: &Server, model: &str) -> (u16, String) {
 
 #[test]
 fn models_are_loaded_when_requests_name_them() {
-    let (server, log) = Cast::new(&[("a", 100), ("b", 100)]).serve();
+    let (server, log) = ServerBuilder::new(&[("a", 100), ("b", 100)]).serve();
     assert!(log.lock().unwrap().is_empty(), "none is loaded before a request comes");
     assert_eq!(complete(&server, "b"), (200, STORY.into()));
     assert_eq!(complete(&server, "b"), (200, STORY.into()));
@@ -115,7 +123,7 @@ fn models_are_loaded_when_requests_name_them() {
     let answer = server.post("/v1/completions", &completion("a"));
     assert!(answer.headers.contains("x-model-load-seconds: 0."), "{}", answer.headers);
     assert!(!answer.headers.contains("x-model: "), "{}", answer.headers);
-    // Every path says so that waits for a model, also where what it answers is an error.
+    // On every path the header appears exactly if the request waited for a load, also with an error.
     for (path, mut body) in [
         ("/v1/messages", json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1})),
         ("/v1/embeddings", json!({"input": "Hello"})),
@@ -123,14 +131,14 @@ fn models_are_loaded_when_requests_name_them() {
         ("/tokenize", json!({"content": "Hello"})),
         ("/v1/rerank", json!({"query": "Hello", "documents": ["Hello"]})),
     ] {
-        let (server, _) = Cast::new(&[("a", 100)]).serve();
+        let (server, _) = ServerBuilder::new(&[("a", 100)]).serve();
         body["model"] = "a".into();
         for waits in [true, false] {
             let answer = server.post(path, &body);
             assert_eq!(answer.headers.contains("x-model-load-seconds: 0."), waits, "{path}: {}", answer.headers);
         }
     }
-    // Without a name it is the first one.
+    // A request without a model's name uses the first model.
     let answer = server.post("/v1/completions", &json!({"prompt": super::PROMPT, "max_tokens": 1}));
     assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("a")));
     let names = server.get("/v1/models").json()["data"].as_array().unwrap().clone();
@@ -141,12 +149,13 @@ fn models_are_loaded_when_requests_name_them() {
 }
 
 #[test]
-fn the_least_recently_used_model_goes() {
-    let (server, log) = Cast::new(&[("a", 400), ("b", 400), ("c", 400), ("all", 1000), ("more", 1001)]).serve();
+fn the_least_recently_used_model_is_unloaded() {
+    let (server, log) =
+        ServerBuilder::new(&[("a", 400), ("b", 400), ("c", 400), ("all", 1000), ("more", 1001)]).serve();
     for model in ["a", "b", "a", "c", "a", "b"] {
         assert_eq!(complete(&server, model), (200, STORY.into()));
     }
-    // c takes b's place, and b then c's.
+    // Loading c unloads b, and loading b again unloads c.
     assert_eq!(*log.lock().unwrap(), ["+a", "+b", "+c", "+b"]);
     assert_eq!(complete(&server, "all"), (200, STORY.into()));
     assert_eq!(server.metric("models_loaded"), 1.0);
@@ -154,14 +163,14 @@ fn the_least_recently_used_model_goes() {
     assert_eq!(status, 400);
     let expected = "model_too_large: the model \"more\" needs 1001 bytes of cpu, which has 1000 for models: ";
     assert!(error.starts_with(expected), "{error}");
-    assert_eq!(log.lock().unwrap().last().unwrap(), "+all", "nothing went for what can never fit");
+    assert_eq!(log.lock().unwrap().last().unwrap(), "+all", "nothing was unloaded for a model that can never fit");
 }
 
 #[test]
-fn two_hundred_requests_over_three_models_with_room_for_two() {
-    let cast = Cast::new(&[("a", 500), ("b", 500), ("c", 500)]);
-    let most_at_once = Arc::clone(&cast.loading);
-    let (server, log) = cast.serve();
+fn two_hundred_requests_to_three_models_in_memory_for_two() {
+    let models = ServerBuilder::new(&[("a", 500), ("b", 500), ("c", 500)]);
+    let loading = Arc::clone(&models.loading);
+    let (server, log) = models.serve();
     std::thread::scope(|scope| {
         for client in 0..20 {
             let server = &server;
@@ -173,33 +182,33 @@ fn two_hundred_requests_over_three_models_with_room_for_two() {
             });
         }
     });
-    assert!(most_at_once.1.load(Ordering::SeqCst) <= 2);
-    assert!(log.lock().unwrap().len() >= 4, "models made room for each other");
+    assert!(loading.1.load(Ordering::SeqCst) <= 2);
+    assert!(log.lock().unwrap().len() >= 4, "models were unloaded for each other");
 }
 
 #[test]
-fn models_that_fit_are_loaded_together() {
-    let mut cast = Cast { together: 2, ..Cast::new(&[]) };
+fn models_that_fit_together_are_loaded_concurrently() {
+    let mut models = ServerBuilder { together: 2, ..ServerBuilder::new(&[]) };
     for name in ["a", "b"] {
-        cast.add(name, 500, false);
+        models.add(name, 500, false);
     }
-    let most_at_once = Arc::clone(&cast.loading);
-    let (server, _) = cast.serve();
+    let loading = Arc::clone(&models.loading);
+    let (server, _) = models.serve();
     std::thread::scope(|scope| {
         for model in ["a", "b", "a", "b"] {
             let server = &server;
             scope.spawn(move || assert_eq!(complete(server, model), (200, STORY.into())));
         }
     });
-    assert_eq!(most_at_once.1.load(Ordering::SeqCst), 2);
+    assert_eq!(loading.1.load(Ordering::SeqCst), 2);
     assert_eq!(server.metric("models_loaded"), 2.0);
 }
 
 #[test]
-fn a_load_that_fails_leaves_the_others() {
-    let mut cast = Cast::new(&[("a", 500), ("b", 500)]);
-    cast.add("bad", 400, true);
-    let (server, log) = cast.serve();
+fn a_failed_load_does_not_affect_other_models() {
+    let mut models = ServerBuilder::new(&[("a", 500), ("b", 500)]);
+    models.add("bad", 400, true);
+    let (server, log) = models.serve();
     assert_eq!(complete(&server, "a"), (200, STORY.into()));
     for _ in 0..2 {
         let (status, error) = complete(&server, "bad");
@@ -212,8 +221,8 @@ fn a_load_that_fails_leaves_the_others() {
 }
 
 #[test]
-fn a_model_that_answers_is_not_unloaded() {
-    let (server, log) = Cast::new(&[("a", 600), ("b", 600)]).serve();
+fn a_model_with_a_running_answer_is_not_unloaded() {
+    let (server, log) = ServerBuilder::new(&[("a", 600), ("b", 600)]).serve();
     let mut long = completion("a");
     long["max_tokens"] = json!(400);
     long["ignore_eos"] = json!(true);
@@ -225,35 +234,35 @@ fn a_model_that_answers_is_not_unloaded() {
         let other = scope.spawn(|| complete(&server, "b"));
         let last = events.filter(|data| data != "[DONE]").last().unwrap();
         let last: Value = serde_json::from_str(&last).unwrap();
-        assert_eq!(last["usage"]["completion_tokens"], 400, "the answer came to its end");
+        assert_eq!(last["usage"]["completion_tokens"], 400, "the answer is complete");
         assert_eq!(other.join().unwrap(), (200, STORY.into()));
     });
     assert_eq!(*log.lock().unwrap(), ["+a", "+b"]);
 }
 
 #[test]
-fn models_go_when_their_time_is_over() {
-    let mut cast = Cast::new(&[]);
-    cast.add("short", 100, false).keep_alive = Some(KeepAlive::For(Duration::from_millis(50)));
-    cast.add("now", 100, false).keep_alive = Some(KeepAlive::For(Duration::ZERO));
-    cast.add("long", 100, false);
-    let (server, _) = cast.serve();
+fn models_are_unloaded_after_their_keep_alive() {
+    let mut models = ServerBuilder::new(&[]);
+    models.add("short", 100, false).keep_alive = Some(KeepAlive::For(Duration::from_millis(50)));
+    models.add("now", 100, false).keep_alive = Some(KeepAlive::For(Duration::ZERO));
+    models.add("long", 100, false);
+    let (server, _) = models.serve();
     for model in ["short", "now", "long"] {
         assert_eq!(complete(&server, model), (200, STORY.into()));
     }
     let start = Instant::now();
     while server.metric("models_loaded") > 1.0 {
-        assert!(start.elapsed() < Duration::from_secs(10), "two models are gone soon");
+        assert!(start.elapsed() < Duration::from_secs(10), "two models are unloaded soon");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(complete(&server, "short"), (200, STORY.into()));
 }
 
 #[test]
-fn models_that_stay_leave_no_room() {
-    let mut cast = Cast::new(&[("b", 500), ("c", 300)]);
-    cast.add("a", 600, false).resident = true;
-    let (server, log) = cast.serve();
+fn resident_models_are_never_unloaded() {
+    let mut models = ServerBuilder::new(&[("b", 500), ("c", 300)]);
+    models.add("a", 600, false).resident = true;
+    let (server, log) = models.serve();
     assert_eq!(complete(&server, "c"), (200, STORY.into()));
     let (status, error) = complete(&server, "b");
     assert_eq!(status, 503);
@@ -263,17 +272,17 @@ fn models_that_stay_leave_no_room() {
     for model in ["a", "c"] {
         assert_eq!(complete(&server, model), (200, STORY.into()));
     }
-    assert_eq!(*log.lock().unwrap(), ["+a", "+c"], "nothing went for what has no room");
+    assert_eq!(*log.lock().unwrap(), ["+a", "+c"], "nothing was unloaded in vain");
 }
 
 #[test]
-fn defaults_hold_where_requests_say_nothing() {
-    let mut cast = Cast::new(&[]);
+fn defaults_apply_to_fields_that_requests_omit() {
+    let mut models = ServerBuilder::new(&[]);
     let sampling: SamplingFields = serde_json::from_value(json!({"temperature": 0})).unwrap();
-    let model = cast.add("a", 100, false);
+    let model = models.add("a", 100, false);
     model.names.push("claude-*".into());
     model.defaults = ModelDefaults { sampling, stop: vec![" girl".into()], max_tokens: Some(20), ..Default::default() };
-    let (server, _) = cast.serve();
+    let (server, _) = models.serve();
     let request = json!({"model": "claude-9", "messages": [{"role": "user", "content": "Hello"}]});
     let answers: Vec<Value> = (0..2).map(|_| server.post("/v1/chat/completions", &request).json()).collect();
     assert_eq!(answers[0]["choices"], answers[1]["choices"], "greedy");
@@ -281,7 +290,7 @@ fn defaults_hold_where_requests_say_nothing() {
     assert!(answers[0]["usage"]["completion_tokens"].as_u64().unwrap() <= 20);
     let text = server.post("/v1/completions", &json!({"model": "a", "prompt": super::PROMPT})).json();
     assert_eq!(text["choices"][0]["text"], ", there was a little");
-    // Answers report what held.
+    // Responses report the effective values.
     let response = server.post("/v1/responses", &json!({"model": "a", "input": "Hello"})).json();
     assert_eq!((&response["temperature"], &response["max_output_tokens"]), (&json!(0.0), &json!(20)));
     let unlimited = json!({"model": "a", "input": "Hello", "temperature": 0.5, "max_output_tokens": -1, "stop": "."});

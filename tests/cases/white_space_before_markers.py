@@ -1,4 +1,4 @@
-"""White space before a marker that begins no call stays in the text; so does the text's own white space after a call."""
+"""White space before a marker that does not begin a call stays in the text."""
 
 from lib import *
 

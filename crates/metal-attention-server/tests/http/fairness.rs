@@ -1,4 +1,5 @@
-//! Clients take turns: by their keys, else by their addresses.
+//! Fair scheduling among clients, which are distinguished by their API keys, or without keys by their addresses: many
+//! requests of one client do not delay another.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,11 +11,12 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Server, load};
 use crate::{STORY, completion};
 
-/// One request for 240 long texts.
-fn many() -> Value {
+/// A request for 240 long sequences.
+fn flood() -> Value {
     completion(&json!({"prompt": vec!["Once"; 16], "n": 15, "max_tokens": 400, "ignore_eos": true}))
 }
 
+/// A server with four slots and these API keys.
 fn server(keys: &[&str]) -> Server {
     let keys = ApiKeys::new(keys.iter().map(|&key| key.to_owned())).unwrap();
     let server = Server::with_model(HttpOptions { keys, ..Default::default() }, || load(4, 256));
@@ -22,21 +24,21 @@ fn server(keys: &[&str]) -> Server {
     server
 }
 
-/// How many requests wait.
+/// The number of waiting sequences in the metrics.
 fn waiting(metrics: &Answer) -> usize {
     let line = metrics.body.lines().find_map(|line| line.strip_prefix("metal_attention_requests_waiting "));
     line.unwrap().parse().unwrap()
 }
 
 #[test]
-fn one_key_does_not_hold_up_another() {
+fn one_key_does_not_delay_another() {
     let server = server(&["first", "second"]);
     let send = |key: &str, method: &str, path: &str, body: &str| {
         let headers = ["Content-Type: application/json", &format!("Authorization: Bearer {key}")];
-        server.begin(method, path, &headers, body.as_bytes())
+        server.send_only(method, path, &headers, body.as_bytes())
     };
     let metrics = || Answer::read(send("second", "GET", "/metrics", ""));
-    let flood = send("first", "POST", "/v1/completions", &many().to_string());
+    let flood = send("first", "POST", "/v1/completions", &flood().to_string());
     while waiting(&metrics()) < 200 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -45,7 +47,7 @@ fn one_key_does_not_hold_up_another() {
         assert_eq!(Answer::read(short).json()["choices"][0]["text"], STORY);
         let input = json!({"input": "Hello"}).to_string();
         assert_eq!(Answer::read(send("second", "POST", "/v1/embeddings", &input)).status, 200);
-        assert!(waiting(&metrics()) > 150, "the others wait still");
+        assert!(waiting(&metrics()) > 150, "the first client's sequences still wait");
     }
     drop(flood);
     while waiting(&metrics()) > 0 {
@@ -53,13 +55,17 @@ fn one_key_does_not_hold_up_another() {
     }
 }
 
-/// Linux has all of 127.0.0.0/8 to itself.
+/// Linux routes all of 127.0.0.0/8 to the loopback interface, so that a client may have another address.
 #[cfg(target_os = "linux")]
 #[test]
-fn one_address_does_not_hold_up_another() {
+fn one_address_does_not_delay_another() {
     let server = server(&[]);
-    let flood =
-        server.begin("POST", "/v1/completions", &["Content-Type: application/json"], many().to_string().as_bytes());
+    let flood = server.send_only(
+        "POST",
+        "/v1/completions",
+        &["Content-Type: application/json"],
+        flood().to_string().as_bytes(),
+    );
     while server.metric("requests_waiting") < 200.0 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -72,7 +78,7 @@ fn one_address_does_not_hold_up_another() {
     );
     other.write_all(head.as_bytes()).unwrap();
     assert_eq!(Answer::read(other).json()["choices"][0]["text"], STORY);
-    assert!(server.metric("requests_waiting") > 150.0, "the others wait still");
+    assert!(server.metric("requests_waiting") > 150.0, "the first client's sequences still wait");
     drop(flood);
 }
 
