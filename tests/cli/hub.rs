@@ -7,19 +7,19 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{program, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 use serde_json::Value as Json;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     home: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), home: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), home: tempfile::tempdir().unwrap() }
     }
 
     /// The program with the server as hub and an empty cache.

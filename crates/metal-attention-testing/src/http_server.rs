@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// A request of a client.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct ReceivedRequest {
     /// `GET`, `POST`, ...
     pub method: String,
     /// The lines of its head, in small letters.
@@ -20,14 +20,14 @@ pub struct Request {
 /// A running server, which records its requests.
 pub struct HttpServer {
     address: SocketAddr,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl HttpServer {
     /// A server that has `answer` write the answer to each request.
-    pub fn start(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&ReceivedRequest, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<Request>>>::default());
+        let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<ReceivedRequest>>>::default());
         let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -59,13 +59,13 @@ impl HttpServer {
     }
 
     /// All requests so far.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.requests.lock().unwrap().clone()
     }
 }
 
 /// The result that a good server has for a request; `None`: it is a notification, or no message.
-pub fn result_of(request: &Request) -> Option<Value> {
+pub fn result_of(request: &ReceivedRequest) -> Option<Value> {
     let params = &request.message["params"];
     let text = |text: &Value, is_error| json!({"content": [{"type": "text", "text": text}], "isError": is_error});
     if request.message["id"].is_null() {
@@ -92,7 +92,7 @@ pub fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &str) {
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
 }
 
-fn read(stream: &mut TcpStream) -> Option<Request> {
+fn read(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut reader = BufReader::new(stream);
     let (mut first, mut head, mut length) = (String::new(), String::new(), 0);
     reader.read_line(&mut first).ok()?;
@@ -111,5 +111,5 @@ fn read(stream: &mut TcpStream) -> Option<Request> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let message = serde_json::from_slice(&body).unwrap_or_default();
-    Some(Request { method: first.split(' ').next()?.to_owned(), head, message })
+    Some(ReceivedRequest { method: first.split(' ').next()?.to_owned(), head, message })
 }

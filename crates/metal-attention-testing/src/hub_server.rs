@@ -10,7 +10,7 @@ use std::thread;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The repository of [`Server::with`].
+/// The repository of [`HubServer::with`].
 pub const REPO: &str = "tester/tiny-GGUF";
 /// Its commit.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -19,7 +19,7 @@ const TOKEN: &str = "hf_secret";
 /// What the server has and how it behaves. Tests change it while it runs.
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools)] // faults of their own, not states of one thing
-pub struct Behaviour {
+pub struct HubBehaviour {
     /// The repository that there is.
     pub repo: String,
     /// The commit of its main branch.
@@ -50,7 +50,7 @@ pub struct Behaviour {
 
 /// A request that was made.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct ReceivedRequest {
     /// It came to the storage, not the hub.
     pub elsewhere: bool,
     /// `GET`, `HEAD`, ...
@@ -64,18 +64,18 @@ pub struct Request {
 }
 
 /// A running hub and its storage.
-pub struct Server {
+pub struct HubServer {
     /// The hub's address, `http://127.0.0.1:PORT`.
     pub url: String,
-    behaviour: Arc<Mutex<Behaviour>>,
-    requests: Arc<Mutex<Vec<Request>>>,
+    behaviour: Arc<Mutex<HubBehaviour>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
-impl Server {
+impl HubServer {
     /// A hub with [`REPO`], which has these files.
     pub fn with(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
-        let behaviour = Behaviour { repo: REPO.into(), commit: COMMIT.into(), files, ..Behaviour::default() };
+        let behaviour = HubBehaviour { repo: REPO.into(), commit: COMMIT.into(), files, ..HubBehaviour::default() };
         let (behaviour, requests) = (Arc::new(Mutex::new(behaviour)), Arc::new(Mutex::new(Vec::new())));
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let storage = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -101,12 +101,12 @@ impl Server {
     }
 
     /// Locks the behaviour, to change it.
-    pub fn change(&self) -> MutexGuard<'_, Behaviour> {
+    pub fn change(&self) -> MutexGuard<'_, HubBehaviour> {
         self.behaviour.lock().unwrap()
     }
 
     /// The requests since the last call.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         std::mem::take(&mut self.requests.lock().unwrap())
     }
 }
@@ -119,12 +119,12 @@ pub fn sha256(bytes: &[u8]) -> String {
     })
 }
 
-fn read_request(stream: &TcpStream, elsewhere: bool) -> Option<Request> {
+fn read_request(stream: &TcpStream, elsewhere: bool) -> Option<ReceivedRequest> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ');
     let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut request = Request { elsewhere, method, path, range: None, authorization: None };
+    let mut request = ReceivedRequest { elsewhere, method, path, range: None, authorization: None };
     for line in lines {
         let line = line.ok()?;
         match line.split_once(": ").map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())) {
@@ -137,7 +137,7 @@ fn read_request(stream: &TcpStream, elsewhere: bool) -> Option<Request> {
     None
 }
 
-fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream: &mut TcpStream) {
+fn answer(request: &ReceivedRequest, behaviour: &Mutex<HubBehaviour>, storage: &str, stream: &mut TcpStream) {
     // Nothing is sent while the lock is held: a test may be waiting for it.
     let mut b = behaviour.lock().unwrap();
     let with_token = request.authorization.as_deref() == Some(&format!("Bearer {TOKEN}"));
@@ -201,7 +201,7 @@ fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream
     close(stream);
 }
 
-fn listing(b: &Behaviour) -> Value {
+fn listing(b: &HubBehaviour) -> Value {
     let file = |(name, bytes): &(String, Vec<u8>)| match (b.bare_list, bytes.len()) {
         (true, _) => json!({"rfilename": name}),
         // Small files are git's own.

@@ -53,23 +53,23 @@ pub fn generate(collection: &str) -> Files {
 
 #[derive(Deserialize)]
 struct Recipes {
-    models: BTreeMap<String, Recipe>,
+    models: BTreeMap<String, FileRecipe>,
 }
 
 /// How a file is made.
 #[derive(Deserialize)]
-struct Recipe {
+struct FileRecipe {
     /// The GGUF header up to the tensors' data, in hexadecimal.
     header: String,
     /// Another one gives other weights.
     #[serde(default)]
     seed: u64,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorRecipe>,
 }
 
 /// A tensor, by its place in the file's data.
 #[derive(Deserialize)]
-struct Tensor {
+struct TensorRecipe {
     /// Bytes after the header.
     offset: usize,
     #[serde(rename = "type")]
@@ -90,7 +90,7 @@ enum Values {
     Normal([f64; 2]),
 }
 
-impl Recipe {
+impl FileRecipe {
     /// The file, whose weights depend on its name.
     fn file(&self, name: &str) -> Vec<u8> {
         let digits = self.header.as_bytes().chunks(2);
@@ -105,7 +105,7 @@ impl Recipe {
     }
 }
 
-impl Tensor {
+impl TensorRecipe {
     fn bytes(&self, random: &mut Random) -> Vec<u8> {
         let quantised = Quantised::of(&self.ty);
         match (&self.values, quantised) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, HubError, HubToken, ModelName, Quiet};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 
 const FILE: &str = "tiny-Q4_0.gguf";
 
@@ -16,13 +16,13 @@ fn content(seed: u8) -> Vec<u8> {
 }
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     folder: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), folder: tempfile::tempdir().unwrap() }
     }
 
     fn environment(&self) -> Environment {
