@@ -183,7 +183,7 @@ fn a_split_model_is_one_model() {
 fn pull_prints_the_path_and_list_shows_it() {
     let s =
         Setup::with(&[("stories.gguf", &built_in()), ("stories-Q8_0.gguf", &built_in()), ("README.md", b"hello\n")]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     assert!(stdout(s.run(&["list"])).starts_with("no models in "));
     let pulled = stdout(s.run(&["pull", "tester/tiny-GGUF:stories.gguf", "hf:tester/tiny-GGUF:Q8_0"]));
     let snapshot = s.repo().join("snapshots").join(COMMIT);

@@ -1,4 +1,4 @@
-//! An HTTP server on a free port of this machine, whose responses a test writes.
+//! An HTTP server on a free port of this machine whose responses a test writes. [`HttpServer::good`] plays an MCP server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,25 +6,25 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// A request of a client.
+/// One request that a client sent.
 #[derive(Debug, Clone)]
 pub struct ReceivedRequest {
     /// `GET`, `POST`, ...
     pub method: String,
-    /// The lines of its head, in small letters.
+    /// The lines of its head after the first, in lower case.
     pub head: String,
-    /// The message in it; null where there is none.
+    /// Its body as JSON; null where it is empty or not JSON.
     pub message: Value,
 }
 
-/// A running server, which records its requests.
+/// A running server, which records the requests that it receives.
 pub struct HttpServer {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl HttpServer {
-    /// A server that has `answer` write the answer to each request.
+    /// Starts a server. `answer` is called for each request, on a thread of its own, and writes the response to the stream.
     pub fn start(answer: impl Fn(&ReceivedRequest, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<ReceivedRequest>>>::default());
@@ -42,7 +42,7 @@ impl HttpServer {
         Self { address, requests }
     }
 
-    /// A server with the tools `echo` and `fail`, whose answers are JSON.
+    /// Starts an MCP server with the tools `echo` and `fail`, whose responses are JSON.
     pub fn good() -> Self {
         Self::start(|request, stream| match result_of(request) {
             Some(result) => {
@@ -53,18 +53,18 @@ impl HttpServer {
         })
     }
 
-    /// The URL of the path that clients send messages to.
+    /// The URL that MCP clients send messages to.
     pub fn url(&self) -> String {
         format!("http://{}/mcp", self.address)
     }
 
-    /// All requests so far.
+    /// All requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.requests.lock().unwrap().clone()
     }
 }
 
-/// The result that a good server has for a request; `None`: it is a notification, or no message.
+/// The JSON-RPC result of an MCP server without faults; `None` if the request is a notification or not JSON-RPC.
 pub fn result_of(request: &ReceivedRequest) -> Option<Value> {
     let params = &request.message["params"];
     let text = |text: &Value, is_error| json!({"content": [{"type": "text", "text": text}], "isError": is_error});
@@ -85,7 +85,7 @@ pub fn result_of(request: &ReceivedRequest) -> Option<Value> {
     })
 }
 
-/// Writes an answer. A client may go away before it.
+/// Writes a response. Errors are ignored: the client may have closed the connection.
 pub fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");

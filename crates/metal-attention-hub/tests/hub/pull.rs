@@ -51,9 +51,9 @@ impl Setup {
     }
 
     /// Where the requests for files since the last call begin, by origin.
-    fn starts(&self, elsewhere: bool) -> Vec<usize> {
+    fn starts(&self, to_storage: bool) -> Vec<usize> {
         let requests = self.server.requests().into_iter();
-        let files = requests.filter(|r| r.elsewhere == elsewhere && r.method == "GET" && !r.path.starts_with("/api"));
+        let files = requests.filter(|r| r.to_storage == to_storage && r.method == "GET" && !r.path.starts_with("/api"));
         files.map(|r| r.range.map_or(0, |range| range["bytes=".len()..range.len() - 1].parse().unwrap())).collect()
     }
 }
@@ -121,7 +121,7 @@ fn a_file_is_put_where_other_programs_find_it() {
 fn the_token_stays_with_the_hub() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     s.server.change().refuses = Some((401, "RepoNotFound"));
     fails(s.pull(""), &[REPO, "HF_TOKEN", "private or gated"]);
     let with = |token: &str| Environment { token: HubToken::new(token, "HF_TOKEN").unwrap(), ..s.environment() };
@@ -129,7 +129,7 @@ fn the_token_stays_with_the_hub() {
     s.server.requests();
     let model = Hub::new(with("hf_secret")).pull(&name(""), &mut Quiet).unwrap();
     assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.elsewhere, r.authorization.is_some())).collect();
+    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.to_storage, r.authorization.is_some())).collect();
     assert_eq!(seen, [(false, true), (false, true), (true, false)]);
 }
 
@@ -151,14 +151,14 @@ fn parts_of_a_split_model_come_together() {
 #[test]
 fn a_broken_connection_is_made_anew_where_it_broke() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         s.server.change().cuts = VecDeque::from([100_000, 0, 50_000]);
         let mut watch = Watch::default();
         let model = s.hub().pull(&name(""), &mut watch).unwrap();
         assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-        assert_eq!(s.starts(elsewhere), [0, 100_000, 100_000, 150_000]);
+        assert_eq!(s.starts(redirects), [0, 100_000, 100_000, 150_000]);
         assert_eq!(watch.files, [(FILE.to_owned(), 0, 300_000)]);
         assert_eq!(watch.notes.len(), 3, "{:?}", watch.notes);
     }
@@ -193,7 +193,7 @@ fn a_later_download_goes_on_where_an_earlier_one_gave_up() {
 fn passing_failures_are_tried_again_and_lasting_ones_told() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     // The storage's address has expired, the server is busy.
     s.server.change().failures = VecDeque::from([403, 503, 429]);
     assert!(s.pull("").is_ok());
@@ -297,13 +297,13 @@ fn sizes_are_not_believed() {
 #[test]
 fn a_list_without_checksums_is_completed_file_by_file() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
         s.server.change().bare_list = true;
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         assert_eq!(fs::read(&s.pull("").unwrap().files[0]).unwrap(), bytes);
         let heads = s.server.requests().into_iter().filter(|r| r.method == "HEAD");
-        assert_eq!(heads.map(|r| r.elsewhere).collect::<Vec<_>>(), [false]);
+        assert_eq!(heads.map(|r| r.to_storage).collect::<Vec<_>>(), [false]);
     }
 }
 
