@@ -266,7 +266,7 @@ fn layers_in_several_buffers_give_the_same_logits() {
 #[test]
 fn long_contexts_and_several_sequences_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let file = llama();
     // One sequence has its pages in order throughout, two of them until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
