@@ -198,7 +198,7 @@ static uint64_t seconds() {
 static void check_patience(Block& block) {
     static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
     if (block.yields == 1024) block.waits_since = seconds();
-    else if (seconds() - block.waits_since > (uint64_t)patience) fail("threads wait for what nobody writes");
+    else if (seconds() - block.waits_since > (uint64_t)patience) fail("all threads poll for a value that is not written");
 }
 
 void pause() {
