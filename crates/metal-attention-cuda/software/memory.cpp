@@ -13,7 +13,7 @@ static constexpr size_t GUARD = 1024; // bytes before and after an allocation
 static constexpr size_t ALIGNMENT = 256;
 static constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
 
-// An allocation by its address: its size and its number, in order of allocation.
+// An allocation: its size, and its number in the order of allocations.
 struct Allocation {
     size_t bytes;
     unsigned number;

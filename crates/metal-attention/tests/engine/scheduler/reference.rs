@@ -13,12 +13,13 @@ use proptest::prelude::*;
 /// A request of the property test.
 #[derive(Debug, Clone)]
 struct RequestPlan {
+    /// Number of the client.
     client: usize,
     /// Which of two token series the prompt begins with.
-    /// Number of tokens from that series.
     base: usize,
-    /// Tokens of the prompt that follow.
+    /// Number of tokens from that series.
     shared: usize,
+    /// Tokens of the prompt that follow.
     suffix: Vec<u32>,
     /// Maximum of generated tokens.
     max_tokens: usize,

@@ -192,7 +192,7 @@ impl TestPass {
 }
 
 impl TestPass {
-    /// Records the batch; then waits, panics or fails as the fields require.
+    /// Waits at the gate, records the batch, then panics or fails as the fields require.
     fn enter(&self, batch: &[BatchToken]) -> Result<(), ForwardError> {
         drop(self.gate.lock().unwrap());
         self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
