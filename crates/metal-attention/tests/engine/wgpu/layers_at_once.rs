@@ -73,7 +73,7 @@ impl<'a> PersistentPass<'a> {
     fn count_abort(&mut self) {
         self.n_aborted += 1;
         let groups = self.options.persistent_workgroups;
-        assert!(self.n_aborted < MAX_ABORTED, "{groups:?} workgroups have not run side by side");
+        assert!(self.n_aborted < MAX_ABORTED, "{groups:?} workgroups have not run concurrently");
     }
 
     /// Evaluates a prompt, with the kernels for many tokens.
