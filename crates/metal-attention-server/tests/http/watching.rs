@@ -11,24 +11,24 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
 use crate::completion;
-use crate::support::Wrapped;
+use crate::support::TestPass;
 
 fn with_key() -> HttpOptions {
     HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
-/// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
-pub fn held_up(options: HttpOptions) -> (Server, Wrapped) {
+/// A server for two requests at once, whose engine stands still while `TestPass::gate` is locked.
+pub fn held_up(options: HttpOptions) -> (Server, TestPass) {
     held_up_with(Model::built_in().unwrap(), options)
 }
 
 /// The same with `model`.
-pub fn held_up_with(model: Model, options: HttpOptions) -> (Server, Wrapped) {
+pub fn held_up_with(model: Model, options: HttpOptions) -> (Server, TestPass) {
     let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
-    let levers = Wrapped::new(model.forward_pass(&engine).unwrap());
+    let levers = TestPass::new(model.forward_pass(&engine).unwrap());
     let (gate, log) = (levers.gate.clone(), levers.log.clone());
     let server = Server::with_model(options, move || {
-        let pass = Wrapped { gate, log, ..Wrapped::new(model.forward_pass(&engine)?) };
+        let pass = TestPass { gate, log, ..TestPass::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
         Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
     });
@@ -140,7 +140,7 @@ fn pickers_of_endpoints_find_what_they_look_for() {
 fn a_server_whose_model_cannot_answer_is_never_ready() {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
-    let pass = Wrapped::new(model.forward_pass(&engine).unwrap());
+    let pass = TestPass::new(model.forward_pass(&engine).unwrap());
     pass.fail.store(true, Ordering::Relaxed);
     let error = LoadedModel::start(model, Box::new(pass), &SchedulerOptions::default()).err().unwrap();
     assert!(matches!(error, LoadError::FirstToken(_)), "{error}");
