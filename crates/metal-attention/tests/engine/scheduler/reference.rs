@@ -59,7 +59,7 @@ impl RequestPlan {
     fn request(&self) -> Request {
         let base = |i: usize| ((i * i * 31 + i * 7 + 3 + 11 * self.base) % 509 + 3) as u32;
         let mut prompt: Vec<u32> = (0..self.shared).map(base).collect();
-        prompt.extend_from_slice(&self.own);
+        prompt.extend_from_slice(&self.suffix);
         let sampling = match self.seed {
             None => SamplerOptions::greedy(),
             Some(seed) => SamplerOptions { seed: Some(seed), temperature: 1.1, ..Default::default() },
