@@ -7,19 +7,19 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{program, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 use serde_json::Value as Json;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     home: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), home: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), home: tempfile::tempdir().unwrap() }
     }
 
     /// The program with the server as hub, this setup's cache, and no hub settings of the user's.
@@ -183,7 +183,7 @@ fn a_split_model_is_one_model() {
 fn pull_prints_the_path_and_list_shows_it() {
     let s =
         Setup::with(&[("stories.gguf", &built_in()), ("stories-Q8_0.gguf", &built_in()), ("README.md", b"hello\n")]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     assert!(stdout(s.run(&["list"])).starts_with("no models in "));
     let pulled = stdout(s.run(&["pull", "tester/tiny-GGUF:stories.gguf", "hf:tester/tiny-GGUF:Q8_0"]));
     let snapshot = s.repo().join("snapshots").join(COMMIT);

@@ -4,19 +4,19 @@ use std::fs;
 use std::path::PathBuf;
 
 use metal_attention_hub::{Environment, Hub, HubError, ModelName, Quiet};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 
 const LATER: &str = "ffffffffffffffffffffffffffffffffffffffff";
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     folder: tempfile::TempDir,
 }
 
 impl Setup {
     /// A hub with `files`, of which the tensor types `pulled` are in the cache.
     fn with(files: &[(&str, &[u8])], pulled: &[&str]) -> Self {
-        let s = Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() };
+        let s = Self { server: HubServer::with(files), folder: tempfile::tempdir().unwrap() };
         for quant in pulled {
             s.hub().pull(&name(&format!(":{quant}")), &mut Quiet).unwrap();
         }

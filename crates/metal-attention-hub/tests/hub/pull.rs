@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, HubError, HubToken, ModelName, Quiet};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 
 const FILE: &str = "tiny-Q4_0.gguf";
 
@@ -17,13 +17,13 @@ fn content(seed: u8) -> Vec<u8> {
 }
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     folder: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), folder: tempfile::tempdir().unwrap() }
     }
 
     fn environment(&self) -> Environment {
@@ -51,11 +51,11 @@ impl Setup {
         self.repo().join(format!("blobs/{}.incomplete", sha256(bytes)))
     }
 
-    /// The byte offsets of the requests for files since the last call. `elsewhere`: those to the storage server, otherwise to
+    /// The byte offsets of the requests for files since the last call. `to_storage`: those to the storage server, otherwise to
     /// the hub.
-    fn starts(&self, elsewhere: bool) -> Vec<usize> {
+    fn starts(&self, to_storage: bool) -> Vec<usize> {
         let requests = self.server.requests().into_iter();
-        let files = requests.filter(|r| r.elsewhere == elsewhere && r.method == "GET" && !r.path.starts_with("/api"));
+        let files = requests.filter(|r| r.to_storage == to_storage && r.method == "GET" && !r.path.starts_with("/api"));
         files.map(|r| r.range.map_or(0, |range| range["bytes=".len()..range.len() - 1].parse().unwrap())).collect()
     }
 }
@@ -123,7 +123,7 @@ fn a_file_is_stored_in_the_layout_of_the_hub_cache() {
 fn the_token_is_sent_to_the_hub_only() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     s.server.change().refuses = Some((401, "RepoNotFound"));
     fails(s.pull(""), &[REPO, "HF_TOKEN", "private or gated"]);
     let with = |token: &str| Environment { token: HubToken::new(token, "HF_TOKEN").unwrap(), ..s.environment() };
@@ -131,7 +131,7 @@ fn the_token_is_sent_to_the_hub_only() {
     s.server.requests();
     let model = Hub::new(with("hf_secret")).pull(&name(""), &mut Quiet).unwrap();
     assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.elsewhere, r.authorization.is_some())).collect();
+    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.to_storage, r.authorization.is_some())).collect();
     assert_eq!(seen, [(false, true), (false, true), (true, false)]);
 }
 
@@ -153,14 +153,14 @@ fn all_parts_of_a_split_model_are_downloaded() {
 #[test]
 fn a_broken_download_is_resumed_at_its_offset() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         s.server.change().cuts = VecDeque::from([100_000, 0, 50_000]);
         let mut watch = Watch::default();
         let model = s.hub().pull(&name(""), &mut watch).unwrap();
         assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-        assert_eq!(s.starts(elsewhere), [0, 100_000, 100_000, 150_000]);
+        assert_eq!(s.starts(redirects), [0, 100_000, 100_000, 150_000]);
         assert_eq!(watch.files, [(FILE.to_owned(), 0, 300_000)]);
         assert_eq!(watch.notes.len(), 3, "{:?}", watch.notes);
     }
@@ -195,7 +195,7 @@ fn a_later_download_resumes_a_failed_one() {
 fn temporary_failures_are_retried_and_lasting_ones_reported() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     // 403: the storage's address has expired; 503 and 429: the server is busy.
     s.server.change().failures = VecDeque::from([403, 503, 429]);
     assert!(s.pull("").is_ok());
@@ -299,13 +299,13 @@ fn sizes_sent_by_the_server_are_checked() {
 #[test]
 fn a_list_without_checksums_is_completed_file_by_file() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
         s.server.change().bare_list = true;
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         assert_eq!(fs::read(&s.pull("").unwrap().files[0]).unwrap(), bytes);
         let heads = s.server.requests().into_iter().filter(|r| r.method == "HEAD");
-        assert_eq!(heads.map(|r| r.elsewhere).collect::<Vec<_>>(), [false]);
+        assert_eq!(heads.map(|r| r.to_storage).collect::<Vec<_>>(), [false]);
     }
 }
 

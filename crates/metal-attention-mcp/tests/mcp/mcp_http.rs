@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metal_attention_mcp::{Consent, Consents, McpClient, McpError, ServerOptions, Toolbox, Transport};
-use metal_attention_testing::http_server::{HttpServer, Request, reply, result_of};
+use metal_attention_testing::http_server::{HttpServer, ReceivedRequest, reply, result_of};
 use serde_json::{Map, Value, json};
 
 fn options(url: &str) -> ServerOptions {
@@ -33,12 +33,12 @@ fn text(text: &str) -> Map<String, Value> {
 }
 
 /// The error of a client's start with a server that responds with `answer`.
-fn failure(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> McpError {
+fn failure(answer: impl Fn(&ReceivedRequest, &mut TcpStream) + Send + Sync + 'static) -> McpError {
     McpClient::start(&options(&HttpServer::start(answer).url()), &never).err().expect("an error")
 }
 
 /// The response to a request as the data of an event.
-fn event(request: &Request) -> String {
+fn event(request: &ReceivedRequest) -> String {
     let result = result_of(request).unwrap();
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}))
 }
@@ -117,7 +117,7 @@ fn invalid_servers_are_errors() {
     assert!(matches!(failure(move |_, stream| reply(stream, "202 Accepted", "", "")), McpError::Ended { .. }));
     let long = "x".repeat(5 << 20);
     assert!(matches!(failure(move |_, stream| reply(stream, "200 OK", json, &long)), McpError::MessageTooLong));
-    let cut = |_: &Request, stream: &mut TcpStream| {
+    let cut = |_: &ReceivedRequest, stream: &mut TcpStream| {
         let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {{}}");
     };
     assert!(matches!(failure(cut), McpError::Ended { .. }));

@@ -9,7 +9,7 @@ use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
-use crate::support::Wrapped;
+use crate::support::TestPass;
 use crate::{STORY, completion};
 
 /// A test's access to the forward pass of a replica.
@@ -37,7 +37,7 @@ fn server_with_replicas(n: usize) -> (Server, Vec<ReplicaControls>) {
         let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
         let engine = options.engine(&model, &engine);
         let pass = |ReplicaControls { panic_in, log }| {
-            let pass = Wrapped { panic_in, log, ..Wrapped::new(model.forward_pass(&engine)?) };
+            let pass = TestPass { panic_in, log, ..TestPass::new(model.forward_pass(&engine)?) };
             Ok(Box::new(pass) as Box<dyn ForwardPass>)
         };
         let passes = moved.into_iter().map(pass).collect::<Result<_, metal_attention::Error>>()?;

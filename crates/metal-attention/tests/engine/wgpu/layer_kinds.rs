@@ -1,5 +1,5 @@
-//! Models whose layers have more than plain ones on the GPU: what the CPU gives, and the same text whatever else is in the
-//! cache. Without a GPU the tests are skipped; in CI that is a failure.
+//! Models with special layers on the GPU: their results equal the CPU's, and the generated tokens do not depend on other
+//! sequences in the cache. Without a GPU the tests are skipped; in CI that is a failure.
 
 use std::sync::Arc;
 
@@ -13,8 +13,9 @@ use metal_attention_cpu::CpuOptions;
 
 const N_CTX: usize = 512;
 
-/// A window in every second layer and capped scores; latent attention; streams, sparse activations, and layers that read
-/// others' caches; whole rows normalised; attention and feed-forward side by side; queries that grow; gates.
+/// Causal models with: sliding windows in every second layer and capped scores; latent attention; several residual streams
+/// (AltUp), sparse activations and layers that read the KV caches of others; norms of whole query and key rows; gated
+/// attention.
 fn causal() -> Vec<Toy> {
     let latent = [
         ("attention.head_count_kv", 1),
@@ -47,6 +48,7 @@ fn causal() -> Vec<Toy> {
     ]
 }
 
+/// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
 fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_type: CacheType) -> WgpuForwardPass {
     let options = WgpuForwardPassOptions {
         n_ctx: N_CTX,
@@ -69,7 +71,7 @@ fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
-/// Logits, and states, of long and short prompts and single tokens of two sequences.
+/// The logits of prompts and single tokens of two sequences, and the hidden states of a batch of both.
 fn results(pass: &mut dyn ForwardPass) -> [Vec<f32>; 2] {
     let ids = some_ids(400);
     let mut logits = Vec::new();
@@ -85,7 +87,7 @@ fn results(pass: &mut dyn ForwardPass) -> [Vec<f32>; 2] {
 }
 
 #[test]
-fn causal_models_give_what_the_cpu_gives() {
+fn causal_models_give_the_results_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for toy in causal() {
         let want = results(&mut on_cpu(&toy, 2));
@@ -97,69 +99,69 @@ fn causal_models_give_what_the_cpu_gives() {
     }
 }
 
-/// The `n` ids that greedy decoding appends to `ids` where nothing else is in the cache.
-fn alone(pass: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+/// The `n` ids that greedy decoding generates after `ids` in an empty cache.
+fn generate_alone(pass: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     pass.reset();
-    let mut text = vec![pass.forward_prompt(ids).unwrap()];
-    while text.len() < n {
-        text.push(pass.forward_token_greedy(text[text.len() - 1]).unwrap());
+    let mut tokens = vec![pass.forward_prompt(ids).unwrap()];
+    while tokens.len() < n {
+        tokens.push(pass.forward_token_greedy(tokens[tokens.len() - 1]).unwrap());
     }
-    text
+    tokens
 }
 
 #[test]
-fn sequences_side_by_side_write_the_texts_they_write_alone() {
+fn concurrent_sequences_generate_the_tokens_of_single_ones() {
     let Some(gpu) = gpu() else { return };
     for (toy, cache_type) in causal().iter().zip([CacheType::F32, CacheType::F16].into_iter().cycle()) {
         let mut pass = on_gpu(&gpu, toy, 1, 8, cache_type);
         let ids = some_ids(80);
-        // Sequences that begin with so many of the ids, and then go on with one of their own.
-        let begins = [(0, 80, 5), (1, 80, 6), (2, 70, 7), (3, 64, 8)];
-        let want = begins.map(|(_, n, own)| alone(&mut pass, &[&ids[..n], &[own]].concat(), 40));
+        // (sequence, tokens of `ids` that its prompt begins with, the last token of its prompt)
+        let prompts = [(0, 80, 5), (1, 80, 6), (2, 70, 7), (3, 64, 8)];
+        let want = prompts.map(|(_, n, last)| generate_alone(&mut pass, &[&ids[..n], &[last]].concat(), 40));
         let mut pass = on_gpu(&gpu, toy, 4, 9, cache_type);
         pass.forward(&batch(&pass, 0, &ids, false)).unwrap();
-        for (seq, n, _) in &begins[1..] {
+        for (seq, n, _) in &prompts[1..] {
             pass.share_prefix(0, *seq, *n).unwrap();
         }
-        let mut texts = begins.map(|(_, _, own)| vec![own]);
+        let mut sequences = prompts.map(|(_, _, last)| vec![last]);
         for i in 0..40 {
-            let token = |(seq, text): (usize, &Vec<u32>)| BatchToken {
-                id: text[text.len() - 1],
+            let token = |(seq, tokens): (usize, &Vec<u32>)| BatchToken {
+                id: tokens[tokens.len() - 1],
                 seq,
                 pos: pass.n_past(seq),
                 logits: true,
             };
-            let batch: Vec<_> = texts.iter().enumerate().map(token).collect();
-            // Queued ahead, and one by one.
+            let batch: Vec<_> = sequences.iter().enumerate().map(token).collect();
+            // Seven of ten steps may be queued ahead; the others are not.
             let next = if i % 10 < 7 {
                 pass.forward_greedy(&batch).unwrap()
             } else {
                 pass.forward_top_k(&batch, 4).unwrap().iter().map(|list| list[0].0).collect()
             };
-            texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+            sequences.iter_mut().zip(next).for_each(|(tokens, id)| tokens.push(id));
         }
-        for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
-            assert_eq!(text[1..], want[..], "{}, sequence {seq}", toy.name);
+        for (seq, (tokens, want)) in sequences.iter().zip(&want).enumerate() {
+            assert_eq!(tokens[1..], want[..], "{}, sequence {seq}", toy.name);
         }
     }
 }
 
 #[test]
-fn texts_whose_tokens_see_later_ones_are_evaluated_whole() {
+fn sequences_without_causal_masks_are_evaluated_whole() {
     let Some(gpu) = gpu() else { return };
     let toy = toy("gemma-embedding", &metadata("gemma-embedding", 3, &[("attention.sliding_window", 10)]));
     assert!(!toy.spec.is_causal());
-    // Texts longer than a batch of tokens that see none after them would be, together longer than any batch.
+    // Each sequence is longer than a micro-batch of a causal model, and both together are longer than any batch.
     let ids = some_ids(300);
-    let texts = |pass: &mut dyn ForwardPass| {
+    let hidden_states = |pass: &mut dyn ForwardPass| {
         let (a, b) = (batch(pass, 0, &ids, true), batch(pass, 1, &ids[20..290], true));
         let all = pass.forward_hidden(&[a, b].concat()).unwrap();
         let error = pass.forward_hidden(&batch(pass, 0, &ids[..2], true)).unwrap_err();
         assert!(matches!(error, ForwardError::NotFromStart { seq: 0, n_past: 300 }), "{error}");
         all
     };
-    let want = texts(&mut on_cpu(&toy, 2));
-    let got = texts(&mut on_gpu(&gpu, &toy, 2, 16, CacheType::F32));
+    let want = hidden_states(&mut on_cpu(&toy, 2));
+    let got = hidden_states(&mut on_gpu(&gpu, &toy, 2, 16, CacheType::F32));
     let error = nmse(&got, &want);
     assert!(error < 1e-9, "NMSE {error:e}");
 }
