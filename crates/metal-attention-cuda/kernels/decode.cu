@@ -48,7 +48,7 @@
 __device__ __forceinline__ void route(const DecodeArgs& a, const RouteArgs& layer_route, ExpertChoice& chosen, const u64_t* from, u32 tag, u32 layer_number, int lane) {
     RouteArgs route = layer_route;
     route.experts = chosen.experts, route.weights = chosen.weights;
-    const Choice c(route.n_expert, (float*)(decode_memory + a.routing_at));
+    const RoutingScratch c(route.n_expert, (float*)(decode_memory + a.routing_at));
     const u32 n = route.n_expert / 2;
 #pragma unroll 1
     for (u32 first = 0; first < n; first += 64) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void route(const DecodeArgs& a, const RouteArgs& laye
     make_scores(route, c, lane);
 #pragma unroll 1
     for (u32 i = 0; i < route.n_used; i++) {
-        const Best best = take_best(c.choice, c.taken, route.n_expert, lane);
+        const Best best = take_best(c.choice_scores, c.taken, route.n_expert, lane);
         if (lane == 0) chosen.experts[i] = best.at, chosen.weights[i] = c.scores[best.at];
     }
     __syncwarp();
@@ -77,7 +77,7 @@ __device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((u
 
 // Converts the warp's inputs of a product with F16 or F32 weights, in place, from floats to two F16 parts (hi, and lo times 2048), after scaling
 // by a power of two. `largest`: the largest magnitude that the lane has stored. Returns the factor of the products.
-__device__ __forceinline__ float finish_floats(float4* inputs, float largest, u32 n_panels, int lane) {
+__device__ __forceinline__ float split_into_f16(float4* inputs, float largest, u32 n_panels, int lane) {
     largest = warp_max(largest);
     // Values beyond these exponents, and infinity, are not scaled: the power of two would not be a normal number.
     const int bits_of = (__float_as_uint(largest) >> 23) - 127, exponent = bits_of > -100 && bits_of < 100 ? bits_of : 0;
@@ -125,7 +125,7 @@ struct RowEpilogue {
     float scale;    // factor on what is added to the residual stream
     bool adds;      // whether the results are added to the residual stream
     __device__ __forceinline__ RowEpilogue(const Layer& l, const Op& op, u32 tag)
-        : to(op.output), copies(op.copies), copy_words(op.n_out / 2), tag((tag + op.tag_out) & TAG_MASK), activation(l.activation), limit(l.activation_limit),
+        : to(op.output), copies(op.n_copies), copy_words(op.n_out / 2), tag((tag + op.tag_out) & TAG_MASK), activation(l.activation), limit(l.activation_limit),
           scale(l.residual_scale), adds(op.kind == ATTENTION_OUTPUT || op.kind == DOWN) {}
     // The sum over all ranks of a row that is added to the residual stream; other rows as they are. `row` ~0: no row.
     __device__ __forceinline__ float sum_over_ranks(const RankShare* ranks, u32 exchange_no, u32 row, float y) const {
@@ -147,7 +147,7 @@ struct RowEpilogue {
 // The norm of an op's input is applied to its results: products use weighted inputs, and rows are multiplied by 1 / RMS when they are
 // finished. The warps' sums of squares lie in the padding of the first two rows of the op's region.
 __device__ __forceinline__ u32 squares_index(u32 warp) { return warp / 4 * SUMS_STRIDE + CONSUMER_WARPS + warp % 4; }
-__device__ __forceinline__ float rms_of(const float* sums, float inverse_n_in, float eps) {
+__device__ __forceinline__ float inv_rms_of(const float* sums, float inverse_n_in, float eps) {
     static_assert(CONSUMER_WARPS == 8 && SUMS_STRIDE >= CONSUMER_WARPS + 4, "four sums of squares in the padding of each row");
     const float4 x = *(const float4*)(sums + squares_index(0)), y = *(const float4*)(sums + squares_index(4));
     return rsqrtf((((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w))) * inverse_n_in + eps);
@@ -164,7 +164,7 @@ struct Inputs {
     float squares = 0.0f;  // sum of squares of what the lane has stored
     float largest = 0.0f;  // largest magnitude of it (floats only)
     __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, const Op& op)
-        : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(op.has_codes), with_sums(op.has_offsets) {}
+        : codes(memory, n_panels), floats((float4*)memory), n_blocks(2 * n_panels), has_codes(op.has_codes), with_sums(op.has_mins) {}
     // Stores N blocks of the lane: block `first + lane / 4` and those 8, 16, ... behind it. `weights`: of the norm, or ones.
     template <int N> __device__ __forceinline__ void put(u32 first, float4 (&v)[N][2], const float4 (&weights)[N][2], int lane) {
         const u32 block = first + lane / 4;
@@ -262,10 +262,10 @@ __device__ __forceinline__ void load_vector(const Op& op, Inputs& inputs, u32 co
 template <bool EXPERTS, bool ON_RANKS>
 __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l, const Op& op, u32 kind, const BlockShare* shares, const ExpertChoice& chosen,
                                             const RowEpilogue& epilogue, u32 own_row, float own_bias, float own_residual, u64_t* own_to, float* sums, float* op_sums,
-                                            float* residual, u32 begin, u32 n, float inverse_n_in, float eps, const float4* norm, u32 log_split, bool is_expert_op,
+                                            float* residual, u32 begin, u32 n, float inverse_n_in, float eps, const float4* norm, u32 log_warps_per_tile, bool is_expert_op,
                                             const RankShare* ranks, const u32& first_exchange, u32 i, u64_t& best, int tid) {
     if ((u32)tid / 32 * 32 < n) {
-        const float rms_of_inputs = rms_of(op_sums, inverse_n_in, eps), rms = norm ? rms_of_inputs : 1.0f;
+        const float inv_rms_of_inputs = inv_rms_of(op_sums, inverse_n_in, eps), inv_rms = norm ? inv_rms_of_inputs : 1.0f;
         // All threads of a warp go through the loop together: a word has the rows of two lanes.
 #pragma unroll 1
         for (u32 j_in_round = (u32)tid; j_in_round < (n + 31) / 32 * 32; j_in_round += CONSUMER_THREADS) {
@@ -275,7 +275,7 @@ __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l,
             const bool exists = row != ~0u;
             const float bias = is_prefetched ? own_bias : op.bias && exists ? op.bias[row] : 0.0f;
             const float* row_sums = sums + (exists ? j_in_round : 0) * SUMS_STRIDE;
-            float y = rms * sum_of_warps(row_sums, log_split);
+            float y = inv_rms * sum_of_warps(row_sums, log_warps_per_tile);
             if (kind == OUTPUT_HEAD) {
                 if (!exists) continue;
                 y = (y + bias) * a.logit_scale;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l,
                 continue;
             }
             if (kind == GATE_AND_UP) {
-                float up = rms * sum_of_warps(row_sums + a.region_floats, log_split), weight = 1.0f;
+                float up = inv_rms * sum_of_warps(row_sums + a.gate_to_up_floats, log_warps_per_tile), weight = 1.0f;
                 if (is_expert_op) {
                     const u32 n_ff = op.n_out / l.route.n_used, place = exists ? row / n_ff : 0;
                     const size_t at = (size_t)chosen.experts[place] * n_ff + (exists ? row % n_ff : 0);
@@ -352,11 +352,11 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
     float* residual = (float*)(decode_memory + a.residual_at);
 
     // 16 bytes of zeros lie behind the barriers.
-    unsigned char* zeros = (unsigned char*)full(a, CONSUMER_WARPS, 0);
+    unsigned char* zeros = (unsigned char*)full_barrier(a, CONSUMER_WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
-    for (u32 i = tid; i < 2 * CONSUMER_WARPS * a.stages_per_warp; i += BLOCK_THREADS) barrier_init(full(a, 0, 0) + i, i % 2 == 0 ? 1 : 32);
+    for (u32 i = tid; i < 2 * CONSUMER_WARPS * a.stages_per_warp; i += BLOCK_THREADS) barrier_init(full_barrier(a, 0, 0) + i, i % 2 == 0 ? 1 : 32);
     if (tid == 0) sync.init();
-    barriers_are_ready();
+    fence_barrier_init();
     for (u32 i = tid; i < a.n_matrices; i += BLOCK_THREADS) block_shares(a)[i] = block_share_of(a.matrices[i]);
     for (u32 i = tid; i < LAYER_WORDS; i += BLOCK_THREADS) ((uint4*)layers)[i] = ((const uint4*)a.layers)[i];
     if (tid == 0) token = *a.token, chosen.n_published = 0, n_tokens_done = 0;
@@ -395,7 +395,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             const Op& op = l.ops[s];
             const u32 kind = op.kind;
             best = 0;
-            const BlockShare* shares = block_shares(a) + op.first_matrix;
+            const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             if (kind == QKV) prefetched = prefetch_heads(a, l, spans_of(a)[i], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
                 attention<C>(a, l, spans_of(a)[i], prefetched, i == 0, token.pos, token.seq, tag, (float*)(decode_memory + a.inputs_at));
@@ -429,26 +429,26 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             // A full op in a SMALL kernel: inputs and sums take the place of those of the small op before (Lemmas 10 and 11).
             if (SMALL) sync.wait_until_finished(n_small_ops), __syncwarp();
             // ---- Prologue: everything that does not depend on the inputs. Each thread loads what the epilogue of its first row needs. ----
-            const u32 own_row = row_at(op, shares, tid), log_split = op.log_split, log_groups = LOG_CONSUMER_WARPS - log_split;
+            const u32 own_row = row_at(op, shares, tid), log_warps_per_tile = op.log_warps_per_tile, log_groups = LOG_CONSUMER_WARPS - log_warps_per_tile;
             const float own_bias = op.bias && own_row != ~0u ? op.bias[own_row] : 0.0f;
             const RowEpilogue epilogue(l, op, tag);
             const float own_residual = epilogue.adds && own_row != ~0u ? residual[tid] : 0.0f, inverse_n_in = op.inverse_n_in, eps = op.eps;
             u64_t* own_to = epilogue.to + own_row / 2;
             pin_register(own_to);
             const float4* norm = (const float4*)op.norm;
-            const WarpShare mine = warp_share_of(warp, op.units_per_row, log_split);
+            const WarpShare mine = warp_share_of(warp, op.units_per_row, log_warps_per_tile);
             const u32 n_panels = mine.n * op.panels_per_unit;
             unsigned char* memory = decode_memory + a.inputs_at + warp * a.input_stride;
             Inputs inputs(memory, n_panels, op);
             const DigitColumns columns(inputs.codes, zeros, lane);
-            if (lane < (int)op.n_matrices) warp_work[warp][lane] = warp_work_of(shares[lane], mine, warp, kind == GATE_AND_UP ? lane * a.region_floats : 0);
+            if (lane < (int)op.n_matrices) warp_work[warp][lane] = warp_work_of(shares[lane], mine, warp, kind == GATE_AND_UP ? lane * a.gate_to_up_floats : 0);
             // ---- Loads: the warp's inputs. Four lanes have a quantisation block of 32 inputs, a quad of each half. ----
             const u32 first_quad = mine.first * op.panels_per_unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
                 for (u32 first = 0; first < inputs.n_blocks; first += 8) {
                     float4 v[1][2];
-                    const u64_t *att = a.att + copy * a.att_copy_words, *sums = a.att_states + copy * a.states_copy_words;
+                    const u64_t *att = a.attention + copy * a.attention_copy_words, *sums = a.attention_max_sums + copy * a.max_sums_copy_words;
                     const u32 n_splits = spans_of(a)[i].n_splits, from = first_quad + 8 * first, n = first + lane / 4 < inputs.n_blocks ? n4 : 0;
                     if (l.head_dim % 32 == 0) merge_splits<2, true>(l, n_splits, att, sums, from, n, tag, v[0]);
                     else merge_splits<2, false>(l, n_splits, att, sums, from, n, tag, v[0]);
@@ -482,7 +482,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             }
             __syncwarp();
             float* const op_sums = (float*)(decode_memory + a.regions_at[op.region]);
-            const float factor = inputs.has_codes ? 1.0f : finish_floats(inputs.floats, inputs.largest, n_panels, lane);
+            const float factor = inputs.has_codes ? 1.0f : split_into_f16(inputs.floats, inputs.largest, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
                 if (lane == 0) op_sums[squares_index(warp)] = mine.group == 0 ? squares : 0.0f;
@@ -506,7 +506,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
                 // ---- Epilogue: rows of the block, or of the round. ----
                 const u32 n = min(n_rows - begin, rows_per_round);
                 finish_rows<EXPERTS, ON_RANKS>(a, l, op, kind, shares, chosen, epilogue, own_row, own_bias, own_residual, own_to, sums, op_sums, residual, begin, n, inverse_n_in,
-                                               eps, norm, log_split, is_expert_op, ranks, first_exchange, i, best, tid);
+                                               eps, norm, log_warps_per_tile, is_expert_op, ranks, first_exchange, i, best, tid);
                 begin += rows_per_round, region ^= 1;
             } while (begin < n_rows);
         }

@@ -31,7 +31,7 @@ constexpr int CONSUMER_THREADS = 32 * CONSUMER_WARPS;
 constexpr int PRODUCER_WARPS = 4; // including the epilogue warp of SMALL kernels
 constexpr int BLOCK_THREADS = CONSUMER_THREADS + 32 * PRODUCER_WARPS;
 // Query heads of one KV head that one unit of attention evaluates together.
-constexpr int HEADS_PER_UNIT = 4;
+constexpr int HEADS_PER_TASK = 4;
 // Tiles of the output head of which a group of warps has partial sums at once. The head has too many rows for all sums to be in
 // shared memory.
 constexpr u32 HEAD_TILES_PER_ROUND = 8;
@@ -55,18 +55,18 @@ struct Op {
     u32 n_in;                  // elements of the input, a multiple of 4
     float eps;                 // of the norm
     float inverse_n_in;        // 1 / n_in
-    u32 first_matrix;          // index of the op's first matrix among all matrices of the model
+    u32 first_matrix_index;         // index of the op's first matrix among all matrices of the model
     u32 n_matrices;            // 1 to 3
     u32 n_rows[3];             // rows of each matrix
     u32 tag_in;                // tag of the input words minus the layer's tag, modulo 2^12
     u32 tag_out;               // tag of the output words minus the layer's tag
     unsigned short has_codes;  // 1: the matrices are quantised; 0: they are F16 or F32
-    unsigned short has_offsets; // 1: a matrix has offsets (mins), for which sums of inputs are needed
-    u32 copies;                // copies of the output words: COPIES, or 1 where few blocks read them
+    unsigned short has_mins; // 1: a matrix has offsets (mins), for which sums of inputs are needed
+    u32 n_copies;              // copies of the output words: COPIES, or 1 where few blocks read them
     u32 n_out;                 // elements of the output
     u32 panels_per_unit;       // panels of a unit
     u32 units_per_row;         // units of a row
-    unsigned short log_split;  // log2 of the number of warps that share the columns of a tile
+    unsigned short log_warps_per_tile;  // log2 of the number of warps that share the columns of a tile
     unsigned short region;     // 0 or 1: the region of the partial sums; successive ops alternate
     unsigned short has_half_scales; // 1: a matrix has a scale for each half of a quantisation block
     unsigned short preload_tiles;   // most tiles that a block has of a small op (1 or 2); 0: the op is not small
@@ -87,13 +87,13 @@ struct __align__(16) Layer {
     u32 n_kv_head;             // key and value heads
     u32 head_dim;              // elements of a head
     u32 mask;                  // Mask of masks.cuh
-    u32 reach;                 // positions of the mask's window or chunk
+    u32 mask_positions;            // positions of the mask's window or chunk
     u32 activation;            // Activation of the gate
     float soft_cap;            // cap of attention scores; 0: none
     float residual_scale;      // factor on what is added to the residual stream
     u32 heads_per_kv_head;     // query heads that share a KV head
-    u32 head_groups_per_kv_head;    // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_UNIT, rounded up
-    u32 units_per_split;       // units of one split of positions: n_kv_head * head_groups_per_kv_head
+    u32 head_groups_per_kv_head;    // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_TASK, rounded up
+    u32 tasks_per_split;       // units of one split of positions: n_kv_head * head_groups_per_kv_head
     u32 inverse_head_dim;      // 2^32 / head_dim + 1, for division by multiplication
     float activation_limit;    // of CLAMPED_SWIGLU
     const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none
@@ -112,7 +112,7 @@ struct OpMatrixArgs {
     unsigned short record_bytes;      // bytes of a record
     unsigned short records_per_stage; // records that fit in a stage
     unsigned short format;            // Format of formats.cuh
-    unsigned short log_split;         // as in Op
+    unsigned short log_warps_per_tile;         // as in Op
     unsigned short units_per_row;     // as in Op
     unsigned short records_per_unit;  // records of a unit
     u32 routed_layers;                // layers of the token whose experts have to be chosen before a copy starts; 0: not experts
@@ -132,8 +132,8 @@ struct DecodeArgs {
     u64_t* ids;                   // host memory to which chosen ids are written (`publish_id`)
     u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits, alternating between tokens
     const u64_t* qkv;             // [(n_head + 2 n_kv_head) * head_dim / 2] words of queries, keys and values
-    u64_t* att;                   // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
-    u64_t* att_states;            // [COPIES][split][n_head] words of the maximum score and the sum of weights
+    u64_t* attention;                 // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
+    u64_t* attention_max_sums;            // [COPIES][split][n_head] words of the maximum score and the sum of weights
     u32 n_layer;                  // layers of the model
     u32 n_embd;                   // elements of the residual stream
     u32 n_matrices;               // matrices of all ops
@@ -141,16 +141,16 @@ struct DecodeArgs {
     u32 advance;                  // 1: `*token` becomes the token after the last one
     u32 stage_bytes;              // bytes of a stage
     u32 stages_per_warp;          // stages of a consumer warp's ring
-    u32 region_floats;            // floats from the gate's partial sums to those of up
-    u32 att_copy_words;           // words of one copy of `att`
-    u32 states_copy_words;        // words of one copy of `att_states`
+    u32 gate_to_up_floats;            // floats from the gate's partial sums to those of up
+    u32 attention_copy_words;           // words of one copy of `attention`
+    u32 max_sums_copy_words;        // words of one copy of `attention_max_sums`
     u32 inputs_at;                // offset of the warps' inputs, which attention uses as its scratch
     u32 input_stride;             // bytes from one warp's inputs to the next one's
     u32 regions_at[2];            // offsets of the two regions of partial sums
     u32 residual_at;              // offset of the block's rows of the residual stream
     u32 shares_at;                // offset of BlockShare [n_matrices]
     u32 spans_at;                 // offset of AttentionSpan [n_layer]
-    u32 heads_at;                 // offset of cosines, sines and weights of head norms
+    u32 head_constants_at;                 // offset of cosines, sines and weights of head norms
     u32 barriers_at;              // offset of the rings' mbarriers, followed by 16 bytes of zeros
     u32 routing_at;               // offset of the scores that experts are chosen by
     float embedding_scale;        // factor on embeddings

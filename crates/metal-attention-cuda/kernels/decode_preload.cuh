@@ -210,7 +210,7 @@ __device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l,
     const u32 n4 = op.n_in / 4;
     float4 v[QUADS];
     if (op.kind == ATTENTION_OUTPUT) {
-        merge_splits<QUADS, true>(l, n_splits, a.att + copy * a.att_copy_words, a.att_states + copy * a.states_copy_words, in.quad, in.in_row ? n4 : 0, tag, v);
+        merge_splits<QUADS, true>(l, n_splits, a.attention + copy * a.attention_copy_words, a.attention_max_sums + copy * a.max_sums_copy_words, in.quad, in.in_row ? n4 : 0, tag, v);
     } else {
         ulonglong2 words[QUADS];
         bool there[QUADS];
@@ -324,11 +324,11 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
 #pragma unroll 1
         for (u32 s = 0; s < l.n_ops; s++) {
             const Op& op = l.ops[s];
-            const BlockShare* shares = block_shares(a) + op.first_matrix;
+            const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             // The token's first op reads the embedding and is not small.
             if (tiles_of(op, shares) == 0 || (i == 0 && s == 0)) continue;
             const u32 kind = op.kind, row = row_at(op, shares, lane), n4 = op.n_in / 4, wanted = (tag + op.tag_in) & TAG_MASK, activation = l.activation;
-            u32 n_copies = op.copies, tag_out = (tag + op.tag_out) & TAG_MASK;
+            u32 n_copies = op.n_copies, tag_out = (tag + op.tag_out) & TAG_MASK;
             const bool is_there = row != ~0u, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = is_there && row % 2 == 0;
             const float bias = op.bias && is_there ? op.bias[row] : 0.0f, scale = adds ? l.residual_scale : 1.0f, limit = l.activation_limit;
             u64_t* to[COPIES];
@@ -339,7 +339,7 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             }
             u32 sums = a.regions_at[op.region] + lane * SUMS_STRIDE * 4;
             pin_register(sums), pin_register(tag_out), pin_register(n_copies);
-            float rms = 1.0f;
+            float inv_rms = 1.0f;
             if (op.norm) {
                 const float inverse_n_in = op.inverse_n_in, eps = op.eps;
                 const ulonglong2* from = op.input + copy * n4;
@@ -361,12 +361,12 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
                     for (int k = 0; k < N; k++)
                         if (there[k]) squares += sum_of_squares(unpack_quad(words[k]));
                 }
-                rms = rsqrtf(warp_sum(squares) * inverse_n_in + eps);
+                inv_rms = rsqrtf(warp_sum(squares) * inverse_n_in + eps);
             }
             sync.wait_for_sums(n_ops++);
             // Read after the wait: at the token's first small op, consumer warps wrote the embedding there (Lemma 13).
             const float before = adds && is_there ? residual[lane] : 0.0f;
-            float y = rms * sum_of_warps(shared_at<float>(sums), LOG_CONSUMER_WARPS);
+            float y = inv_rms * sum_of_warps(shared_at<float>(sums), LOG_CONSUMER_WARPS);
             if (kind == GATE_AND_UP) {
                 const float up = __shfl_down_sync(~0u, y, 16);
                 y = activation == SILU ? activate(SILU, y) * up : gated(activation, limit, y, up);

@@ -34,13 +34,13 @@ __device__ __forceinline__ WarpWork warp_work_of(const BlockShare& share, const 
     return work;
 }
 
-// The sum of a row: the partial sums of the 2^log_split warps of its group, added in an order that does not depend on timing.
-__device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_split) {
+// The sum of a row: the partial sums of the 2^log_warps_per_tile warps of its group, added in an order that does not depend on timing.
+__device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_warps_per_tile) {
     float v[CONSUMER_WARPS];
 #pragma unroll
     for (int k = 0; k < CONSUMER_WARPS; k += 4) *(float4*)(v + k) = *(const float4*)(of_row + k);
 #pragma unroll
-    for (int k = 1; k < CONSUMER_WARPS; k++) v[k] = k >> log_split == 0 ? v[k] : 0.0f;
+    for (int k = 1; k < CONSUMER_WARPS; k++) v[k] = k >> log_warps_per_tile == 0 ? v[k] : 0.0f;
 #pragma unroll
     for (int d = 1; d < CONSUMER_WARPS; d *= 2)
 #pragma unroll

@@ -9,7 +9,7 @@
 //   digits        the inputs as integers, for products with codes: three digits of 8 bits for each input (code_products.cuh). For F16 and F32
 //                 weights inputs are two F16 parts instead (products.cuh)
 //   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
-//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_a_tile` warps share the columns of each
+//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_per_tile` warps share the columns of each
 //
 // A warp goes through four sections (`matvec_part`):
 //   stream        each warp copies its own records to a ring in shared memory, several stages ahead; the first ones before the input is there
@@ -17,7 +17,7 @@
 //   main loop     for each tile of the warp: products of its records, with partial sums in registers, then in shared memory
 //   epilogue      the sums of the warps of a tile are added; 1 / RMS, bias, residual or gate; y [n_tokens][n_out]
 //
-// Preconditions: n_in is a multiple of 4; warps_a_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
+// Preconditions: n_in is a multiple of 4; warps_per_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
 // padded to whole records. GATED: parts[0] and parts[1] have the same format and shape, and `bias` is ignored (the host does not use GATED
 // with a bias).
 #include "code_products.cuh"
@@ -37,7 +37,7 @@ struct MatvecArgs {
     u32 blocks[MAX_PARTS];   // of each matrix, the first block of the next one: matrix i has blocks from blocks[i - 1] to blocks[i] - 1
     u32 n_in;                // elements of a row of x, a multiple of 4
     u32 n_out;               // elements of a row of y
-    u32 warps_a_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
+    u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
     u32 output;              // Output
     u32 activation;          // GATED: Activation
     float eps;               // of the norm
@@ -174,11 +174,11 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     unsigned char* input = (unsigned char*)(partial + 4 * BRANCH_FLOATS);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
 
-    // The warp's share: `n_sharing` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index among them.
+    // The warp's share: `warps_per_tile` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index among them.
     const bool gated = a.output == GATED;
-    const u32 n_branches = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
-    const u32 tile_in_group = warp / n_sharing, share = warp % n_sharing;
-    const u32 n_records = n_panels / R::PANELS, first = share * n_records / n_sharing, end = (share + 1) * n_records / n_sharing;
+    const u32 n_branches = gated ? 2 : 1, warps_per_tile = a.warps_per_tile, tiles_at_once = WARPS / warps_per_tile;
+    const u32 tile_in_group = warp / warps_per_tile, share = warp % warps_per_tile;
+    const u32 n_records = n_panels / R::PANELS, first = share * n_records / warps_per_tile, end = (share + 1) * n_records / warps_per_tile;
     const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
     // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
@@ -297,7 +297,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         float* out[RESULTS];
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
-            result[j] = share * 32 + lane + j * 32 * n_sharing;
+            result[j] = share * 32 + lane + j * 32 * warps_per_tile;
             const u32 row = tile * 16 + result[j] % 16;
             out[j] = result[j] < 16 * TOKENS && row < n_rows ? a.y + (size_t)(result[j] / 16) * a.n_out + first_matrix.first_row + row : nullptr;
             old[j] = out[j] && a.output == ADD ? *out[j] : 0.0f;
@@ -334,31 +334,31 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             sums.finish(parts + branch * BRANCH_FLOATS + warp * 16 * TOKENS, lane);
         }
         // ---- Epilogue of the tile. The warps that share it meet at a named barrier of their own. ----
-        if (n_sharing == 1) __syncwarp();
-        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * n_sharing);
+        if (warps_per_tile == 1) __syncwarp();
+        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * warps_per_tile);
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
             if (!out[j]) continue;
-            float rms = 1.0f;
+            float inv_rms = 1.0f;
             if (norm) {
                 float sum = 0.0f;
 #pragma unroll
                 for (int i = 0; i < WARPS; i++) sum += squares_of[result[j] / 16 * WARPS + i];
-                rms = rsqrtf(sum * per_input + a.eps);
+                inv_rms = rsqrtf(sum * per_input + a.eps);
             }
             float y[2] = {0.0f, 0.0f};
 #pragma unroll
             for (u32 branch = 0; branch < 2; branch++) {
                 if (branch == n_branches) break;
-                const float* at = parts + branch * BRANCH_FLOATS + tile_in_group * n_sharing * 16 * TOKENS + result[j];
+                const float* at = parts + branch * BRANCH_FLOATS + tile_in_group * warps_per_tile * 16 * TOKENS + result[j];
                 float v[WARPS];
 #pragma unroll
-                for (u32 w = 0; w < WARPS; w++) v[w] = w < n_sharing ? at[w * 16 * TOKENS] : 0.0f;
+                for (u32 w = 0; w < WARPS; w++) v[w] = w < warps_per_tile ? at[w * 16 * TOKENS] : 0.0f;
 #pragma unroll
                 for (int d = 1; d < WARPS; d *= 2)
 #pragma unroll
                     for (int w = 0; w < WARPS; w += 2 * d) v[w] += v[w + d];
-                y[branch] = v[0] * rms;
+                y[branch] = v[0] * inv_rms;
             }
             if (gated) {
                 *out[j] = activate(a.activation, y[0]) * y[1];

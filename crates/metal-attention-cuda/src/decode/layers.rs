@@ -51,7 +51,7 @@ pub(super) struct ExpertLayout {
     /// Tiles of one expert's matrix.
     pub(super) tiles_per_expert: usize,
     /// Records of one expert in a row of tiles.
-    pub(super) records_per_row: usize,
+    pub(super) records_per_expert: usize,
 }
 
 impl OpMatrix {
@@ -86,7 +86,7 @@ impl OpMatrix {
         let experts = ExpertLayout {
             stride_bytes: tiles * tile_bytes as usize,
             tiles_per_expert: tiles,
-            records_per_row: records_per_row(stack),
+            records_per_expert: records_per_expert(stack),
         };
         Self {
             records: args.records,
@@ -111,7 +111,7 @@ impl OpMatrix {
 }
 
 /// Records in a row of tiles of one expert's matrix.
-fn records_per_row(stack: &CudaStack) -> usize {
+fn records_per_expert(stack: &CudaStack) -> usize {
     stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
 
@@ -197,8 +197,8 @@ impl<'a> DecodeLayer<'a> {
         let share_inputs = |of: &[OpMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
         let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(has_aligned_rows);
         // Only RMSNorms without a bias: the norm's factor is applied to the product's rows.
-        let rms = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
-        let (mixer_norm, norm) = (rms(mixer_norm)?, rms(feed_forward_norm)?);
+        let rms_norm = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
+        let (mixer_norm, norm) = (rms_norm(mixer_norm)?, rms_norm(feed_forward_norm)?);
         ops.iter().all(is_supported).then_some(Self { mixer_norm, attention, norm, feed_forward, residual_scale, ops })
     }
 
