@@ -2,7 +2,7 @@
 // in F32. Inputs: words of q/k/v of the layer, the KV cache. Outputs: words of each split's weighted sum of values (`attention`) and of its maximum score
 // and sum of weights (`attention_max_sums`); blocks with rows of the attention output merge the splits as they read them (`merge_splits`).
 //
-// A task of attention is one split of the positions, one KV head, and a head group: up to HEADS_PER_TASK of its query heads. Task u = split *
+// An attention task is one split of the positions, one KV head, and a head group: up to HEADS_PER_TASK of its query heads. Task u = split *
 // tasks_per_split + (kv head, head group) belongs to block u % gridDim.x.
 #pragma once
 #include "decode_exchange.cuh"

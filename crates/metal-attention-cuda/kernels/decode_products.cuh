@@ -29,7 +29,7 @@ __device__ __forceinline__ WarpWork warp_work_of(const BlockShare& share, const 
     const u32 first = first_tile_of(mine, share), n = share.n_tiles, column = warp & (((u32)CONSUMER_WARPS >> mine.log_groups) - 1);
     WarpWork work = {share.format, share.records_per_stage, mine.n * share.records_per_unit};
     work.n_tiles = first < n ? (n - first + mine.n_groups - 1) >> mine.log_groups : 0;
-    work.to = to + (share.before + first) * (16 * SUMS_STRIDE) + column;
+    work.to = to + (share.tiles_above + first) * (16 * SUMS_STRIDE) + column;
     work.tile_stride = mine.n_groups * (16 * SUMS_STRIDE);
     return work;
 }

@@ -68,7 +68,7 @@ pub(super) struct OpArgs {
     pub(super) tag_out: u32,
     /// 1: quantised matrices; 0: F16 or F32.
     pub(super) has_codes: u16,
-    /// 1: a matrix has offsets (mins).
+    /// 1: a matrix has mins.
     pub(super) has_mins: u16,
     /// Copies of the result words.
     pub(super) n_copies: u32,
@@ -78,7 +78,7 @@ pub(super) struct OpArgs {
     pub(super) panels_per_unit: u32,
     /// Units of a row.
     pub(super) units_per_row: u32,
-    /// log2 of the warps that share the columns of a tile.
+    /// log2 of the warps of a block that share the columns of a tile.
     pub(super) log_warps_per_tile: u16,
     /// 0 or 1: the region of the partial sums.
     pub(super) region: u16,
@@ -98,7 +98,7 @@ pub(super) struct OpMatrixArgs {
     pub(super) tile_bytes: u32,
     /// Tiles of the matrix.
     pub(super) n_tiles: u32,
-    /// Index of its first tile among those of the op.
+    /// Index of its first tile among the op's, where q, k and v lie one below the other.
     pub(super) first_tile: u32,
     /// Tiles of the op that are divided among blocks together.
     pub(super) op_tiles: u32,
@@ -251,7 +251,7 @@ pub(super) struct DecodeArgs {
     pub(super) n_tokens: u32,
     /// Number of the first token's decode step.
     pub(super) first_step_number: u32,
-    /// Time that a split of positions saves, relative to the cost of merging it.
+    /// Time of a KV page, divided by the time of merging an element (`DecodeArgs` of `decode.cuh`).
     pub(super) split_gain: f32,
     /// Stages of a warp whose copies may be outstanding.
     pub(super) max_stages_in_flight: u32,
@@ -294,9 +294,13 @@ impl WorkSplit {
         let panels_per_unit = matrices.iter().map(panels_of).max().unwrap_or(1);
         let units_per_row = matrices[0].n_in.div_ceil(PANEL).div_ceil(panels_per_unit);
         let n_tiles = op_tiles(kind, matrices).div_ceil(n_blocks);
-        let of_warp =
-            |log_warps_per_tile: u32| n_tiles.div_ceil(CONSUMER_WARPS >> log_warps_per_tile) * units_per_row.div_ceil(1 << log_warps_per_tile);
-        let log_warps_per_tile = (0..=CONSUMER_WARPS.ilog2()).rev().min_by_key(|&log_warps_per_tile| of_warp(log_warps_per_tile)).unwrap_or(0);
+        let of_warp = |log_warps_per_tile: u32| {
+            n_tiles.div_ceil(CONSUMER_WARPS >> log_warps_per_tile) * units_per_row.div_ceil(1 << log_warps_per_tile)
+        };
+        let log_warps_per_tile = (0..=CONSUMER_WARPS.ilog2())
+            .rev()
+            .min_by_key(|&log_warps_per_tile| of_warp(log_warps_per_tile))
+            .unwrap_or(0);
         Self { panels_per_unit, units_per_row, log_warps_per_tile, n_tiles, has_codes: matrices[0].format.has_codes() }
     }
 
@@ -537,7 +541,7 @@ pub(super) fn layer_args(
     for (to, (kind, matrices)) in ops.iter_mut().zip(&layer.ops) {
         let norm = match kind {
             OpKind::Qkv => Some(layer.mixer_norm),
-            OpKind::Router | OpKind::GateAndUp => Some(layer.norm),
+            OpKind::Router | OpKind::GateAndUp => Some(layer.feed_forward_norm),
             OpKind::AttentionOutput | OpKind::Down | OpKind::OutputHead => None,
         };
         *to = OpArgs {
