@@ -68,7 +68,7 @@ pub(crate) struct MatvecArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
     /// For each matrix, the block after its last one.
-    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) block_ends: [u32; MAX_PARTS],
     pub(crate) n_in: u32,
     pub(crate) n_out: u32,
     pub(crate) warps_per_tile: u32,

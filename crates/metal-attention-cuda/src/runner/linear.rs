@@ -336,14 +336,14 @@ impl ModelRunner {
         let blocks_for = |groups: usize| {
             if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
         };
-        let mut blocks = [0; MAX_PARTS];
+        let mut block_ends = [0; MAX_PARTS];
         let mut n_blocks = 0;
-        for (end, groups) in blocks.iter_mut().zip(groups) {
+        for (end, groups) in block_ends.iter_mut().zip(groups) {
             n_blocks += blocks_for(groups);
             *end = n_blocks as u32;
         }
         let warps_per_tile = warps_per_tile as u32;
-        let args = MatvecArgs { blocks, warps_per_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
+        let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
         let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.label, grid, &args)
     }
@@ -368,8 +368,8 @@ impl ModelRunner {
             let tile_groups = n_tiles.div_ceil(WARPS / warps_per_tile);
             // A block prepares its input once and then takes several tiles.
             let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
-            let (blocks_of, warps_per_tile) = ([blocks as u32; MAX_PARTS], warps_per_tile as u32);
-            let args = MatvecArgs { blocks: blocks_of, warps_per_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
+            let (block_ends, warps_per_tile) = ([blocks as u32; MAX_PARTS], warps_per_tile as u32);
+            let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
             let shared = gemv_shared_bytes(matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, GEMV_TOKENS);
             let grid = LaunchGrid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
             self.launch("matvec_rows", p.label, grid, &args)?;
