@@ -28,7 +28,7 @@ use args::{
     CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,
     PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };
-use layers::{DecodeLayer, OpMatrix, has_aligned_rows, is_table_only, max_rows};
+use layers::{DecodeLayer, OpMatrix, is_table_only, max_rows, reads_whole_quads};
 use memory::SharedMemoryLayout;
 
 /// `split_gain` of a model whose ops are all small: how much dividing the positions saves, relative to the cost of merging the splits. Measured.
@@ -97,8 +97,8 @@ impl DecodeKernel {
         };
         let head = [OpMatrix::of(head)];
         let has_plain_ends = is_table_only(&weights.embedding)
-            && has_aligned_rows(&head[0])
-            && has_aligned_rows(&OpMatrix::of(&weights.embedding.table));
+            && reads_whole_quads(&head[0])
+            && reads_whole_quads(&OpMatrix::of(&weights.embedding.table));
         let is_f16_cache = cache.cache_type == CacheType::F16;
         let fits_words = spec.n_vocab <= MAX_VOCAB;
         // Ranks exchange the rows of every layer's two sums and the best logit, so that all layers and the output head have to be divided.
@@ -184,7 +184,8 @@ impl DecodeKernel {
             .chain(of_op(n_layer, OpKind::OutputHead, &head))
             .collect();
         let matrices = gpu.upload("layers", &all_matrices)?;
-        let bytes_of_all: usize = layers.iter().flat_map(DecodeLayer::matrices).chain(&head).map(OpMatrix::bytes).sum();
+        let bytes_of_all: usize =
+            layers.iter().flat_map(DecodeLayer::matrices).chain(&head).map(OpMatrix::bytes_per_token).sum();
         let args = DecodeArgs {
             layers: of_layers.ptr(),
             matrices: matrices.ptr(),
