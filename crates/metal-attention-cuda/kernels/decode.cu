@@ -201,7 +201,7 @@ struct Inputs {
     float4* floats;        // the same memory, for F16 and F32
     u32 n_quant_blocks;    // quantisation blocks of the warp
     bool has_codes;        // which of the two
-    bool with_sums;        // whether sums of inputs are needed, for offsets
+    bool with_sums;        // whether sums of inputs are needed, for mins
     float squares = 0.0f;  // sum of squares of what the lane has stored
     float largest = 0.0f;  // largest magnitude of it (floats only)
     __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, const Op& op)
@@ -265,7 +265,13 @@ __device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid
     for (u32 i = tid; i < a.n_layer; i += n_threads) spans_of(a)[i] = span_of(a.layers[i], pos, a.split_gain);
 }
 
-// The largest of all blocks' best logits; waits for those of all blocks. A word is the logit's order (argmax.cuh), 20 bits of the row's, the tag.
+// The largest of all blocks' best logits; waits for those of all blocks. Their words are not pairs of values, but keys of argmax.cuh with a tag in
+// place of 12 bits that are the same in all keys, since rows have 20 bits:
+//
+//   bit 63                            32 31                     12 11          0
+//       +-------------------------------+-------------------------+-------------+
+//       | the logit, in an order of u32 | 2^20 - 1 - row          | tag         |
+//       +-------------------------------+-------------------------+-------------+
 __device__ __forceinline__ u64_t highest_of_blocks(const u64_t* words_of_blocks, u32 tag, int lane) {
     u64_t best = 0;
     // The bound depends on the lane so that all lanes go through the loop equally often: `wait_for_words` needs the whole warp.
@@ -293,12 +299,12 @@ __device__ __forceinline__ u64_t highest_of_ranks(const Exchange& e, u32 exchang
     }
     return highest_of_lanes(best > own ? best : own);
 }
-// The row of such a key; row 0 if all logits are NaN.
+// The row of such a word: bits 12 to 31 are 2^20 - 1 - row. Row 0 if all logits are NaN.
 __device__ __forceinline__ u32 row_of_key(u64_t key) { return key >> 32 == 0 ? 0 : 0xfffffu - ((u32)key >> 12); }
 
 // Loads the warp's inputs of an op: words of its input vector, in copy `copy_index`. `n4`: quads of the vector; `first_quad`: the lane's first
-// one. Four words of a lane and half (N = 4: 32 quantisation blocks of the warp) are in flight at a time; only a rest of up to eight blocks is
-// loaded with N = 1, which does not convert blocks that do not exist.
+// one. Up to 32 quantisation blocks at a time (N = 4), so that many loads are in flight; a rest of up to eight blocks has code of its own (N = 1),
+// which does not convert three times as many blocks that do not exist.
 __device__ __forceinline__ void load_vector(const Op& op, Inputs& inputs, u32 copy_index, u32 tag_in, u32 n4, const float4* norm, u32 first_quad,
                                             int lane) {
     const ulonglong2* from = op.input + copy_index * n4 + first_quad;
@@ -382,6 +388,7 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
     __threadfence();
     // Two places alternate: a block without rows of the next token's ops could otherwise overwrite its word before all have read it.
     u64_t* const all = a.best_words + n_tokens_done % 2 * gridDim.x;
+    // The key's high word, the 20 low bits of its low word, and the tag.
     if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
     if (is_last && blockIdx.x != 0) return false;
     u64_t highest = highest_of_blocks(all, tag, lane);
@@ -419,9 +426,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     __shared__ u64_t best_of_warps[CONSUMER_WARPS];   // keys of the warps' best logits
     __shared__ WarpWork warp_work[CONSUMER_WARPS][3]; // [warp][matrix of the op]
     __shared__ Token token;                           // the current one
-    __shared__ ExpertChoice chosen;
+    __shared__ ExpertChoice chosen;                   // experts of the current layer
     __shared__ u32 n_tokens_done;                     // of the launch
-    __shared__ SmallOpSync sync;
+    __shared__ SmallOpSync sync;                      // consumer warps and epilogue warp of SMALL kernels
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
     float* residual = (float*)(decode_memory + a.residual_at);
@@ -430,7 +437,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     // column of a product has no digits read them (`DigitColumns`).
     unsigned char* zeros = (unsigned char*)full_barrier(a, CONSUMER_WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
-    // Of each stage two barriers: one thread arrives at `full`, the producer lane, and 32 at `empty`, the lanes of the consumer warp.
+    // Each stage has two barriers: one thread arrives at `full`, the producer lane, and 32 at `empty`, the lanes of the consumer warp.
     for (u32 i = tid; i < 2 * CONSUMER_WARPS * a.stages_per_warp; i += BLOCK_THREADS)
         barrier_init(full_barrier(a, 0, 0) + i, i % 2 == 0 ? 1 : 32);
     if (tid == 0) sync.init();
@@ -454,7 +461,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     }
     take_registers<CONSUMER_REGISTERS<SMALL>>();
 
-    // Consumer warps from here on. Loop over layers; the layer after the last one is the output head's, and then the next token begins.
+    // Consumer warps from here on. Loop over layers i and their ops s; layer `n_layer` is the output head's, and then the next token begins.
     HeadPrefetch prefetched = {0, 0};
     u32 tag = a.tag;        // of the layer
     u32 n_small_ops = 0;    // that have begun
@@ -474,7 +481,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const Op& op = l.ops[s];
             const u32 kind = op.kind;
             best = 0;
-            const BlockShare* shares = block_shares(a) + op.first_matrix_index;
+            const BlockShare* shares = block_shares(a) + op.first_matrix_index; // of the op's matrices; behind them those of the next op
+            // Page ids and constants of heads do not depend on words: attention, after q/k/v, finds them loaded.
             if (kind == QKV) prefetched = prefetch_heads(a, l, spans_of(a)[i], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
                 const bool is_first = i == 0;

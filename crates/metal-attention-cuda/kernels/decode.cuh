@@ -25,7 +25,7 @@
 //   stage       one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
 //   region      one of two areas of shared memory for the warps' partial sums; successive ops alternate.
 //   mins        offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
-//   attention task   one split of the positions, one KV head, and up to HEADS_PER_TASK of its query heads (decode_attention.cuh).
+//   task        of attention: one split of the positions, one KV head, and up to HEADS_PER_TASK of its query heads (decode_attention.cuh).
 //   tagged word 8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
 //               (decode_exchange.cuh). In short: word.
 //
@@ -37,7 +37,7 @@
 //                     +-----------------------+-----------------------+-------------+
 //
 //               A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
-//               lowest mantissa bits, with a relative error of up to 2^-18.
+//               lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`).
 //   tag         the number in a word that says which layer of which token wrote it. Each layer has TAGS_PER_LAYER tags: t, its layer tag,
 //               and t + 1, for the residual stream after the feed-forward (decode_exchange.cuh).
 #pragma once

@@ -1,6 +1,7 @@
 // Attention of one token in the persistent decode kernel: split-KV, with an online softmax (arXiv 2205.14135) in two F16 parts, as exact as
-// in F32. Inputs: words of q/k/v of the layer, the KV cache. Outputs: words of each split's weighted sum of values (`attention`) and of its maximum score
-// and sum of weights (`attention_max_sums`); blocks with rows of the attention output merge the splits as they read them (`merge_splits`).
+// in F32. Inputs: words of q/k/v of the layer, the KV cache. Outputs: words of each split's weighted sum of values (`attention`) and of its
+// maximum score and sum of weights (`attention_max_sums`); blocks with rows of the attention output merge the splits as they read them
+// (`merge_splits`).
 //
 // An attention task is one split of the positions, one KV head, and a head group: up to HEADS_PER_TASK of its query heads. Task u = split *
 // tasks_per_split + (kv head, head group) belongs to block u % gridDim.x.
@@ -38,7 +39,8 @@ __device__ __forceinline__ AttentionSpan span_of(const Layer& l, u32 pos, float 
     s.pages_per_split = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_per_split - 1) / s.pages_per_split;
     const u32 task_in_split = blockIdx.x % l.tasks_per_split;
-    s.split = blockIdx.x / l.tasks_per_split, s.kv = task_in_split / l.head_groups_per_kv_head, s.head_group = task_in_split % l.head_groups_per_kv_head, s.unused = 0;
+    s.split = blockIdx.x / l.tasks_per_split, s.kv = task_in_split / l.head_groups_per_kv_head;
+    s.head_group = task_in_split % l.head_groups_per_kv_head, s.unused = 0;
     return s;
 }
 
@@ -109,7 +111,8 @@ struct HeadPrefetch {
 struct HeadConstants {
     float2* cos_sin; // [n_rot / 2] of the token's position
     float* norms;    // [2][head_dim] weights of the norms of queries and keys
-    __device__ __forceinline__ HeadConstants(const DecodeArgs& a, int dim) : cos_sin((float2*)(decode_memory + a.head_constants_at)), norms((float*)(cos_sin + dim / 2)) {}
+    __device__ __forceinline__ HeadConstants(const DecodeArgs& a, int dim)
+        : cos_sin((float2*)(decode_memory + a.head_constants_at)), norms((float*)(cos_sin + dim / 2)) {}
 };
 // Starts these loads, in all consumer threads; blocks without a task load nothing.
 __device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, u32 pos, u32 seq, int tid) {
@@ -143,7 +146,8 @@ template <int C> struct HeadValues {
     float eps, scale;
     float v[C][2];
     // `norms`: whether there is a norm; `weight`: its weights, or null for ones; `rotates`: whether RoPE applies.
-    __device__ __forceinline__ HeadValues(const HeadInputs& in, bool norms, const float* weight, bool rotates, const float2* cos_sin_of_pos, int dim, float scale, int lane)
+    __device__ __forceinline__ HeadValues(const HeadInputs& in, bool norms, const float* weight, bool rotates, const float2* cos_sin_of_pos,
+                                          int dim, float scale, int lane)
         : normed(norms && !in.norm_after_rope), normed_after(norms && in.norm_after_rope), eps(in.eps), scale(scale) {
         const int n_pairs = rotates && in.rotation != NO_ROPE ? in.n_rot / 2 : 0, halves = in.rotation == HALVES ? in.n_rot / 2 : 0;
 #pragma unroll
@@ -235,11 +239,12 @@ template <int C> struct HeadValues {
 // up; for C = 4 a team has four warps, each with a quarter of the values. `is_first`: whether it is the token's first layer. `memory`: scratch in
 // shared memory, which is also that of the warps' inputs (Lemma 10).
 template <int C>
-__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched, bool is_first, u32 token_pos, u32 seq, u32 tag,
-                                          float* memory) {
+__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched,
+                                          bool is_first, u32 token_pos, u32 seq, u32 tag, float* memory) {
     // VALUES: groups of 64 elements of values that a warp has. PAIRED: warps of a team. AHEAD: steps of POSITIONS positions that are loaded ahead.
     // PADDED: elements of a head, padded. ROW: halves from one query to the next; 8 of padding keep them in different banks.
-    constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED, AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
+    constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED;
+    constexpr int AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = l.head_dim;
     const int team = warp / PAIRED, first_value = warp % PAIRED * VALUES * 64;
     const u32 heads_per_kv = l.heads_per_kv_head, n_tasks = l.tasks_per_split * span.max_splits;
@@ -261,7 +266,8 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             const u32 task_in_split = task % l.tasks_per_split;
             split = task / l.tasks_per_split, kv = task_in_split / l.head_groups_per_kv_head, head_group = task_in_split % l.head_groups_per_kv_head;
         }
-        const u32 head = kv * heads_per_kv + head_group * HEADS_PER_TASK, n_heads = min((u32)HEADS_PER_TASK, heads_per_kv - head_group * HEADS_PER_TASK);
+        const u32 head = kv * heads_per_kv + head_group * HEADS_PER_TASK;
+        const u32 n_heads = min((u32)HEADS_PER_TASK, heads_per_kv - head_group * HEADS_PER_TASK);
         u64_t* out = a.attention + ((size_t)split * l.n_head + head) * (dim / 2);
         if (split >= span.n_splits) {
             // The split is not in use, and no block reads its words for this token. The token's first layer still rewrites them: a word that is never
@@ -296,9 +302,11 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             const bool is_query = h < n_heads;
             const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
             const float* norm_weights = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
-            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
+            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim)
+                                  : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
             const bool is_value = h > n_heads;
-            HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim, is_query ? in.scale : 1.0f, lane);
+            HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim,
+                                         is_query ? in.scale : 1.0f, lane);
             half* cached = nullptr;
             if (!is_query && head_group == 0) {
                 const u32 own_page = task == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
@@ -425,7 +433,8 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 float2 state[N], part[N];
 #pragma unroll
                 for (int w = 0; w < N; w++) {
-                    state[w] = *(const float2*)(first_state + 2 * HEADS_PER_TASK * w), part[w] = *(const float2*)(first_part + w * HEADS_PER_TASK * dim);
+                    state[w] = *(const float2*)(first_state + 2 * HEADS_PER_TASK * w);
+                    part[w] = *(const float2*)(first_part + w * HEADS_PER_TASK * dim);
                     high_of_all = fmaxf(high_of_all, state[w].x);
                 }
                 // Rounded as readers will see it, so that sums and maximum agree.
@@ -441,7 +450,8 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             else join(Constant<TEAMS>());
             // The task has read its queries, and so may overwrite the words of the layer before (Lemma 6).
             store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.attention_copy_words);
-            if (d == 0) store_words(a.attention_max_sums + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.max_sums_copy_words);
+            if (d == 0)
+                store_words(a.attention_max_sums + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.max_sums_copy_words);
         }
         // The scratch is reused by the next task, or by the warps' inputs of the next op (Lemma 10).
         consumer_barrier();
@@ -449,9 +459,11 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
 }
 
 // Loads QUADS quads of attention's result, quads i and i + 4 of the vector, merging their splits; zeros from quad `n` on. Waits for the
-// words of all `n_splits` splits. ONE_HEAD: the quads always belong to the same head (head_dim is a multiple of 32).
+// words of all `n_splits` splits: `values` and `max_sums` are one copy of `DecodeArgs::attention` and `attention_max_sums`. ONE_HEAD: the quads
+// always belong to the same head (head_dim is a multiple of 32).
 template <int QUADS, bool ONE_HEAD>
-__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 n, u32 tag, float4 (&v)[QUADS]) {
+__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 n, u32 tag,
+                                             float4 (&v)[QUADS]) {
     const u32 n_words = l.n_head * l.head_dim / 2;
     constexpr int HEADS = ONE_HEAD ? 1 : QUADS, SPLITS = 2; // heads of the quads; splits loaded at once
     float running_max[HEADS], sum[HEADS];
@@ -470,8 +482,8 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
         ulonglong2 words[N];
         u64_t states[M];
         bool there[N], is_seen[M];
-        const ulonglong2* first_words = (const ulonglong2*)att + first * (n_words / 2) + i;
-        const u64_t* first_states = sums + first * l.n_head;
+        const ulonglong2* first_words = (const ulonglong2*)values + first * (n_words / 2) + i;
+        const u64_t* first_states = max_sums + first * l.n_head;
         auto from = [&](int k) { return first_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
         auto state_from = [&](int k) { return first_states + k / HEADS * l.n_head + head[k % HEADS]; };
         // With ONE_HEAD both quads are inside the vector, or neither is.

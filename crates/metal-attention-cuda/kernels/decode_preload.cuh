@@ -61,7 +61,7 @@ template <int QUADS> __device__ __forceinline__ void store_plain_digits(const In
 struct PreloadedPanel {
     u32 codes[2][4];    // [block]: operands of mma
     float scales[2][2]; // [block][row]; where both blocks share a sum, [0] is that of the block whose sum the lane has
-    float mins[2][2];   // the same of offsets; 0 in lanes that do not subtract them
+    float mins[2][2];   // the same of mins; 0 in lanes that do not subtract them
 };
 // Up to PRELOAD_HALF panels of one tile, from panel `first` of the warp's `n` on, and where their inputs will lie. `halves`: whether a
 // matrix of the op has a scale for each half of a block. Then columns 0 to 2 of the products are digits of first halves or of whole blocks, columns 4
@@ -70,7 +70,7 @@ struct PreloadedPanel {
 struct PreloadedPanels {
     PreloadedPanel panels[PRELOAD_HALF];
     bool of_halves;            // whether this tile's format has a scale for each half of a block
-    bool has_mins;             // whether it has offsets
+    bool has_mins;             // whether it has mins
     u32 digits[PRELOAD_HALF][2]; // [panel][block]: offset of the lane's column of digits, or of zeros
     u32 masks[2];              // for first and second halves: 0 hides digits that are not the lane's
     u32 factors[PRELOAD_HALF]; // offset of the panel's factors
@@ -86,7 +86,7 @@ struct PreloadedPanels {
         // the mma operands only after the inputs have arrived.
         u32 first_word = 0x3210, second_word = 0x7654;
         pin_register(first_word), pin_register(second_word);
-        // Several lanes have the same offsets; one of them subtracts them.
+        // Several lanes have the same mins; one of them subtracts them.
         const bool subtracts = (halves && P::SUBS == 1 ? t : t % 2) == 0;
 #pragma unroll
         for (u32 k = 0; k < PRELOAD_HALF; k++) {

@@ -132,8 +132,8 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
             acc[i][0] += scales.x * factor * (float)((c[i][0] << 8) + c[i][1]);
             acc[i][1] += scales.y * factor * (float)((c[i][2] << 8) + c[i][3]);
             if constexpr (P::MINS) {
-                const float2 offsets = p[i].mins_of(block);
-                mins[i][0] += offsets.x * sum, mins[i][1] += offsets.y * sum;
+                const float2 block_mins = p[i].mins_of(block);
+                mins[i][0] += block_mins.x * sum, mins[i][1] += block_mins.y * sum;
             }
         }
     }
@@ -176,7 +176,7 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 2> {
         for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                // All four lanes have the same offsets; one of them subtracts them.
+                // All four lanes have the same mins; one of them subtracts them.
                 y[i][row] = acc[i][row] * by - (lane % 4 == 0 ? mins[i][row] : 0.0f);
                 acc[i][row] = 0.0f, mins[i][row] = 0.0f;
             }
@@ -225,7 +225,8 @@ template <u32 FORMAT, int TILES, int RECORDS>
 __device__ __forceinline__ void add_records(TileSums<FORMAT>& tiles, const unsigned char* record, u32 stride, u32 panel, int lane) {
     typedef Record<FORMAT> R;
     typedef typename TileSums<FORMAT>::P P;
-    constexpr int PANELS = R::PANELS * RECORDS, MAX_AT_ONCE = R::PANELS == 1 && TILES == 1 ? 4 : 2, AT_ONCE = PANELS < MAX_AT_ONCE ? PANELS : MAX_AT_ONCE;
+    constexpr int PANELS = R::PANELS * RECORDS;
+    constexpr int MAX_AT_ONCE = R::PANELS == 1 && TILES == 1 ? 4 : 2, AT_ONCE = PANELS < MAX_AT_ONCE ? PANELS : MAX_AT_ONCE;
 #pragma unroll
     for (int q = 0; q < PANELS; q += AT_ONCE) {
         P p[AT_ONCE][TILES];
@@ -265,8 +266,8 @@ __device__ __forceinline__ void add_run(TileSums<FORMAT>& tiles, const unsigned 
 // `factor`: the warp's inputs and what products with floats are multiplied by. `to`: the region. Waits for stages as it needs them.
 // TWO: whether two tiles may be multiplied together, which is separate code.
 template <u32 FORMAT, bool TWO>
-__device__ __forceinline__ void multiply_tiles(const WarpWork& work, u32 begin, u32 tiles_per_round, const DigitColumns& columns, unsigned char* memory, float factor, float* to,
-                                         WeightRing& ring, int lane) {
+__device__ __forceinline__ void multiply_tiles(const WarpWork& work, u32 begin, u32 tiles_per_round, const DigitColumns& columns,
+                                               unsigned char* memory, float factor, float* to, WeightRing& ring, int lane) {
     typedef Record<FORMAT> R;
     const u32 n_records = work.n_records, end = min(work.n_tiles, begin + tiles_per_round), per_stage = work.records_per_stage;
     u32 left = (work.n_tiles - min(begin, work.n_tiles)) * n_records;

@@ -28,7 +28,7 @@
 //   row g      (0 to 7)        t = 0   t = 1   t = 2   t = 3      c[0], c[1] of lanes 4 g + t
 //   row g + 8  (8 to 15)       t = 0   t = 1   t = 2   t = 3      c[2], c[3] of lanes 4 g + t
 //
-// The columns are inputs. D0, D1, D2: the digits of an input, 0 the highest; column 3 and 7 are zeros:
+// The columns are inputs. D0, D1, D2: the digits of an input, 0 the highest; columns 3 and 7 are zeros:
 //
 //                      column  0    1    2    3    4    5    6    7
 //   codes, one scale a block   D0   D1   D2   0    D0   D1   D2   0      left: token 2 i; right: token 2 i + 1 (zeros if there is none)
@@ -53,22 +53,22 @@ constexpr u32 FIRST_TILE_BARRIER = 1;
 
 // Mirrored by `MatvecArgs` of src/args.rs.
 struct MatvecArgs {
-    Matrix parts[MAX_PARTS]; // the matrices: one below the other; GATED: gate and up
-    u32 n_parts;             // how many
+    Matrix parts[MAX_PARTS];   // the matrices: one below the other; GATED: gate and up
+    u32 n_parts;               // how many
     u32 block_ends[MAX_PARTS]; // of each matrix, the block after its last one: matrix i has blocks block_ends[i - 1] to block_ends[i] - 1
-    u32 n_in;                // elements of a row of x, a multiple of 4
-    u32 n_out;               // elements of a row of y
+    u32 n_in;                  // elements of a row of x, a multiple of 4
+    u32 n_out;                 // elements of a row of y
     u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
-    u32 output;              // Output
-    u32 activation;          // GATED: Activation, without a parameter
-    float eps;               // of the norm
-    float scale;             // ADD: factor on the result
+    u32 output;                // Output
+    u32 activation;            // GATED: Activation, without a parameter
+    float eps;                 // of the norm
+    float scale;               // ADD: factor on the result
     u32 unused;
-    const float* x;          // [n_tokens][n_in]
-    const float* norm;       // [n_in] weights of the RMSNorm; null: no norm
-    const float* bias;       // [n_out]; null: none. Ignored by GATED
-    float* y;                // [n_tokens][n_out]
-    const u32* rows;         // [n_tokens] the row of x of each token; null: row i for token i
+    const float* x;            // [n_tokens][n_in]
+    const float* norm;         // [n_in] weights of the RMSNorm; null: no norm
+    const float* bias;         // [n_out]; null: none. Ignored by GATED
+    float* y;                  // [n_tokens][n_out]
+    const u32* rows;           // [n_tokens] the row of x of each token; null: row i for token i
 };
 
 // Bytes of a warp's ring of records, except of F32 (two records of 4096 bytes). Mirrored in src/runner/linear.rs.
@@ -95,9 +95,9 @@ template <u32 F> struct RingStage {
 // `token_of(i, lane)`. `bytes`: shared memory for the inputs of all tokens. `put`: stores eight inputs (two quads) of a quantisation block. `add`:
 // adds the products of one panel. `finish`: stores the sums of the tile, [TOKENS][16], and clears the accumulators.
 template <u32 FORMAT, int TOKENS> struct Accumulators {
-    typedef Codes<FORMAT> P;
+    typedef Codes<FORMAT> PanelWeights;
     // A product has the digits of two tokens side by side, or those of both halves of blocks of one token (SUBS 2). N products for all tokens.
-    static constexpr int SIDE_BY_SIDE = P::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+    static constexpr int SIDE_BY_SIDE = PanelWeights::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
     static __device__ __forceinline__ u32 bytes_of_token(u32 n_panels) { return (input_bytes(n_panels) + 15) / 16 * 16; }
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * bytes_of_token(n_panels); }
     static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
@@ -105,7 +105,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
     }
     static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2],
                                                bool is_there) {
-        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
+        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, PanelWeights::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
@@ -116,7 +116,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
-            digits[i] = digits_of<P::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
+            digits[i] = digits_of<PanelWeights::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
             const CodeInput of = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
             factors[i] = of.factors, sums[i] = of.sums;
         }
@@ -128,11 +128,11 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
             for (int row = 0; row < 2; row++) acc[i][row] = mins[i][row] = 0.0f;
     }
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) {
+    __device__ __forceinline__ void add(const PanelWeights& p, u32 panel, int lane) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             code_products(p, panel, digits[i], factors[i], lane, acc[i]);
-            if (P::MINS) add_mins(p, panel, sums[i], mins[i]);
+            if (PanelWeights::MINS) add_mins(p, panel, sums[i], mins[i]);
         }
     }
     __device__ __forceinline__ void finish(float* to, int lane) {
@@ -142,7 +142,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
                 // All lanes of the token have the row's sum afterwards; the first of them stores it.
-                const float y = row_sum<P>(acc[i][row], lane) - mins[i][row];
+                const float y = row_sum<PanelWeights>(acc[i][row], lane) - mins[i][row];
                 if (lane % (4 / SIDE_BY_SIDE) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * row] = y;
             }
         }
@@ -151,7 +151,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 };
 // This version is for F16 and F32 weights. `acc`: the lane's terms for token t: hi and lo of row g, hi and lo of row g + 8.
 template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
-    typedef Staged<FORMAT> P;
+    typedef Staged<FORMAT> PanelWeights;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) {
         return (float*)(memory + TOKENS * n_panels * 2 * 128);
@@ -167,7 +167,9 @@ template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     __device__ __forceinline__ FloatAccumulators(unsigned char* memory, u32 n_panels, const unsigned char*, int)
         : input(memory), factors(factors_of(memory, n_panels)), n_blocks(2 * n_panels) { clear(); }
     __device__ __forceinline__ void clear() { acc[0] = acc[1] = acc[2] = acc[3] = 0.0f; }
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, TOKENS>(p, panel, n_blocks, input, factors, lane, acc); }
+    __device__ __forceinline__ void add(const PanelWeights& p, u32 panel, int lane) {
+        panel_products<PanelWeights, TOKENS>(p, panel, n_blocks, input, factors, lane, acc);
+    }
     __device__ __forceinline__ void finish(float* to, int lane) {
         const int g = lane / 4, t = lane % 4;
         if (t < TOKENS) {
@@ -354,8 +356,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
                 constexpr int PANELS = Stage::RECORDS * RecordType::PANELS, AT_ONCE = PANELS > 1 ? 2 : 1;
 #pragma unroll
                 for (int q = 0; q < PANELS; q += AT_ONCE) {
-                    typename Sums::P p[AT_ONCE];
-                    // Of several records in a stage the tile's last stage may have fewer. Then a record is one panel: q counts either.
+                    typename Sums::PanelWeights p[AT_ONCE];
+                    // The last stage of a tile may have fewer than RECORDS records. Where RECORDS > 1 a record is one panel, so that q counts both.
                     if (Stage::RECORDS == 1 || record + q + AT_ONCE <= end) {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; i++)

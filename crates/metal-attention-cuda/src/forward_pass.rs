@@ -9,25 +9,22 @@
 //! `n` sequences. The calls:
 //!
 //! ```text
-//! forward_traced, forward_hidden, forward_top_k, forward_greedy     the trait's methods: one batch, one kind of output
-//!  |                                    |
-//!  | evaluate                           | greedy decode steps: decode_greedy (lookahead.rs),
-//!  |   check; on an error retract       | which submits further steps before it reads the ids
-//!  v                                    |
-//! evaluate_micro_batches                |
-//!  |   divide the batch                 |
-//!  v                                    |
-//! evaluate_micro_batch                  |
-//!  |   pages, upload, launch, read      |
-//!  |                                    |
-//!  | prefill, a trace,                  |
-//!  | or fewer outputs    decode step    v
-//!  |                   than tokens |--> launch_decode_steps: 1 or more decode steps, in one of three ways
-//!  |                                      |-- persistent kernel (decode.rs): one sequence, all layers in one launch,
-//!  |                                      |     possibly several tokens, each the highest logit of the one before
-//!  |                                      |-- CUDA graph, from the second step of that size on
-//!  v                                      v
-//! ModelRunner::run: kernel by kernel     the first step of a size (it loads the kernels), and steps that are timed
+//! forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
+//!   evaluate                     checks the batch; after an error, retracts its tokens
+//!     evaluate_micro_batches     divides the batch
+//!       evaluate_micro_batch     assigns pages, uploads, launches, reads the results
+//!         launch_decode_steps    for a decode step, all of whose tokens have output
+//!         ModelRunner::run       for prefill, for a trace, and if only some tokens have output: kernel by kernel
+//! forward_greedy, if the batch is a decode step and no profile is recorded
+//!   decode_greedy                (lookahead.rs) submits the step and further ones, before it reads the step's ids
+//!     launch_decode_steps
+//!
+//! launch_decode_steps            launches one decode step, or several of one sequence:
+//!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
+//!                                sequence in one launch; each token is the highest logit of the one before
+//!   launch_decode_step           otherwise, one step:
+//!     CudaGraph::launch          from the second step of its size on, unless it is timed
+//!     ModelRunner::run           the first step of a size, which loads the kernels, and steps that are timed: kernel by kernel
 //! ```
 //!
 //! Step numbers. Kernels that choose ids write them to host memory with the number of their decode step, under which the host reads
@@ -245,8 +242,8 @@ impl CudaForwardPass {
         self.tokens_at_once(pos) > 0
     }
 
-    /// How many decode steps of a single sequence, the first at position `pos`, one launch of the persistent kernel takes, each with
-    /// the id that the one before has chosen. 0: the kernel does not support that position.
+    /// The number of decode steps of a single sequence, the first at position `pos`, that one launch of the persistent kernel evaluates,
+    /// each with the id that the one before has chosen. 0: the kernel does not support that position.
     pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
         self.persistent_kernel.as_ref().map_or(0, |kernel| kernel.tokens_at_once(pos))
     }
