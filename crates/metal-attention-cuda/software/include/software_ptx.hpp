@@ -97,7 +97,7 @@ inline void commit_copies() { software::commit_copies(); }
 template <int N> inline void wait_for_copies() { software::finish_copies(N); }
 
 inline void barrier_init(u64_t* barrier, u32 count) { software::barrier_init((uint64_t*)barrier, count); }
-inline void barriers_are_ready() {}
+inline void fence_barrier_init() {}
 inline void barrier_arrive(u64_t* barrier) { software::barrier_arrive((uint64_t*)barrier, 0); }
 inline void barrier_arrive_expecting(u64_t* barrier, u32 bytes) { software::barrier_arrive((uint64_t*)barrier, bytes); }
 inline bool barrier_try_wait(u64_t* barrier, u32 phase) {

@@ -136,17 +136,17 @@ impl ModelRunner {
             let matrix = &product.linear.weight;
             let n_panels = matrix.n_in.div_ceil(PANEL);
             let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_a_tile = previous_power_of_two(
+            let warps_per_tile = previous_power_of_two(
                 WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two().min(max_warps),
             );
-            let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
-            (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
+            let groups = matrix.n_tiles().div_ceil(WARPS / warps_per_tile);
+            (warps_per_tile, groups, groups * n_panels.div_ceil(warps_per_tile))
         });
         let shares: Vec<_> = shares.collect();
         let work: usize = shares.iter().map(|(_, _, work)| work).sum();
         let mut args = SideProductsArgs::zeroed();
         let (mut n_blocks, mut shared) = (0, 0);
-        for ((to, product), (warps_a_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
+        for ((to, product), (warps_per_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
             let matrix = &product.linear.weight;
             n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
             shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
@@ -156,7 +156,7 @@ impl ModelRunner {
                 y: product.y,
                 n_in: matrix.n_in as u32,
                 end: n_blocks as u32,
-                warps_a_tile: warps_a_tile as u32,
+                warps_per_tile: warps_per_tile as u32,
                 function: product.function as u32,
             };
         }
