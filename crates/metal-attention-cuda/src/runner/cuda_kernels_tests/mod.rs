@@ -4,6 +4,7 @@
 //! They need a GPU, or the software CUDA device of `software/`. Inputs are random, from seeds; results begin as NaN, so that an
 //! element that a kernel does not write is found. Each file states the error that the arithmetic of its kernels allows.
 
+mod attention;
 mod products;
 
 use std::sync::Arc;
