@@ -5,7 +5,10 @@
 //! element that a kernel does not write is found. Each file states the error that the arithmetic of its kernels allows.
 
 mod attention;
+mod experts;
+mod grouped;
 mod products;
+mod rows;
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ use crate::matrix::{CudaMatrix, WeightLayout};
 
 /// Sums of `n_in` terms in F32, whose roundings (2^-24 of the partial sum) have random signs. Besides: inputs of the GEMV are digits of
 /// 24 bits, or two F16 parts; of the GEMM they are rounded to F16 in the twin, too, as are weights.
-fn sum_error(n_in: usize) -> f64 {
+pub(super) fn sum_error(n_in: usize) -> f64 {
     2e-6 + 4.0 * (n_in as f64).sqrt() / f64::from(1 << 24)
 }
 
@@ -28,6 +28,15 @@ fn sum_error(n_in: usize) -> f64 {
 const CODES_ERROR: f64 = 1e-4;
 /// Weights of K-quants are a code times a scale, minus a minimum, each rounded to F16 (2^-11): the twin knows only the exact value.
 const K_QUANT_ERROR: f64 = 6e-3;
+
+/// The error of the GEMM's weights of a type, in addition to that of the sum.
+pub(super) fn layout_error(ty: TensorType) -> f64 {
+    match WeightLayout::of(ty) {
+        WeightLayout::Q4K | WeightLayout::Q5K | WeightLayout::Q6K => K_QUANT_ERROR,
+        WeightLayout::Codes | WeightLayout::CodesAndMins => CODES_ERROR,
+        WeightLayout::F16 | WeightLayout::Q8_0 | WeightLayout::Q4_0 | WeightLayout::F32 => 0.0,
+    }
+}
 
 /// What is computed.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +65,7 @@ enum Kernels {
 }
 
 /// The activation by its number, as `activate` of `kernels/common.cuh`.
-fn activate(activation: u32, v: f64) -> f64 {
+pub(super) fn activate(activation: u32, v: f64) -> f64 {
     match activation {
         0 => v / (1.0 + (-v).exp()),
         1 => 0.5 * v * (1.0 + (0.797_884_560_802_865_4 * (v + 0.044_715 * v * v * v)).tanh()),
@@ -65,7 +74,7 @@ fn activate(activation: u32, v: f64) -> f64 {
 }
 
 /// The sum of the products, and its size.
-fn dot(w: &[f32], x: &[f64]) -> (f64, f64) {
+pub(super) fn dot(w: &[f32], x: &[f64]) -> (f64, f64) {
     let terms = w.iter().zip(x).map(|(w, x)| f64::from(*w) * x);
     let (sum, squares) = terms.fold((0.0, 0.0), |(sum, squares), term| (sum + term, squares + term * term));
     (sum, squares.sqrt())
@@ -161,11 +170,7 @@ fn check(pass: &mut CudaForwardPass, kernels: Kernels, shapes: &[(TensorType, us
     let rows: Vec<(Vec<f32>, f64)> = tensors
         .iter()
         .flat_map(|tensor| {
-            let of_layout = match WeightLayout::of(tensor.ty()) {
-                WeightLayout::Q4K | WeightLayout::Q5K | WeightLayout::Q6K => K_QUANT_ERROR,
-                WeightLayout::Codes | WeightLayout::CodesAndMins => CODES_ERROR,
-                WeightLayout::F16 | WeightLayout::Q8_0 | WeightLayout::Q4_0 | WeightLayout::F32 => 0.0,
-            };
+            let of_layout = layout_error(tensor.ty());
             let error = sum_error(n_in) + if kernels == Kernels::Gemv { 0.0 } else { of_layout };
             let round = kernels != Kernels::Gemv && of_layout < K_QUANT_ERROR;
             let values: Vec<f32> = tensor.to_f32().iter().map(|v| if round { rounded(*v) } else { *v }).collect();
@@ -214,7 +219,7 @@ fn check(pass: &mut CudaForwardPass, kernels: Kernels, shapes: &[(TensorType, us
 }
 
 /// A number of columns for a type: not a multiple of a panel where its blocks allow.
-fn odd_width(ty: TensorType) -> usize {
+pub(super) fn odd_width(ty: TensorType) -> usize {
     match ty.block_len() {
         1 => 132,
         n => 3 * n,
