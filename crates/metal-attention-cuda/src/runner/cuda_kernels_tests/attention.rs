@@ -94,12 +94,13 @@ impl Shape {
 
     /// The positions that a token at `pos` sees. `last`: the last position of its sequence in the batch.
     fn seen(&self, pos: usize, last: usize) -> std::ops::Range<usize> {
+        let (next, end) = (pos + 1, last + 1);
         match self.mask {
-            CAUSAL => 0..pos + 1,
-            WINDOW => (pos + 1).saturating_sub(self.reach)..pos + 1,
-            CHUNK => pos / self.reach * self.reach..pos + 1,
-            FULL => 0..last + 1,
-            NEAR => pos.saturating_sub(self.reach)..(pos + self.reach).min(last) + 1,
+            CAUSAL => 0..next,
+            WINDOW => next.saturating_sub(self.reach)..next,
+            CHUNK => pos / self.reach * self.reach..next,
+            FULL => 0..end,
+            NEAR => pos.saturating_sub(self.reach)..end.min(next + self.reach),
             other => panic!("mask {other}"),
         }
     }
@@ -527,7 +528,7 @@ fn decode_attention_with_norms_ropes_masks_and_gates() {
         for n_splits in [1, 2 + i % 3] {
             check_decode(&gpu, shape, DECODE, i % 2 == 1, Division { on_units: true, group: 2, n_splits });
             check_decode(&gpu, shape, DECODE, false, Division { on_units: true, group: 2, n_splits });
-            check_decode(&gpu, shape, DECODE, i % 2 == 0, Division { on_units: false, group: 2, n_splits });
+            check_decode(&gpu, shape, DECODE, i.is_multiple_of(2), Division { on_units: false, group: 2, n_splits });
             let shape = Shape { f16: false, ..shape };
             check_decode(&gpu, shape, DECODE, false, Division { on_units: false, group: 1, n_splits });
         }
@@ -628,7 +629,7 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
 fn prefill_attention_of_every_head_size() {
     let Some(gpu) = device() else { return };
     for (dim, n_head, n_kv_head) in [(32, 4, 4), (64, 3, 1), (96, 4, 2), (128, 5, 1), (256, 2, 2)] {
-        check_prefill(&gpu, shape(n_head, n_kv_head, dim), PREFILL, dim % 64 == 0);
+        check_prefill(&gpu, shape(n_head, n_kv_head, dim), PREFILL, dim.is_multiple_of(64));
     }
 }
 
@@ -653,7 +654,7 @@ fn prefill_attention_with_masks_caps_sinks_and_gates() {
     .into_iter()
     .enumerate()
     {
-        check_prefill(&gpu, shape, PREFILL, i % 2 == 0);
+        check_prefill(&gpu, shape, PREFILL, i.is_multiple_of(2));
         check_prefill(&gpu, shape, &[(0, 130, 130)], i % 2 == 1);
     }
 }
@@ -740,7 +741,7 @@ fn general_attention() {
     .enumerate()
     {
         // Heads of an odd number of elements are not rotated.
-        let shape = Shape { rotation: 0, n_rot: 0, f16: i % 2 == 0, ..shape };
+        let shape = Shape { rotation: 0, n_rot: 0, f16: i.is_multiple_of(2), ..shape };
         for (n_splits, alibi) in [(1, false), (2, true), (32, false)] {
             check_general(&gpu, shape, runs, n_splits, alibi);
         }

@@ -83,6 +83,14 @@ impl Router {
     }
 }
 
+/// `n` logits in -4..4 in random order, all well apart.
+fn spread(seed: u64, n: usize) -> Vec<f64> {
+    let values = random(500 + seed, n);
+    let rank = |v: &f32| values.iter().filter(|other| *other < v).count();
+    // Not evenly, so that sums of two differ, too.
+    values.iter().map(|v| f64::from(8.0 * (rank(v) as f32 + 0.4 * v) / n as f32 - 4.0)).collect()
+}
+
 /// Launches the router for `n_tokens` tokens. `fused`: with norm and router product of rows of that many elements.
 fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Option<usize>) {
     let what = format!("{router:?}, {n_tokens} tokens, fused {fused:?}");
@@ -105,7 +113,7 @@ fn check_route(gpu: &Arc<CudaDevice>, router: Router, n_tokens: usize, fused: Op
     let logits: Vec<f64> = if fused.is_some() {
         (0..n_tokens).flat_map(|token| (0..n_expert).map(move |i| (token, i))).map(product).collect()
     } else {
-        random(5, n_tokens * n_expert).iter().map(|v| f64::from(4.0 * v)).collect()
+        (0..n_tokens).flat_map(|token| spread(token as u64, n_expert)).collect()
     };
     let uploaded: Vec<f32> = logits.iter().map(|v| *v as f32).collect();
     let products =
@@ -200,9 +208,9 @@ fn routers() -> Vec<Router> {
                 n_expert,
                 n_used,
                 score,
-                renormalize: bits % 2 == 0,
+                renormalize: bits.is_multiple_of(2),
                 groups,
-                choice_bias: bits % 3 == 0,
+                choice_bias: bits.is_multiple_of(3),
                 expert_scale: bits % 4 == 1,
                 weighs_input: bits % 5 == 2,
             });

@@ -213,7 +213,7 @@ fn check_all(gemm: bool, items: &[usize]) {
     let plain = Case { gemm, ..PLAIN };
     for (i, &ty) in TensorType::ALL.iter().enumerate() {
         let n_items = items[i % items.len()];
-        check(pass, Case { types: (ty, None), n_in: odd_width(ty), n_items, bias: i % 2 == 0, ..plain });
+        check(pass, Case { types: (ty, None), n_in: odd_width(ty), n_items, bias: i.is_multiple_of(2), ..plain });
     }
     for &n_items in items {
         check(pass, Case { n_items, n_groups: 1, n_rows: 1, ..plain });
@@ -237,10 +237,10 @@ fn grouped_gemv() {
 
 #[test]
 fn grouped_gemm() {
+    use TensorType::{Q4_0, Q5_0, Q6_K};
     check_all(true, &[1, 8, 15, 17, 64, 130]);
     // Many items of each group: blocks of 16 tiles.
     let Some(mut pass) = pass() else { return };
-    use TensorType::{Q4_0, Q5_0, Q6_K};
     for ty in [Q4_0, Q5_0, Q6_K] {
         let case = Case { types: (ty, Some(ty)), n_in: odd_width(ty), gemm: true, n_groups: 3, n_items: 400, ..PLAIN };
         check(&mut pass, case);

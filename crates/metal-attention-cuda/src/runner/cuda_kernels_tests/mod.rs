@@ -4,6 +4,8 @@
 //! They need a GPU, or the software CUDA device of `software/`. Inputs are random, from seeds; results begin as NaN, so that an
 //! element that a kernel does not write is found. Each file states the error that the arithmetic of its kernels allows.
 
+#![expect(clippy::struct_excessive_bools, reason = "a case of a test has independent properties")]
+
 mod attention;
 mod experts;
 mod grouped;
@@ -46,7 +48,7 @@ fn pass() -> Option<CudaForwardPass> {
     Some(CudaForwardPass::new(gpu, spec, &weights, &options).unwrap())
 }
 
-/// Random numbers in `-1..1`, from SplitMix64.
+/// Random numbers in `-1..1`, from `SplitMix64`.
 fn random(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
     let mut next = || {

@@ -239,8 +239,8 @@ fn gemv_of_every_tensor_type_and_one_to_nine_tokens() {
 
 #[test]
 fn gemv_of_awkward_shapes() {
-    let Some(mut pass) = pass() else { return };
     use TensorType::{BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0};
+    let Some(mut pass) = pass() else { return };
     for (ty, n_in, n_out) in [
         (F32, 4, 1),
         (F32, 60, 15),
@@ -274,7 +274,7 @@ fn check_epilogues(kernels: Kernels, tokens: &[usize]) {
         for (i, ty) in [F32, F16, Q8_0, Q4_0, Q4_K, Q6_K, Q5_0].into_iter().enumerate() {
             let case = Case { n_in: 256 * (1 + i % 2), n_tokens, norm: kernels == Kernels::Gemv, ..PLAIN };
             check(&mut pass, kernels, &[(ty, 33)], Case { bias: true, ..case });
-            check(&mut pass, kernels, &[(ty, 50)], Case { epilogue: Epilogue::Add, bias: i % 2 == 0, ..case });
+            check(&mut pass, kernels, &[(ty, 50)], Case { epilogue: Epilogue::Add, bias: i.is_multiple_of(2), ..case });
             let gated = Case { epilogue: Epilogue::Gated, activation: i as u32 % 3, ..case };
             check(&mut pass, kernels, &[(ty, 71), (ty, 71)], gated);
         }
@@ -292,8 +292,8 @@ fn gemv_epilogues() {
 /// Rows that are not a multiple of four elements.
 #[test]
 fn odd_rows() {
-    let Some(mut pass) = pass() else { return };
     use TensorType::{BF16, F16, F32};
+    let Some(mut pass) = pass() else { return };
     for (ty, n_in, n_out) in [(F32, 1, 1), (F32, 31, 33), (F16, 33, 129), (BF16, 77, 17), (F16, 2, 260)] {
         for n_tokens in [1, 3, 17] {
             let case = Case { n_in, n_tokens, ..PLAIN };

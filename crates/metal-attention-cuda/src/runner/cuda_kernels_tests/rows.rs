@@ -154,7 +154,7 @@ fn activations() {
         for activation in 0..5 {
             for (with_up, n_tokens) in [(true, [5, 17, 1][i % 3]), (false, [2, 8][i % 2])] {
                 let what = format!("activation {activation} of {n_tokens} times {n_ff}, up {with_up}");
-                runner.few_tokens = if i % 2 == 0 { 0 } else { usize::MAX };
+                runner.few_tokens = if i.is_multiple_of(2) { 0 } else { usize::MAX };
                 let (order, stride) = (runner.packed_layout(n_tokens), if with_up { 2 * n_ff } else { n_ff });
                 let x: Vec<f32> = random(5, n_tokens * stride).iter().map(|v| 6.0 * v).collect();
                 let parameter = [0.0, 0.0, 0.0, 3.5, 0.7][activation as usize];
@@ -202,7 +202,7 @@ fn embeddings_of_every_tensor_type() {
     let kernel = gpu.kernel("embedding").unwrap();
     for (i, &ty) in TensorType::ALL.iter().enumerate() {
         let n_embd = if ty.block_len() == 1 { [33, 1, 300][i % 3] } else { 3 * ty.block_len() };
-        let position_type = if n_embd % 32 == 0 { TensorType::Q8_0 } else { TensorType::BF16 };
+        let position_type = if n_embd.is_multiple_of(32) { TensorType::Q8_0 } else { TensorType::BF16 };
         let (table, positions) = (tensor(ty, n_embd, 37, 20), tensor(position_type, n_embd, 18, 21));
         let kernels = &mut pass.runner.kernels;
         let on_device = CudaMatrix::new(&gpu, kernels, &table).unwrap();
@@ -273,7 +273,7 @@ fn argmax() {
         |_, v| (2.0 * v).round(),
         |_, v| if v < 0.0 { -0.0 } else { 0.0 },
         |_, _| f32::NAN,
-        |i, v| if i % 3 == 0 { f32::NAN } else { -10.0 - v },
+        |i, v| if i.is_multiple_of(3) { f32::NAN } else { -10.0 - v },
         |_, _| f32::NEG_INFINITY,
         |i, v| i as f32 + v,
     ];
