@@ -47,8 +47,7 @@ impl Router {
             .collect();
         let bias = |i: usize| if self.choice_bias { f64::from(choice_bias[i]) } else { 0.0 };
         let mut choice: Vec<f64> = scores.iter().enumerate().map(|(i, score)| score + bias(i)).collect();
-        if self.groups.0 > 0 {
-            let of_group = self.n_expert / self.groups.0;
+        if let Some(of_group) = self.n_expert.checked_div(self.groups.0) {
             let mut best: Vec<(f64, usize)> = choice
                 .chunks(of_group)
                 .enumerate()

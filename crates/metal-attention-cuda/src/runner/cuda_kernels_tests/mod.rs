@@ -41,7 +41,7 @@ fn device() -> Option<Arc<CudaDevice>> {
 /// A forward pass of the built-in model, whose runner launches the kernels under test. Its own weights are not used.
 fn pass() -> Option<CudaForwardPass> {
     let gpu = device()?;
-    let file = GgufFile::open(&metal_attention_testing::stories()).unwrap();
+    let file = GgufFile::open(metal_attention_testing::stories()).unwrap();
     let spec = ModelSpec::from_gguf(&file).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
     let options = CudaForwardPassOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
@@ -93,7 +93,7 @@ fn packed_index(token: usize, k: usize, order: u32) -> usize {
     if order & WIDE != 0 {
         let in_16 = 8 * (k % 4 / 2) + k % 16 / 4 * 2 + k % 2;
         let piece = k % 64 / 16 * 2 + in_16 / 8;
-        return (panel * n_tiles * 8 + token) * 64 + (piece ^ token % 8) * 8 + in_16 % 8;
+        return (panel * n_tiles * 8 + token) * 64 + (piece ^ (token % 8)) * 8 + in_16 % 8;
     }
     let place = k % 16 / 4 * 8 + k % 32 / 16 * 4 + k % 4;
     let lane = token % 8 * 4 + place / 8;
