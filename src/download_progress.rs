@@ -23,11 +23,11 @@ pub struct DownloadProgress {
     /// The bar. It is hidden until a file begins. `None`: stderr is no terminal.
     bar: Option<ProgressBar>,
     /// The present file.
-    file: Option<FileProgress>,
+    file: Option<DownloadedFile>,
 }
 
 /// The progress of one file.
-struct FileProgress {
+struct DownloadedFile {
     /// The file's name.
     name: String,
     /// The file's size in bytes.
@@ -73,7 +73,8 @@ impl DownloadObserver for DownloadProgress {
             bar.reset_eta();
         }
         let reported = done.saturating_mul(100).checked_div(bytes).unwrap_or(0) / STEP * STEP;
-        self.file = Some(FileProgress { name: name.to_owned(), bytes, before: done, start: Instant::now(), reported });
+        self.file =
+            Some(DownloadedFile { name: name.to_owned(), bytes, before: done, start: Instant::now(), reported });
     }
 
     fn advance(&mut self, done: u64) {

@@ -24,11 +24,11 @@ pub struct RunOutput {
     /// Whether the last character written was no line break.
     in_line: bool,
     /// The reader of an answer, if the text is one and is not written as JSON. Thoughts are not written then.
-    answer: Option<ChatAnswer>,
+    answer: Option<PrintedAnswer>,
 }
 
 /// Reads an answer of the model and writes its visible part.
-struct ChatAnswer {
+struct PrintedAnswer {
     /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,
     /// Splits the answer.
@@ -71,7 +71,8 @@ impl RunOutput {
     /// the answer as the model generated it.
     pub fn answer(&mut self, tokenizer: Arc<Tokenizer>, parser: ToolCallParser) {
         if !self.json {
-            self.answer = Some(ChatAnswer { tokenizer, parser, output: AnswerOutput::new(self.stdout.is_terminal()) });
+            self.answer =
+                Some(PrintedAnswer { tokenizer, parser, output: AnswerOutput::new(self.stdout.is_terminal()) });
         }
     }
 
@@ -99,7 +100,7 @@ impl RunOutput {
     /// Writes a generated token.
     pub fn token(&mut self, token: &GeneratedToken) -> Result<(), CliError> {
         self.text += &token.text;
-        if let Some(ChatAnswer { tokenizer, parser, output }) = &mut self.answer {
+        if let Some(PrintedAnswer { tokenizer, parser, output }) = &mut self.answer {
             output.write(parser.push_token(tokenizer, token.id, &token.text))
         } else if self.json {
             self.line(&JsonLine::Token { id: token.id, text: &token.text })
@@ -112,7 +113,7 @@ impl RunOutput {
     /// it in the last line only.
     pub fn rest(&mut self, text: &str) -> Result<(), CliError> {
         self.text += text;
-        if let Some(ChatAnswer { parser, output, .. }) = &mut self.answer {
+        if let Some(PrintedAnswer { parser, output, .. }) = &mut self.answer {
             output.write(parser.push(text))?;
             output.write(parser.finish())
         } else if self.json {

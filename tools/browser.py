@@ -78,7 +78,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if mobile else 1, mobile=mobile)
 
     def throughput(self, limit):
-        """Bytes a second that arrive; -1: as many as can."""
+        """Limits the download speed in bytes a second; -1: no limit."""
         self.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=limit, uploadThroughput=-1)
 
     def scheme(self, name):
@@ -94,7 +94,7 @@ class Page:
 
 @contextlib.contextmanager
 def browsing():
-    """A browser with nothing in it; gives a function that opens an address in a new tab."""
+    """A browser with an empty profile. Yields a function that opens an address in a new tab."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         raise SystemExit("there is no chromium to test the page with")

@@ -1,11 +1,11 @@
-"""A cluster of workers and the router before it, as a simulation of discrete events.
+"""A discrete-event simulation of a cluster of workers behind a router.
 
-A worker follows the scheduler of crates/metal-attention/src/scheduler: admission and pages (`admission.rs`, `sequence_pool.rs`),
-the tokens of a step (`step.rs`, `batch_sizer.rs`), prefixes shared and finished texts kept. Behind a router all requests come from
-one address, so that there is one client and nobody gives way to another. How long a step takes is measured elsewhere and
-given (`StepTime`).
+A worker simulates the scheduler of crates/metal-attention/src/scheduler: admission and KV pages, the tokens of a batch, the prefix
+cache, preemption. Behind a router all requests come from one address, so that fairness among clients plays no role. The duration of a
+batch is an input (`StepTime`), measured elsewhere.
 
-A text is a list of segments, each a key and a number of tokens: texts have in common what their first segments have.
+The tokens of a sequence are a list of segments, each a key and a number of tokens. Two sequences have a common prefix as far as their
+first segments are equal.
 """
 
 import heapq
@@ -15,9 +15,10 @@ import random
 from dataclasses import dataclass, field
 
 PAGE = 64
-# Tokens of prompts that a step takes in any case, and how long one may take (`batch_sizer.rs`).
-LEAST, STEP = 16, 0.1
-# Tokens that a text waits for while another one evaluates them (`admission.rs`).
+# The minimum of prefill tokens in a batch, and the target duration of a batch in seconds (`batch_sizer.rs`).
+MIN_PREFILL, TARGET_SECONDS = 16, 0.1
+# A request waits for a common prefix that another one is evaluating if it is at least this many tokens longer than the cached one, and
+# the number of waiting requests that are examined for admission (`admission.rs`).
 WORTH_WAITING = 16
 LOOK_AHEAD = 32
 
@@ -31,7 +32,7 @@ def n_tokens(segments):
 
 
 def n_common(a, b, limit_b=None):
-    """Tokens that two lists of segments have in common, of `b` the first so many."""
+    """The length of the common prefix of two lists of segments, in tokens; `limit_b`: only that many tokens of `b` count."""
     common = 0
     for (key, n), (other, m) in zip(a, b):
         if key != other:
@@ -44,17 +45,21 @@ def n_common(a, b, limit_b=None):
 
 @dataclass
 class StepTime:
-    """Seconds of a step: so many for each step, each token of a prompt, each text that gets its next token, each thousand
-    positions that these attend to, and each thousand that tokens of prompts attend to, many of which are read once for all; and
-    for each request that begins, which the worker's processors are as busy with as with a model that runs on them. Steps with
-    prompts take longer or shorter by one of the factors of `spread`."""
+    """The duration of a batch in seconds, as a sum of costs."""
 
+    # Of each batch.
     fixed: float
+    # Of each prefill token.
     prompt: float
+    # Of each sequence in decode.
     decode: float
+    # Of a thousand positions to which sequences in decode attend.
     context: float = 0.0
+    # Of a thousand positions to which prefill tokens attend.
     prompt_context: float = 0.0
+    # Of each request that begins: work of the CPU, which may also run the model.
     request: float = 0.0
+    # Batches with prefill take longer or shorter by a random one of these factors.
     spread: tuple = (1.0,)
 
     def of(self, step, chance):
@@ -67,9 +72,9 @@ class StepTime:
 
 
 @dataclass
-class Step:
-    """What a step consists of: tokens of prompts, texts that get their next token, positions that either attend to, and
-    requests that begin."""
+class BatchContent:
+    """The content of a batch: prefill tokens, sequences in decode, positions to which decode and prefill attend, and requests that
+    begin."""
 
     n_prompt: int = 0
     n_decode: int = 0
@@ -80,8 +85,8 @@ class Step:
 
 @dataclass
 class Options:
-    """Those of `serve`: texts that run at once, tokens that each has room for, tokens of a step, texts that may wait; and the
-    finished texts that are kept beside them, as long as there are pages."""
+    """Options of `serve`: slots, context of each in tokens, tokens of a batch, waiting requests; and the number of finished sequences
+    that stay in the prefix cache while there are free pages."""
 
     parallel: int = 16
     context: int = 2048
@@ -100,7 +105,7 @@ class Options:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and how many tokens its answer gets. What happens to it is told to `on_first` and `on_end`."""
+    """A prompt, and the key and number of tokens of its answer. `on_first` and `on_end` are called with the first token and the end."""
 
     prompt: list
     answer: tuple
@@ -110,7 +115,7 @@ class Request:
     first: float = None
     end: float = None
     cached: int = 0
-    refused: bool = False
+    rejected: bool = False
 
     @property
     def n_prompt(self):
@@ -118,7 +123,7 @@ class Request:
 
 
 class Pages:
-    """The KV cache: pages that sequences share."""
+    """The KV pages, which sequences share; `uses` counts the users of each page."""
 
     def __init__(self, total):
         self.free, self.uses, self.names = total, {}, itertools.count()
@@ -133,7 +138,7 @@ class Pages:
         self.uses[page] += 1
         return page
 
-    def give_back(self, page):
+    def release(self, page):
         self.uses[page] -= 1
         if not self.uses[page]:
             del self.uses[page]
@@ -141,8 +146,8 @@ class Pages:
 
 
 @dataclass(eq=False)
-class Sequence:
-    """What a place in the KV cache holds: the first `n` tokens of `segments`."""
+class CacheSequence:
+    """A sequence of the KV cache, running or kept for its prefix: the first `n` tokens of `segments`."""
 
     segments: list = field(default_factory=list)
     n: int = 0
@@ -152,12 +157,14 @@ class Sequence:
 
 
 @dataclass(eq=False)
-class Text:
+class Sequence:
+    """A running or preempted sequence. `total`: its tokens so far, of which `seq` has evaluated `seq.n`."""
+
     request: Request
     number: int
     segments: list
     total: int
-    seq: Sequence = None
+    seq: CacheSequence = None
     generated: int = 0
     begun: bool = False
 
@@ -166,52 +173,54 @@ class Text:
         return self.total - self.seq.n
 
 
-class Pace:
-    """How many tokens of prompts a step may have so that it takes a tenth of a second."""
+class PrefillBudget:
+    """The number of prefill tokens with which a batch takes about `TARGET_SECONDS`, adapted to measured durations."""
 
     def __init__(self, batch):
         self.n, self.batch = min(batch, 64), batch
 
     def prompt_tokens(self, n_decode, hurry):
         room = self.batch - n_decode
-        return min(max(self.n - n_decode, LEAST), room) if hurry else room
+        return min(max(self.n - n_decode, MIN_PREFILL), room) if hurry else room
 
     def took(self, n, seconds):
-        fit = n * STEP / max(seconds, 1e-9)
+        fit = n * TARGET_SECONDS / max(seconds, 1e-9)
         if 2 * n >= self.n or fit > self.n:
             self.n = min(max(int(fit), 1), 2 * max(self.n, n), self.batch)
 
 
 class Worker:
+    """A server with one engine: queue, running sequences, KV pages and batches."""
+
     def __init__(self, clock, step_time, options, chance):
         self.clock, self.time, self.options, self.chance = clock, step_time, options, chance
         self.pages = Pages(options.pages)
-        self.sequences = [Sequence() for _ in range(options.sequences)]
-        self.pace = Pace(options.batch)
-        self.running, self.put_off, self.line = [], [], []
+        self.sequences = [CacheSequence() for _ in range(options.sequences)]
+        self.budget = PrefillBudget(options.batch)
+        self.running, self.preempted, self.queue = [], [], []
         self.numbers, self.now, self.busy = itertools.count(), 0, False
-        # Steps under way, when they began, how long each takes, and how many they are.
+        # The running batches: their sequences, start time, duration of each, and number.
         self.batch, self.began, self.each, self.steps = [], 0.0, 0.0, 0
         self.evaluated = self.found = self.busy_time = 0
 
-    # What the router sees.
+    # The router's view.
 
     def cached(self, prompt):
-        """Tokens of whole pages of `prompt` that are in the cache."""
+        """The cached prefix of `prompt` in tokens of whole pages."""
         alike = (seq for seq in self.sequences if seq.n and seq.segments[0][0] == prompt[0][0])
         held = (n_common(prompt, seq.segments, seq.n) for seq in alike)
         return max(held, default=0) // PAGE * PAGE
 
     def submit(self, request):
-        if len(self.line) >= self.options.queue:
-            request.refused = True
+        if len(self.queue) >= self.options.queue:
+            request.rejected = True
             return self.clock.after(0, lambda: request.on_end(request))
-        self.line.append(request)
+        self.queue.append(request)
         if not self.busy:
             self.busy = True
             self.clock.after(0, self.step)
         elif self.steps > 1:
-            # It is looked at when the step ends that is under way now.
+            # The request is admitted at the end of the batch that runs now.
             self.steps = min(self.steps, max(1, math.ceil((self.clock.now - self.began) / self.each)))
             self.clock.at(self.began + self.steps * self.each, self.finisher())
 
@@ -223,7 +232,7 @@ class Worker:
 
     def rewind(self, seq, n):
         while len(seq.pages) > pages_of(n):
-            self.pages.give_back(seq.pages.pop())
+            self.pages.release(seq.pages.pop())
         seq.n = n
 
     def evict(self, seq):
@@ -246,10 +255,10 @@ class Worker:
 
     # Admission.
 
-    def make_room(self, n, but=None):
-        soon = lambda text: min(text.total + PAGE, self.options.context)
+    def free_memory(self, n, but=None):
+        expected_total = lambda sequence: min(sequence.total + PAGE, self.options.context)
         while True:
-            missing = sum(max(0, pages_of(soon(text)) - pages_of(text.seq.n)) for text in self.running)
+            missing = sum(max(0, pages_of(expected_total(sequence)) - pages_of(sequence.seq.n)) for sequence in self.running)
             if self.pages.free >= missing + pages_of(n):
                 return True
             seq = self.oldest_idle(but)
@@ -258,30 +267,30 @@ class Worker:
             self.evict(seq)
 
     def place(self, segments, total):
-        """A sequence for a text, "later" or "full"."""
+        """The cache sequence for the tokens of a request, "later" (it waits for a prefix), or "full" (no memory)."""
         last = total - 1
         prefix, cached = None, 0
-        # Of equals it is the last: those that run in the order of their places, then those that are kept.
-        for seq in [text.seq for text in self.running] + [seq for seq in self.sequences if seq.state == "idle"]:
+        # Of equally long prefixes the last is used: running sequences in the order of their slots, then kept ones.
+        for seq in [sequence.seq for sequence in self.running] + [seq for seq in self.sequences if seq.state == "idle"]:
             if seq.n and seq.segments[0][0] == segments[0][0]:
                 n = min(n_common(segments, seq.segments, seq.n), last)
                 if n and n >= cached:
                     prefix, cached = seq, n
-        for text in self.running:
-            if text.waiting == 1 or text.segments[0][0] != segments[0][0]:
+        for sequence in self.running:
+            if sequence.waiting == 1 or sequence.segments[0][0] != segments[0][0]:
                 continue
-            n = min(n_common(segments, text.segments), last)
-            if n > text.seq.n and n >= cached + WORTH_WAITING:
+            n = min(n_common(segments, sequence.segments), last)
+            if n > sequence.seq.n and n >= cached + WORTH_WAITING:
                 return "later"
         room = last + 2
         if prefix and prefix.state == "idle" and prefix.n == cached:
-            if self.make_room(max(0, room - cached), prefix):
+            if self.free_memory(max(0, room - cached), prefix):
                 return prefix
         elif prefix:
             seq = self.empty() or self.oldest_idle(prefix)
             if seq:
                 self.evict(seq)
-                if self.make_room(room - cached // PAGE * PAGE, prefix):
+                if self.free_memory(room - cached // PAGE * PAGE, prefix):
                     self.now += 1
                     prefix.used = self.now
                     seq.pages = [self.pages.share(page) for page in prefix.pages[: cached // PAGE]]
@@ -291,20 +300,20 @@ class Worker:
         if prefix and prefix.state == "idle":
             self.rewind(prefix, cached)
             self.keep(prefix)
-            if self.make_room(max(0, room - cached), prefix):
+            if self.free_memory(max(0, room - cached), prefix):
                 return prefix
         seq = self.empty() or self.oldest_idle()
         if seq:
             self.evict(seq)
-            if self.make_room(room):
+            if self.free_memory(room):
                 return seq
         return "full"
 
     def admit(self):
         while len(self.running) < self.options.parallel:
-            waiting = self.put_off + self.line[:LOOK_AHEAD]
+            waiting = self.preempted + self.queue[:LOOK_AHEAD]
             for candidate in waiting:
-                again = isinstance(candidate, Text)
+                again = isinstance(candidate, Sequence)
                 segments = candidate.segments if again else candidate.prompt
                 total = candidate.total if again else candidate.n_prompt
                 seq = self.place(segments, total)
@@ -313,20 +322,20 @@ class Worker:
                 if seq == "full":
                     return
                 if again:
-                    self.put_off.remove(candidate)
-                    text = candidate
+                    self.preempted.remove(candidate)
+                    sequence = candidate
                 else:
-                    self.line.remove(candidate)
-                    text = Text(candidate, next(self.numbers), list(segments), total)
+                    self.queue.remove(candidate)
+                    sequence = Sequence(candidate, next(self.numbers), list(segments), total)
                     candidate.cached = seq.n
                     self.found += seq.n
-                seq.state, seq.segments, text.seq = "busy", text.segments, seq
-                self.running.append(text)
+                seq.state, seq.segments, sequence.seq = "busy", sequence.segments, seq
+                self.running.append(sequence)
                 break
             else:
                 return
 
-    # Steps.
+    # Batches.
 
     def step(self):
         self.admit()
@@ -335,103 +344,103 @@ class Worker:
             if not batch:
                 self.busy = False
                 return
-            if all([self.grow(text.seq, text.seq.n + n) for text, n in batch]):
+            if all([self.grow(sequence.seq, sequence.seq.n + n) for sequence, n in batch]):
                 break
-            self.give_pages_up()
+            self.free_pages()
         self.batch, self.began = batch, self.clock.now
-        step = Step()
-        for text, n in batch:
-            positions = n * (text.seq.n + n / 2)
-            if n == 1 and text.waiting == 1 and text.generated:
+        step = BatchContent()
+        for sequence, n in batch:
+            positions = n * (sequence.seq.n + n / 2)
+            if n == 1 and sequence.waiting == 1 and sequence.generated:
                 step.n_decode, step.positions = step.n_decode + 1, step.positions + positions
             else:
                 step.n_prompt, step.prompt_positions = step.n_prompt + n, step.prompt_positions + positions
-            step.n_begin += not text.begun
-            text.begun = True
+            step.n_begin += not sequence.begun
+            sequence.begun = True
         self.each, self.steps = self.time.of(step, self.chance), 1
-        if not step.n_prompt and not self.line and not self.put_off and step.n_decode == len(self.running):
+        if not step.n_prompt and not self.queue and not self.preempted and step.n_decode == len(self.running):
             self.stretch()
         self.clock.at(self.began + self.steps * self.each, self.finisher())
 
     def stretch(self):
-        """Nothing but texts that go on: their steps are alike until the first one ends or another one comes."""
-        left = lambda text: min(text.request.answer[1] - text.generated, self.options.context - text.total)
-        steps = min(left(text) for text, _ in self.batch)
-        new = sum(pages_of(text.seq.n + steps) - len(text.seq.pages) for text, _ in self.batch)
+        """If all sequences are in decode, simulates equal batches at once until the first sequence ends or a request arrives."""
+        left = lambda sequence: min(sequence.request.answer[1] - sequence.generated, self.options.context - sequence.total)
+        steps = min(left(sequence) for sequence, _ in self.batch)
+        new = sum(pages_of(sequence.seq.n + steps) - len(sequence.seq.pages) for sequence, _ in self.batch)
         if steps > 1 and new <= self.pages.free:
-            positions = sum(text.seq.n + steps / 2 for text, _ in self.batch)
-            self.each, self.steps = self.time.usual(Step(n_decode=len(self.batch), positions=positions)), steps
+            positions = sum(sequence.seq.n + steps / 2 for sequence, _ in self.batch)
+            self.each, self.steps = self.time.usual(BatchContent(n_decode=len(self.batch), positions=positions)), steps
 
     def finisher(self):
-        """The end of the steps under way, unless another end is set meanwhile."""
+        """The event that ends the running batches, unless another end is scheduled before."""
         self.ending = ending = object()
         return lambda: self.finish() if self.ending is ending else None
 
     def compose(self):
-        following = [text for text in self.running if text.waiting == 1]
-        prompts = [text for text in self.running if text.waiting > 1]
-        room = self.pace.prompt_tokens(len(following), len(self.running) > 1)
-        batch = [(text, 1) for text in following]
-        for text in prompts:
-            n = min(room, text.waiting)
+        following = [sequence for sequence in self.running if sequence.waiting == 1]
+        prompts = [sequence for sequence in self.running if sequence.waiting > 1]
+        room = self.budget.prompt_tokens(len(following), len(self.running) > 1)
+        batch = [(sequence, 1) for sequence in following]
+        for sequence in prompts:
+            n = min(room, sequence.waiting)
             room -= n
             if n:
-                batch.append((text, n))
+                batch.append((sequence, n))
         return batch
 
-    def give_pages_up(self):
+    def free_pages(self):
         idle = self.oldest_idle()
         if idle:
             return self.evict(idle)
-        text = max(self.running, key=lambda text: text.number)
-        self.running.remove(text)
+        sequence = max(self.running, key=lambda sequence: sequence.number)
+        self.running.remove(sequence)
         if self.running:
-            self.put_off.append(text)
-            self.put_off.sort(key=lambda text: text.number)
-            self.evict(text.seq)
+            self.preempted.append(sequence)
+            self.preempted.sort(key=lambda sequence: sequence.number)
+            self.evict(sequence.seq)
         else:
-            self.end(text)
+            self.end(sequence)
 
     def finish(self):
         steps, self.steps = self.steps, 0
         self.busy_time += steps * self.each
-        self.pace.took(sum(n for _, n in self.batch), self.each)
+        self.budget.took(sum(n for _, n in self.batch), self.each)
         ended = []
-        for text, n in self.batch:
+        for sequence, n in self.batch:
             if steps > 1:
                 n = steps
-                self.grow(text.seq, text.seq.n + steps)
-            decoded = text.generated > 0 and text.waiting == 1
-            text.seq.n += n
+                self.grow(sequence.seq, sequence.seq.n + steps)
+            decoded = sequence.generated > 0 and sequence.waiting == 1
+            sequence.seq.n += n
             self.evaluated += 0 if decoded else n
-            if not decoded and text.seq.n < text.total:
+            if not decoded and sequence.seq.n < sequence.total:
                 continue
             new = n if decoded else 1
-            text.generated += new
-            text.total += new
-            if text.generated > 1:
-                text.segments[-1] = (text.request.answer[0], text.generated)
+            sequence.generated += new
+            sequence.total += new
+            if sequence.generated > 1:
+                sequence.segments[-1] = (sequence.request.answer[0], sequence.generated)
             else:
-                text.segments.append((text.request.answer[0], 1))
-                text.request.first = self.clock.now
-                if text.request.on_first:
-                    text.request.on_first(text.request)
-            if text.generated >= text.request.answer[1] or text.total >= self.options.context:
-                ended.append(text)
-        # From the last on.
-        for text in sorted(ended, key=self.running.index, reverse=True):
-            self.running.remove(text)
-            self.end(text)
+                sequence.segments.append((sequence.request.answer[0], 1))
+                sequence.request.first = self.clock.now
+                if sequence.request.on_first:
+                    sequence.request.on_first(sequence.request)
+            if sequence.generated >= sequence.request.answer[1] or sequence.total >= self.options.context:
+                ended.append(sequence)
+        # In reverse order, as in the scheduler.
+        for sequence in sorted(ended, key=self.running.index, reverse=True):
+            self.running.remove(sequence)
+            self.end(sequence)
         self.step()
 
-    def end(self, text):
-        self.keep(text.seq)
-        text.request.end = self.clock.now
-        self.clock.after(0, lambda: text.request.on_end(text.request))
+    def end(self, sequence):
+        self.keep(sequence.seq)
+        sequence.request.end = self.clock.now
+        self.clock.after(0, lambda: sequence.request.on_end(sequence.request))
 
 
 class Clock:
-    """What happens when."""
+    """The simulated time and the queue of events."""
 
     def __init__(self):
         self.now, self.events, self.numbers = 0.0, [], itertools.count()
@@ -453,8 +462,9 @@ class Router:
 
     - round-robin: one after the other.
     - least-loaded: the one with the fewest requests.
-    - kv: the one with the least to do, in blocks of 64 tokens: those of prompts that are not evaluated yet, this one's
-      without what is `cached` there, and those that its texts hold. This is the cost function of NVIDIA Dynamo's router.
+    - kv: the one with the lowest cost in blocks of 64 tokens: the prompt tokens that it has not evaluated yet, including this
+      prompt's tokens that are not `cached` there, plus the blocks of its running sequences. This is the cost function of NVIDIA
+      Dynamo's router.
     """
 
     RULES = ("round-robin", "least-loaded", "kv")
@@ -465,7 +475,7 @@ class Router:
         self.requests = [0] * n_workers
         self.prefill = [0] * n_workers
         self.held = [0] * n_workers
-        self.ways = {}
+        self.assigned = {}
 
     def choose(self, request):
         workers = range(len(self.requests))
@@ -481,29 +491,29 @@ class Router:
         self.requests[worker] += 1
         self.prefill[worker] += new
         self.held[worker] += pages_of(request.n_prompt)
-        self.ways[id(request)] = (worker, new)
+        self.assigned[id(request)] = (worker, new)
         return worker
 
     def first(self, request):
-        worker, new = self.ways[id(request)]
+        worker, new = self.assigned[id(request)]
         self.prefill[worker] -= new
-        self.ways[id(request)] = (worker, 0)
+        self.assigned[id(request)] = (worker, 0)
 
     def end(self, request):
-        worker, new = self.ways.pop(id(request))
+        worker, new = self.assigned.pop(id(request))
         self.prefill[worker] -= new
         self.requests[worker] -= 1
         self.held[worker] -= pages_of(request.n_prompt)
 
 
-class Sent:
-    """What a router without news from its workers knows: what it sent to each."""
+class SentRequests:
+    """The prompts that a router sent to each worker, from which it estimates the workers' prefix caches."""
 
     def __init__(self, n_workers):
-        self.texts = [{} for _ in range(n_workers)]
+        self.sequences = [{} for _ in range(n_workers)]
 
     def cached(self, worker, prompt):
-        known, n = self.texts[worker], 0
+        known, n = self.sequences[worker], 0
         for i, (_, size) in enumerate(prompt):
             if tuple(key for key, _ in prompt[: i + 1]) not in known:
                 break
@@ -513,13 +523,13 @@ class Sent:
     def note(self, worker, request):
         keys = [key for key, _ in request.prompt] + [request.answer[0]]
         for i in range(len(keys)):
-            self.texts[worker][tuple(keys[: i + 1])] = True
+            self.sequences[worker][tuple(keys[: i + 1])] = True
 
 
 @dataclass
 class Chats:
-    """What users do: a chat begins with one of several system prompts, and has turns of a user's tokens, an answer, and time
-    to read and think. Lengths are spread around their means as an exponential distribution is, within bounds."""
+    """A model of users: a chat begins with one of several system prompts and has turns of a user's message, an answer, and a pause.
+    Lengths are exponentially distributed around their means, within bounds."""
 
     systems: int = 8
     system_tokens: int = 400
@@ -530,7 +540,7 @@ class Chats:
     context: int = 4096
 
     def chat(self, chance, name):
-        """The turns of a chat: prompt, answer and seconds to think after it."""
+        """The turns of a chat: prompt, answer, and pause after it in seconds."""
         spread = lambda mean: max(1, min(int(chance.expovariate(1 / mean)) + 1, int(4 * mean)))
         system = chance.randrange(self.systems)
         segments = [(("system", system), self.system_tokens)]
@@ -551,11 +561,11 @@ class Cluster:
     def __init__(self, n_workers, step_time, options, rule, seed=0, by_record=False):
         self.clock = Clock()
         self.workers = [Worker(self.clock, step_time, options, random.Random(repr((seed, i)))) for i in range(n_workers)]
-        self.sent = Sent(n_workers) if by_record else None
+        self.sent = SentRequests(n_workers) if by_record else None
         cached = self.sent.cached if by_record else lambda w, prompt: self.workers[w].cached(prompt)
         self.router = Router(rule, n_workers, cached)
         self.chance = random.Random(seed)
-        self.done, self.refused = [], 0
+        self.done, self.rejected = [], 0
 
     def send(self, request):
         request.sent = self.clock.now
@@ -566,8 +576,8 @@ class Cluster:
 
         def on_end(request):
             self.router.end(request)
-            if request.refused:
-                self.refused += 1
+            if request.rejected:
+                self.rejected += 1
             else:
                 self.done.append(request)
             ended(request)
@@ -584,7 +594,7 @@ class Cluster:
         self.send(Request(prompt, answer, on_end=next_turn))
 
     def run_open(self, chats, per_second, seconds):
-        """Chats begin at random times, so many a second."""
+        """Chats begin at random times, on average `per_second`."""
         names = itertools.count()
 
         def begin():
@@ -596,14 +606,14 @@ class Cluster:
         self.clock.run(seconds)
 
     def run_trace(self, trace):
-        """Requests at their times: when, prompt and answer of each."""
+        """Sends requests at given times. `trace`: time, prompt and answer of each."""
         for at, prompt, answer in trace:
             request = Request(prompt, answer, on_end=lambda request: None)
             self.clock.at(at, lambda request=request: self.send(request))
         self.clock.run()
 
     def run_users(self, users):
-        """Each user has a list of chats, one after the other."""
+        """Runs users at the same time, each with a list of chats one after the other."""
 
         def begin(chats):
             if chats:
@@ -620,7 +630,7 @@ def percentile(values, part):
 
 
 def summary(requests, seconds):
-    """Figures of what was done within some time."""
+    """Throughput, latencies and cache hit rate of requests that were done in `seconds`."""
     prompt = sum(request.n_prompt for request in requests)
     firsts = [request.first - request.sent for request in requests]
     between = [(request.end - request.first) / (request.answer[1] - 1) for request in requests if request.answer[1] > 1]

@@ -1,10 +1,10 @@
-"""Markdown that is made to hurt: by its length, its depth, or what it smuggles in."""
+"""Tests of the page's Markdown with hostile texts: long, deep, or with markup that must not become HTML."""
 
 import json
 
 from page_trouble import Tab
 
-# Each is repeated until it is long.
+# Pieces of Markdown, each of which is repeated to a long text.
 REPEATED = [
     ">", "> ", "- ", "1. ", "> - 1. ", "* > ", "**a ", "a** ", "**a** ", "__a ", "_a ", "*a ", "~~a ", "*a **b _c __d ~~e ", "*", "_", "~", "*_", "*_a", "a*_", "***a ",
     "**a*", "*a**b", "`", "`a", "``a`", "\\`", "[", "[]", "[a", "[a](", "[a](b ", '[a](b "', '[a](b "c" ', "[a](()", "[a](x(y)", "![", "!", "[a](http://b) ", '[a](b\n"c',
@@ -88,7 +88,7 @@ GROWN = r"""
       growing.show(text.slice(0, at));
       if (node.innerHTML !== html(markdown(text.slice(0, at)))) return { differs: text.slice(0, at) };
     }
-    // Another text than the one that grew.
+    // A text other than the growing one.
     growing.show("other\n\ntext\n\nhere\n\nnow");
     if (node.innerHTML !== html(markdown("other\n\ntext\n\nhere\n\nnow"))) return { differs: text };
   }
@@ -114,14 +114,14 @@ GROWN = r"""
 
 
 def check(tab, url):
-    """Markdown is read in linear time and to a bounded depth, and nothing in it becomes more than text and a few elements."""
+    """Checks that Markdown is parsed in linear time and to a bounded depth, and becomes only text and a few allowed elements."""
     t = Tab(tab, url)
     t.fresh()
     makers = [f"(n) => {json.dumps(part)}.repeat(n / {len(part)})" for part in REPEATED] + [f"(n) => {made}" for made in MADE]
     t.page.call("Performance.enable", timeDomain="threadTicks")
     for make in makers:
         short, _ = t.worked(f"({HURT})({make}, 15000)")
-        # Four times the text takes four times as long, or sixteen times where the work is quadratic. Memory may be tidied meanwhile.
+        # A text four times as long takes four times as long, or sixteen times with quadratic work. Garbage collection adds noise.
         for last in (False, False, True):
             long, made = t.worked(f"({HURT})({make}, 60000)")
             if long < 8 * short + 0.05:
@@ -135,9 +135,9 @@ def check(tab, url):
     assert set(found["attributes"]) <= plain, found
     grown = t.run(GROWN)
     assert "differs" not in grown, grown
-    # Four times the text is four times the work: the same for each element.
+    # The same check for the number of created elements.
     assert grown["once"] < 5 and grown["four"] < 1.5 * grown["once"], grown
-    # In the page: an answer of everything at once, piece by piece.
+    # In the page: a streamed answer of all pieces.
     t.ask("hurt me")
     t.run("answers[0].text('> '.repeat(5000) + '\\n\\n' + Array.from({length: 3000}, (_, i) => ' '.repeat(2 * (i % 400)) + '- a').join('\\n') + '\\n\\n')")
     t.run("window.made = 0; { const make = document.createElement; document.createElement = function (...a) { made++; return make.apply(this, a); }; }")

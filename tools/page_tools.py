@@ -1,4 +1,4 @@
-"""Tools on the page: the list of an MCP server, consent, calls and their results. The model's answers are scripted, all else is real."""
+"""Tests of tools on the server's page: the list of an MCP server, consent, calls and results. Only the model's answers are scripted."""
 
 import contextlib
 import http.server
@@ -45,7 +45,7 @@ class Mcp(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving_tools():
-    """The address of a server whose page has the tools of `Mcp`, and of a program that is not there."""
+    """Starts a server whose page has the tools of `Mcp` and of a missing program. Returns its address."""
     mcp = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mcp)
     threading.Thread(target=mcp.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def serving_tools():
 
 
 def answer(t, call=None, text=""):
-    """Ends the answer with a text, or with a call: its name and its arguments."""
+    """Ends the answer with a text, or with a call (name and arguments)."""
     pieces = [json.dumps({"content": text})] if text else []
     if call:
         name, arguments = call
@@ -82,7 +82,7 @@ CONSENT = "document.querySelector('.consent')"
 
 
 def check_list(t, shots):
-    """The servers are in the settings; no tool is offered until its server is ticked."""
+    """The settings list the servers. No tool is offered until its server is enabled."""
     t.ask("hello")
     assert t.run("offered.at(-1)") is None
     answer(t, text="hi")
@@ -100,7 +100,7 @@ def check_list(t, shots):
 
 
 def check_consent(t, shots):
-    """Each call is shown with all its arguments, and waits; the tool's result goes back to the model."""
+    """Each call is shown with all arguments and waits for consent. The tool's result is sent to the model."""
     t.click("new")
     t.ask("say it")
     names = [f["function"]["name"] for f in t.run("offered.at(-1)")]
@@ -122,7 +122,7 @@ def check_consent(t, shots):
     assert (messages[2]["role"], messages[2]["tool_call_id"]) == ("tool", "call1")
     assert messages[2]["content"].startswith("one <b>\u202e\nlong ") and len(Mcp.calls) == 1
     answer(t, ("echo", '{"text": "two"}'))
-    # Once is once; while something is typed the focus stays where it is.
+    # Consent for one call covers one call. The question does not take the focus while the user types.
     t.until(CONSENT, "the question for consent")
     t.click("Always allow")
     until_asked(t, n + 2)
@@ -133,7 +133,7 @@ def check_consent(t, shots):
     until_done(t)
     t.run("document.querySelectorAll('details.call').forEach((d) => { d.open = true; })")
     t.page.shot(shots, "tools-done")
-    # It is kept, and goes along with the next question.
+    # The result is stored and sent with the next question.
     t.load()
     assert t.run("document.querySelectorAll('.call').length") == 3 and not t.run("document.querySelector('.call b')")
     t.ask("and again")
@@ -144,7 +144,7 @@ def check_consent(t, shots):
 
 
 def check_refusals(t):
-    """Refused, unknown and damaged calls are not made, and the model is told so; a failure is told, too; stopping calls nothing."""
+    """Rejected, unknown and damaged calls are not made. The model gets a message about them and about failures. Stopping calls nothing."""
     t.click("new")
     n_calls = len(Mcp.calls)
     t.ask("do it")
@@ -180,7 +180,7 @@ def check_refusals(t):
 
 
 def check_rounds(t):
-    """A model that does nothing but call tools is not asked without end."""
+    """A limit ends a conversation in which the model only calls tools."""
     t.click("new")
     t.ask("forever")
     n = t.run("asked.length")
@@ -193,7 +193,7 @@ def check_rounds(t):
 
 
 def check(tab, shots):
-    """All of it."""
+    """Runs all tests of this file."""
     with serving_tools() as url:
         t = Tab(tab, url)
         t.fresh()

@@ -1,5 +1,5 @@
-"""What makes a page lose text or fall: two conversations at once, two tabs, a full context, answers that are cut, storage with
-anything in it. Most of it is asked of a server that does as this file says."""
+"""Tests of the server's page in situations in which it could lose text or fail: two conversations at once, two tabs, a full context,
+interrupted answers, storage with arbitrary content. Most of them use scripted answers in place of the server's."""
 
 import json
 import time
@@ -39,7 +39,7 @@ KEYS = "Object.keys(localStorage).filter((key) => key.startsWith('chat/'))"
 
 
 class Tab:
-    """A tab whose questions go to the script above."""
+    """A tab whose requests are answered by the script above."""
 
     def __init__(self, tab, url, before=""):
         self.page = tab("about:blank")
@@ -62,7 +62,7 @@ class Tab:
         self.page.until(script, what, seconds)
 
     def worked(self, script):
-        """The seconds of computing that a script takes, however busy the machine is, and its value."""
+        """The CPU time of a script in seconds, which does not depend on the machine's load, and its value."""
         spent = lambda: next(m["value"] for m in self.page.call("Performance.getMetrics")["metrics"] if m["name"] == "ThreadTime")
         before = spent()
         value = self.run(script)
@@ -81,7 +81,7 @@ class Tab:
         self.until(f"{LOG}.includes({json.dumps(text)})", f"to see {text!r}")
 
     def click(self, name, n=0):
-        """Clicks what has this id, or the n-th visible button of this name."""
+        """Clicks the element with this id, or the n-th visible button of this name."""
         self.until(f"""(() => {{ const named = document.getElementById({json.dumps(name)}) ?? [...document.querySelectorAll("button")].filter((b) =>
             [b.textContent, b.title].includes({json.dumps(name)}) && b.checkVisibility()).at({n}); named?.click(); return named; }})()""", f"to click {name}")
 
@@ -92,7 +92,7 @@ class Tab:
         return self.run("[...document.getElementById('conversations').options].map((o) => o.textContent)")
 
     def asked(self, n=-1):
-        """What the server was asked: roles and texts."""
+        """The messages that the page sent: roles and texts."""
         return [(m["role"], m["content"]) for m in self.run(f"asked.at({n})")]
 
     def answered(self, question, answer):
@@ -101,7 +101,7 @@ class Tab:
         self.until("document.getElementById('log').getAttribute('aria-busy') == 'false'", "the end")
 
     def fresh(self):
-        """An empty page that nothing was kept for."""
+        """Opens an empty page without stored conversations."""
         self.run("sessionStorage.clear(); localStorage.clear(); for (const name of ['pagehide', 'visibilitychange']) "
                  "for (const at of [window, document]) at.addEventListener(name, (event) => event.stopImmediatePropagation(), true)")
         self.load()
@@ -112,7 +112,7 @@ class Tab:
 
 
 def check_conversations(tab, url):
-    """An answer belongs to its conversation, whichever one is shown; conversations and messages go only when told to."""
+    """An answer is added to its conversation, whichever one is shown. Conversations and messages are removed only on request."""
     t = Tab(tab, url)
     t.fresh()
     t.ask("question one")
@@ -133,7 +133,7 @@ def check_conversations(tab, url):
     assert not t.run("document.querySelector('.cut')"), "it is whole"
     t.load()
     assert "first part, first end" in t.log(), "the tab's own conversation is shown again"
-    # Clearing asks nothing, and can be undone.
+    # Clearing needs no confirmation and can be undone.
     t.click("delete")
     assert t.titles() == ["question two"] and "second part" in t.log(), t.log()
     t.click("Undo")
@@ -142,7 +142,7 @@ def check_conversations(tab, url):
     assert "question one" not in t.log()
     t.load()
     assert "question one" not in t.log() and "first end" in t.log(), "a deleted message stays deleted"
-    # A question that has no answer can be asked again.
+    # A question without an answer can be sent again.
     t.click("Delete this message", 0)
     t.ask("unanswered")
     t.load()
@@ -155,7 +155,7 @@ def check_conversations(tab, url):
     assert "first end" not in t.log()
     t.click("Undo")
     assert "first end" in t.log()
-    # A conversation that is deleted while it is answered: its answer does not come back by itself, but with Undo.
+    # A conversation deleted during its answer does not reappear with the answer, but with Undo.
     t.click("new")
     t.ask("question three")
     t.run("answers.at(-1).text('third part')")
@@ -166,7 +166,7 @@ def check_conversations(tab, url):
     assert not any("third" in value for value in t.run(f"{KEYS}.map((key) => localStorage[key])"))
     t.click("Undo")
     t.sees("third part")
-    # An answer in place of another one takes its place only once there is text, and that can be undone, too.
+    # A regenerated answer replaces the old one only once it has text, and that can be undone, too.
     t.click("Answer again")
     t.until("answers.length == 3", "to ask again")
     assert "third part" in t.log()
@@ -182,7 +182,7 @@ def check_conversations(tab, url):
     t.sees("third part")
     assert "another answer" not in t.log(), "one answer is in place of the other"
     assert not any("another answer" in value for value in t.run(f"{KEYS}.map((key) => localStorage[key])"))
-    # What is typed stays through all of this.
+    # The typed text stays during all of this.
     t.run("document.getElementById('input').value = 'a draft'")
     t.click("Continue")
     t.until("answers.length == 5", "to go on")
@@ -191,7 +191,7 @@ def check_conversations(tab, url):
 
 
 def check_cut(tab, url):
-    """Text that came is kept, and says that it is cut, however its end came about."""
+    """The text of an interrupted answer is kept and marked as incomplete, whatever interrupted it."""
     t = Tab(tab, url)
     t.fresh()
     ends = [
@@ -211,7 +211,7 @@ def check_cut(tab, url):
     t.click("Continue")
     t.until(f"asked.length == {len(ends) + 1}", "to go on")
     assert t.asked()[-2:] == [("assistant", f"answer {len(ends) - 1}"), ("user", "Continue where you stopped.")], t.asked()
-    # Whole ones have no mark: with Windows' ends of lines, in pieces, without a last end of line.
+    # Complete answers have no mark: with CRLF line breaks, in pieces, without a final line break.
     t.run("{ const a = answers.at(-1); for (const c of 'data: ' + JSON.stringify({choices: [{delta: {content: 'piece by piece'}}]}) + '\\r\\n\\r\\n') a.raw(c);"
           "a.raw(': alive\\n\\ndata: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}'); a.close(); }")
     t.sees("piece by piece")
@@ -221,28 +221,28 @@ def check_cut(tab, url):
     assert len(marks) == len(ends) + 1 and all(marks[:-1]) and not marks[-1], marks
     t.load()
     assert t.run(marked) == marks, "marks are kept"
-    # Thoughts that are cut are kept as well.
+    # Interrupted thoughts are kept as well.
     t.ask("think")
     t.run("answers.at(-1).think('a thought'); setTimeout(() => answers.at(-1).lose(), 5)")
     t.until("document.querySelector('.message:last-child .cut')?.textContent.includes('lost')", "the mark")
     t.load()
     t.sees("a thought")
-    # Thoughts are open while they come, and close when the answer begins.
+    # Thoughts are expanded while they arrive and collapse when the answer begins.
     t.ask("think and answer")
     t.run("answers.at(-1).think('all thoughts')")
     t.until("document.querySelector('.message:last-child details')?.open", "open thoughts")
     t.run("answers.at(-1).text('the answer'); answers.at(-1).end()")
     t.until("document.querySelector('.message:last-child details')?.open === false", "closed thoughts")
-    # Where a page has no clipboard of its own, as over plain HTTP, the text is copied all the same.
+    # Copying also works where the clipboard API is missing, as over plain HTTP.
     t.run("Object.defineProperty(navigator, 'clipboard', { value: undefined }); window.copies = [];"
           "document.addEventListener('copy', () => copies.push(document.activeElement.value))")
-    # Only what a person does may copy, in a window that has the focus.
+    # Browsers allow copying only on a user's action in a focused window.
     t.page.call("Emulation.setFocusEmulationEnabled", enabled=True)
     last = "[...document.querySelectorAll('[aria-label=\"Copy this message\"]')].at(-1)"
     t.page.call("Runtime.evaluate", expression=f"{last}.click()", userGesture=True)
     t.until("copies.length == 1 && document.getElementById('status').textContent == 'Copied.'", "the copy")
     assert t.run("copies") == ["the answer"]
-    # Where nothing came, it is said why, the question stays, and it can be asked again.
+    # If no text arrived, the error is shown, and the question stays and can be sent again.
     error = lambda **e: json.dumps(json.dumps({"error": {"message": "it is wrong", "type": "t", "param": "temperature", "code": None, **e}}))
     for status, body, text in [
         (400, error(), "it is wrong"), (401, error(), "it is wrong"), (429, error(code="queue_full"), "it is wrong"), (503, error(), "it is wrong"),
@@ -263,7 +263,7 @@ def check_cut(tab, url):
 
 
 def check_reload(tab, url):
-    """What has come of an answer outlives the page: when it is left, and when it is killed."""
+    """The received text of an answer is stored, also if the page is left or killed."""
     t = Tab(tab, url)
     t.fresh()
     t.ask("a story")
@@ -276,11 +276,11 @@ def check_reload(tab, url):
     assert t.asked() == [("user", "a story"), ("assistant", "Once upon"), ("user", "Continue where you stopped.")]
     t.run("answers[0].text(' a time')")
     t.until(f"{KEYS}.some((key) => localStorage[key].includes(' a time') || localStorage[key].includes('a time'))", "to be kept")
-    # Without the page hearing of it.
+    # The page gets no event.
     t.run("for (const name of ['pagehide', 'visibilitychange']) addEventListener(name, (event) => event.stopImmediatePropagation(), true)")
     t.load()
     assert "a time" in t.log(), t.log()
-    # A long answer is not written again and again as a whole: the more it takes the less often.
+    # The longer an answer, the less often it is stored, since it is stored as a whole.
     t.ask("long")
     t.run("window.writes = 0; { const set = Storage.prototype.setItem; Storage.prototype.setItem = function (...a) { writes++; return set.apply(this, a); }; }")
     t.run("(async () => { for (let i = 0; i < 2000; i++) { answers.at(-1).text('some words, '); if (i % 50 == 0) await new Promise((r) => setTimeout(r)); } answers.at(-1).end(); })()")
@@ -290,7 +290,7 @@ def check_reload(tab, url):
 
 
 def check_tabs(tab, url):
-    """Tabs add to each other's conversations."""
+    """Two tabs share the stored conversations."""
     a = Tab(tab, url)
     a.fresh()
     a.answered("first in a", "answer in a")
@@ -312,17 +312,17 @@ def check_tabs(tab, url):
         t.until("!document.querySelector('.cut')", "all to be whole")
         t.load()
         assert all(text in t.log() for text in ("answer in a", "second in a", "second in b", "one of a, whole", "one of b, whole")), t.log()
-    # What one deletes goes in the other, and comes back to both.
+    # A deletion in one tab applies to the other, and so does Undo.
     b.click("Delete this message", 0)
     a.until(f"!{LOG}.includes('first in a')", "the message to go")
     b.click("Undo")
     a.sees("first in a")
-    # A new conversation in one leaves the other alone; each has its own.
+    # A new conversation in one tab does not affect the other.
     b.click("new")
     b.answered("only in b", "apart")
     assert "only in b" not in a.log() and "first in a" in a.log()
     a.until("document.getElementById('conversations').options.length == 2", "the other's conversation in the list")
-    # An answer that is deleted elsewhere while it is written stays deleted.
+    # An answer that the other tab deletes while it arrives stays deleted.
     a.turn_to(0)
     a.ask("to be deleted")
     a.run("answers.at(-1).text('unwanted')")
@@ -331,7 +331,7 @@ def check_tabs(tab, url):
     a.until("answers.at(-1).stopped()", "the stop")
     time.sleep(0.4)
     assert "unwanted" not in a.log() and "unwanted" not in b.log()
-    # Settings of both are kept.
+    # Settings of both tabs are stored.
     a.run("{ const s = document.getElementById('system'); s.value = 'from a'; s.dispatchEvent(new Event('input')); }")
     b.until("localStorage.settings?.includes('from a')", "the settings")
     time.sleep(0.1)
@@ -361,7 +361,7 @@ def check_full_context(tab, url):
     t.sees("it fits")
     t.turn_to(t.run("document.getElementById('conversations').options.length") - 1)
     assert all(f"q{n}" in t.log() for n in range(5)) and "a0" in t.log(), "the whole conversation is still there"
-    # A message that is too long by itself.
+    # A message that alone exceeds the context.
     t.click("new")
     t.run(f"refusals.push({json.dumps(full)})")
     t.ask("too long")
@@ -371,7 +371,7 @@ def check_full_context(tab, url):
     assert t.run("document.querySelector('.editor textarea').value") == "too long"
     t.click("Cancel")
     assert t.run("document.getElementById('input').value") == "a draft" and "too long" in t.log()
-    # An edited question goes on from there; the conversation as it was stays.
+    # An edited question begins a new branch; the old conversation stays.
     t.turn_to(t.run("document.getElementById('conversations').options.length") - 1)
     t.click("Edit this message", 2)
     assert t.run("document.querySelector('.editor textarea').value") == "q2" and "q3" in t.log()
@@ -383,7 +383,7 @@ def check_full_context(tab, url):
     t.until("document.getElementById('log').getAttribute('aria-busy') == 'false'", "the end")
     assert "q1" in t.log() and "q3" not in t.log()
     assert t.asked() == [("user", "q0"), ("assistant", "a0"), ("user", "q1"), ("assistant", "a1"), ("user", "q2, better")]
-    # Messages in the middle can go; questions and answers still take turns.
+    # Messages in the middle can be removed; questions and answers still alternate.
     t.click("Delete this message", 1)
     t.click("Delete this message", 0)
     t.ask("q5")
@@ -411,7 +411,7 @@ OTHERS = {key: USER for key in ("chat/", "chat//", "chat/a/b", "chat/__proto__/_
 
 
 def check_storage(tab, url):
-    """Whatever is stored, the page opens and works, and loses nothing of what is there."""
+    """The page works with any content of its storage and loses nothing of it."""
     t = Tab(tab, url)
     t.fresh()
     for n in range(max(map(len, STORED.values()))):
@@ -423,19 +423,19 @@ def check_storage(tab, url):
         t.sees(f"it works, {n}")
         assert t.asked() == [("user", "does it work?")], t.asked()
         assert t.run("document.documentElement.dataset.theme ?? 'none'") in ("light", "dark", "none")
-        # What cannot be read is not thrown away: it is where it was, or aside.
+        # Unreadable content is not deleted: it stays, or is moved to another key.
         left = t.run("Object.keys(localStorage).map((key) => localStorage.getItem(key).slice(0, 40))")
         assert all(value[:40].encode("utf-16", "surrogatepass") in [text.encode("utf-16", "surrogatepass") for text in left] for value in stored.values()), (stored, left)
         for n in range(len(t.titles())):
             t.turn_to(n)
-    # Of an earlier version's conversation everything is taken over that can be read.
+    # All readable parts of an earlier version's conversation are converted.
     t.fresh()
     t.run("""sessionStorage.clear(); localStorage.clear(); localStorage.conversation = '[{"role":"user","content":"old"},{"a":1},{"role":"assistant","content":"answer","numbers":"5 tokens"}]'""")
     t.load()
     assert "old" in t.log() and "answer" in t.log() and "5 tokens" in t.log() and t.run("'conversation.unreadable' in localStorage && !('conversation' in localStorage)")
     t.load()
     assert t.run("document.querySelectorAll('.message').length") == 2 and len(t.titles()) == 1, "it is taken over once"
-    # Much of everything: a long conversation and a huge message.
+    # Large content: a long conversation and a huge message.
     t.run("sessionStorage.clear(); localStorage.clear(); localStorage.conversation = JSON.stringify(Array.from({length: 10000}, (_, i) => ({role: i % 2 ? 'assistant' : 'user', content: `m${i}`})))")
     t.load()
     assert t.run("document.querySelectorAll('.message').length") == 200
@@ -444,7 +444,7 @@ def check_storage(tab, url):
     t.run(f"sessionStorage.clear(); localStorage.clear(); localStorage['{KEY}'] = JSON.stringify({{role: 'assistant', content: '**a '.repeat(250000)}})")
     t.load()
     t.answered("does it work?", "it does")
-    # Full: it is said, what was said lives on in the page, and is kept once there is room.
+    # Full storage is reported; the conversation continues in the page and is stored once there is space.
     t.fresh()
     t.run("""(() => { for (let size = 1 << 22; size; size >>= 1) for (let n = 0; ; n++) { try { localStorage[`junk ${size} ${n}`] = "x".repeat(size); } catch { break; } } })()""")
     t.answered("is there room?", "no room")
@@ -474,7 +474,7 @@ def check_storage(tab, url):
 
 
 def check_real_trouble(tab):
-    """A server that is killed while it answers, and one whose context is full."""
+    """A server that is killed during an answer, and one whose context is full."""
     server = Server("--device", "cpu", "-c", "96", "--parallel", "1")
     try:
         page = tab(f"{server.url}/")
@@ -505,7 +505,7 @@ def check_real_trouble(tab):
 
 
 def check(tab, url):
-    """All of it."""
+    """Runs all tests of this file."""
     for one in (check_conversations, check_cut, check_reload, check_tabs, check_full_context, check_storage):
         one(tab, url)
     check_real_trouble(tab)

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def binary():
-    """The program: $METAL_ATTENTION, or the one built last."""
+    """The path of the program: $METAL_ATTENTION, or the latest build."""
     if named := os.environ.get("METAL_ATTENTION"):
         return named
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -25,14 +25,14 @@ def binary():
 
 
 def run(command, **options):
-    """What a command that has to succeed writes on stdout."""
+    """The stdout of a command, which must succeed."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 class Server:
-    """A running server, which may be given so many bytes of `address_space` and no more."""
+    """A running server. `address_space`: its limit of address space in bytes."""
 
     def __init__(self, *arguments, port="0", address_space=None):
         command = [binary(), "serve", "--port", port, *arguments]
@@ -65,7 +65,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*arguments):
-    """A server with these arguments; it must end well when asked to."""
+    """A server with these arguments. It must exit without an error after SIGTERM."""
     server = Server(*arguments)
     try:
         yield server

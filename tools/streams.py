@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's interface that takes as little time for each event as Python can."""
+"""A client of servers with OpenAI's interface that spends as little time as possible on each event."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ class Client:
         self.reader = self.writer = None
 
     async def post(self, body):
-        """The status and the headers of the answer, whose events are next."""
+        """The status and headers of the response. Its events follow."""
         data = json.dumps(body).encode()
         is_used = self.writer is not None
         if not is_used:
@@ -31,7 +31,7 @@ class Client:
             self.writer.write(f"{self.head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
             status = int((await self.line()).split()[1])
         except ConnectionError:
-            # A server may close a connection after each answer.
+            # A server may close the connection after each response.
             self.close()
             if not is_used:
                 raise
@@ -49,11 +49,11 @@ class Client:
         return line.decode()
 
     async def whole(self, headers):
-        """An answer that is no stream."""
+        """The body of a response that is no stream."""
         return json.loads(await self.reader.readexactly(int(headers["content-length"])))
 
     async def events(self):
-        """The data of server-sent events in a chunked answer."""
+        """Yields the data of server-sent events in a chunked response."""
         rest = b""
         while size := int((await self.line()).split(";")[0], 16):
             chunk = await self.reader.readexactly(size + 2)

@@ -129,7 +129,7 @@ pub struct Args {
 }
 
 /// The input of the model.
-enum PromptInput {
+enum PromptFlag {
     /// A text to continue.
     Plain(String),
     /// A message to answer. It is continued as plain text if the model has no usable chat template.
@@ -162,11 +162,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
     let template = match &given {
-        PromptInput::Plain(_) => None,
-        PromptInput::Message(_) => args.template(&model, &tokenizer)?,
+        PromptFlag::Plain(_) => None,
+        PromptFlag::Message(_) => args.template(&model, &tokenizer)?,
     };
     let (text, ids) = match (given, template) {
-        (PromptInput::Message(text), Some(template)) => {
+        (PromptFlag::Message(text), Some(template)) => {
             let continuation = args.message(text, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
             output.answer(Arc::clone(&tokenizer), template.continued_parser(&continuation, &[]));
@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             }
             (continuation.prompt.text, ids)
         }
-        (PromptInput::Plain(text) | PromptInput::Message(text), _) => {
+        (PromptFlag::Plain(text) | PromptFlag::Message(text), _) => {
             if !args.raw && has_template(&model) {
                 note(
                     "note: the text is continued as it is, though the model has a chat template: --chat has it answered, --raw \
@@ -224,7 +224,7 @@ fn note(text: &str) {
 
 impl Args {
     /// The input that flags, words or stdin give. `None`: there is none, and a conversation at the terminal begins.
-    fn prompt_input(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<PromptInput>, CliError> {
+    fn prompt_input(&self, model: &ModelArgs, words: Option<String>) -> Result<Option<PromptFlag>, CliError> {
         let plain = match (&self.prompt, &self.file, words.as_deref()) {
             (Some(_), _, Some(_)) | (_, Some(_), Some(_)) => {
                 let twice =
@@ -237,15 +237,15 @@ impl Args {
             (None, None, Some("-")) => read_stdin()?,
             (None, None, Some(_)) => {
                 let text = words.unwrap_or_default();
-                return Ok(Some(if self.raw { PromptInput::Plain(text) } else { PromptInput::Message(text) }));
+                return Ok(Some(if self.raw { PromptFlag::Plain(text) } else { PromptFlag::Message(text) }));
             }
             (None, None, None) => return self.input_without_text(model),
         };
-        Ok(Some(if self.chat { PromptInput::Message(plain) } else { PromptInput::Plain(plain) }))
+        Ok(Some(if self.chat { PromptFlag::Message(plain) } else { PromptFlag::Plain(plain) }))
     }
 
     /// The input if the command line has no text: that of stdin unless stdin is a terminal. `None`: a conversation begins.
-    fn input_without_text(&self, model: &ModelArgs) -> Result<Option<PromptInput>, CliError> {
+    fn input_without_text(&self, model: &ModelArgs) -> Result<Option<PromptFlag>, CliError> {
         let (input, output) = (std::io::stdin(), std::io::stdout());
         let for_program = self.json || self.raw || self.echo;
         if model.is_named() && !for_program && input.is_terminal() && output.is_terminal() {
@@ -255,9 +255,9 @@ impl Args {
             let text = read_stdin()?;
             if !text.trim().is_empty() {
                 return Ok(Some(if self.raw {
-                    PromptInput::Plain(text)
+                    PromptFlag::Plain(text)
                 } else {
-                    PromptInput::Message(text.trim_end().to_owned())
+                    PromptFlag::Message(text.trim_end().to_owned())
                 }));
             }
         }

@@ -1,5 +1,7 @@
-"""A tiny GPT-2 whose next token depends on the position alone: it says a given text, whatever the prompt is. `Server` runs
-`metal-attention serve` with it on a free port."""
+"""A tiny GPT-2 whose next token depends only on the position, so that it generates a given text after any prompt of a known length.
+
+`write` writes such a model as a GGUF file, `Server` runs `metal-attention serve` on a free port, and `dictated` sends a request to a
+server whose model generates a given text."""
 
 import hashlib
 import json
@@ -20,6 +22,7 @@ MA = os.environ.get("METAL_ATTENTION", "metal-attention")
 
 
 def byte_chars():
+    """GPT-2's character for each byte."""
     bs = list(range(ord("!"), ord("~") + 1)) + list(range(0xA1, 0xAC + 1)) + list(range(0xAE, 0xFF + 1))
     cs = bs[:]
     n = 0
@@ -36,6 +39,8 @@ DIM = 128
 
 
 class Vocab:
+    """A vocabulary of the 256 bytes, a double blank, `words`, control tokens and EOS."""
+
     def __init__(self, control=(), words=()):
         self.tokens = [BC[b] for b in range(256)]
         self.types = [1] * 256
@@ -56,7 +61,7 @@ class Vocab:
         self.eos = self.control["<|eos|>"]
 
     def ids(self, text):
-        """control tokens by their spelling, the rest as bytes"""
+        """The ids of `text`: control tokens where they are spelt out, otherwise one token for each byte."""
         out = []
         i = 0
         cs = sorted(self.control, key=len, reverse=True)
@@ -72,6 +77,8 @@ class Vocab:
 
 
 def write(path, vocab, script, start, template=None, n_ctx=4096, meta=None, eog=None):
+    """Writes a model that generates the ids `script`, then `eog` (default: EOS), after a prompt of `start` tokens. All weights are
+    zero, except that the embedding of each position equals the output row of the token to generate there."""
     rng = np.random.default_rng(1)
     n = len(vocab.tokens)
     r = rng.standard_normal((n, DIM)).astype(np.float32)
@@ -142,6 +149,8 @@ def port():
 
 
 class Server:
+    """A server process on a free port, which is killed at the end of its context. `args`: further flags of `serve`."""
+
     def __init__(self, model=None, *args):
         self.port = port()
         cmd = (
@@ -219,7 +228,8 @@ def dictated(
     meta=None,
     eog=None,
 ):
-    """asks a model that says `script` (text or ids) for `body`"""
+    """The response to `body` (status and JSON, or events with `stream`, or both with `both`) of a model that generates `script`, a text
+    or ids. A first request finds the length of the prompt, on which the model depends."""
     ids = vocab.ids(script) if isinstance(script, str) else list(script)
     body = {"temperature": 0, "max_tokens": 1000, **body}
     key = hashlib.sha1(json.dumps([vocab.tokens, path, body, template, list(args), meta], sort_keys=True).encode()).hexdigest()
@@ -238,7 +248,7 @@ def dictated(
 
 
 def joined(events):
-    """what a streamed chat adds up to"""
+    """The message that the events of a streamed chat add up to, and its finish_reason."""
     m = {"content": None, "reasoning_content": None, "tool_calls": []}
     fin = None
     for e in events:

@@ -1,4 +1,4 @@
-"""METAL_ATTENTION_MODEL set to nothing, as docker compose sets variables without a value, is not set."""
+"""An empty METAL_ATTENTION_MODEL, which docker compose sets for a variable without a value, counts as not set."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""Escape sequences that a model writes are shown escaped on a terminal and pass through a pipe."""
+"""Escape sequences that a model generates are shown escaped on a terminal and are unchanged in a pipe."""
 
 import pty, select, time
 from lib import *

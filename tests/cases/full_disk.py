@@ -1,4 +1,4 @@
-"""A full disk (needs root and a tmpfs): the file that was saved before stays whole; the exit code is 1, not that of a damaged model."""
+"""A full disk (needs root and a tmpfs): a file saved before stays complete, and the exit code is 1, not 3 as for a damaged model."""
 
 from lib import *
 

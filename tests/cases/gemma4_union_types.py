@@ -1,4 +1,4 @@
-"""Gemma 4: a forced call follows union types and mixed enumerations."""
+"""Gemma 4: the arguments of a required call match union types and enumerations of several types."""
 
 import collections
 from lib import *

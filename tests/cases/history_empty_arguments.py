@@ -1,4 +1,4 @@
-"""A call in the history with the arguments "" or null, as clients send for functions without parameters, renders as "{}"."""
+"""A call in a conversation with the arguments "" or null, which clients send for functions without parameters, renders as "{}"."""
 
 from lib import *
 

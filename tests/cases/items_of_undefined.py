@@ -1,4 +1,4 @@
-"""Jinja's `items` of something undefined is nothing: tools whose parameters are missing, null or have no properties render."""
+"""Jinja's `items` of an undefined value is empty: tools whose parameters are missing, null or without properties are rendered."""
 
 from lib import *
 

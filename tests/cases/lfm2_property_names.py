@@ -1,4 +1,4 @@
-"""LFM2 (calls as Python writes them): forced calls of functions whose property names are no identifiers."""
+"""LFM2, whose calls have Python's syntax: required calls of functions whose property names are no identifiers."""
 
 import collections
 from lib import *

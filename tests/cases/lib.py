@@ -1,4 +1,4 @@
-"""What the cases share: a check, a model that says a given text, the program's commands."""
+"""Helpers of the cases: a check, requests to a model that generates a given text, rendering of prompts, the command line."""
 
 import json
 import lzma
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from dictate import MA, SCRATCH, Server, Vocab, dictated, joined, write
-import gg
+import raw_gguf
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TEMPLATES = REPO + "/crates/metal-attention-chat/tests/data/templates/"
@@ -19,6 +19,7 @@ bad = 0
 
 
 def check(what, got, want):
+    """Prints `ok` or `FAULT` for the check `what`. `want`: the expected value, or a predicate."""
     global bad
     ok = want(got) if callable(want) else got == want
     bad += not ok
@@ -31,6 +32,7 @@ def check(what, got, want):
 
 
 def done():
+    """Ends the case with exit code 1 if a check has failed."""
     sys.exit(1 if bad else 0)
 
 
@@ -39,17 +41,17 @@ def template(name):
 
 
 def with_template(source, path=None):
-    """the built-in model with another chat template"""
+    """Writes the built-in model with the chat template `source` and a context of 4096 tokens. Returns the path."""
     path = path or TMP + "templated.gguf"
-    g = gg.read(BUILTIN)
-    gg.setk(g, "tokenizer.chat_template", 8, source.encode())
-    gg.setk(g, "llama.context_length", 4, 4096)
-    gg.write(g, path)
+    g = raw_gguf.read(BUILTIN)
+    raw_gguf.setk(g, "tokenizer.chat_template", 8, source.encode())
+    raw_gguf.setk(g, "llama.context_length", 4, 4096)
+    raw_gguf.write(g, path)
     return path
 
 
 def render(source, messages, tools=None, **body):
-    """the prompt that the server makes: the template's text comes back as its own refusal"""
+    """The prompt that the server renders. The template raises an exception with its own text, which the error response contains."""
     shown = "{% set shown %}" + source + '{% endset %}{{ raise_exception("<<<" + shown + ">>>") }}'
     with Server(with_template(shown), "-c", "4096") as s:
         st, r = s.post("/v1/chat/completions", {"messages": messages, "tools": tools, "max_tokens": 1, **body})
@@ -59,11 +61,12 @@ def render(source, messages, tools=None, **body):
 
 
 def controls(source):
+    """The markers in a template's source that look like control tokens."""
     return sorted(set(re.findall(r"<\|[^|<>\s]{1,40}\|>|<[|｜][^<>]{1,40}[|｜]>|\[/?(?:TOOL_CALLS|ARGS|THINK)\]", source)))
 
 
 def says(source, text, tools=None, control=None, **body):
-    """(answer, streamed answer) of a model with this template that says `text`"""
+    """The parsed answer, whole and streamed, of a model with the template `source` that generates `text`."""
     v = Vocab(control if control is not None else controls(source))
     r = dictated(
         v,
@@ -100,7 +103,7 @@ def tool(name, properties=None, **more):
 
 
 def schema_run(schema, text, strict=None, limit=80):
-    """True where a model that says `text` may say it under the schema; else what came"""
+    """True if a model that generates `text` does so under the schema; otherwise the text that it was forced to, or the error."""
     T = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
     js = {"name": "s", "schema": schema, **({"strict": strict} if strict is not None else {})}
     st, r = dictated(
@@ -120,12 +123,13 @@ def schema_run(schema, text, strict=None, limit=80):
 
 
 def cli(*a, stdin=None, env=None):
+    """Runs the program. Returns its exit code, stdout and stderr."""
     p = subprocess.run([MA, *a], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=120)
     return p.returncode, p.stdout.decode("utf-8", "replace"), p.stderr.decode("utf-8", "replace")
 
 
 def random_model(name):
-    """a model with this template that says anything a grammar allows"""
+    """Writes a model with the template `name` whose text is random, so that a grammar determines it. Returns the path."""
     import numpy as np
 
     src = template(name)
@@ -136,7 +140,7 @@ def random_model(name):
 
 
 def vocabulary(name):
-    """The path of a vocabulary of tests/data/tokenizers, unpacked."""
+    """Decompresses a vocabulary of tests/data/tokenizers. Returns the path."""
     path = TMP + name
     with lzma.open(f"{REPO}/tests/data/tokenizers/{name}.xz") as packed, open(path, "wb") as file:
         file.write(packed.read())

@@ -1,4 +1,4 @@
-"""Logits that are NaN: an error that names the model's fault, for that request alone."""
+"""NaN logits are reported as an error of the model, and only for the request that has them."""
 
 import struct
 from lib import *
@@ -7,9 +7,9 @@ NAN = b"\0\0\xc0\x7f"
 
 
 def damaged(name, change):
-    g = gg.read(BUILTIN)
+    g = raw_gguf.read(BUILTIN)
     change(g.data, {t[0]: t for t in g.t})
-    gg.write(g, TMP + name)
+    raw_gguf.write(g, TMP + name)
     return TMP + name
 
 
@@ -45,7 +45,7 @@ def row(d, t):
     d["token_embd.weight"] = bytes(e)
 
 
-if {t[0]: t for t in gg.read(BUILTIN).t}["token_embd.weight"][2] == 0:
+if {t[0]: t for t in raw_gguf.read(BUILTIN).t}["token_embd.weight"][2] == 0:
     with Server(damaged("nan-row.gguf", row)) as s:
         good = dict(prompt=[1, 50, 60, 70], max_tokens=20, temperature=0, ignore_eos=True)
         a = s.post("/v1/completions", good)[1]["choices"][0]["text"]

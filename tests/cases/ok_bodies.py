@@ -1,4 +1,4 @@
-"""Bodies that are no JSON or no UTF-8 are 400, and the server goes on."""
+"""Bodies that are no JSON or no UTF-8 are rejected with 400, and the server still works."""
 
 from lib import *
 

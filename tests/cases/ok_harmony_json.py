@@ -1,4 +1,4 @@
-"""gpt-oss with a schema: the text is whole, from its first brace on, with thoughts before it and without."""
+"""gpt-oss with a schema: the text is complete from its first brace on, with or without thoughts before it."""
 
 from lib import *
 

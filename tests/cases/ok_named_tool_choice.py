@@ -1,4 +1,5 @@
-"""tool_choice with a name calls that function, whatever the model says; an unknown name is refused; no arguments are {}."""
+"""tool_choice with a name forces a call of that function; an unknown name is rejected; arguments of a function without parameters are
+{}."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""A message of the assistant with calls and null content; templates that slice the text (Qwen 3) render it."""
+"""A message of the assistant with calls and null content is rendered, also by templates that slice the content (Qwen 3)."""
 
 from lib import *
 

@@ -1,4 +1,5 @@
-"""References into arrays, nested patterns and long texts, oneOf beside properties, names and patterns that meet."""
+"""JSON schemas: references into arrays, nested patterns and length limits, oneOf beside properties, properties that also match
+patternProperties."""
 
 from lib import *
 

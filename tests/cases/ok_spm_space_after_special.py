@@ -1,4 +1,4 @@
-"""SPM: a blank after a special token is a token of its own, and the word after it has its own mark, as in transformers."""
+"""SentencePiece: the blank after a special token is encoded as in transformers."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""Tools are described in plain words where the template has no place for them."""
+"""If the template does not render tools, the messages describe them."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""Words beside user-defined tokens (not special) keep their mark: "<|im_start|>user" is that token and " user"."""
+"""SentencePiece: a word after a user-defined token keeps its leading blank: "<|im_start|>user" is that token and " user"."""
 
 from lib import *
 
@@ -11,15 +11,15 @@ def tok(vocab, text, *a):
     return json.loads(out) if rc == 0 else err
 
 
-g = gg.read(VOCABULARY)
-n = len(gg.get(g, "tokenizer.ggml.tokens")[1])
+g = raw_gguf.read(VOCABULARY)
+n = len(raw_gguf.get(g, "tokenizer.ggml.tokens")[1])
 for key, t, more in [
     ("tokens", 8, [b"<|im_start|>", b"  ", b"Z\xc3\xbcrich"]),
     ("token_type", 5, [4, 4, 4]),
     ("scores", 6, [0.0] * 3),
 ]:
-    gg.setk(g, "tokenizer.ggml." + key, 9, (t, gg.get(g, "tokenizer.ggml." + key)[1] + more))
-gg.write(g, TMP + "v.gguf")
+    raw_gguf.setk(g, "tokenizer.ggml." + key, 9, (t, raw_gguf.get(g, "tokenizer.ggml." + key)[1] + more))
+raw_gguf.write(g, TMP + "v.gguf")
 check("after", tok(TMP + "v.gguf", "<|im_start|>user"), [n, 1404])
 check("before", tok(TMP + "v.gguf", "user<|im_start|>"), [1404, n])
 check("blanks", tok(TMP + "v.gguf", "a  b"), [263, n + 1, 289])

@@ -1,4 +1,4 @@
-"""parallel_tool_calls: false leaves one call, also with tool_choice auto."""
+"""With parallel_tool_calls false only the first call is returned, also with tool_choice auto."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""reasoning_effort reaches templates that know it; "none" switches thoughts off."""
+"""reasoning_effort is passed to templates that use it; "none" disables thoughts."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""Numbers of replicas that cannot be: an error that says so, no panic, no abort."""
+"""Impossible numbers of replicas are an error, without a panic or abort."""
 
 from lib import *
 import resource

@@ -1,4 +1,4 @@
-"""oneOf of parts that are not seen to exclude each other is followed as anyOf."""
+"""oneOf of subschemas that are not known to exclude each other is treated as anyOf."""
 
 from lib import *
 

@@ -1,4 +1,4 @@
-"""format is an annotation (JSON Schema 2020-12, 7.2.3): an unknown one is passed over."""
+"""`format` is an annotation (JSON Schema 2020-12, 7.2.3), so an unknown one is ignored."""
 
 from lib import *
 

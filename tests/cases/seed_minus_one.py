@@ -1,4 +1,4 @@
-"""A seed below 0 is a random one in the server, the command line and Python."""
+"""A negative seed is random in the server, the command line and Python."""
 
 from lib import *
 

@@ -1,4 +1,5 @@
-//! `bench`: what is measured, in which form, and what is refused. The numbers themselves are not held against anything.
+//! The command `bench`: which combinations it measures, its output formats, and the arguments it rejects. The measured
+//! speeds themselves are not checked.
 
 use std::path::Path;
 use std::process::Output;
@@ -6,12 +7,12 @@ use std::process::Output;
 use crate::common::{has_gpu, run, stderr, stdout};
 use serde_json::{Value, json};
 
-/// Runs `bench` on the CPU, with few iterations and short decodes where `args` say nothing else.
+/// Runs `bench` on the CPU, with few iterations and short decodes unless `args` set them.
 fn on_cpu(args: &[&str]) -> Output {
     let mut all = vec!["bench", "--device", "cpu"];
-    for (flag, few) in [("--iterations", "2"), ("--gen-length", "3")] {
+    for (flag, value) in [("--iterations", "2"), ("--gen-length", "3")] {
         if !args.contains(&flag) {
-            all.extend([flag, few]);
+            all.extend([flag, value]);
         }
     }
     run(&[&all[..], args].concat())
@@ -29,14 +30,14 @@ fn results(report: &Value) -> &[Value] {
     report["results"].as_array().unwrap()
 }
 
-/// Phase, prompt, tokens to decode, depth, sequences, threads.
+/// One list a result: phase, prompt tokens, tokens to decode, depth, sequences, threads.
 fn tests(report: &Value) -> Vec<Value> {
     let names = ["phase", "n_prompt", "n_gen", "depth", "batch", "threads"];
     results(report).iter().map(|r| names.iter().map(|name| r[name].clone()).collect()).collect()
 }
 
 #[test]
-fn every_combination_is_a_result() {
+fn every_combination_of_the_lists_is_measured() {
     let args = ["--seq-lengths", "4,8", "--depth", "0,5", "--batch", "1,2", "--threads", "1,2", "--warmup", "0"];
     let report = report(&args);
     let expected: Vec<_> = [1, 2]
@@ -70,7 +71,7 @@ fn every_combination_is_a_result() {
 }
 
 #[test]
-fn models_come_one_after_the_other_and_long_tests_are_skipped() {
+fn models_are_measured_in_order_and_tests_beyond_their_context_are_skipped() {
     let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
     let folder = tempfile::tempdir().unwrap();
     let short = folder.path().join("short.gguf");
@@ -99,7 +100,7 @@ fn models_come_one_after_the_other_and_long_tests_are_skipped() {
 }
 
 #[test]
-fn a_given_context_replaces_that_of_the_training() {
+fn the_context_flag_replaces_the_training_context() {
     let skipped =
         |args: &[&str]| report(&[args, &["--seq-lengths", "520", "--gen-length", "0"]].concat())["skipped"].clone();
     assert_eq!(skipped(&["-c", "520"]), json!([]));
@@ -108,7 +109,7 @@ fn a_given_context_replaces_that_of_the_training() {
 }
 
 #[test]
-fn the_other_formats_have_the_same_results() {
+fn csv_markdown_and_the_table_have_the_same_results() {
     let args = ["--seq-lengths", "4", "--depth", "0,2"];
     let csv = bench(&[&["--csv"], &args[..]].concat());
     let lines: Vec<_> = csv.lines().collect();
@@ -122,19 +123,19 @@ fn the_other_formats_have_the_same_results() {
 }
 
 #[test]
-fn one_phase_alone_is_measured() {
+fn prefill_or_decode_can_be_measured_alone() {
     assert_eq!(tests(&report(&["--seq-lengths", "0", "-t", "1"])), [json!(["decode", 0, 3, 0, 1, 1])]);
     let prefill = report(&["--seq-lengths", "7,7", "--gen-length", "0", "-t", "1"]);
     assert_eq!(tests(&prefill), [json!(["prefill", 7, 0, 0, 1, 1])]);
 }
 
 #[test]
-fn an_earlier_report_is_compared_with() {
+fn results_are_compared_with_an_earlier_report() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("earlier.json");
     let args = ["--seq-lengths", "4", "-t", "1", "--iterations", "2"];
     let mut earlier = report(&args);
-    // A machine that decodes a million times as fast, and has never prefilled 4 tokens.
+    // The earlier report has a decode rate far above any machine's, and no result for a prefill of 4 tokens.
     earlier["results"][0]["n_prompt"] = json!(5);
     earlier["results"][1]["tokens_per_second"]["samples"] = json!([1e12, 1e12, 1e12]);
     std::fs::write(&path, earlier.to_string()).unwrap();
@@ -154,18 +155,18 @@ fn an_earlier_report_is_compared_with() {
 }
 
 #[test]
-fn a_comparison_with_anything_else_is_refused() {
+fn a_file_that_is_no_report_is_rejected_as_comparison() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("earlier.json");
     let path = path.to_str().unwrap();
-    let refused = |part: &str| {
+    let assert_rejected = |part: &str| {
         let output = on_cpu(&["--compare", path]);
         let errors = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.contains(part) && errors.contains("earlier.json"), "{part}: {errors}");
         assert_eq!(output.stdout, b"");
     };
-    refused("No such file");
+    assert_rejected("No such file");
     let result = json!({
         "model": "m", "model_sha256": "", "phase": "decode", "n_prompt": 0, "n_gen": 1, "depth": 0, "batch": 1,
         "threads": 1, "device": "cpu", "device_name": "", "driver": null,
@@ -188,12 +189,12 @@ fn a_comparison_with_anything_else_is_refused() {
         (with("results", json!({})), "expected a sequence"),
     ] {
         std::fs::write(path, text).unwrap();
-        refused(part);
+        assert_rejected(part);
     }
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn invalid_arguments_are_rejected() {
     let missing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nosuch.gguf");
     for (args, code, part) in [
         (&["--iterations", "0"][..], 2, "at least 1"),
@@ -221,7 +222,7 @@ fn what_cannot_be_measured_is_refused() {
 }
 
 #[test]
-fn what_was_measured_before_an_error_is_printed() {
+fn results_before_an_error_are_printed() {
     let args = ["bench", "--device", "cpu,gpu:nosuch", "--seq-lengths", "4", "--gen-length", "0", "--json"];
     let output = run(&args);
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
@@ -230,7 +231,7 @@ fn what_was_measured_before_an_error_is_printed() {
 }
 
 #[test]
-fn every_test_has_a_profile() {
+fn the_profile_has_a_process_for_every_test() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let flags = ["--seq-lengths", "4", "--depth", "0,5", "-t", "1", "--json", "--profile", trace.to_str().unwrap()];
@@ -253,7 +254,7 @@ fn every_test_has_a_profile() {
 }
 
 #[test]
-fn flags_of_bench_are_not_those_of_the_roofline() {
+fn flags_of_bench_before_the_subcommand_roofline_are_rejected() {
     let output = run(&["bench", "--json", "roofline"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("roofline"), "{}", stderr(&output));
@@ -261,7 +262,7 @@ fn flags_of_bench_are_not_those_of_the_roofline() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_with_what_was_measured() {
+fn ctrl_c_prints_the_results_so_far() {
     use std::process::{Command, Stdio};
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -271,7 +272,7 @@ fn ctrl_c_ends_with_what_was_measured() {
         .stderr(std::fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    // With -v the program tells when the model is loaded: Ctrl-C has been listened for since.
+    // With -v the program logs the scratch memory once the model is loaded. Ctrl-C is handled from then on.
     while !std::fs::read_to_string(&log).unwrap().contains("scratch") {
         std::thread::sleep(std::time::Duration::from_millis(10));
         assert!(child.try_wait().unwrap().is_none(), "{}", std::fs::read_to_string(&log).unwrap());
@@ -286,7 +287,7 @@ fn ctrl_c_ends_with_what_was_measured() {
 }
 
 #[test]
-fn gpus_are_measured_once_whatever_the_threads() {
+fn a_gpu_is_measured_once_for_all_thread_counts() {
     if !has_gpu() {
         return;
     }

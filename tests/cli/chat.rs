@@ -1,4 +1,5 @@
-//! `chat` through pipes, with the built-in model, and with one that has recurrent layers.
+//! The command `chat` with piped stdin and stdout, on the built-in model and on hybrid models (attention and recurrent
+//! layers).
 
 use std::process::Output;
 
@@ -6,13 +7,13 @@ use crate::common::{run_with_input, stderr, stdout};
 use metal_attention_testing::models::more_architectures;
 use serde_json::{Value, json};
 
-/// A conversation of these lines, with the likeliest tokens.
+/// Runs `chat` with greedy sampling and `lines` on stdin.
 fn chat(args: &[&str], lines: &[&str]) -> Output {
     let args = [&["chat", "--temp", "0", "-n", "12", "--device", "cpu"], args].concat();
     run_with_input(&args, (lines.join("\n") + "\n").as_bytes())
 }
 
-/// The messages that `/save` writes after these lines.
+/// The messages that `/save` writes after `lines`.
 fn saved(args: &[&str], lines: &[&str]) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("chat.json");
@@ -26,7 +27,7 @@ fn roles(messages: &[Value]) -> Vec<&str> {
 }
 
 #[test]
-fn stdout_has_the_answers_and_nothing_else() {
+fn stdout_has_only_the_answers() {
     let output = chat(&[], &["Once upon a time", "", "/stats", "And then?"]);
     let errors = stderr(&output);
     let text = stdout(output);
@@ -41,7 +42,7 @@ fn stdout_has_the_answers_and_nothing_else() {
 }
 
 #[test]
-fn only_what_is_new_is_evaluated() {
+fn only_new_tokens_are_evaluated() {
     let errors = stderr(&chat(&["--system", "Tell a story."], &["Once upon a time", "/stats", "The end", "/stats"]));
     let prompts: Vec<&str> = errors.lines().filter(|line| line.starts_with("prompt ")).collect();
     assert_eq!(prompts.len(), 2, "{errors}");
@@ -49,14 +50,14 @@ fn only_what_is_new_is_evaluated() {
     let number = |text: &str| -> usize { text.split_whitespace().next().unwrap().parse().unwrap() };
     let first = number(prompts[0].trim_start_matches("prompt"));
     let (second, cached) = prompts[1].trim_start_matches("prompt").split_once('(').unwrap();
-    // All of the first prompt and the answer to it, which has 12 tokens; the last of them was not evaluated yet.
+    // The first prompt and its answer of 12 tokens, whose last token was sampled but not evaluated.
     assert_eq!(number(cached), first + 11, "{errors}");
     assert!(number(second) < first, "{errors}");
     assert!(errors.contains(&format!("context              {} of 512 tokens", first + 12)), "{errors}");
 }
 
 #[test]
-fn commands_change_the_conversation() {
+fn slash_commands_change_the_conversation() {
     let messages = saved(&["--system", "a"], &["One", "Two", "/undo", "/system b c", "//x"]);
     assert_eq!(roles(&messages), ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!((&messages[0]["content"], &messages[1]["content"]), (&json!("b c"), &json!("One")));
@@ -70,9 +71,9 @@ fn commands_change_the_conversation() {
     assert_eq!(stdout(chat(&[], &["/exit", "Not read"])), "");
 }
 
-/// A template that fails where it is to leave thoughts out tells that it was given the variable.
+/// The template raises an exception with the variable `enable_thinking`, if the program sets it.
 #[test]
-fn thoughts_are_switched() {
+fn thinking_can_be_switched_on_and_off() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("template.jinja");
     let path = path.to_str().unwrap();
@@ -98,7 +99,7 @@ fn thoughts_are_switched() {
 }
 
 #[test]
-fn answers_are_given_anew() {
+fn answers_can_be_regenerated() {
     let sampled = ["/set temp 1.5", "/set top_k 0", "/set seed 3"];
     let text = stdout(chat(&[], &[&sampled[..], &["Once upon a time", "/regenerate", "/regenerate"]].concat()));
     let again = stdout(chat(&[], &[&sampled[..], &["Once upon a time", "/regenerate", "/regenerate"]].concat()));
@@ -114,40 +115,41 @@ fn answers_are_given_anew() {
     )));
 }
 
-/// The numbers of prompt tokens that `/stats` tells: those evaluated and those that were there already.
+/// The numbers of prompt tokens that `/stats` prints: (evaluated, cached).
 fn prompt_tokens(errors: &str) -> Vec<(usize, usize)> {
     let number = |text: &str| text.split_whitespace().next().unwrap().parse().unwrap();
     let lines = errors.lines().filter_map(|line| line.strip_prefix("prompt "));
     lines.map(|line| (number(line), line.split_once('(').map_or(0, |(_, cached)| number(cached)))).collect()
 }
 
-/// A model with recurrent layers goes on from the states that it kept, and says the same as if it had never said more.
+/// After `/undo` and `/regenerate` a model with recurrent layers continues from cached states; its answers equal those
+/// of a conversation without the removed turns.
 #[test]
-fn answers_of_a_hybrid_model_are_taken_back_and_given_anew() {
+fn answers_of_a_hybrid_model_can_be_undone_and_regenerated() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lfm2.gguf");
     std::fs::write(&path, &more_architectures()["lfm2.gguf"]).unwrap();
     let args = ["-m", path.to_str().unwrap()];
     let long = "Once upon a time there was a little girl who lived in a small house beside the wood. ".repeat(3);
-    // Taken back, and something else asked.
+    // Undo, then another question.
     let undone = saved(&args, &[&long, "And then?", "/undo", "What for?"]);
     assert_eq!(roles(&undone), ["user", "assistant", "user", "assistant"]);
     assert_eq!(undone, saved(&args, &[&long, "What for?"]));
     assert_eq!(saved(&args, &["Hello", "/undo", &long]), saved(&args, &[&long]));
-    // Given anew: the likeliest tokens are the same ones.
+    // A greedy answer is the same when it is regenerated.
     let once = saved(&args, &[&long, "And then?"]);
     assert_eq!(saved(&args, &[&long, "And then?", "/regenerate", "/regenerate"]), once);
     let errors = stderr(&chat(
         &args,
         &[&long, "/stats", "And then?", "/stats", "/regenerate", "/stats", "/undo", "What for?", "/stats"],
     ));
-    // The answer is read with other tokens than it was written with, so the second turn goes on from the page before it;
-    // what follows from the last page that ends within the text both have.
+    // In the next prompt the answer is tokenized differently than it was generated, so the second turn continues from the
+    // last full KV page before the answer, and the later ones from the last full page of the common prefix.
     assert_eq!(prompt_tokens(&errors), [(115, 0), (87, 64), (23, 128), (23, 128)], "{errors}");
 }
 
 #[test]
-fn conversations_are_loaded() {
+fn conversations_are_loaded_from_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("chat.json");
     let messages = json!([
@@ -170,7 +172,7 @@ fn conversations_are_loaded() {
 }
 
 #[test]
-fn the_oldest_turns_make_room() {
+fn the_oldest_turns_are_dropped_from_a_full_context() {
     let long = "Once upon a time there was a little girl";
     let lines = [long, long, long, long];
     let output = chat(&["-c", "96", "--system", "Go on."], &lines);
@@ -187,7 +189,7 @@ fn the_oldest_turns_make_room() {
 }
 
 #[test]
-fn templates_come_from_files_and_may_refuse() {
+fn templates_from_files_may_reject_a_conversation() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("template.jinja");
     let path = path.to_str().unwrap();
@@ -207,7 +209,7 @@ fn templates_come_from_files_and_may_refuse() {
 }
 
 #[test]
-fn wrong_lines_end_a_script() {
+fn an_invalid_line_ends_a_piped_conversation() {
     for (line, message) in [
         ("/rest", "there is no command /rest"),
         ("/set temp hot", "\"hot\" is no value for temp"),
@@ -222,9 +224,10 @@ fn wrong_lines_end_a_script() {
     }
 }
 
-/// The text of a conversation in two processes is that of one, and the second does not read it again.
+/// A conversation in two processes has the answers of one in one process, and the second process does not evaluate the
+/// first one's tokens again.
 #[test]
-fn a_session_goes_on_in_another_process() {
+fn a_session_is_resumed_in_another_process() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.session");
     let file = path.to_str().unwrap();
@@ -244,7 +247,7 @@ fn a_session_goes_on_in_another_process() {
         assert!(prompt_tokens(&errors)[0].1 >= 64, "{errors}");
         let back = errors.lines().find(|line| line.ends_with("in the KV cache are back")).unwrap();
         assert!(back.starts_with(&format!("{file}: 2 messages and ")), "{back}");
-        // The user takes back what was said, and reads what is left.
+        // `/undo` works on the restored messages.
         let third = stderr(&chat(&args, &["/undo", "/undo", "/undo", "Hello"]));
         assert!(third.contains("4 messages and") && third.contains("took back: Once upon a time"), "{third}");
         assert!(stderr(&chat(&args, &[])).contains(": 2 messages and "));
@@ -253,13 +256,13 @@ fn a_session_goes_on_in_another_process() {
 }
 
 #[test]
-fn sessions_that_do_not_fit_are_told_from_damaged_ones() {
+fn sessions_of_another_cache_are_distinguished_from_damaged_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.session");
     let file = path.to_str().unwrap();
     stdout(chat(&["--session", file], &["Once upon a time"]));
     let bytes = std::fs::read(&path).unwrap();
-    // With other numbers in the cache the messages are there, and all of them are read.
+    // With another cache type the messages are restored, and their tokens are evaluated again.
     let errors = stderr(&chat(&["--session", file, "--cache-type", "f32"], &["And then?", "/stats"]));
     assert!(errors.contains("2 messages are back, to be read anew: the snapshot is of another KV cache"), "{errors}");
     assert!(!errors.contains("cached"), "{errors}");

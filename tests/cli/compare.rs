@@ -1,4 +1,5 @@
-//! `compare`: two devices, layer by layer.
+//! The command `compare`, which evaluates the same tokens on two devices and reports the deviation of each layer's output
+//! and of the logits (NMSE: normalised mean squared error).
 
 use crate::common::{has_gpu, run, stderr};
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ fn nmse(deviation: &Value) -> f64 {
 }
 
 #[test]
-fn equal_devices_do_not_differ() {
+fn a_device_does_not_deviate_from_itself() {
     let found = compare(&["-p", "Once upon a time", "--devices", "cpu,cpu", "--exact", "--cache-type", "f32"]);
     assert_eq!((&found["reference"], &found["ok"]), (&json!("cpu"), &json!(true)));
     assert_eq!(found["tokens"], json!([1, 403, 407, 261, 378]));
@@ -32,7 +33,7 @@ fn equal_devices_do_not_differ() {
 }
 
 #[test]
-fn quantised_activations_differ_a_little() {
+fn quantised_activations_deviate_a_little() {
     let args = ["-m", TALES, "-p", PROMPT, "--devices", "cpu,cpu", "--cache-type", "f32"];
     let found = compare(&args);
     assert_eq!(found["ok"], true);
@@ -40,15 +41,15 @@ fn quantised_activations_differ_a_little() {
     for c in comparisons {
         let layers = c["layers"].as_array().unwrap();
         assert_eq!(layers.len(), 4);
-        // 8-bit activations, with one scale for 32 of them: a relative error of about 1 in 300, that is 1e-5, and what
-        // layers make of it.
+        // 8-bit activations with one scale for 32 of them have a relative error of about 1 in 300, that is an NMSE of
+        // 1e-5, which grows or shrinks from layer to layer.
         for deviation in layers.iter().chain([&c["logits"]]) {
             assert!((1e-7..1e-3).contains(&nmse(deviation)), "{c}");
         }
         assert_eq!(c["same_choices"], 7);
     }
 
-    // A tolerance that is too tight for them: the first layer is named, and the exit code is 1.
+    // With a tolerance below that error the first layer is named, and the exit code is 1.
     let strict = [&["compare", "--tolerance", "1e-7", "--decode"], &args[..]].concat();
     let output = run(&strict);
     assert_eq!(output.status.code(), Some(1));
@@ -65,13 +66,13 @@ fn the_gpu_agrees_with_the_cpu() {
     if !has_gpu() {
         return;
     }
-    // A prompt that is long enough for a product of matrices, and short ones.
+    // Short prompts, and one that is long enough for GEMM kernels.
     let long =
         format!("{PROMPT} three daughters, and the youngest of them was so fair that the sun itself stood still");
     for args in [&["-p", "Once upon a time"][..], &["-m", TALES, "-p", PROMPT], &["-m", TALES, "-p", &long]] {
         let found = compare(&[args, &["--devices", "cpu,gpu", "--cache-type", "f32", "--exact"]].concat());
         for c in found["comparisons"].as_array().unwrap() {
-            // The same F32 arithmetic in another order.
+            // Both sum in F32, in different orders.
             let layers = c["layers"].as_array().unwrap();
             assert!(layers.iter().chain([&c["logits"]]).all(|d| nmse(d) < 1e-8), "{c}");
         }
@@ -81,14 +82,14 @@ fn the_gpu_agrees_with_the_cpu() {
 }
 
 #[test]
-fn encoders_are_compared_as_far_as_they_go() {
+fn encoders_are_compared_in_prefill_only() {
     let folder = tempfile::tempdir().unwrap();
     let model = |name: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, &metal_attention_testing::models::more_architectures()[name]).unwrap();
         path.into_os_string().into_string().unwrap()
     };
-    // No head, and one behind tokens that see those after them.
+    // An encoder without an output matrix, and one with it, whose attention is bidirectional.
     for (name, output, n_layer) in [("bert.gguf", "states", 3), ("llama-embed.gguf", "logits", 3)] {
         let path = model(name);
         let args = ["-m", &path, "--tokens", "3,5,7,11", "--devices", "cpu,cpu", "--cache-type", "f32"];
@@ -98,7 +99,7 @@ fn encoders_are_compared_as_far_as_they_go() {
         let c = &comparisons[0];
         assert_eq!((&c["way"], c["layers"].as_array().unwrap().len()), (&json!("prefill"), n_layer), "{name}");
         let layers = c["layers"].as_array().unwrap();
-        // The weights are F32, but activations of 8 bits meet some.
+        // Some products quantise activations to 8 bits even with F32 weights.
         assert!(layers.iter().chain([&c[output]]).all(|d| nmse(d) < 1e-3), "{name}: {c}");
         assert_eq!(c["choice"].is_null(), output == "states", "{name}");
         let one_by_one = run(&[&["compare", "--decode"], &args[..]].concat());
@@ -108,7 +109,7 @@ fn encoders_are_compared_as_far_as_they_go() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn invalid_arguments_are_rejected() {
     for (args, code, part) in [
         (&["--devices", "cpu", "-p", "x"][..], 2, "two or more"),
         (&["--devices", "cpu,tpu", "-p", "x"], 2, "\"tpu\" is no device"),

@@ -1,4 +1,5 @@
-//! tools/compare-llama-cpp with programs in the place of both engines, which print what these would.
+//! Tests of tools/compare-llama-cpp with stub programs in place of both engines' benchmarks; they print JSON in the
+//! engines' formats.
 #![cfg(unix)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-/// Where `METAL_ATTENTION` is our program and each run is a little faster than the one before.
+/// A stub of metal-attention's `bench`: 100 tokens per second and thread, and 1 more for every earlier call.
 const OURS: &str = r#"#!/usr/bin/env python3
 import json, pathlib, sys
 flag = lambda name: sys.argv[sys.argv.index(name) + 1]
@@ -23,7 +24,7 @@ rate = lambda p, g, d: {"n_prompt": p, "n_gen": g, "depth": d, "tokens_per_secon
 print(json.dumps({"engine": {"name": "metal-attention", "version": "1", "commit": None}, "results": [rate(*t) for t in tests]}))
 "#;
 
-/// Always 50 tokens per second.
+/// A stub of llama-bench: always 50 tokens per second.
 const THEIRS: &str = r#"#!/usr/bin/env python3
 import json, sys
 flag = lambda name: sys.argv[sys.argv.index(name) + 1]
@@ -37,7 +38,7 @@ row = lambda p, g, d: {"build_commit": "abc", "build_number": 7, "n_prompt": p, 
 print(json.dumps([row(*t) for t in tests]))
 "#;
 
-/// Whether there is a Python to run the tool.
+/// Whether python3 is installed, which the tool needs. If not, the test is recorded as skipped.
 fn has_python() -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -46,6 +47,7 @@ fn has_python() -> bool {
     found
 }
 
+/// Writes an executable script and returns its path.
 fn program(folder: &Path, name: &str, text: &str) -> String {
     let path = folder.join(name);
     std::fs::write(&path, text).unwrap();
@@ -53,6 +55,7 @@ fn program(folder: &Path, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Runs the tool with these two programs as engines.
 fn compare(ours: &str, theirs: &str, args: &[&str]) -> Output {
     let tool = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/compare-llama-cpp");
     let common = [tool, "--ours", ours, "--llama-bench", theirs, "-m", "/some/a.gguf", "--iterations", "2"];
@@ -60,7 +63,7 @@ fn compare(ours: &str, theirs: &str, args: &[&str]) -> Output {
 }
 
 #[test]
-fn rounds_are_paired() {
+fn results_of_the_same_round_are_paired() {
     if !has_python() {
         return;
     }
@@ -85,7 +88,7 @@ fn rounds_are_paired() {
         }
     }
     assert_eq!(tests, expected);
-    // Four runs of ours a round; the first with one thread, of which each round's is faster by 4.
+    // Our program is called four times a round. So the first result, of one thread, grows by 4 from round to round.
     let rounds: Vec<f64> =
         results[0]["rounds"].as_array().unwrap().iter().map(|r| r["ours"].as_f64().unwrap()).collect();
     assert_eq!(rounds, [100.0, 104.0, 108.0]);
@@ -95,7 +98,7 @@ fn rounds_are_paired() {
 }
 
 #[test]
-fn tables_have_a_line_a_test() {
+fn tables_have_one_line_for_each_test() {
     if !has_python() {
         return;
     }
@@ -114,7 +117,7 @@ fn tables_have_a_line_a_test() {
 }
 
 #[test]
-fn failures_name_the_program() {
+fn errors_name_the_program_that_failed() {
     if !has_python() {
         return;
     }

@@ -1,5 +1,6 @@
-//! The program on an NVIDIA GPU through CUDA, and what it says where that cannot be: on the software CUDA device
-//! (`scripts/software-cuda`), which can be given less memory, an older driver, and an end.
+//! The command line on CUDA devices, and its messages where CUDA cannot be used. The tests run on the software CUDA device
+//! (`scripts/software-cuda`), whose environment variables limit its memory, report an older driver, and make an allocation
+//! or a launch fail.
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 
 use std::path::Path;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use crate::common::{program, run, stderr, stdout};
 use serde_json::Value;
 
-/// Whether the software CUDA device is there. Where `METAL_ATTENTION_TEST_CUDA` is set some CUDA device has to be.
+/// Whether the software CUDA device is found; otherwise the test is recorded as skipped. If `METAL_ATTENTION_TEST_CUDA`
+/// is set and there is no CUDA device at all, the test fails.
 fn has_software_cuda() -> bool {
     let devices: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
     let name = &devices["cuda"][0]["name"];
@@ -22,25 +24,26 @@ fn has_software_cuda() -> bool {
     false
 }
 
-/// Runs the program with settings of the software device.
-fn with(settings: &[(&str, &str)], args: &[&str]) -> Output {
+/// Runs the program with `settings` of the software device in its environment.
+fn run_with(settings: &[(&str, &str)], args: &[&str]) -> Output {
     program().args(args).envs(settings.iter().copied()).output().unwrap()
 }
 
-const TEXT: [&str; 8] = ["run", "-v", "-p", "Once upon a time", "-n", "8", "--temp", "0"];
+/// The arguments of a short greedy generation with the log on.
+const GENERATE: [&str; 8] = ["run", "-v", "-p", "Once upon a time", "-n", "8", "--temp", "0"];
 
 #[test]
 fn auto_takes_cuda_where_it_can() {
     if !has_software_cuda() {
         return;
     }
-    let output = with(&[], &TEXT);
+    let output = run_with(&[], &GENERATE);
     let log = stderr(&output);
     assert!(log.contains("auto takes CUDA: software CUDA device has room for "), "{log}");
     assert!(log.contains("device: CUDA, software CUDA device"), "{log}");
     let text = stdout(output);
-    // Without a Vulkan driver, too, the text is that of the CPU where CUDA cannot be.
-    let nowhere = [("VK_DRIVER_FILES", "no-such-driver.json"), ("VK_ICD_FILENAMES", "no-such-driver.json")];
+    // Without a Vulkan driver and without a usable CUDA device, `auto` chooses the CPU, which generates the same text.
+    let no_vulkan = [("VK_DRIVER_FILES", "no-such-driver.json"), ("VK_ICD_FILENAMES", "no-such-driver.json")];
     for (setting, value, why) in [
         ("SOFTWARE_CUDA_MEMORY_MIB", "1", "the model needs "),
         (
@@ -50,21 +53,21 @@ fn auto_takes_cuda_where_it_can() {
         ),
         ("SOFTWARE_CUDA_ALLOCATIONS", "9", "the GPU has no room for "),
     ] {
-        let settings = [&nowhere[..], &[(setting, value)]].concat();
-        let output = with(&settings, &TEXT);
+        let settings = [&no_vulkan[..], &[(setting, value)]].concat();
+        let output = run_with(&settings, &GENERATE);
         let log = stderr(&output);
         assert!(log.contains(&format!("auto does not take CUDA: {why}")), "{log}");
         assert!(log.contains("auto takes the CPU: "), "{log}");
         assert_eq!(stdout(output), text, "{setting}");
     }
-    let of_old = with(&[("SOFTWARE_CUDA_DRIVER", "12080")], &["devices", "--json"]);
-    let devices: Value = serde_json::from_str(&stdout(of_old)).unwrap();
+    let old_driver = run_with(&[("SOFTWARE_CUDA_DRIVER", "12080")], &["devices", "--json"]);
+    let devices: Value = serde_json::from_str(&stdout(old_driver)).unwrap();
     assert!(devices["no_cuda"].as_str().unwrap().contains("driver 580 or later"), "{devices}");
     assert_ne!(devices["auto"]["device"], "cuda:0");
 }
 
 #[test]
-fn the_device_has_ceilings_and_the_built_in_model_floors() {
+fn roofline_reports_ceilings_of_the_device_and_floors_of_the_model() {
     if !has_software_cuda() {
         return;
     }
@@ -85,8 +88,8 @@ fn the_device_has_ceilings_and_the_built_in_model_floors() {
     }
     for floor in report["floors"].as_array().unwrap() {
         positive(floor, &["bytes_us", "multiplications_us", "launches_us", "floor_us", "measured_us"]);
-        // A token is one launch. Of a prompt: an embedding; of each of five layers queries, attention, its output, gate
-        // and up, down; logits, the largest.
+        // A decode step is one launch of the persistent kernel. A prefill has separate launches: the embedding; QKV,
+        // attention, its output, gate and up, and down in each of five layers; the logits and the argmax.
         let launches = floor["work"]["launches"].as_u64().unwrap();
         assert!(if floor["phase"] == "decode" { launches == 1 } else { launches > 28 }, "{floor}");
     }
@@ -95,40 +98,40 @@ fn the_device_has_ceilings_and_the_built_in_model_floors() {
     assert!(text.contains("\n  kernel in a graph "), "{text}");
 }
 
-/// What goes wrong on the way ends with a sentence, the exit code that says what it was, and no panic.
 #[test]
-fn cards_that_share_a_model_are_measured_together() {
+fn bench_measures_ranks_of_tensor_parallelism_together() {
     let bench =
         ["bench", "--tensor-parallel", "2", "--seq-lengths", "9", "--gen-length", "2", "--iterations", "1", "--json"];
-    let output = with(&[], &[&bench[..], &["--device", "cpu"]].concat());
+    let output = run_with(&[], &[&bench[..], &["--device", "cpu"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("shared out among 2 cards through CUDA alone"), "{}", stderr(&output));
     if !has_software_cuda() {
         return;
     }
     let report: Value =
-        serde_json::from_str(&stdout(with(&[], &[&bench[..], &["--device", "cuda"]].concat()))).unwrap();
+        serde_json::from_str(&stdout(run_with(&[], &[&bench[..], &["--device", "cuda"]].concat()))).unwrap();
     let results = report["results"].as_array().unwrap();
     assert_eq!(results.len(), 2);
     assert!(results.iter().all(|result| result["device_name"] == "2 x software CUDA device"), "{report}");
 }
 
+/// Failed allocations and launches end the program with a message and an exit code, without a panic.
 #[test]
-fn a_full_memory_and_a_lost_device_end_with_a_message() {
+fn full_device_memory_and_a_lost_device_end_with_a_message() {
     if !has_software_cuda() {
         return;
     }
-    let args = [&TEXT[..], &["--device", "cuda"]].concat();
+    let args = [&GENERATE[..], &["--device", "cuda"]].concat();
     for n in ["0", "1", "5", "30", "60"] {
-        let output = with(&[("SOFTWARE_CUDA_ALLOCATIONS", n)], &args);
+        let output = run_with(&[("SOFTWARE_CUDA_ALLOCATIONS", n)], &args);
         let log = stderr(&output);
         assert_eq!(output.status.code(), Some(5), "{n} pieces: {log}");
         assert!(log.contains("the GPU has no room for ") && !log.contains("panicked"), "{n} pieces: {log}");
     }
-    // While weights are packed, in the prompt, in the text, of whose tokens four are a launch.
+    // Launches fail while weights are repacked, in prefill, and in decode, which has one launch for four tokens.
     let args = ["run", "-v", "-p", "Once upon a time", "-n", "96", "--temp", "0", "--device", "cuda"];
     for n in ["0", "20", "60", "95", "105"] {
-        let output = with(&[("SOFTWARE_CUDA_LAUNCHES", n)], &args);
+        let output = run_with(&[("SOFTWARE_CUDA_LAUNCHES", n)], &args);
         let log = stderr(&output);
         assert_eq!(output.status.code(), Some(4), "{n} kernels: {log}");
         assert!(log.contains("CUDA could not ") && !log.contains("panicked"), "{n} kernels: {log}");
@@ -137,13 +140,13 @@ fn a_full_memory_and_a_lost_device_end_with_a_message() {
 }
 
 #[test]
-fn ctrl_c_ends_a_step() {
+fn ctrl_c_interrupts_prefill_and_decode() {
     if !has_software_cuda() {
         return;
     }
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tales-4m-q4_0.gguf");
     let (model, long) = (model.to_str().unwrap(), "a ".repeat(200));
-    // From setting the device up to the prompt, and the text.
+    // The signal arrives in device initialisation, prefill or decode, depending on the pause in milliseconds.
     for (prompt, pauses) in [(&long[..], [100, 1000, 2000]), ("a", [700, 1500, 2500])] {
         for pause in pauses {
             let folder = tempfile::tempdir().unwrap();

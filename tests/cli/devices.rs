@@ -1,19 +1,19 @@
-//! `devices`, and the names of devices.
+//! The command `devices`, and the device names that other commands accept.
 
 use crate::common::{run, stderr, stdout};
 use serde_json::{Value, json};
 
-/// The program on a machine without GPU drivers: the Vulkan loader looks for them nowhere, and a CUDA device in software has one that
-/// is too old. NVIDIA's stays where it is.
+/// Runs the program as on a machine without GPU drivers: the Vulkan loader is pointed to a missing file, and the software
+/// CUDA device reports a driver that is too old. NVIDIA's driver, where installed, is still found.
 #[cfg(all(target_os = "linux", feature = "wgpu"))]
 fn without_drivers(args: &[&str]) -> std::process::Output {
-    let nowhere = "no-such-driver.json";
-    let nowhere = [("VK_DRIVER_FILES", nowhere), ("VK_ICD_FILENAMES", nowhere), ("SOFTWARE_CUDA_DRIVER", "12080")];
-    crate::common::program().args(args).envs(nowhere).output().unwrap()
+    let missing = "no-such-driver.json";
+    let settings = [("VK_DRIVER_FILES", missing), ("VK_ICD_FILENAMES", missing), ("SOFTWARE_CUDA_DRIVER", "12080")];
+    crate::common::program().args(args).envs(settings).output().unwrap()
 }
 
 #[test]
-fn devices_are_listed_with_what_auto_takes() {
+fn devices_are_listed_with_the_choice_of_auto() {
     let output = run(&["devices"]);
     assert_eq!(stderr(&output), "");
     let text = stdout(output);
@@ -54,12 +54,12 @@ fn devices_are_listed_with_what_auto_takes() {
         assert_eq!(keys(gpu), documented);
         assert_eq!((&gpu["index"], &gpu["device"]), (&json!(i), &json!(format!("gpu:{i}"))));
         assert!(text.contains(&format!("gpu:{i}   {}\n", gpu["name"].as_str().unwrap())), "{text}");
-        // Sizes that every Vulkan, Metal and DirectX 12 device has.
+        // Every Vulkan, Metal and DirectX 12 device supports bindings of 128 MiB.
         assert!(gpu["max_binding_bytes"].as_u64().unwrap() >= 128 << 20, "{gpu}");
     }
     let hardware =
         gpus.iter().find(|gpu| gpu["kind"] != "software").map_or("cpu", |gpu| gpu["device"].as_str().unwrap());
-    // Compute capability 8.0 and later run the kernels.
+    // The CUDA kernels need compute capability 8.0 or later.
     let major = |gpu: &&Value| gpu["capability"].as_str().unwrap().split('.').next().unwrap().parse::<u32>().unwrap();
     let first = cuda.iter().find(|gpu| major(gpu) >= 8).map(|gpu| gpu["device"].as_str().unwrap());
     assert_eq!(json["auto"]["device"], first.unwrap_or(hardware));
@@ -67,7 +67,7 @@ fn devices_are_listed_with_what_auto_takes() {
 
 #[cfg(all(target_os = "linux", feature = "wgpu"))]
 #[test]
-fn the_list_and_the_log_say_the_same_of_auto() {
+fn the_list_and_the_log_agree_on_the_choice_of_auto() {
     let programs: [fn(&[&str]) -> std::process::Output; 2] = [run, without_drivers];
     for program in programs {
         let json: Value = serde_json::from_str(&stdout(program(&["devices", "--json"]))).unwrap();
@@ -84,7 +84,7 @@ fn the_list_and_the_log_say_the_same_of_auto() {
 
 #[cfg(all(target_os = "linux", feature = "wgpu"))]
 #[test]
-fn a_machine_without_drivers_is_told_what_to_install() {
+fn without_drivers_the_list_names_what_to_install() {
     let devices: Value = serde_json::from_str(&stdout(without_drivers(&["devices", "--json"]))).unwrap();
     if devices["no_cuda"].is_null() {
         metal_attention_testing::skip("this machine has a driver for CUDA");
@@ -106,7 +106,7 @@ fn a_machine_without_drivers_is_told_what_to_install() {
 
 #[cfg(not(feature = "wgpu"))]
 #[test]
-fn a_build_without_gpus_says_so() {
+fn a_build_without_gpus_reports_it() {
     let text = stdout(run(&["devices"]));
     assert!(text.contains("built without GPUs"), "{text}");
     for device in ["gpu", "gpu:1", "gpu:nvidia"] {
@@ -121,7 +121,7 @@ fn a_build_without_gpus_says_so() {
 }
 
 #[test]
-fn names_that_make_no_device_are_refused() {
+fn invalid_device_names_are_rejected() {
     for (args, code, part) in [
         (&["--device", "tpu"][..], 2, "\"tpu\" is no device"),
         (&["--device", "gpu:"], 2, "\"gpu:\" is no device"),

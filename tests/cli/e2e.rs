@@ -1,5 +1,5 @@
-//! The program from prompt to text, on the CPU and on the GPU. Without a GPU (a software one will do) the GPU's part is
-//! skipped; in CI that is a failure.
+//! Text generation from prompt to text on the CPU and through wgpu on the GPU (a software Vulkan driver suffices). Without
+//! a GPU only the CPU is tested; in CI a missing GPU is a failure.
 
 use crate::common::{ids, program, reference, run, stderr, stdout};
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn devices() -> Vec<&'static str> {
     devices
 }
 
-/// The ids after `prompt`, chosen greedily.
+/// The `n` token ids after `prompt`, sampled greedily.
 fn continuation(args: &[&str], model: &str, prompt: &str, n: usize) -> Vec<u32> {
     let n = n.to_string();
     let mut command = program();
@@ -36,9 +36,9 @@ fn continuation(args: &[&str], model: &str, prompt: &str, n: usize) -> Vec<u32> 
 fn prefill_and_decode_give_the_reference_text_on_every_device() {
     for device in devices() {
         for case in reference("stories260K")["cases"].as_array().unwrap() {
-            let (prompt, want) = (case["prompt"].as_str().unwrap(), ids(&case["greedy"]));
-            let got = continuation(&["--device", device, "--cache-type", "f32"], STORIES, prompt, want.len());
-            assert_eq!(got, want, "{device} {prompt:?}");
+            let (prompt, expected) = (case["prompt"].as_str().unwrap(), ids(&case["greedy"]));
+            let got = continuation(&["--device", device, "--cache-type", "f32"], STORIES, prompt, expected.len());
+            assert_eq!(got, expected, "{device} {prompt:?}");
         }
     }
 }

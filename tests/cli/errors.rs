@@ -1,10 +1,10 @@
-//! What goes wrong, what the user reads, and the exit code.
+//! Errors of the command line: the message on stderr and the exit code. The number in a test's name is the exit code.
 
 use std::path::Path;
 
 use crate::common::{program, run, run_with_input, stderr};
 
-/// Runs the program and checks its exit code and that stderr has every one of `parts`; nothing is on stdout.
+/// Runs the program and checks its exit code, that stderr contains each of `parts`, and that stdout is empty.
 #[track_caller]
 fn fails(args: &[&str], code: i32, parts: &[&str]) {
     let output = run(args);
@@ -16,7 +16,8 @@ fn fails(args: &[&str], code: i32, parts: &[&str]) {
     }
 }
 
-/// Runs `run` on a model file of these bytes.
+/// Runs several commands on a model file of these bytes, and checks that each rejects it with exit code 3, a message with
+/// `parts` and the file's name.
 #[track_caller]
 fn fails_on(name: &str, bytes: &[u8], parts: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
@@ -29,13 +30,14 @@ fn fails_on(name: &str, bytes: &[u8], parts: &[&str]) {
     }
 }
 
+/// The bytes of the built-in model's GGUF file.
 fn built_in() -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf")).unwrap()
 }
 
-/// A model that sees all tokens of a text at once is for embeddings.
+/// An encoder's attention is bidirectional, so it generates no text. It gives embeddings and logits.
 #[test]
-fn text_of_an_encoder_is_refused() {
+fn an_encoder_cannot_generate_text() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("encoder.gguf");
     let path = path.to_str().unwrap();
@@ -43,15 +45,15 @@ fn text_of_an_encoder_is_refused() {
     let made = run(&[&["synth", "custom", "--arch", "llama-embed", "-o", path], &sizes[..]].concat());
     assert!(made.status.success(), "{}", stderr(&made));
     fails(&["run", "-m", path, "-p", "x"], 2, &["the model writes no text", "embed"]);
-    // More tokens than go through the layers of another model at once.
+    // An encoder evaluates all tokens in one micro-batch, also more than the default `n_ubatch`.
     let tokens = vec!["5"; 600].join(",");
     let output = run(&["logits", "-m", path, "--tokens", &tokens, "--last"]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// NaN instead of numbers is the model file's fault.
+/// NaN logits are reported as an error of the model file.
 #[test]
-fn a_model_that_gives_no_numbers_is_3() {
+fn a_model_with_nan_logits_is_3() {
     let mut bytes = built_in();
     let file = metal_attention::gguf::GgufFile::from_bytes(&bytes).unwrap();
     let norm = file.tensor("output_norm.weight").unwrap().bytes().to_vec();
@@ -149,7 +151,7 @@ fn a_missing_model_is_3_and_similar_names_are_suggested() {
 }
 
 #[test]
-fn files_that_are_no_model_are_3_and_explained() {
+fn files_that_are_no_model_are_3_and_their_kind_is_named() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\nsize 91726016\n";
     fails_on("pointer.gguf", pointer.as_bytes(), &["Git LFS pointer", "git lfs pull"]);
     fails_on("page.gguf", b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>", &["HTML page"]);
@@ -163,7 +165,7 @@ fn files_that_are_no_model_are_3_and_explained() {
 }
 
 #[test]
-fn a_vocabulary_alone_can_tokenize_but_not_run() {
+fn a_file_with_only_a_vocabulary_can_tokenize_but_not_run() {
     use metal_attention::gguf::{GgufFile, GgufWriter};
     let full = GgufFile::from_bytes(&built_in()).unwrap();
     let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
@@ -181,18 +183,18 @@ fn an_unknown_pre_tokenizer_is_3() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_4() {
+fn a_missing_device_is_4() {
     fails(&["run", "-p", "x", "--device", "gpu:nosuch"], 4, &["nosuch"]);
 }
 
 #[test]
-fn a_cache_that_no_machine_can_hold_is_5() {
+fn a_kv_cache_beyond_memory_is_5() {
     fails(&["run", "-p", "x", "-c", "999999999999"], 5, &["out of memory", "KV cache"]);
     fails(&["run", "-p", "x", "-c", "18446744073709551615"], 5, &["out of memory"]);
 }
 
 #[test]
-fn text_that_is_not_utf8_is_refused_with_its_place() {
+fn text_that_is_not_utf8_is_rejected_with_the_offset() {
     for args in [["run", "-"], ["tokenize", "-"]] {
         let output = run_with_input(&args, b"abc\xff\xfe");
         assert_eq!(output.status.code(), Some(2));
@@ -202,7 +204,7 @@ fn text_that_is_not_utf8_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_missing_text_file_is_1() {
+fn a_missing_prompt_file_or_output_folder_is_1() {
     fails(&["run", "-f", "no-such-prompt.txt"], 1, &["no-such-prompt.txt"]);
     fails(&["logits", "-p", "x", "-o", "no/such/folder/x.npy"], 1, &["no/such/folder/x.npy"]);
 }

@@ -1,4 +1,5 @@
-//! Model files that were made to break the program, or change while it uses them.
+//! Hostile model files: unusual metadata, oversized tokens, control characters in texts, files that are truncated or
+//! replaced while the program has them mapped.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -17,8 +18,8 @@ fn built_in() -> GgufFile {
     GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).unwrap()
 }
 
-/// Writes the built-in model with other metadata, and with `more` tensors of ones.
-fn write(path: &Path, more: &[TensorDecl], change: impl Fn(&mut Metadata)) {
+/// Writes the built-in model with changed metadata and with additional tensors, whose values are all 1.
+fn write_model(path: &Path, more: &[TensorDecl], change: impl Fn(&mut Metadata)) {
     let model = built_in();
     let mut metadata = model.metadata().clone();
     change(&mut metadata);
@@ -36,13 +37,13 @@ fn write(path: &Path, more: &[TensorDecl], change: impl Fn(&mut Metadata)) {
 }
 
 #[test]
-fn info_says_that_a_model_runs_where_it_does() {
+fn info_reports_runnable_exactly_for_models_that_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("odd.gguf");
     let rope_freqs =
         |n| TensorDecl { name: "rope_freqs.weight".into(), shape: vec![n], ty: metal_attention::gguf::TensorType::F32 };
-    // The built-in model has 5 layers, 8 heads and 4 KV heads of 8, and no key lengths.
-    let all = |head: u32, kv: u32| {
+    // The built-in model has 5 layers, 8 heads and 4 KV heads of 8 values, and no metadata key for the length of a head.
+    let heads_of_last_layer = |head: u32, kv: u32| {
         move |m: &mut Metadata| {
             m.set("llama.attention.head_count", vec![8, 8, 8, 8, head]);
             m.set("llama.attention.head_count_kv", vec![4, 4, 4, 4, kv]);
@@ -52,13 +53,13 @@ fn info_says_that_a_model_runs_where_it_does() {
     let (none, four, three) = ([], [rope_freqs(4)], [rope_freqs(3)]);
     let cases: Vec<(&[TensorDecl], Change, Option<&str>)> = vec![
         (&none, Box::new(|_| ()), None),
-        (&four, Box::new(all(8, 4)), None),
-        // Each layer with heads of its own length: what once ran into an index out of range.
-        (&four, Box::new(all(4, 4)), Some("blk.4.attn_q.weight")),
-        (&four, Box::new(all(4, 2)), Some("blk.4.attn_q.weight")),
-        (&four, Box::new(all(8, 3)), Some("head_count_kv")),
-        (&four, Box::new(all(8, 16)), Some("head_count_kv")),
-        (&four, Box::new(all(0, 4)), Some("head_count")),
+        (&four, Box::new(heads_of_last_layer(8, 4)), None),
+        // Numbers of heads that differ between layers once led to an index out of range.
+        (&four, Box::new(heads_of_last_layer(4, 4)), Some("blk.4.attn_q.weight")),
+        (&four, Box::new(heads_of_last_layer(4, 2)), Some("blk.4.attn_q.weight")),
+        (&four, Box::new(heads_of_last_layer(8, 3)), Some("head_count_kv")),
+        (&four, Box::new(heads_of_last_layer(8, 16)), Some("head_count_kv")),
+        (&four, Box::new(heads_of_last_layer(0, 4)), Some("head_count")),
         (&three, Box::new(|_| ()), Some("rope_freqs.weight")),
         (&none, Box::new(set("llama.rope.freq_base", f32::NAN.into())), Some("rope.freq_base")),
         (&none, Box::new(set("llama.attention.sliding_window", 0u32.into())), None),
@@ -69,7 +70,7 @@ fn info_says_that_a_model_runs_where_it_does() {
         (&none, Box::new(set("tokenizer.ggml.tokens", vec!["a"; 511].into())), Some("token_embd.weight")),
     ];
     for (i, (more, change, problem)) in cases.into_iter().enumerate() {
-        write(&path, more, change);
+        write_model(&path, more, change);
         let file = path.to_str().unwrap();
         let info: Json = serde_json::from_str(&stdout(run(&["info", "--json", "-m", file]))).unwrap();
         let ran = run(&["run", "-m", file, "--device", "cpu", "-p", "Once upon", "-n", "3"]);
@@ -83,16 +84,16 @@ fn info_says_that_a_model_runs_where_it_does() {
 }
 
 #[test]
-fn tokens_of_a_megabyte_are_refused_by_their_number() {
+fn a_token_of_a_megabyte_is_rejected_with_its_id() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("long.gguf");
-    for (model, kind) in [("llama", 3), ("llama", 1), ("gpt2", 4), ("t5", 1), ("bert", 1)] {
-        write(&path, &[], |m| {
+    for (model, token_type) in [("llama", 3), ("llama", 1), ("gpt2", 4), ("t5", 1), ("bert", 1)] {
+        write_model(&path, &[], |m| {
             let mut tokens: Vec<_> =
                 m.strings("tokenizer.ggml.tokens").unwrap().unwrap().iter().map(str::to_owned).collect();
             let mut types = m.i32s("tokenizer.ggml.token_type").unwrap().unwrap();
             tokens[300] = "a".repeat(1 << 20);
-            types[300] = kind;
+            types[300] = token_type;
             m.set("tokenizer.ggml.tokens", tokens);
             m.set("tokenizer.ggml.token_type", types);
             m.set("tokenizer.ggml.model", model);
@@ -100,18 +101,18 @@ fn tokens_of_a_megabyte_are_refused_by_their_number() {
             m.set("tokenizer.ggml.merges", vec!["a b"]);
         });
         let file = path.to_str().unwrap();
-        let said = "token 300 is 1048576 bytes long; at most 1024 are supported";
+        let message = "token 300 is 1048576 bytes long; at most 1024 are supported";
         for args in [&["run", "-m", file, "-p", "aaaa"][..], &["tokenize", "-m", file, "-p", "aaaa"]] {
             let output = run(args);
             assert_eq!(output.status.code(), Some(3), "{args:?}");
-            assert!(stderr(&output).contains(said) && stderr(&output).contains("long.gguf"), "{}", stderr(&output));
+            assert!(stderr(&output).contains(message) && stderr(&output).contains("long.gguf"), "{}", stderr(&output));
         }
-        assert!(stdout(run(&["info", "-m", file])).contains(said));
+        assert!(stdout(run(&["info", "-m", file])).contains(message));
     }
 }
 
 #[test]
-fn a_model_from_the_environment_is_said_to_be_from_there() {
+fn errors_of_a_model_from_the_environment_name_the_variable() {
     let folder = tempfile::tempdir().unwrap();
     let damaged = folder.path().join("damaged.gguf");
     fs::write(&damaged, "GGUF").unwrap();
@@ -130,20 +131,20 @@ fn a_model_from_the_environment_is_said_to_be_from_there() {
             );
             let code = if model == "hf:nobody" { 2 } else { 3 };
             assert_eq!(output.status.code(), Some(code), "{command:?} {errors}");
-            // What is given on the command line is not.
-            let given =
+            // An error of a model from the command line does not.
+            let with_flag =
                 program().args(command).args(["-m", "yy"]).env("METAL_ATTENTION_MODEL", model).output().unwrap();
-            assert!(stderr(&given).contains("error: no such file: yy"), "{}", stderr(&given));
+            assert!(stderr(&with_flag).contains("error: no such file: yy"), "{}", stderr(&with_flag));
         }
     }
 }
 
 #[test]
-fn what_a_file_says_does_not_steer_the_terminal() {
+fn control_characters_of_a_file_do_not_reach_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a\u{202e}b\u{1b}[2J.gguf");
     let odd = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}\u{2066}\r\n\u{200b}\u{feff}\u{e0041}";
-    write(&path, &[], |m| {
+    write_model(&path, &[], |m| {
         m.set("general.name", odd);
         m.set("tokenizer.chat_template", odd);
         m.set(odd, odd);
@@ -156,7 +157,7 @@ fn what_a_file_says_does_not_steer_the_terminal() {
         m.set("tokenizer.ggml.tokens", tokens);
     });
     let file = path.to_str().unwrap();
-    let steers = |text: &str| {
+    let has_control_characters = |text: &str| {
         let odd = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200b}\u{feff}\u{e0041}".contains(c);
         text.chars().any(odd)
     };
@@ -169,17 +170,17 @@ fn what_a_file_says_does_not_steer_the_terminal() {
     ] {
         let output = run(args);
         for text in [String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output)] {
-            assert!(!steers(&text), "{args:?}: {text:?}");
+            assert!(!has_control_characters(&text), "{args:?}: {text:?}");
         }
     }
     let info: Json = serde_json::from_str(&stdout(run(&["info", "--json", "-m", file]))).unwrap();
     assert_eq!(info["name"], odd);
-    // In a file the template is as it is.
+    // Piped output has the template unchanged.
     assert_eq!(stdout(run(&["info", "--chat-template", "-m", file])), format!("{odd}\n"));
 }
 
-/// Starts a command on a copy of a model and waits until it has written so many bytes to stdout.
-fn begin(folder: &Path, args: &[&str], bytes: usize) -> Child {
+/// Starts a command on a copy of a model in `folder` and waits until it has written `bytes` bytes to stdout.
+fn start(folder: &Path, args: &[&str], bytes: usize) -> Child {
     let path = folder.join("model.gguf");
     fs::copy(TALES, &path).unwrap();
     let mut command = program();
@@ -189,29 +190,31 @@ fn begin(folder: &Path, args: &[&str], bytes: usize) -> Child {
     child
 }
 
-fn cut(folder: &Path) {
+/// Truncates the copy of the model.
+fn truncate(folder: &Path) {
     OpenOptions::new().write(true).open(folder.join("model.gguf")).unwrap().set_len(4096).unwrap();
 }
 
-const TELL: [&str; 9] = ["run", "--device", "cpu", "--ignore-eos", "--temp", "0", "-n", "400", "-p"];
+/// The arguments of a long greedy generation; the prompt follows.
+const GENERATE: [&str; 9] = ["run", "--device", "cpu", "--ignore-eos", "--temp", "0", "-n", "400", "-p"];
 
 #[cfg(unix)]
 #[test]
-fn a_file_that_is_cut_short_ends_the_program_with_a_message() {
+fn a_truncated_file_ends_the_program_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
-    let child = begin(folder.path(), &[&TELL[..], &["There was"]].concat(), 20);
-    cut(folder.path());
+    let child = start(folder.path(), &[&GENERATE[..], &["There was"]].concat(), 20);
+    truncate(folder.path());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     let errors = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(3), "{status} {errors}");
     let path = folder.path().join("model.gguf");
-    let said = format!("error: the model file {path:?} was changed or cut short while it was in use; ");
-    assert!(errors.contains(&said) && errors.ends_with("--no-mmap to read it into memory first\n"), "{errors}");
+    let message = format!("error: the model file {path:?} was changed or cut short while it was in use; ");
+    assert!(errors.contains(&message) && errors.ends_with("--no-mmap to read it into memory first\n"), "{errors}");
 }
 
 #[cfg(unix)]
 #[test]
-fn a_server_whose_file_is_cut_short_ends_with_a_message() {
+fn a_server_whose_file_is_truncated_ends_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     fs::copy(TALES, &path).unwrap();
@@ -228,17 +231,17 @@ fn a_server_whose_file_is_cut_short_ends_with_a_message() {
         let head = format!("POST /v1/completions HTTP/1.1\r\nHost: {address}\r\n{kind}");
         write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
-        // A server that ends sends no answer.
+        // A server that exits sends no answer.
         let _ = stream.read_to_string(&mut answer);
         answer
     };
-    // While it loads it says so.
+    // While the model loads, requests are rejected with another status.
     let ready = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(50));
         complete().contains(" 200 ")
     });
     assert!(ready);
-    cut(folder.path());
+    truncate(folder.path());
     complete();
     assert_eq!(child.wait().unwrap().code(), Some(3));
     let errors: String = lines.map(|line| line.unwrap() + "\n").collect();
@@ -246,38 +249,38 @@ fn a_server_whose_file_is_cut_short_ends_with_a_message() {
 }
 
 #[test]
-fn a_file_that_was_read_into_memory_may_be_cut_short() {
+fn a_file_read_into_memory_may_be_truncated() {
     let folder = tempfile::tempdir().unwrap();
-    let args = [&TELL[..], &["There was", "--no-mmap"]].concat();
-    let mut child = begin(folder.path(), &args, 20);
-    cut(folder.path());
+    let args = [&GENERATE[..], &["There was", "--no-mmap"]].concat();
+    let mut child = start(folder.path(), &args, 20);
+    truncate(folder.path());
     let mut rest = String::new();
     child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let whole = stdout(run(&[&TELL[..], &["There was", "-m", TALES]].concat()));
+    let whole = stdout(run(&[&GENERATE[..], &["There was", "-m", TALES]].concat()));
     assert_eq!(whole[20..], rest);
 }
 
-/// A file that is replaced, as downloads and editors do, stays what it was for who has it open.
+/// A mapped file that is replaced by a rename, as downloads and editors do, keeps its old bytes in the program.
 #[cfg(unix)]
 #[test]
-fn a_file_that_is_replaced_is_none_that_is_cut_short() {
+fn a_replaced_file_does_not_count_as_truncated() {
     let folder = tempfile::tempdir().unwrap();
-    let child = begin(folder.path(), &[&TELL[..], &["There was"]].concat(), 20);
+    let child = start(folder.path(), &[&GENERATE[..], &["There was"]].concat(), 20);
     fs::write(folder.path().join("other"), "GGUF").unwrap();
     fs::rename(folder.path().join("other"), folder.path().join("model.gguf")).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// Signals that have nothing to do with files do what they always did.
+/// A SIGBUS that is no fault in a mapped file ends the program by that signal, as without the handler.
 #[cfg(target_os = "linux")]
 #[test]
-fn other_causes_of_the_signal_are_left_alone() {
+fn other_causes_of_sigbus_have_the_default_effect() {
     use std::os::unix::process::ExitStatusExt;
     let folder = tempfile::tempdir().unwrap();
-    let mut child = begin(folder.path(), &[&TELL[..], &["There was"]].concat(), 20);
+    let mut child = start(folder.path(), &[&GENERATE[..], &["There was"]].concat(), 20);
     for _ in 0..3 {
         let _ = std::process::Command::new("kill").args(["-BUS", &child.id().to_string()]).status();
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -286,7 +289,7 @@ fn other_causes_of_the_signal_are_left_alone() {
 }
 
 #[test]
-fn every_command_that_takes_a_model_can_read_it_into_memory() {
+fn every_command_with_a_model_has_the_flag_no_mmap() {
     for command in [
         "run",
         "chat",
@@ -307,7 +310,7 @@ fn every_command_that_takes_a_model_can_read_it_into_memory() {
     assert_eq!(stdout(run(&["info", "-m", TALES, "--no-mmap"])), mapped);
 }
 
-/// A variable that is empty is the same as one that is not set.
+/// An empty variable has the same effect as one that is not set.
 #[test]
 fn an_empty_variable_names_no_model() {
     let output = program().args(["info", "--json"]).env("METAL_ATTENTION_MODEL", "").output().unwrap();

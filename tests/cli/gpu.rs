@@ -1,11 +1,11 @@
-//! The program's flags about GPUs, on the first GPU there is (a software one will do).
+//! The command line's GPU flags (wgpu), on the first GPU of the machine; a software Vulkan driver suffices.
 #![cfg(feature = "wgpu")]
 
 use crate::common::{has_gpu, reference, run, stderr, stdout};
 
 const PROMPT: &str = "Once upon a time";
 
-/// Whole text of the reference: 128 greedy tokens.
+/// The text of the reference's 128 greedy tokens after [`PROMPT`].
 fn story() -> String {
     let case = &reference("stories260K")["cases"][0];
     let ids = crate::common::ids(&case["greedy"]).iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -14,7 +14,7 @@ fn story() -> String {
 }
 
 #[test]
-fn every_name_of_the_gpu_tells_the_reference_story() {
+fn every_name_of_the_gpu_generates_the_reference_story() {
     if !has_gpu() {
         return;
     }
@@ -29,7 +29,7 @@ fn every_name_of_the_gpu_tells_the_reference_story() {
 }
 
 #[test]
-fn verbose_tells_of_the_gpu_and_nothing_else_speaks() {
+fn verbose_logs_the_gpu_and_the_default_log_does_not() {
     if !has_gpu() {
         return;
     }
@@ -46,7 +46,7 @@ fn verbose_tells_of_the_gpu_and_nothing_else_speaks() {
 }
 
 #[test]
-fn a_context_that_the_gpu_cannot_hold_is_5() {
+fn a_context_beyond_the_memory_of_the_gpu_is_5() {
     if !has_gpu() {
         return;
     }
@@ -60,7 +60,7 @@ fn a_context_that_the_gpu_cannot_hold_is_5() {
 }
 
 #[test]
-fn commands_give_the_same_numbers_on_both_devices() {
+fn perplexity_and_logits_agree_on_cpu_and_gpu() {
     if !has_gpu() {
         return;
     }
@@ -82,8 +82,8 @@ fn commands_give_the_same_numbers_on_both_devices() {
     };
     let (cpu, gpu) = (logits("cpu"), logits("gpu"));
     assert_eq!((cpu.len(), gpu.len()), (5 * 512, 5 * 512));
-    for (i, (got, want)) in gpu.iter().zip(&cpu).enumerate() {
-        let difference = (got.as_f64().unwrap() - want.as_f64().unwrap()).abs();
-        assert!(difference <= 1e-3, "logit {i}: {got} for {want}");
+    for (i, (got, expected)) in gpu.iter().zip(&cpu).enumerate() {
+        let difference = (got.as_f64().unwrap() - expected.as_f64().unwrap()).abs();
+        assert!(difference <= 1e-3, "logit {i}: {got} for {expected}");
     }
 }

@@ -1,4 +1,4 @@
-//! `pull`, `list`, `rm` and `-m hf:NAME`, with a server that plays the hub.
+//! The commands `pull`, `list` and `rm`, and `-m hf:NAME`, against a local server in place of the Hugging Face hub.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -7,22 +7,22 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{program, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 use serde_json::Value as Json;
 
 const BUILT_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     home: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), home: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), home: tempfile::tempdir().unwrap() }
     }
 
-    /// The program with the server as hub and an empty cache.
+    /// The program with the server as hub, this setup's cache, and no hub settings of the user's.
     fn program(&self, args: &[&str]) -> Command {
         let mut program = program();
         for name in [
@@ -85,21 +85,21 @@ fn split() -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn a_model_runs_by_name_and_then_without_a_request() {
+fn a_model_runs_by_name_and_the_second_time_from_the_cache() {
     let s = Setup::with(&[("stories260K-Q4_0.gguf", &built_in()), ("stories260K-F32.gguf", &built_in())]);
     let generate = ["-p", "Once upon a time", "-n", "8", "--temp", "0"];
-    let of_file = stdout(crate::common::run(&[&["run", "-m", BUILT_IN][..], &generate].concat()));
+    let expected = stdout(crate::common::run(&[&["run", "-m", BUILT_IN][..], &generate].concat()));
     let by_name = [&["run", "-m", "hf:tester/tiny-GGUF"][..], &generate].concat();
     let first = s.run(&by_name);
     let notes = stderr(&first);
     assert!(notes.contains("downloading stories260K-Q4_0.gguf, 1.0 MiB"), "{notes}");
     assert!(notes.contains("0%\n") && notes.contains("downloaded 1.0 MiB of"), "{notes}");
-    assert_eq!(stdout(first), of_file);
+    assert_eq!(stdout(first), expected);
     assert_eq!(s.server.requests().len(), 2);
 
     let again = s.run(&by_name);
     assert!(!stderr(&again).contains("downloa"), "{}", stderr(&again));
-    assert_eq!(stdout(again), of_file);
+    assert_eq!(stdout(again), expected);
     let offline =
         s.program(&["info", "--json"]).env("METAL_ATTENTION_MODEL", "hf:tester/tiny-GGUF:q4_0").output().unwrap();
     let info: Json = serde_json::from_str(&stdout(offline)).unwrap();
@@ -115,7 +115,7 @@ fn a_model_runs_by_name_and_then_without_a_request() {
 }
 
 #[test]
-fn addresses_and_bare_names_find_the_model_that_is_in_the_cache() {
+fn addresses_and_short_names_find_a_cached_model() {
     let s = Setup::with(&[("stories260K-Q4_0.gguf", &built_in())]);
     let generate = ["Once upon a time", "-n", "8", "--temp", "0"];
     let expected = stdout(crate::common::run(&[&["run", BUILT_IN][..], &generate].concat()));
@@ -139,7 +139,7 @@ fn addresses_and_bare_names_find_the_model_that_is_in_the_cache() {
     let hff = ["run", "-hfr", "tester/tiny-GGUF", "-hff", "stories260K-Q4_0.gguf"];
     assert_eq!(stdout(s.run(&[&hff[..], &generate].concat())), expected);
     assert_eq!(s.server.requests(), []);
-    // A file comes first.
+    // A file of that name takes precedence.
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("tiny"), "no model").unwrap();
     let output = s.program(&["info", "tiny"]).current_dir(folder.path()).output().unwrap();
@@ -147,7 +147,7 @@ fn addresses_and_bare_names_find_the_model_that_is_in_the_cache() {
 }
 
 #[test]
-fn well_known_names_are_downloaded_and_say_what_was_tried() {
+fn well_known_names_are_downloaded_and_errors_name_the_repository() {
     let s = Setup::with(&[
         ("Llama-3.2-1B-Instruct-UD-Q4_K_M.gguf", b"no model"),
         ("llama-3.2-1b-instruct-q4_k_m.GGUF", &built_in()),
@@ -162,9 +162,9 @@ fn well_known_names_are_downloaded_and_say_what_was_tried() {
     assert_eq!(s.server.requests(), []);
     assert!(stdout(s.run(&["pull", "llama3.2:1b"])).ends_with("llama-3.2-1b-instruct-q4_k_m.GGUF\n"));
     stdout(s.run(&["rm", "--yes", "llama3.2:1b"]));
-    let tried = "qwen3:8b is hf:Qwen/Qwen3-8B-GGUF:*Q4_K_M*.gguf: there is no Qwen/Qwen3-8B-GGUF on ";
-    s.fails(&["run", "qwen3:8b", "hi"], 3, &[tried]);
-    s.fails(&["pull", "qwen3:8b"], 3, &[tried]);
+    let message = "qwen3:8b is hf:Qwen/Qwen3-8B-GGUF:*Q4_K_M*.gguf: there is no Qwen/Qwen3-8B-GGUF on ";
+    s.fails(&["run", "qwen3:8b", "hi"], 3, &[message]);
+    s.fails(&["pull", "qwen3:8b"], 3, &[message]);
     s.fails(&["pull", "qwen3:9b"], 2, &["qwen3 is not known with the tag 9b", "qwen3:8b"]);
 }
 
@@ -183,14 +183,14 @@ fn a_split_model_is_one_model() {
 fn pull_prints_the_path_and_list_shows_it() {
     let s =
         Setup::with(&[("stories.gguf", &built_in()), ("stories-Q8_0.gguf", &built_in()), ("README.md", b"hello\n")]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     assert!(stdout(s.run(&["list"])).starts_with("no models in "));
     let pulled = stdout(s.run(&["pull", "tester/tiny-GGUF:stories.gguf", "hf:tester/tiny-GGUF:Q8_0"]));
     let snapshot = s.repo().join("snapshots").join(COMMIT);
     let path = |file: &str| snapshot.join(file).display().to_string();
     assert_eq!(pulled, format!("{}\n{}\n", path("stories.gguf"), path("stories-Q8_0.gguf")));
 
-    // A type that the name does not tell is read from the file.
+    // A tensor type that the file's name does not contain is read from its header.
     let list = stdout(s.run(&["list"]));
     let lines: Vec<_> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     assert_eq!(lines[0], "hf:tester/tiny-GGUF:Q8_0 Q8_0 1.0 MiB");
@@ -208,19 +208,19 @@ fn pull_prints_the_path_and_list_shows_it() {
 }
 
 #[test]
-fn rm_asks_and_removes() {
+fn rm_removes_after_confirmation() {
     let s = Setup::with(&[("stories-Q4_0.gguf", &built_in())]);
     stdout(s.run(&["pull", REPO]));
     s.fails(&["rm", REPO], 2, &["hf:tester/tiny-GGUF:Q4_0, 1.0 MiB", "[y/N]", "--yes"]);
-    let answered = |answer: &str| {
+    let rm_with_answer = |answer: &str| {
         let mut rm = s.program(&["rm", REPO]);
         let mut child = rm.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
         child.wait().unwrap().code()
     };
-    assert_eq!(answered("n\n"), Some(1));
+    assert_eq!(rm_with_answer("n\n"), Some(1));
     assert!(s.repo().exists());
-    assert_eq!(answered("y\n"), Some(0));
+    assert_eq!(rm_with_answer("y\n"), Some(0));
     assert!(!s.repo().exists());
     s.fails(&["rm", "--yes", REPO], 3, &["not in the cache"]);
     s.fails(&["rm", "--yes", "../.."], 2, &["no model's name"]);
@@ -230,7 +230,7 @@ fn rm_asks_and_removes() {
 }
 
 #[test]
-fn what_cannot_be_downloaded_is_explained() {
+fn failed_downloads_are_explained() {
     let s = Setup::with(&[("a-Q8_0.gguf", &built_in()), ("a-Q2_K.gguf", &built_in())]);
     s.fails(&["run", "-m", "hf:tiny", "-p", "x"], 2, &["\"hf:tiny\"", "OWNER/REPO"]);
     s.fails(&["pull", "tiny"], 2, &["OWNER/REPO"]);
@@ -244,7 +244,7 @@ fn what_cannot_be_downloaded_is_explained() {
 }
 
 #[test]
-fn the_token_is_used_and_not_shown() {
+fn the_access_token_is_used_and_not_shown() {
     let s = Setup::with(&[("a-Q8_0.gguf", &built_in())]);
     s.server.change().refuses = Some((401, "RepoNotFound"));
     s.fails(&["pull", REPO], 1, &["HF_TOKEN"]);
@@ -257,7 +257,7 @@ fn the_token_is_used_and_not_shown() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_keeps_what_has_arrived() {
+fn ctrl_c_keeps_the_bytes_that_have_arrived() {
     let bytes = built_in();
     let s = Setup::with(&[("a-Q8_0.gguf", &bytes)]);
     s.server.change().stall = Some(500_000);
@@ -285,25 +285,25 @@ fn ctrl_c_keeps_what_has_arrived() {
 }
 
 #[test]
-fn names_do_not_steer_the_terminal() {
-    // Names with control characters are refused; these are none.
+fn format_characters_of_names_do_not_reach_the_terminal() {
+    // Names with control characters are rejected. These are format characters, which are allowed.
     let odd = "\u{202e}\u{2066}\u{200b}";
     let files = [format!("a{odd}-Q8_0.gguf"), format!("b{odd}-Q2_K.gguf")];
     let s = Setup::with(&[(&files[0], &built_in()), (&files[1], &built_in())]);
-    let steers = |text: &str| text.chars().any(|c| (c.is_control() && c != '\n') || odd.contains(c));
-    let pull = |which: &str| stderr(&s.run(&["pull", &format!("{REPO}{which}")]));
-    for (which, part) in [("", "several models"), (":Q4_0", "no Q4_0"), (&format!(":x{odd}.gguf"), "has no x")] {
-        let errors = pull(which);
-        assert!(errors.contains(part) && !steers(&errors), "{errors:?}");
+    let has_control_characters = |text: &str| text.chars().any(|c| (c.is_control() && c != '\n') || odd.contains(c));
+    let pull = |suffix: &str| stderr(&s.run(&["pull", &format!("{REPO}{suffix}")]));
+    for (suffix, part) in [("", "several models"), (":Q4_0", "no Q4_0"), (&format!(":x{odd}.gguf"), "has no x")] {
+        let errors = pull(suffix);
+        assert!(errors.contains(part) && !has_control_characters(&errors), "{errors:?}");
     }
-    // In the cache such a name may be, too.
+    // The cache may contain such names, too.
     let snapshot = s.repo().join("snapshots").join(COMMIT);
     fs::create_dir_all(&snapshot).unwrap();
     fs::write(snapshot.join(&files[0]), built_in()).unwrap();
     for args in [&["list"][..], &["list", "--json"], &["rm", REPO], &["info", "-m", &format!("hf:{REPO}:Q8_0")]] {
         let output = s.run(args);
         for text in [String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output)] {
-            assert!(!steers(&text), "{args:?}: {text:?}");
+            assert!(!has_control_characters(&text), "{args:?}: {text:?}");
         }
     }
     let list: Json = serde_json::from_str(&stdout(s.run(&["list", "--json"]))).unwrap();

@@ -1,4 +1,5 @@
-//! Ctrl-C at any moment: while a model loads, in the middle of a micro-batch, in a conversation.
+//! Ctrl-C (SIGINT) while a model loads, within a micro-batch, and in a conversation at a terminal. Exit code 130 is that of
+//! an interrupted command.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -13,12 +14,14 @@ use crate::common::{program, stderr};
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{ModelShape, ModelSpec};
 
-/// Longer than anything here may take, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The limit of every wait, with a margin for a busy machine.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// A file whose bytes after the first write are a hole: it takes no space, and reads as zeros.
+/// Writes a sparse file: only the first write (the GGUF header) is stored; the bytes of later ones become a hole, which
+/// takes no disk space and reads as zeros.
 struct Sparse {
     file: File,
+    /// Whether the first write is done.
     has_header: bool,
 }
 
@@ -38,7 +41,7 @@ impl Write for Sparse {
     }
 }
 
-/// Writes a model whose weights are zeros.
+/// Writes a model whose weights are all zero.
 fn write_model(path: &Path, n_layer: usize, n_embd: usize) {
     let shape = ModelShape {
         n_layer,
@@ -70,7 +73,7 @@ fn write_model(path: &Path, n_layer: usize, n_embd: usize) {
     writer.finish().unwrap();
 }
 
-/// A folder with a model in it.
+/// Writes a model with zero weights into a new folder. Returns the folder and the model's path.
 fn model(n_layer: usize, n_embd: usize) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("zeros.gguf");
@@ -82,17 +85,17 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Waits until `done` is true, for as long as the program runs.
+/// Polls `done` until it is true. Fails if the program exits before or the time limit passes; `what` is named then.
 fn wait_for(child: &mut Child, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before {what}");
-        assert!(start.elapsed() < PATIENCE, "{what} never came");
+        assert!(start.elapsed() < TIME_LIMIT, "{what} never came");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The program with its output in files, which take all of it without a reader.
+/// The running program with stdout and stderr in files, so that it never blocks on a full pipe.
 struct Running {
     child: Child,
     folder: tempfile::TempDir,
@@ -102,7 +105,7 @@ impl Running {
     fn start(args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(folder.path().join(name)).unwrap();
-        // A pipe on stdin that nothing is written to, for what reads messages.
+        // Nothing is written to this pipe; `chat` waits on it for messages.
         let child = program()
             .args(args)
             .env("METAL_ATTENTION_CACHE", "off")
@@ -119,13 +122,14 @@ impl Running {
         wait_for(&mut self.child, text, || std::fs::read_to_string(&path).unwrap().contains(text));
     }
 
-    /// Waits until the program has opened the file, which is when it begins to load it.
+    /// Waits until the program has mapped the file, that is, begins to load it.
     fn wait_for_opened(&mut self, path: &Path) {
         let maps = format!("/proc/{}/maps", self.child.id());
         let path = path.to_str().unwrap();
         wait_for(&mut self.child, "the model", || std::fs::read_to_string(&maps).is_ok_and(|maps| maps.contains(path)));
     }
 
+    /// Waits until the program exits and reads its output.
     fn end(mut self) -> Output {
         let status = self.child.wait().unwrap();
         let read = |name: &str| std::fs::read(self.folder.path().join(name)).unwrap();
@@ -134,8 +138,8 @@ impl Running {
 }
 
 #[test]
-fn a_model_that_loads_is_not_waited_for() {
-    // Some 800 MiB.
+fn loading_a_model_is_interrupted() {
+    // About 800 MiB.
     let (_folder, path) = model(6, 2048);
     let text = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&text, "Once upon a time there was a little girl. ".repeat(100)).unwrap();
@@ -166,13 +170,13 @@ fn a_model_that_loads_is_not_waited_for() {
 }
 
 #[test]
-fn a_gpu_that_loads_is_not_waited_for() {
+fn loading_a_model_to_the_gpu_is_interrupted() {
     if !crate::common::has_gpu() {
         return;
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tales-4m-q4_0.gguf");
     let model = path.to_str().unwrap();
-    // From looking for drivers to compiling kernels.
+    // The signal arrives at different stages, from finding drivers to compiling pipelines.
     for pause in [0, 30, 100, 300] {
         let mut running = Running::start(&["run", "-v", "--gpu", "-m", model, "-p", "x", "-n", "100000"]);
         running.wait_for_opened(&path);
@@ -183,15 +187,15 @@ fn a_gpu_that_loads_is_not_waited_for() {
     }
 }
 
-/// A prompt that takes seconds in one micro-batch, also on a fast machine.
-fn long_text() -> String {
+/// A prompt whose prefill in one micro-batch takes seconds, also on a fast machine.
+fn long_prompt() -> String {
     "a ".repeat(3000)
 }
 
 #[test]
-fn a_prompt_ends_in_the_middle_of_a_micro_batch() {
+fn prefill_is_interrupted_within_a_micro_batch() {
     let (_folder, path) = model(8, 1024);
-    let (model, text) = (path.to_str().unwrap(), long_text());
+    let (model, text) = (path.to_str().unwrap(), long_prompt());
     let args = ["run", "-v", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "-p", &text];
     let mut running = Running::start(&args);
     running.wait_for_stderr("seed: ");
@@ -200,18 +204,18 @@ fn a_prompt_ends_in_the_middle_of_a_micro_batch() {
     let output = running.end();
     let errors = stderr(&output);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(130), &b""[..]), "{errors}");
-    // Statistics are told, and the micro-batch is no part of them.
+    // The statistics do not count the interrupted micro-batch.
     assert!(errors.contains("\nprompt               0 tokens\n"), "{errors}");
     assert!(errors.contains("\ngenerated            0 tokens\n"), "{errors}");
 }
 
 #[test]
-fn results_so_far_are_kept() {
+fn results_so_far_are_printed() {
     let (_folder, path) = model(8, 1024);
     let model = path.to_str().unwrap();
     let text = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&text, "a ".repeat(20_000)).unwrap();
-    // Chunks of a second or so, the next of which is under way when the first is told.
+    // A chunk takes about a second. The second one is being evaluated when the first one's result is printed.
     let args = ["perplexity", "--device", "cpu", "-m", model, "-f", text.path().to_str().unwrap(), "-c", "256"];
     let mut running = Running::start(&args);
     let out = running.folder.path().join("out");
@@ -234,7 +238,7 @@ fn results_so_far_are_kept() {
 }
 
 #[test]
-fn half_a_file_does_not_stay() {
+fn unfinished_output_files_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (_folder, path) = model(6, 2048);
     let target = folder.path().join("out.gguf");
@@ -252,10 +256,12 @@ fn half_a_file_does_not_stay() {
     }
 }
 
-/// The program with a terminal around it, and what that shows so far.
+/// The program in a pseudo-terminal.
 struct InTerminal {
     child: Child,
+    /// The keyboard: bytes written here arrive on the program's stdin.
     keys: File,
+    /// The output that was not consumed by a wait yet.
     shown: Arc<Mutex<String>>,
 }
 
@@ -279,12 +285,12 @@ impl InTerminal {
         Self { child, keys, shown }
     }
 
-    /// Waits until the terminal shows `text`, and takes what it has shown up to there.
+    /// Waits until the terminal shows `text`. Consumes and returns the output up to its end.
     fn wait_for(&mut self, text: &str) -> String {
         self.wait_for_any(&[text])
     }
 
-    /// The same with the first of `texts` that it shows.
+    /// Waits until the terminal shows one of `texts`. Consumes and returns the output up to the end of the first one.
     fn wait_for_any(&mut self, texts: &[&str]) -> String {
         let shown = Arc::clone(&self.shown);
         let first_end = || {
@@ -302,9 +308,9 @@ impl InTerminal {
 }
 
 #[test]
-fn a_conversation_goes_on_after_ctrl_c() {
+fn a_conversation_continues_after_ctrl_c() {
     let (_folder, path) = model(8, 1024);
-    let (model, text) = (path.to_str().unwrap(), long_text());
+    let (model, text) = (path.to_str().unwrap(), long_prompt());
     // With this seed the first token does not end the answer.
     let seed = ["--seed", "1"];
     let args = ["chat", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "--system", &text];
@@ -312,13 +318,13 @@ fn a_conversation_goes_on_after_ctrl_c() {
     terminal.wait_for("/help lists the commands");
     terminal.wait_for("> ");
     terminal.type_line("Hello");
-    // Not at once, and then with the part of the micro-batch that is done.
+    // The progress bar appears after a moment and counts the finished part of the micro-batch.
     let bar = terminal.wait_for("left");
     assert!(bar.contains("reading the conversation ["), "{bar}");
     interrupt(&terminal.child);
     terminal.wait_for("not answered");
     terminal.wait_for("> ");
-    // An answer stays as far as it came.
+    // An interrupted answer stays in the conversation.
     terminal.type_line("/system none");
     terminal.wait_for("> ");
     terminal.type_line("Hello");
@@ -333,17 +339,17 @@ fn a_conversation_goes_on_after_ctrl_c() {
 }
 
 #[test]
-fn turns_are_not_dropped_for_a_message_that_is_not_answered() {
+fn turns_are_not_dropped_if_the_answer_is_interrupted() {
     let (folder, path) = model(8, 1024);
     let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
-    let said = [
+    let messages = [
         message("user", &"a ".repeat(4500)),
         message("assistant", "a"),
-        message("user", &long_text()),
+        message("user", &long_prompt()),
         message("assistant", "a"),
     ];
     let (before, after) = (folder.path().join("before.json"), folder.path().join("after.json"));
-    std::fs::write(&before, serde_json::to_string(&said).unwrap()).unwrap();
+    std::fs::write(&before, serde_json::to_string(&messages).unwrap()).unwrap();
     let (model, load) = (path.to_str().unwrap(), before.to_str().unwrap());
     let args = ["chat", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "--load", load];
     let mut terminal = InTerminal::start(&args);
@@ -357,20 +363,20 @@ fn turns_are_not_dropped_for_a_message_that_is_not_answered() {
     terminal.wait_for("> ");
     terminal.type_line(&format!("/save {}", after.display()));
     terminal.wait_for("wrote ");
-    let kept: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&after).unwrap()).unwrap();
-    assert_eq!(kept, said);
+    let saved: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&after).unwrap()).unwrap();
+    assert_eq!(saved, messages);
     terminal.type_line("/exit");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
-fn a_terminal_shows_how_far_a_prompt_is() {
+fn a_terminal_shows_the_progress_of_prefill() {
     let (_folder, path) = model(8, 1024);
-    let (model, text) = (path.to_str().unwrap(), long_text());
+    let (model, text) = (path.to_str().unwrap(), long_prompt());
     let args = ["run", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "-p", &text];
     let mut terminal = InTerminal::start(&args);
     terminal.wait_for("reading the prompt [");
-    // One micro-batch: whatever is done is a part of it.
+    // The prompt is one micro-batch, so progress above 0 is progress within it.
     let shown = "reading the prompt [".to_owned() + &terminal.wait_for("s left");
     let line = shown.rsplit("reading the prompt [").next().unwrap();
     let done: usize = line.split("] ").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
@@ -381,7 +387,7 @@ fn a_terminal_shows_how_far_a_prompt_is() {
 }
 
 #[test]
-fn a_server_that_loads_says_so() {
+fn a_server_shows_that_it_loads_a_model() {
     fn serve(path: &Path) -> [&str; 7] {
         ["serve", "--device", "cpu", "--port", "0", "-m", path.to_str().unwrap()]
     }
@@ -390,8 +396,8 @@ fn a_server_that_loads_says_so() {
     running.wait_for_stderr(&format!("loading {}", path.display()));
     running.child.kill().unwrap();
     running.child.wait().unwrap();
-    // A terminal shows nothing of what takes a moment, which is what some of these take on a fast machine.
-    let says_so = |n_layer| {
+    // A terminal shows no progress of a short load. On a fast machine only the largest of these models loads slowly enough.
+    let shows_progress = |n_layer| {
         let (_folder, path) = model(n_layer, 2048);
         let mut terminal = InTerminal::start(&serve(&path));
         let shown = terminal.wait_for_any(&["loading the model [", "ready: "]);
@@ -399,5 +405,5 @@ fn a_server_that_loads_says_so() {
         terminal.child.wait().unwrap();
         !shown.contains("ready: ")
     };
-    assert!([6, 24, 72].into_iter().any(says_so));
+    assert!([6, 24, 72].into_iter().any(shows_progress));
 }

@@ -1,10 +1,10 @@
-//! The command `kernels`.
+//! The command `kernels`, which lists the wgpu shaders and prints one in WGSL, MSL, HLSL or SPIR-V.
 #![cfg(feature = "wgpu")]
 
 use crate::common::{run, stderr, stdout};
 
 #[test]
-fn names_come_one_a_line() {
+fn names_are_listed_one_per_line() {
     let names = stdout(run(&["kernels"]));
     let names: Vec<_> = names.lines().collect();
     assert!(names.is_sorted());
@@ -14,7 +14,7 @@ fn names_come_one_a_line() {
 }
 
 #[test]
-fn a_kernel_is_printed_in_every_language() {
+fn a_kernel_is_printed_in_every_shader_language() {
     let print = |flags: &[&str]| stdout(run(&[&["kernels", "rmsnorm"], flags].concat()));
     let wgsl = print(&[]);
     assert!(wgsl.contains("@compute") && wgsl.contains("subgroupShuffleXor"), "{wgsl}");
@@ -30,7 +30,7 @@ fn a_kernel_is_printed_in_every_language() {
 }
 
 #[test]
-fn a_kernel_goes_to_a_file() {
+fn a_kernel_is_written_to_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("argmax.spv");
     assert_eq!(stdout(run(&["kernels", "argmax", "--emit", "spirv", "-o", path.to_str().unwrap()])), "");

@@ -1,4 +1,5 @@
-//! `launch`: which server a tool gets, and how it learns of it.
+//! The command `launch`, which starts a coding tool with a server: how the server is chosen or started, and the variables
+//! and arguments by which the tool finds it. Shell scripts stand in for the tools.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +13,7 @@ use crate::common::{program, stderr, stdout};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A folder with a tool of this name, which runs `script`.
+/// A new folder with an executable `name`, a shell script.
 fn tool(name: &str, script: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -21,7 +22,7 @@ fn tool(name: &str, script: &str) -> TempDir {
     folder
 }
 
-/// `launch` with these tools before others, and nothing of the user's.
+/// The command `launch` with the folder `tools` first in PATH, and without the user's configuration and keys.
 fn launch(tools: &Path, args: &[&str]) -> Command {
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     let mut command = program();
@@ -34,7 +35,7 @@ fn output(tools: &Path, args: &[&str]) -> Output {
     launch(tools, args).output().unwrap()
 }
 
-/// A server that answers `/v1/models` and `/props` with these; its address.
+/// Starts a server that answers `/v1/models` and `/props` with these objects. Returns its address.
 fn server(models: Value, props: Value) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -57,18 +58,18 @@ fn server(models: Value, props: Value) -> String {
     url
 }
 
-/// One of ours with these models, whose contexts have `n_ctx` tokens.
+/// A server that answers as metal-attention's does, with these models, whose contexts have `n_ctx` tokens.
 fn ours(names: &[&str], n_ctx: usize) -> String {
     let entry = |name: &&str| json!({"id": name, "object": "model", "owned_by": "metal-attention"});
     let models = json!({"object": "list", "data": names.iter().map(entry).collect::<Vec<_>>()});
     server(models, json!({"engine": "metal-attention", "default_generation_settings": {"n_ctx": n_ctx}}))
 }
 
-/// What `env` and the arguments were, as the tool's script wrote them.
+/// A tool's script that writes its environment and arguments to files beside it and exits with code 7.
 const RECORD: &str = "env > \"$(dirname \"$0\")/env\"; printf '%s\\n' \"$@\" > \"$(dirname \"$0\")/args\"; exit 7";
 
 #[test]
-fn a_tool_learns_the_server_by_its_variables() {
+fn claude_gets_the_server_in_environment_variables() {
     let tools = tool("claude", RECORD);
     let url = ours(&["small"], 40000);
     let args = ["claude", "--server", &format!("{url}/"), "--api-key", "secret", "--", "-p", "Hello there"];
@@ -88,13 +89,13 @@ fn a_tool_learns_the_server_by_its_variables() {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS=40000",
         "DISABLE_TELEMETRY=1",
     ] {
-        assert!(env.lines().any(|own| own == line), "{line} is not in {env}");
+        assert!(env.lines().any(|found| found == line), "{line} is not in {env}");
     }
     assert_eq!(std::fs::read_to_string(tools.path().join("args")).unwrap(), "-p\nHello there\n");
 }
 
 #[test]
-fn a_tool_learns_the_server_by_its_arguments() {
+fn codex_gets_the_server_in_arguments() {
     let tools = tool("codex", RECORD);
     let url = ours(&["small", "large"], 32768);
     let run = output(tools.path(), &["codex", "large", "--server", &url, "--", "exec"]);
@@ -106,13 +107,13 @@ fn a_tool_learns_the_server_by_its_arguments() {
         "model_providers.metal-attention.wire_api=\"responses\"",
         "model_context_window=32768",
     ] {
-        assert!(args.lines().any(|own| own == line), "{line} is not in {args}");
+        assert!(args.lines().any(|found| found == line), "{line} is not in {args}");
     }
     assert!(args.ends_with("-m\nlarge\nexec\n"), "{args}");
 }
 
 #[test]
-fn the_command_is_shown_and_not_run() {
+fn print_shows_the_command_without_running_it() {
     let tools = tool("aider", RECORD);
     let url = ours(&["it's one"], 32768);
     let run = output(tools.path(), &["aider", "--server", &url, "--print", "--", "a file"]);
@@ -126,13 +127,13 @@ fn the_command_is_shown_and_not_run() {
 }
 
 #[test]
-fn what_cannot_work_is_told() {
+fn unusable_tools_servers_and_contexts_are_rejected() {
     let tools = tool("claude", RECORD);
     let (short, several, good) = (ours(&["small"], 4096), ours(&["small", "large"], 32768), ours(&["small"], 32768));
     let list = json!({"data": [{"id": "a", "owned_by": "library"}]});
     let (foreign, llama_cpp) = (server(list, json!({})), ours_without_engine());
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = format!("http://{}", silent.local_addr().unwrap());
+    let unreachable = format!("http://{}", silent.local_addr().unwrap());
     drop(silent);
     let garbage = garbage();
     for (args, code, message) in [
@@ -144,7 +145,7 @@ fn what_cannot_work_is_told() {
         (&["claude", "--server", &foreign], 1, "what answers there is no server of metal-attention"),
         (&["claude", "--server", &llama_cpp], 1, "what answers there is no server of metal-attention"),
         (&["claude", "--server", &garbage], 1, "what answers there is no server of metal-attention"),
-        (&["claude", "--server", &nobody], 1, "nothing answers there"),
+        (&["claude", "--server", &unreachable], 1, "nothing answers there"),
         (&["claude", "--server", "not an address"], 1, "this is no address"),
         (&["claude", "-c", "4096"], 2, "a coding tool needs 32768 at least"),
     ] {
@@ -155,13 +156,13 @@ fn what_cannot_work_is_told() {
     assert!(!tools.path().join("env").exists());
 }
 
-/// A server that lists models as ours does, and has other properties.
+/// A server that lists models as metal-attention's does, but whose `/props` does not name the engine.
 fn ours_without_engine() -> String {
     let list = json!({"data": [{"id": "a", "owned_by": "metal-attention"}]});
     server(list, json!({"default_generation_settings": {"n_ctx": 40000}}))
 }
 
-/// What answers, and not in HTTP.
+/// A server that answers with something other than HTTP. Returns its address.
 fn garbage() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -175,7 +176,7 @@ fn garbage() -> String {
     url
 }
 
-/// A model that exists under a name that no server has which may run on this machine.
+/// Copies a model into `folder` under a name that no other server on this machine lists. Returns its path.
 fn model(folder: &Path) -> String {
     let path = folder.join("launched-by-a-test.gguf");
     std::fs::copy("models/tales-4m-q4_0.gguf", &path).unwrap();
@@ -200,13 +201,13 @@ fn a_server_is_started_and_ends_with_the_tool() {
 }
 
 #[test]
-fn a_server_ends_where_the_launch_is_killed() {
+fn the_server_ends_if_launch_is_killed() {
     let tools = tool("claude", "trap 'exit 5' TERM; echo \"$ANTHROPIC_BASE_URL\"; sleep 60 >/dev/null & wait");
     let model = model(tools.path());
     for (signal, code) in [("-TERM", Some(5)), ("-KILL", None)] {
         let mut child = launch(tools.path(), &["claude", &model]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-        let url = said.next().unwrap().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = lines.next().unwrap().unwrap();
         let address = url.strip_prefix("http://").unwrap();
         assert!(TcpStream::connect(address).is_ok());
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
@@ -226,15 +227,15 @@ fn a_server_that_cannot_start_leaves_its_log() {
     std::fs::write(&model, "no model").unwrap();
     let run = output(tools.path(), &["claude", model.to_str().unwrap()]);
     assert_eq!(run.status.code(), Some(1));
-    let said = stderr(&run);
-    assert!(said.contains("the server ended (exit status: 3)") && said.contains("damaged.gguf"), "{said}");
-    let log = said.split("its log, ").nth(1).unwrap().split(", ends with").next().unwrap();
+    let errors = stderr(&run);
+    assert!(errors.contains("the server ended (exit status: 3)") && errors.contains("damaged.gguf"), "{errors}");
+    let log = errors.split("its log, ").nth(1).unwrap().split(", ends with").next().unwrap();
     assert!(std::fs::read_to_string(log).unwrap().contains("damaged.gguf"));
 }
 
-/// A tool has no use for the model inside the program.
+/// Coding tools need more than the built-in model, so `launch` does not fall back to it.
 #[test]
-fn the_help_falls_back_to_no_built_in_model() {
+fn the_help_names_no_built_in_model() {
     let help = stdout(program().args(["launch", "--help"]).output().unwrap());
     assert!(help.contains("METAL_ATTENTION_MODEL") && !help.contains("built-in"), "{help}");
 }

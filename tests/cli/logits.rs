@@ -1,10 +1,10 @@
-//! `logits` against the float64 reference.
+//! The command `logits`, against reference logits computed in float64.
 
 use crate::common::{ids, reference, run, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use serde_json::Value;
 
-/// Reads a float32 `.npy` file: its shape and its rows.
+/// Reads a float32 `.npy` file: its header, and the values row by row.
 fn read_npy(bytes: &[u8]) -> (String, Vec<f32>) {
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
     let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -17,21 +17,23 @@ fn argmax(row: &[f32]) -> u32 {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
 }
 
+/// The first prompt of the reference, with its tokens and logits.
 fn case() -> Value {
     reference("stories260K")["cases"][0].clone()
 }
 
+/// The case's token ids as the value of `--tokens`.
 fn tokens(case: &Value) -> String {
     ids(&case["tokens"]).iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 #[track_caller]
-fn assert_near(got: &[f32], want: &Value) {
-    let want = want.as_array().unwrap();
-    assert_eq!(got.len(), want.len());
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let difference = (f64::from(*got) - want.as_f64().unwrap()).abs();
-        assert!(difference <= 1e-3, "logit {i}: {got} for {want}");
+fn assert_near(got: &[f32], expected: &Value) {
+    let expected = expected.as_array().unwrap();
+    assert_eq!(got.len(), expected.len());
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let difference = (f64::from(*got) - expected.as_f64().unwrap()).abs();
+        assert!(difference <= 1e-3, "logit {i}: {got} for {expected}");
     }
 }
 
@@ -49,7 +51,7 @@ fn npy_has_a_row_for_every_token() {
     assert_eq!(argmaxes, ids(&case["argmax_all"]));
     assert_near(&numbers[4 * 512..], &case["logits_last"]);
 
-    // The same on stdout, from the text, in batches of two.
+    // The same logits on stdout, from the prompt's text, evaluated in micro-batches of two tokens.
     let prompt = case["prompt"].as_str().unwrap();
     let output = run(&["logits", "-p", prompt, "--cache-type", "f32", "-o", "-", "--ubatch-size", "2"]);
     let (same_header, same) = read_npy(&output.stdout);
@@ -66,9 +68,9 @@ fn json_has_tokens_and_rows() {
     let rows = json["logits"].as_array().unwrap();
     assert_eq!(rows.len(), 1);
     let row: Vec<_> = rows[0].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
-    // The F16 cache costs some precision.
-    let want = case["logits_last"].as_array().unwrap();
-    let worst = row.iter().zip(want).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs()).fold(0.0, f64::max);
+    // The default KV cache is F16, so the tolerance is larger.
+    let expected = case["logits_last"].as_array().unwrap();
+    let worst = row.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs()).fold(0.0, f64::max);
     assert!(worst <= 0.05, "{worst}");
 
     let all: Value = serde_json::from_str(&stdout(run(&["logits", "-p", "Once upon a time"]))).unwrap();
@@ -101,8 +103,8 @@ fn token_ids_need_no_vocabulary() {
 
     let logits = |model: &str| stdout(run(&["logits", "-m", model, "--tokens", "1,2,3"]));
     assert_eq!(logits(&path), logits(&original));
-    let refused = run(&["run", "-m", &path, "-p", "Once"]);
-    assert_eq!(refused.status.code(), Some(3));
-    let message = stderr(&refused);
+    let rejected = run(&["run", "-m", &path, "-p", "Once"]);
+    assert_eq!(rejected.status.code(), Some(3));
+    let message = stderr(&rejected);
     assert!(message.contains("no-vocabulary.gguf") && message.contains("tokenizer.ggml.model"), "{message}");
 }

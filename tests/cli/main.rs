@@ -1,4 +1,4 @@
-//! The command line as users run it: each command, its errors, its output for people and for programs.
+//! Tests of the command line: they run the built program and check its stdout, stderr and exit code. One module a command or subject.
 
 mod bench;
 mod chat;
@@ -9,9 +9,10 @@ mod cuda;
 mod devices;
 mod e2e;
 mod errors;
+mod extreme_numbers;
 mod files;
-mod forms;
 mod gpu;
+mod grammars;
 mod hub;
 mod interrupt;
 mod kernels;
@@ -19,7 +20,7 @@ mod launch;
 mod logits;
 mod mcp;
 mod models;
-mod numbers;
+mod positional_arguments;
 mod profile;
 mod quantize;
 mod rerank;
@@ -31,4 +32,3 @@ mod server;
 mod synthesised;
 mod tokens;
 mod usage;
-mod words;

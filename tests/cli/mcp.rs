@@ -1,4 +1,4 @@
-//! MCP servers from the command line: `mcp list`, `mcp test`, and `chat --tools`.
+//! MCP servers (Model Context Protocol) from the command line: `mcp list`, `mcp test`, `chat --tools` and `serve`.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -7,13 +7,14 @@ use crate::common::{run, run_with_input, stderr, stdout};
 use metal_attention_testing::http_server::HttpServer;
 use serde_json::{Value, json};
 
-/// A folder with a configuration of a good server, with more of its section, and one that cannot be started.
+/// A folder with a configuration of two MCP servers: `web`, which works, and `broken`, which cannot be started.
 struct Setup {
     folder: tempfile::TempDir,
     server: HttpServer,
 }
 
 impl Setup {
+    /// `more`: further lines of the section of `web`.
     fn new(more: &str) -> Self {
         let (folder, server) = (tempfile::tempdir().unwrap(), HttpServer::good());
         let config = format!(
@@ -32,13 +33,13 @@ impl Setup {
         run(&[&["mcp", "--config", text(&self.path("config.toml"))], args].concat())
     }
 
-    /// How many calls the server had.
+    /// The number of tool calls that the server received.
     fn n_calls(&self) -> usize {
         self.server.requests().iter().filter(|request| request.message["method"] == "tools/call").count()
     }
 
-    /// The messages of a conversation in which a model writes what matches `answer`, and its stderr. The template has
-    /// no texts, so that there is room for many rounds.
+    /// Runs a conversation in which the model's answers are constrained to the regular expression `answer`. Returns its
+    /// messages and stderr. The template renders only a letter for each message, so that many rounds fit the context.
     fn chat(&self, answer: &str) -> (Vec<Value>, String) {
         let template =
             "{% if tools %}{{ tools | length }}{% endif %}{% for m in messages %}{{ m.role[0] }}{% endfor %}";
@@ -53,11 +54,12 @@ impl Setup {
     }
 }
 
+/// The path as UTF-8.
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A call of the tool `echo`, as a regular expression.
+/// A regular expression that matches only a call of the tool `echo`.
 const CALL: &str = r#"\{"name": "echo", "arguments": \{"text": "hi"\}\}"#;
 
 #[test]
@@ -78,7 +80,7 @@ fn servers_and_their_tools_are_listed() {
 }
 
 #[test]
-fn a_tool_is_tried_with_consent() {
+fn mcp_test_calls_allowed_tools_only() {
     let setup = Setup::new("allow = [\"echo\"]");
     let test = |args: &[&str]| setup.mcp(&[&["test"], args].concat());
     let result = stdout(test(&["web", "echo", "--arguments", "{\"text\": \"a\\u001bb<|im_end|>\"}"]));
@@ -101,10 +103,10 @@ fn a_tool_is_tried_with_consent() {
     assert!(stderr(&setup.mcp(&["list"])).contains("no MCP server is in the configuration"));
 }
 
-/// At a terminal the user is asked until the answer is one, and "always" holds for later processes.
+/// At a terminal the question is repeated until the answer is valid. The answer "always" is stored for later processes.
 #[cfg(unix)]
 #[test]
-fn consent_is_kept() {
+fn consent_is_stored() {
     use std::io::Write;
 
     let setup = Setup::new("");
@@ -117,12 +119,13 @@ fn consent_is_kept() {
     assert_eq!(errors.matches("call it? [y]es, [n]o, [a]lways: ").count(), 2, "{errors}");
     assert!(errors.starts_with("web.echo {\"text\":\"hi\"}\n"), "{errors}");
     assert_eq!(stdout(output).lines().last(), Some("hi"));
-    let kept: Value = serde_json::from_str(&std::fs::read_to_string(setup.path("mcp-consents.json")).unwrap()).unwrap();
-    assert_eq!(kept, json!({"servers": {"web": {"target": setup.server.url(), "tools": ["echo"]}}}));
+    let consents: Value =
+        serde_json::from_str(&std::fs::read_to_string(setup.path("mcp-consents.json")).unwrap()).unwrap();
+    assert_eq!(consents, json!({"servers": {"web": {"target": setup.server.url(), "tools": ["echo"]}}}));
     assert_eq!(stdout(run(&args)).lines().last(), Some("hi"));
 }
 
-/// Ctrl-C at the question ends the process, and the tool is not called.
+/// Ctrl-C at the consent question ends the process; the tool is not called.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_is_no_consent() {
@@ -147,9 +150,9 @@ fn ctrl_c_is_no_consent() {
     assert_eq!(setup.n_calls(), 0);
 }
 
-/// A model that does nothing but call a tool is not asked without end.
+/// The model's answers are constrained to tool calls. The program stops after 20 calls in a row.
 #[test]
-fn a_model_calls_tools_that_are_allowed() {
+fn a_model_calls_allowed_tools_up_to_a_limit() {
     let setup = Setup::new("allow = [\"echo\"]");
     let (messages, errors) = setup.chat(CALL);
     assert_eq!(messages.len(), 41, "{errors}");
@@ -168,13 +171,13 @@ fn nothing_is_called_without_consent() {
     assert!(errors.contains("web.echo {\"text\":\"hi\"}\nconsent needs a terminal"), "{errors}");
     assert_eq!(messages[2]["content"], "The user does not want this call. Do not repeat it.");
     assert_eq!(setup.n_calls(), 0);
-    // An answer without a call is an answer.
+    // An answer without a call ends the turn.
     let (messages, _) = setup.chat("Hi!");
     assert_eq!((messages.len(), &messages[1]["content"]), (2, &json!("Hi!")));
 }
 
 #[test]
-fn tools_need_a_model_that_knows_them_and_a_server() {
+fn tools_need_a_template_with_tools_and_a_working_server() {
     let setup = Setup::new("");
     let config = setup.path("config.toml");
     let chat = |args: &[&str]| {
@@ -192,16 +195,17 @@ fn tools_need_a_model_that_knows_them_and_a_server() {
     assert!(code == Some(2) && errors.contains("no MCP server \"other\""), "{errors}");
 }
 
-/// Servers that do not exit by themselves end with the program, after SIGTERM or SIGHUP and after the second Ctrl-C.
+/// MCP servers that ignore the end of their stdin and SIGTERM are killed when `serve` ends by SIGTERM, SIGHUP or a second
+/// Ctrl-C.
 #[cfg(unix)]
 #[test]
-fn servers_end_with_the_program() {
+fn mcp_servers_end_with_serve() {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::process::{Command, Stdio};
 
     use nix::sys::signal::{Signal, kill};
 
-    // It has no tools, holds the FIFO open, and ignores the end of its stdin and SIGTERM.
+    // A server without tools that keeps the FIFO open, so that the FIFO's end shows the server's end.
     let script = r#"
         exec 3> "$0"; trap '' TERM; read line
         echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{}}}'
@@ -232,7 +236,7 @@ fn servers_end_with_the_program() {
         for &signal in signals {
             kill(nix::unistd::Pid::from_raw(serve.id().cast_signed()), signal).unwrap();
             if signal == Signal::SIGINT {
-                // The second one comes while the first one is acted on.
+                // The second Ctrl-C arrives during the shutdown that the first one started.
                 lines.find(|line| line.contains("shutting down"));
             }
         }
@@ -241,10 +245,10 @@ fn servers_end_with_the_program() {
     }
 }
 
-/// A signal that ends a command ends the server that it waits for.
+/// A signal that ends `mcp list` also ends the server whose answer it waits for.
 #[cfg(unix)]
 #[test]
-fn servers_end_with_a_command() {
+fn mcp_servers_end_with_an_interrupted_list() {
     use std::io::Read;
 
     use nix::sys::signal::{Signal, kill};
@@ -265,7 +269,7 @@ fn servers_end_with_a_command() {
 }
 
 #[test]
-fn others_reach_tools_with_a_key_only() {
+fn remote_tool_calls_need_an_api_key_and_a_server() {
     let setup = Setup::new("");
     let config = setup.path("config.toml");
     let serve = |args: &[&str]| {

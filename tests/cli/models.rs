@@ -1,4 +1,4 @@
-//! The commands about model files: `info`, `synth`, `quantize`, `perplexity`.
+//! The commands `info`, `synth` (models of random weights), `quantize` and `perplexity`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,25 @@ use tempfile::TempDir;
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-4m-q4_0.gguf");
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
 
-/// Runs the program; arguments are separated by spaces, `@` stands for the folder.
+/// Runs the program. Arguments are separated by spaces; `@` stands for the folder.
 fn run_in(dir: &TempDir, args: &str) -> std::process::Output {
     let args: Vec<_> = args.split(' ').map(|arg| arg.replace('@', dir.path().to_str().unwrap())).collect();
     run(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
+/// The JSON of `info` with the list of tensors.
 fn info(file: &Path) -> Value {
     serde_json::from_str(&stdout(run(&["info", "-m", file.to_str().unwrap(), "--json", "--tensors"]))).unwrap()
 }
 
-/// Synthesises a model of 64 x 2 and returns the file.
+/// Synthesises a model with 2 layers and `n_embd` 64. Returns the file.
 fn synth(dir: &TempDir, name: &str, args: &str) -> PathBuf {
     let sizes = "--n-layer 2 --n-embd 64 --n-head 4 --n-head-kv 2 --n-ff 128 --n-vocab 600";
     stdout(run_in(dir, &format!("synth custom {sizes} -o @/{name} {args}")));
     dir.path().join(name)
 }
 
+/// The tensors' names and types.
 fn types(file: &Path) -> Vec<(String, String)> {
     let tensors = info(file)["tensors"].as_array().unwrap().clone();
     let text = |v: &Value| v.as_str().unwrap().to_owned();
@@ -38,7 +40,7 @@ fn type_of(file: &Path, tensor: &str) -> String {
 }
 
 #[test]
-fn info_tells_what_is_in_a_file() {
+fn info_reports_name_sizes_types_and_memory() {
     let info = info(Path::new(TALES));
     let keys: Vec<_> = info.as_object().unwrap().keys().map(String::as_str).collect();
     let documented = [
@@ -71,20 +73,20 @@ fn info_tells_what_is_in_a_file() {
         ])
     );
     let sizes = &info["sizes"];
-    for (key, want) in
+    for (key, size) in
         [("n_layer", 4), ("n_embd", 256), ("n_head", 4), ("n_head_kv", 2), ("head_dim", 64), ("n_ff", 768)]
     {
-        assert_eq!(sizes[key], json!(want), "{key}");
+        assert_eq!(sizes[key], json!(size), "{key}");
     }
     assert_eq!(info["tokenizer"]["special_tokens"][0], json!({"role": "bos", "id": 0, "text": "<|endoftext|>"}));
-    // Keys and values: 2 * 4 layers * 2 heads * 64 elements * 2 bytes a token.
+    // Keys and values: 2 * 4 layers * 2 KV heads * 64 elements * 2 bytes a token; 512 tokens.
     let kv_cache = 2 * 4 * 2 * 64 * 2 * 512;
     assert_eq!(info["memory"][0]["kv_cache_bytes"], json!(kv_cache));
     assert_eq!(info["memory"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn info_is_readable_text_too() {
+fn info_without_json_is_a_readable_list() {
     let output = run(&["info", "--metadata", "--tensors"]);
     assert!(stderr(&output).contains("built-in model"));
     let text = stdout(output);
@@ -155,7 +157,7 @@ fn synthesised_models_run() {
 }
 
 #[test]
-fn synthesised_models_follow_their_seed() {
+fn synthesised_models_are_determined_by_their_seed() {
     let dir = TempDir::new().unwrap();
     let bytes = |args| std::fs::read(synth(&dir, "m.gguf", args)).unwrap();
     let first = bytes("--seed 1");
@@ -166,7 +168,7 @@ fn synthesised_models_follow_their_seed() {
 #[test]
 fn synthesised_shapes_have_their_sizes_and_types() {
     let dir = TempDir::new().unwrap();
-    // The named model with one layer instead of 30: 28.3 million weights in the table, 3.5 in the layer.
+    // The named model with one layer instead of 30: 28.3 million weights in the embedding, 3.5 million in the layer.
     stdout(run_in(&dir, "synth smollm-135m --n-layer 1 -o @/s.gguf"));
     let file = dir.path().join("s.gguf");
     let shown = info(&file);
@@ -182,7 +184,7 @@ fn synthesised_shapes_have_their_sizes_and_types() {
 }
 
 #[test]
-fn sizes_that_make_no_model_are_usage_errors() {
+fn invalid_sizes_are_usage_errors() {
     let dir = TempDir::new().unwrap();
     for (args, named) in [
         ("--n-layer 0", "block_count"),
@@ -211,14 +213,14 @@ fn quantising_to_the_same_types_changes_nothing() {
 }
 
 #[test]
-fn quantised_models_keep_their_text_and_shrink() {
+fn quantised_models_are_smaller_and_generate_the_same_text() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("q.gguf");
     let output = run_in(&dir, &format!("quantize {STORIES} @/q.gguf q8_0 --verbose"));
     assert!(stderr(&output).contains("blk.0.attn_q.weight"), "{}", stderr(&output));
     stdout(output);
     assert_eq!(type_of(&file, "token_embd.weight"), "Q8_0");
-    // Rows of 172 are no whole blocks.
+    // Rows of 172 values are no multiple of a quantisation block.
     assert_eq!(type_of(&file, "blk.0.ffn_down.weight"), "F16");
     assert_eq!(type_of(&file, "output_norm.weight"), "F32");
     let args = ["run", "-m", file.to_str().unwrap(), "-p", "Once upon a time", "-n", "16", "--temp", "0"];
@@ -226,11 +228,11 @@ fn quantised_models_keep_their_text_and_shrink() {
 }
 
 #[test]
-fn quantising_chooses_types_as_asked() {
+fn quantising_chooses_types_by_the_flags() {
     let dir = TempDir::new().unwrap();
     synth(&dir, "f32.gguf", "--type f32 --tied false");
     let out = dir.path().join("q.gguf");
-    // Rows of 64 and 128 take no type with blocks of 256.
+    // Rows of 64 and 128 values cannot have a type with blocks of 256.
     for (args, embd, head, down) in [
         ("q4_0", "Q4_0", "Q8_0", "Q4_0"),
         ("q4_0 --pure", "Q4_0", "Q4_0", "Q4_0"),
@@ -260,18 +262,18 @@ fn the_input_is_never_overwritten() {
 }
 
 #[test]
-fn perplexity_is_that_of_llama_cpp() {
-    // llama.cpp's running estimates after 1 to 4 chunks of 512.
-    let want = [60.1165, 60.2412, 66.6087, 71.9303];
+fn perplexity_equals_that_of_llama_cpp() {
+    // llama.cpp's running estimates after 1 to 4 chunks of 512 tokens.
+    let expected = [60.1165, 60.2412, 66.6087, 71.9303];
     let dir = TempDir::new().unwrap();
     let held_out = held_out(dir.path());
     for mode in [&[][..], &["--exact", "--cache-type", "f32"][..]] {
         let args = ["perplexity", "-m", TALES, "-f", &held_out, "-c", "512", "--chunks", "4", "--json"];
         let result: Value = serde_json::from_str(&stdout(run(&[&args[..], mode].concat()))).unwrap();
         assert_eq!((&result["tokens"], &result["n_ctx"]), (&json!(4 * 255), &json!(512)));
-        for (i, want) in want.into_iter().enumerate() {
+        for (i, expected) in expected.into_iter().enumerate() {
             let got = result["chunks"][i].as_f64().unwrap();
-            assert!((got - want).abs() < 0.005 * want, "{mode:?} chunk {i}: {got} for {want}");
+            assert!((got - expected).abs() < 0.005 * expected, "{mode:?} chunk {i}: {got} for {expected}");
         }
         assert_eq!(result["chunks"][3], result["perplexity"]);
         let error = result["error"].as_f64().unwrap();
@@ -280,7 +282,7 @@ fn perplexity_is_that_of_llama_cpp() {
 }
 
 #[test]
-fn perplexity_runs_in_lines_and_refuses_short_texts() {
+fn perplexity_prints_a_line_per_chunk_and_rejects_short_texts() {
     let text = String::from_utf8(reference_file("tales-heldout.txt")).unwrap();
     let text = &text[..4000];
     let lines = stdout(run(&["perplexity", "-p", text, "-c", "64", "--chunks", "2"]));

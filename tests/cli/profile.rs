@@ -1,4 +1,5 @@
-//! `run --profile`: the table and the trace file, on the CPU and on the first GPU there is.
+//! The flag `--profile`: the table of kernel times on stderr and the trace file (Chrome's trace format), on the CPU and on
+//! the first GPU.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 const RUN: [&str; 7] = ["run", "-p", "Once upon a time", "--temp", "0", "-n", "6"];
 
-/// The table's lines by phase: kernel, calls, total in ms.
+/// Parses the table: for each phase (prefill, decode) its lines as (kernel, calls, total in ms).
 fn table(stderr: &str) -> BTreeMap<String, Vec<(String, usize, f64)>> {
     let mut phases = BTreeMap::<_, Vec<_>>::new();
     let mut phase = String::new();
@@ -27,7 +28,8 @@ fn table(stderr: &str) -> BTreeMap<String, Vec<(String, usize, f64)>> {
     phases
 }
 
-/// Profiles a run on `device`, checks that it tells the same text, and returns the calls of each kernel by phase.
+/// Profiles a run on `device`. Checks that the text is that of a run without profile, that table and trace agree, and that
+/// kernels lie within their steps. Returns the number of calls by phase and kernel.
 fn profile(device: &str) -> BTreeMap<String, BTreeMap<String, usize>> {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
@@ -63,7 +65,7 @@ fn profile(device: &str) -> BTreeMap<String, BTreeMap<String, usize>> {
         let in_table: BTreeMap<_, _> = kernels.iter().map(|(kernel, calls, _)| (kernel.clone(), *calls)).collect();
         assert_eq!(in_table, calls[&phase]);
         let total: f64 = kernels.iter().map(|row| row.2).sum();
-        // Every line is rounded to a thousandth.
+        // Each line is rounded to a thousandth of a ms.
         let rounding = 0.0005 * (kernels.len() + 1) as f64;
         assert!((total - all.2).abs() <= rounding && (times[&phase] / 1e3 - all.2).abs() <= rounding, "{errors}");
         assert!(kernels.is_sorted_by(|a, b| a.2 >= b.2), "{errors}");
@@ -72,9 +74,9 @@ fn profile(device: &str) -> BTreeMap<String, BTreeMap<String, usize>> {
 }
 
 #[test]
-fn the_cpu_tells_of_every_kernel() {
+fn the_profile_of_the_cpu_has_every_kernel() {
     let calls = profile("cpu");
-    // Five layers. The prompt is one step that gives the first token, and five follow.
+    // The model has five layers. Prefill is one step, which gives the first token; five decode steps follow.
     for (phase, steps) in [("prefill", 1), ("decode", 5)] {
         let expected: BTreeMap<String, usize> = [
             ("embedding", 1),
@@ -96,7 +98,7 @@ fn the_cpu_tells_of_every_kernel() {
 }
 
 #[test]
-fn sequences_side_by_side_are_timed_as_they_run() {
+fn sequences_evaluated_in_parallel_have_rows_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let args = ["bench", "--device", "cpu", "-t", "2", "--seq-lengths", "0", "--gen-length", "3", "--batch", "4"];
@@ -122,7 +124,7 @@ fn sequences_side_by_side_are_timed_as_they_run() {
 }
 
 #[test]
-fn a_profile_needs_no_file_and_takes_none_from_stdin() {
+fn the_file_is_optional_and_cannot_be_stdin() {
     let output = run(&[&RUN[..], &["--device", "cpu", "--profile"]].concat());
     assert_eq!(table(&stderr(&output)).len(), 2);
     assert!(output.status.success());
@@ -136,7 +138,7 @@ fn a_profile_needs_no_file_and_takes_none_from_stdin() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-fn a_gpu_tells_of_every_dispatch() {
+fn the_profile_of_a_gpu_has_every_dispatch() {
     use std::sync::Arc;
 
     use metal_attention::kernels::{WgpuDevice, WgpuOptions};
@@ -158,7 +160,7 @@ fn a_gpu_tells_of_every_dispatch() {
     let model = Model::built_in().unwrap();
     let options = WgpuForwardPassOptions { n_ctx: 64, ..Default::default() };
     let pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options).unwrap();
-    // A prompt of five tokens, then one token at a time: the context is not split so early, and nothing is joined.
+    // Prefill of five tokens, then decode steps. The context is too short for split-KV, so no merge kernels run.
     for (phase, n_tokens, steps) in [("prefill", 5, 1), ("decode", 1, 5)] {
         let mut expected = BTreeMap::<String, usize>::new();
         for kernel in pass.dispatches(n_tokens).into_iter().filter(|kernel| !kernel.ends_with("_merge")) {

@@ -1,6 +1,9 @@
-//! Recipes, importance of columns, and what a quantisation costs. `tests/data/imatrix` has what llama.cpp's
-//! llama-imatrix and llama-perplexity write for stories260K and the first 1200 bytes of the held-out text: inputs of two
-//! chunks of 64 tokens, and the predictions of one of 32.
+//! The commands `quantize`, `imatrix` and `perplexity --kl-divergence`: recipes that mix tensor types, importance matrices
+//! (mean squares of each column's inputs), and the loss by quantisation.
+//!
+//! `tests/data/imatrix` has the files that llama.cpp's llama-imatrix and llama-perplexity write for stories260K and the
+//! first 1200 bytes of the held-out text: the importance matrix of two chunks of 64 tokens, and the logits of one chunk
+//! of 32.
 
 use std::path::Path;
 
@@ -10,16 +13,16 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
-const THEIRS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/imatrix/stories260K");
+const LLAMA_CPP_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/imatrix/stories260K");
 
-/// Runs the program; arguments are separated by spaces, `@` stands for the folder.
+/// Runs the program. Arguments are separated by spaces; `@` stands for the folder.
 fn run_in(dir: &TempDir, args: &str) -> std::process::Output {
     let args: Vec<_> = args.split(' ').map(|arg| arg.replace('@', dir.path().to_str().unwrap())).collect();
     run(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The first `n` bytes of the held-out text, as `text` in the folder.
-fn text(dir: &TempDir, n: usize) {
+/// Writes the first `n` bytes of the held-out text to the file `text` in the folder.
+fn write_text(dir: &TempDir, n: usize) {
     let text = reference_file("tales-heldout.txt");
     std::fs::write(dir.path().join("text"), &text[..n]).unwrap();
 }
@@ -28,7 +31,7 @@ fn type_of(file: &Path, tensor: &str) -> String {
     GgufFile::open(file).unwrap().tensor(tensor).unwrap().ty().to_string()
 }
 
-/// A model whose rows are whole blocks of 256.
+/// The command that synthesises a model whose rows are multiples of 256 values, the block of K-quants.
 const SIZES: &str = "synth custom --n-layer 8 --n-embd 256 --n-head 4 --n-head-kv 2 --n-ff 256 --n-vocab 600";
 
 #[test]
@@ -46,7 +49,7 @@ fn recipes_mix_types() {
         assert_eq!(metadata.u32("general.file_type").unwrap(), Some(15));
         assert_eq!(metadata.u32("general.quantization_version").unwrap(), Some(2));
     }
-    // The name of a type alone is that type for all.
+    // A plain tensor type instead of a recipe applies to all matrices of the layers.
     stdout(run_in(&dir, "quantize @/f32.gguf @/q.gguf q4_k"));
     let types = names.map(|name| type_of(&dir.path().join("q.gguf"), &format!("{name}.weight")));
     assert_eq!(types, ["Q4_K", "Q4_K", "Q4_K", "Q4_K", "Q6_K"]);
@@ -55,7 +58,7 @@ fn recipes_mix_types() {
     assert!(stderr(&output).contains("Q4_K_M"), "{}", stderr(&output));
 }
 
-/// Writes `large.gguf`: a matrix of two rows, all 0.5 but for one element.
+/// Writes `large.gguf`: a matrix of two rows whose elements are 0.5, except one that is `value`.
 fn write_large(dir: &TempDir, value: f32) {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "llama");
@@ -70,9 +73,10 @@ fn write_large(dir: &TempDir, value: f32) {
     std::fs::write(dir.path().join("large.gguf"), writer.finish().unwrap()).unwrap();
 }
 
-/// A number beyond the range of a type is an error that names the tensor; one within it stays about what it is.
+/// A value beyond the range of the tensor type is an error that names the tensor. A value within it is stored with an error
+/// below a quarter.
 #[test]
-fn numbers_beyond_a_type_are_refused() {
+fn values_beyond_the_range_of_a_type_are_rejected() {
     let dir = TempDir::new().unwrap();
     for (value, recipe, fits) in [
         (65000.0, "F16", true),
@@ -114,7 +118,7 @@ fn numbers_beyond_a_type_are_refused() {
 }
 
 #[test]
-fn quantising_to_as_many_bits_again_is_warned_of() {
+fn quantising_to_more_bits_than_the_input_has_is_warned_of() {
     let dir = TempDir::new().unwrap();
     stdout(run_in(&dir, &format!("{SIZES} --type Q4_1 -o @/q4_1.gguf")));
     let output = run_in(&dir, "quantize @/q4_1.gguf @/q.gguf Q4_K_M");
@@ -130,11 +134,11 @@ fn small_recipes_need_importance() {
     stdout(run_in(&dir, &format!("{SIZES} --n-ctx 64 --type f32 -o @/f32.gguf")));
     let output = run_in(&dir, "quantize @/f32.gguf @/q.gguf iq2_xxs");
     assert_eq!(output.status.code(), Some(2));
-    let text_ = stderr(&output);
-    assert!(text_.contains("blk.0.") && text_.contains("IQ2_XXS") && text_.contains("--imatrix FILE"), "{text_}");
+    let errors = stderr(&output);
+    assert!(errors.contains("blk.0.") && errors.contains("IQ2_XXS") && errors.contains("--imatrix FILE"), "{errors}");
     assert!(!dir.path().join("q.gguf").exists());
 
-    text(&dir, 3000);
+    write_text(&dir, 3000);
     stdout(run_in(&dir, "imatrix -m @/f32.gguf -f @/text -c 64 --chunks 2 -o @/i.gguf"));
     let imatrix = Imatrix::open(dir.path().join("i.gguf")).unwrap();
     assert_eq!((imatrix.names().len(), imatrix.n_chunks, imatrix.chunk_size), (7 * 8, 2, 64));
@@ -147,16 +151,16 @@ fn small_recipes_need_importance() {
         let args = ["run", "-m", "@/q.gguf", "-p", "Hi", "-n", "2", "--ignore-eos"].join(" ");
         stdout(run_in(&dir, &args));
     }
-    // A file of another model.
-    let output = run_in(&dir, &format!("quantize @/f32.gguf @/q.gguf q4_0 --imatrix {THEIRS}.gguf"));
+    // An importance matrix of another model is rejected.
+    let output = run_in(&dir, &format!("quantize @/f32.gguf @/q.gguf q4_0 --imatrix {LLAMA_CPP_FILES}.gguf"));
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("of another model"), "{}", stderr(&output));
 }
 
 #[test]
-fn importance_makes_what_counts_more_exact() {
+fn an_importance_matrix_lowers_the_divergence() {
     let dir = TempDir::new().unwrap();
-    text(&dir, 40_000);
+    write_text(&dir, 40_000);
     stdout(run_in(&dir, &format!("imatrix -m {STORIES} -f @/text -c 128 -o @/i.gguf")));
     let divergence = |args: &str| {
         stdout(run_in(&dir, &format!("quantize {STORIES} @/q.gguf q4_1 --pure{args}")));
@@ -169,13 +173,13 @@ fn importance_makes_what_counts_more_exact() {
 }
 
 #[test]
-fn importance_is_what_llama_cpp_finds() {
+fn importance_equals_that_of_llama_cpp() {
     let dir = TempDir::new().unwrap();
-    text(&dir, 1200);
+    write_text(&dir, 1200);
     stdout(run_in(&dir, &format!("imatrix -m {STORIES} -f @/text -c 64 --chunks 2 -o @/i.gguf")));
     let ours = Imatrix::open(dir.path().join("i.gguf")).unwrap();
-    let theirs = Imatrix::open(format!("{THEIRS}.gguf")).unwrap();
-    let legacy = Imatrix::open(format!("{THEIRS}.dat")).unwrap();
+    let theirs = Imatrix::open(format!("{LLAMA_CPP_FILES}.gguf")).unwrap();
+    let legacy = Imatrix::open(format!("{LLAMA_CPP_FILES}.dat")).unwrap();
     assert_eq!((theirs.n_chunks, theirs.chunk_size, theirs.datasets.len()), (2, 64, 1));
     assert_eq!(ours.names().collect::<Vec<_>>(), theirs.names().collect::<Vec<_>>());
     assert_eq!(ours.names().collect::<Vec<_>>(), legacy.names().collect::<Vec<_>>());
@@ -186,21 +190,21 @@ fn importance_is_what_llama_cpp_finds() {
             let squares = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
             (squares / b.iter().map(|b| b * b).sum::<f32>()).sqrt()
         };
-        // Sums of F32 in another order.
+        // F32 sums in another order.
         assert!(distance(&all[0], &all[1]) < 1e-4, "{name}: {}", distance(&all[0], &all[1]));
         assert!(distance(&all[2], &all[1]) < 1e-6, "{name}: {}", distance(&all[2], &all[1]));
     }
-    // Files add up.
-    let add = format!("imatrix -m {STORIES} -f @/text -c 64 --chunks 2 --add {THEIRS}.gguf -o @/both.gguf");
+    // `--add` adds the counts of an earlier file.
+    let add = format!("imatrix -m {STORIES} -f @/text -c 64 --chunks 2 --add {LLAMA_CPP_FILES}.gguf -o @/both.gguf");
     stdout(run_in(&dir, &add));
     let both = Imatrix::open(dir.path().join("both.gguf")).unwrap();
     assert_eq!((both.n_chunks, both.counts("blk.0.attn_q.weight")), (4, Some(&[256][..])));
 }
 
 #[test]
-fn damaged_importance_is_refused() {
+fn damaged_importance_matrices_are_rejected() {
     let dir = TempDir::new().unwrap();
-    let good = std::fs::read(format!("{THEIRS}.dat")).unwrap();
+    let good = std::fs::read(format!("{LLAMA_CPP_FILES}.dat")).unwrap();
     let file = dir.path().join("i.dat");
     for (name, bytes) in [
         ("cut", &good[..700]),
@@ -218,32 +222,34 @@ fn damaged_importance_is_refused() {
 }
 
 #[test]
-fn predictions_compare_with_what_llama_cpp_kept() {
+fn logits_files_of_llama_cpp_and_ours_can_be_compared_with() {
     let dir = TempDir::new().unwrap();
-    text(&dir, 1200);
+    write_text(&dir, 1200);
     stdout(run_in(&dir, &format!("quantize {STORIES} @/q.gguf q8_0")));
-    let kept = format!("perplexity -m {STORIES} -f @/text -c 32 --chunks 1 --exact --kl-divergence-base @/ours.logits");
-    stdout(run_in(&dir, &kept));
+    let store =
+        format!("perplexity -m {STORIES} -f @/text -c 32 --chunks 1 --exact --kl-divergence-base @/ours.logits");
+    stdout(run_in(&dir, &store));
     let figures = |args: &str| -> Value {
         serde_json::from_str(&stdout(run_in(&dir, &format!("perplexity {args} --exact --chunks 1 --json")))).unwrap()
     };
     let number = |v: &Value| v.as_f64().unwrap();
-    let theirs = figures(&format!("-m {STORIES} --kl-divergence --kl-divergence-base {THEIRS}.logits"));
-    // The same model. What is left are keys and values in F16, which both round at other places: 11.0762 and 11.0809.
+    let theirs = figures(&format!("-m {STORIES} --kl-divergence --kl-divergence-base {LLAMA_CPP_FILES}.logits"));
+    // The same model. Both engines keep keys and values in F16 but round at different places, so that the perplexities are
+    // 11.0762 and 11.0809.
     assert!(number(&theirs["kl_divergence"]["max"]).abs() < 1e-4, "{theirs}");
     assert!((number(&theirs["reference_perplexity"]) / number(&theirs["perplexity"]) - 1.0).abs() < 1e-3, "{theirs}");
     assert_eq!(theirs["same_top"], 1.0);
-    let kept = figures("-m @/q.gguf --kl-divergence --kl-divergence-base @/ours.logits");
-    let beside = figures(&format!("-m @/q.gguf --reference {STORIES} -f @/text -c 32"));
-    assert_eq!((&kept["tokens"], &kept["perplexity"]), (&beside["tokens"], &beside["perplexity"]));
+    let from_file = figures("-m @/q.gguf --kl-divergence --kl-divergence-base @/ours.logits");
+    let from_model = figures(&format!("-m @/q.gguf --reference {STORIES} -f @/text -c 32"));
+    assert_eq!((&from_file["tokens"], &from_file["perplexity"]), (&from_model["tokens"], &from_model["perplexity"]));
     for figure in ["mean", "median", "p90", "p95", "p99", "max"] {
-        let (kept, beside) = (number(&kept["kl_divergence"][figure]), number(&beside["kl_divergence"][figure]));
-        assert!((kept - beside).abs() < 1e-5, "{figure}: {kept} {beside}");
+        let (a, b) = (number(&from_file["kl_divergence"][figure]), number(&from_model["kl_divergence"][figure]));
+        assert!((a - b).abs() < 1e-5, "{figure}: {a} {b}");
     }
-    assert!(number(&beside["kl_divergence"]["mean"]) > 1e-5);
+    assert!(number(&from_model["kl_divergence"]["mean"]) > 1e-5);
 
     let damaged = dir.path().join("damaged.logits");
-    let good = std::fs::read(format!("{THEIRS}.logits")).unwrap();
+    let good = std::fs::read(format!("{LLAMA_CPP_FILES}.logits")).unwrap();
     for bytes in [&good[..10], &good[..400], &b"GGUF and more than twenty bytes"[..]] {
         std::fs::write(&damaged, bytes).unwrap();
         let output = run_in(&dir, "perplexity -m @/q.gguf --kl-divergence --kl-divergence-base @/damaged.logits");
@@ -253,9 +259,9 @@ fn predictions_compare_with_what_llama_cpp_kept() {
 }
 
 #[test]
-fn a_report_says_what_was_lost() {
+fn the_report_lists_the_error_of_each_tensor() {
     let dir = TempDir::new().unwrap();
-    text(&dir, 4000);
+    write_text(&dir, 4000);
     let report = stdout(run_in(&dir, &format!("quantize {STORIES} @/q.gguf q4_0 --report @/text")));
     assert!(report.contains("blk.4.ffn_gate.weight") && report.contains("output_norm.weight"), "{report}");
     assert!(report.contains("size 1015.8 KiB (32.00 bits per weight) -> 238.5 KiB (7.51 bits per weight)"), "{report}");

@@ -1,4 +1,5 @@
-//! `rerank`, and what `embed` says of a reranker.
+//! The command `rerank`, which sorts documents by a cross-encoder's score for a query, and the error of `embed` for such a
+//! model.
 
 use crate::common::{run, run_with_input, stderr, stdout};
 use metal_attention::gguf::GgufFile;
@@ -11,14 +12,14 @@ use tempfile::TempDir;
 const QUERY: &str = "the moon";
 const DOCUMENTS: [&str; 3] = ["of the sun", "it is far", "the moon is far from the sun"];
 
-/// A reranker, or the same without its classifier, as a file.
+/// Writes the tests' encoder, with the classifier of a reranker or without it. Returns the file's path.
 fn file(dir: &TempDir, is_reranker: bool) -> String {
     let path = dir.path().join(format!("{is_reranker}.gguf"));
     std::fs::write(&path, encoder(is_reranker)).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-/// `out(tanh(dense(x)))` of the first token's state, in so many words.
+/// The expected score: `out(tanh(dense(x)))` of the first token's hidden state `x`, computed here in float64.
 fn score(model: &Model, document: &str) -> f64 {
     let tokenizer = model.tokenizer().unwrap();
     let (cls, sep) = (tokenizer.token_id("[CLS]").unwrap(), tokenizer.token_id("[SEP]").unwrap());
@@ -42,8 +43,9 @@ fn documents_are_sorted_by_the_models_scores() {
     let file = file(&dir, true);
     let gguf = GgufFile::open(&file).unwrap();
     let model = Model::from_gguf(gguf, &ModelOptions::default()).unwrap();
-    let mut want: Vec<(usize, f64)> = DOCUMENTS.iter().map(|document| score(&model, document)).enumerate().collect();
-    want.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut expected: Vec<(usize, f64)> =
+        DOCUMENTS.iter().map(|document| score(&model, document)).enumerate().collect();
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
 
     let list = dir.path().join("documents.txt");
     std::fs::write(&list, format!("{}\n\n  \r\n{}\n", DOCUMENTS[1], DOCUMENTS[2])).unwrap();
@@ -53,7 +55,7 @@ fn documents_are_sorted_by_the_models_scores() {
     assert_eq!(answer["query"], QUERY);
     let results = answer["results"].as_array().unwrap();
     assert_eq!(results.len(), 3);
-    for (result, (index, score)) in results.iter().zip(&want) {
+    for (result, (index, score)) in results.iter().zip(&expected) {
         assert_eq!((&result["index"], &result["document"]), (&json!(index), &json!(DOCUMENTS[*index])));
         assert!((result["relevance_score"].as_f64().unwrap() - score).abs() < 1e-5, "{result} {score}");
     }
@@ -61,7 +63,7 @@ fn documents_are_sorted_by_the_models_scores() {
     let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
     let table = lines(stdout(run(&from_file)));
     assert_eq!(table.len(), 3);
-    for (rank, (line, (index, score))) in table.iter().zip(&want).enumerate() {
+    for (rank, (line, (index, score))) in table.iter().zip(&expected).enumerate() {
         let columns: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(columns[0], (rank + 1).to_string());
         assert!((columns[1].parse::<f64>().unwrap() - score).abs() < 1e-4, "{line} {score}");
@@ -75,14 +77,14 @@ fn documents_are_sorted_by_the_models_scores() {
 }
 
 #[test]
-fn what_cannot_be_ranked_is_told() {
+fn unsuitable_models_and_documents_are_rejected() {
     let dir = TempDir::new().unwrap();
     let (reranker, encoder) = (file(&dir, true), file(&dir, false));
-    let fails = |args: &[&str], told: &[&str]| {
+    let fails = |args: &[&str], parts: &[&str]| {
         let output = run(args);
         let errors = stderr(&output);
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{args:?}: {errors}");
-        assert!(told.iter().all(|told| errors.contains(told)), "{args:?}: {errors}");
+        assert!(parts.iter().all(|part| errors.contains(part)), "{args:?}: {errors}");
     };
     let pair = ["-q", "a", "-d", "b"];
     fails(&[&["rerank", "-m", &encoder][..], &pair].concat(), &["no reranker", "`embed`", "cosine"]);

@@ -1,9 +1,10 @@
-//! `bench roofline`, on the CPU and on the first GPU there is: its structure, not its speed.
+//! The command `bench roofline`, which measures a device's ceilings (bandwidth, arithmetic, launches) and compares a model's
+//! speed with the floors that follow from them. The tests check the report's structure, not the speeds.
 
 use crate::common::{has_gpu, run, stderr, stdout};
 use serde_json::Value;
 
-/// Checks that `value` is an object with `keys`, all of them positive numbers.
+/// Checks that `value` is an object whose `keys` are positive finite numbers.
 fn positive(value: &Value, keys: &[&str]) {
     for key in keys {
         let number = value[key].as_f64();
@@ -11,6 +12,7 @@ fn positive(value: &Value, keys: &[&str]) {
     }
 }
 
+/// Runs the command with the flags `device`, checks the parts of the report that all devices share, and returns it.
 fn roofline(device: &[&str]) -> Value {
     let flags = ["bench", "roofline", "--quick", "--json", "--n-prompt", "20"];
     let report: Value = serde_json::from_str(&stdout(run(&[&flags[..], device].concat()))).unwrap();
@@ -43,7 +45,7 @@ fn roofline(device: &[&str]) -> Value {
 }
 
 #[test]
-fn the_cpu_has_ceilings_and_the_built_in_model_floors() {
+fn the_report_of_the_cpu_has_ceilings_and_floors() {
     for threads in ["1", "2"] {
         let report = roofline(&["--device", "cpu", "--threads", threads]);
         assert_eq!(report["device"]["kind"], "cpu");
@@ -57,7 +59,7 @@ fn the_cpu_has_ceilings_and_the_built_in_model_floors() {
 }
 
 #[test]
-fn a_gpu_has_ceilings_and_the_built_in_model_floors() {
+fn the_report_of_a_gpu_has_ceilings_and_floors() {
     if !has_gpu() {
         return;
     }
@@ -71,7 +73,7 @@ fn a_gpu_has_ceilings_and_the_built_in_model_floors() {
 }
 
 #[test]
-fn people_get_lines() {
+fn the_report_without_json_is_a_readable_list() {
     let output = run(&["bench", "roofline", "--quick", "--device", "cpu"]);
     let text = stdout(output);
     for part in ["ceilings\n", "  parallel region ", "tokens multiplied at once with ", "  prefill 32 ", "  decode @0 "]
@@ -81,7 +83,7 @@ fn people_get_lines() {
 }
 
 #[test]
-fn numbers_that_cannot_work_are_refused() {
+fn invalid_arguments_are_rejected() {
     for args in [&["--n-prompt", "0"][..], &["--threads", "0"], &["--device", "tpu"]] {
         let output = run(&[&["bench", "roofline", "--quick"], args].concat());
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));

@@ -1,4 +1,5 @@
-//! `run` on the built-in model and its reference continuations.
+//! The command `run`: text and JSON output, prompts, sampling flags, stop conditions and interruption, on the built-in model
+//! and its reference continuations.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -19,7 +20,7 @@ fn token_ids(lines: &[Value]) -> Vec<u32> {
 }
 
 #[test]
-fn the_greedy_continuations_are_those_of_the_reference() {
+fn greedy_continuations_equal_the_reference() {
     for case in reference("stories260K")["cases"].as_array().unwrap() {
         let prompt = case["prompt"].as_str().unwrap();
         let lines = json_lines(&["-p", prompt, "--temp", "0", "-n", "128", "--cache-type", "f32"]);
@@ -29,7 +30,7 @@ fn the_greedy_continuations_are_those_of_the_reference() {
 }
 
 #[test]
-fn stdout_is_the_continuation_and_nothing_else() {
+fn stdout_has_only_the_continuation() {
     let continuation = ids(&reference("stories260K")["cases"][0]["greedy"]);
     let list = continuation.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let expected = stdout(run(&["detokenize", &format!("1,403,407,261,378,{list}")]));
@@ -48,8 +49,8 @@ fn stdout_is_the_continuation_and_nothing_else() {
 
 #[cfg(unix)]
 #[test]
-fn statistics_have_lines_of_their_own_in_a_pipe_for_both() {
-    let both = |args: &[&str]| {
+fn statistics_begin_a_new_line_if_stdout_and_stderr_share_a_pipe() {
+    let shared_output = |args: &[&str]| {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut command = program();
         command.args(["run", "--temp", "0"]).args(args).stdout(writer.try_clone().unwrap()).stderr(writer);
@@ -60,26 +61,26 @@ fn statistics_have_lines_of_their_own_in_a_pipe_for_both() {
         assert!(child.wait().unwrap().success());
         all
     };
-    let all = both(&["-p", PROMPT, "-n", "8"]);
+    let all = shared_output(&["-p", PROMPT, "-n", "8"]);
     assert!(all.contains(", there was a little girl\nload time"), "{all}");
-    // The note is the first of the lines that follow.
-    let all = both(&["-p", PROMPT, "-c", "9"]);
+    // A note precedes the statistics.
+    let all = shared_output(&["-p", PROMPT, "-c", "9"]);
     assert!(all.contains(", there was a little\nnote: the text ends here"), "{all}");
-    // Text that ends its line, no text, and JSON need nothing.
+    // No line break is added after a text that ends with one, after no text, and after JSON lines.
     for args in
         [&["-p", "Once\n", "-n", "0", "--echo"][..], &["-p", PROMPT, "-n", "0"], &["-p", PROMPT, "-n", "2", "--json"]]
     {
-        let all = both(args);
+        let all = shared_output(args);
         assert!(all.contains("\nload time") && !all.contains("\n\n"), "{all}");
     }
-    // Where they are apart, each has its own only.
+    // With separate pipes no line break is added.
     let output = run(&["run", "--temp", "0", "-p", PROMPT, "-n", "8"]);
     assert!(!stderr(&output).contains("\n\n"), "{}", stderr(&output));
     assert_eq!(stdout(output), ", there was a little girl");
 }
 
 #[test]
-fn a_small_model_file_tells_a_tale() {
+fn a_model_file_gives_the_reference_continuation() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-4m-q4_0.gguf");
     let case = &reference("tales-4m")["cases"][0];
     let prompt = case["prompt"].as_str().unwrap();
@@ -88,7 +89,7 @@ fn a_small_model_file_tells_a_tale() {
 }
 
 #[test]
-fn json_has_meta_tokens_and_done() {
+fn json_has_a_meta_line_token_lines_and_a_done_line() {
     let lines = json_lines(&["-p", PROMPT, "--temp", "0", "-n", "20", "-s", "7"]);
     let types: Vec<_> = lines.iter().map(|l| l["type"].as_str().unwrap()).collect();
     assert_eq!(types[0], "meta");
@@ -114,10 +115,10 @@ fn json_has_meta_tokens_and_done() {
     assert!(timings["first_token_ms"].as_f64() >= timings["prefill_ms"].as_f64(), "{timings}");
 }
 
-/// Every write is a message of its own on a datagram socket.
+/// Stdout is a datagram socket, on which every write is a message of its own.
 #[cfg(unix)]
 #[test]
-fn every_token_is_written_at_once() {
+fn every_token_is_written_immediately() {
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixDatagram;
 
@@ -139,7 +140,7 @@ fn every_token_is_written_at_once() {
 }
 
 #[test]
-fn the_prompt_comes_from_a_file_or_stdin_as_it_is() {
+fn prompts_from_files_and_stdin_are_unchanged() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "\nOnce upon a  time \n";
     std::fs::write(file.path(), text).unwrap();
@@ -170,7 +171,7 @@ fn stop_strings_end_the_text_before_them() {
     let lines = json_lines(&args[1..]);
     assert_eq!(lines.last().unwrap()["stop_reason"], "stop_string");
     assert_eq!(lines.last().unwrap()["text"], ", there was a little girl ");
-    // A stop string that only begins is not swallowed.
+    // The beginning of a stop string is printed if the rest does not follow.
     let text = stdout(run(&["run", "-p", PROMPT, "--temp", "0", "-n", "8", "--stop", " girl named Bob"]));
     assert_eq!(text, ", there was a little girl");
 }
@@ -195,7 +196,7 @@ fn sampling_flags_reach_the_sampler() {
 }
 
 #[test]
-fn a_full_context_ends_the_text_and_is_no_error() {
+fn a_full_context_ends_the_text_without_an_error() {
     let output = run(&["run", "-p", PROMPT, "--temp", "0", "-c", "20"]);
     let errors = stderr(&output);
     let text = stdout(output);
@@ -203,12 +204,12 @@ fn a_full_context_ends_the_text_and_is_no_error() {
     assert!(errors.contains("the context of 20 tokens is full"), "{errors}");
     let lines = json_lines(&["-p", PROMPT, "--temp", "0", "-c", "20"]);
     assert_eq!(lines.last().unwrap()["stop_reason"], "context_full");
-    // 5 prompt tokens and 15 others fill the context; one more is chosen after the last of them.
+    // 5 prompt tokens and 15 generated ones fill the context; one more is sampled from the last logits.
     assert_eq!(token_ids(&lines).len(), 16);
 }
 
 #[test]
-fn no_tokens_are_no_text() {
+fn a_limit_of_zero_tokens_gives_an_empty_text() {
     let lines = json_lines(&["-p", PROMPT, "-n", "0"]);
     assert_eq!(lines.len(), 2);
     assert_eq!((&lines[1]["text"], &lines[1]["stop_reason"]), (&"".into(), &"length".into()));
@@ -216,7 +217,7 @@ fn no_tokens_are_no_text() {
 }
 
 #[test]
-fn an_empty_prompt_begins_a_text() {
+fn an_empty_prompt_starts_with_bos() {
     let text = stdout(run(&["run", "-p", "", "--temp", "0", "-n", "4"]));
     assert_eq!(text, "Once upon a time");
     let output = run(&["run", "-p", "", "--no-bos"]);
@@ -241,8 +242,8 @@ fn verbose_shows_memory_and_threads() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_it_quietly() {
-    // So long a context takes much longer to fill than this test may last.
+fn a_closed_stdout_ends_the_program_without_an_error() {
+    // The context takes much longer to fill than the test lasts.
     let mut child = program()
         .args(["run", "-p", PROMPT, "-c", "100000", "--ignore-eos", "--json"])
         .stdout(Stdio::piped())
@@ -259,7 +260,7 @@ fn a_reader_that_goes_away_ends_it_quietly() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_prints_what_was_measured_and_exits_with_130() {
+fn ctrl_c_prints_the_statistics_and_exits_with_130() {
     let mut child = program()
         .args(["run", "-p", PROMPT, "-c", "100000", "--ignore-eos"])
         .stdout(Stdio::piped())

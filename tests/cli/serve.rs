@@ -1,4 +1,4 @@
-//! `serve`: from the command line to a shutdown.
+//! The command `serve`: its flags, its log and its shutdown. The HTTP interfaces have tests in the server's crate.
 #![cfg(unix)]
 
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use crate::server::{Server, status};
 use serde_json::json;
 
 #[test]
-fn a_server_ends_well_when_it_is_told_to() {
+fn sigterm_ends_the_server_with_exit_code_0() {
     let server = Server::start(&[]);
     assert_eq!(server.status("/v1/models", ""), 200);
     server.signal("TERM");
@@ -20,25 +20,25 @@ fn a_server_ends_well_when_it_is_told_to() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait_for_anybody() {
+fn a_second_signal_ends_the_server_at_once() {
     let server = Server::start(&["-m", "models/tales-4m-q4_0.gguf", "--grace", "600"]);
     server.wait_until_ready();
     let body =
         json!({"prompt": "Once upon a time", "max_tokens": 100_000, "ignore_eos": true, "n": 16, "stream": true});
-    let mut stream = server.begin("/v1/completions", Some(&body));
-    // The stream has begun, and the client reads no more of it.
+    let mut stream = server.send_only("/v1/completions", Some(&body));
+    // The stream has begun. The client reads no more of it, so that the answer cannot finish.
     stream.read_exact(&mut [0; 512]).unwrap();
     server.signal("TERM");
     while server.status("/ready", "") != 503 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(server.status("/health", ""), 200, "it still works on what it has");
+    assert_eq!(server.status("/health", ""), 200, "running requests are still served");
     server.signal("TERM");
     assert_eq!(server.end().0, Some(130));
 }
 
 #[test]
-fn keys_come_from_a_file() {
+fn api_keys_are_read_from_a_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "one\n two \n").unwrap();
     let server = Server::start(&["--api-key-file", file.path().to_str().unwrap()]);
@@ -50,17 +50,17 @@ fn keys_come_from_a_file() {
 }
 
 #[test]
-fn metrics_have_a_port_without_a_key() {
+fn the_metrics_port_needs_no_key() {
     let server = Server::start(&["--metrics-port", "0", "--api-key", "secret"]);
-    let of_metrics =
+    let metrics_address =
         |line: &String| Some(line.strip_prefix("metrics on http://")?.strip_suffix("/metrics")?.to_owned());
-    let metrics = server.said.iter().find_map(of_metrics).unwrap();
+    let metrics = server.startup_log.iter().find_map(metrics_address).unwrap();
     assert_eq!((status(&metrics, "/metrics", ""), server.status("/metrics", "")), (200, 401));
     assert_eq!((status(&metrics, "/health", ""), status(&metrics, "/v1/models", "")), (200, 404));
 }
 
 #[test]
-fn what_cannot_work_is_told() {
+fn invalid_flags_and_files_are_rejected() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let empty = tempfile::NamedTempFile::new().unwrap();
@@ -94,9 +94,8 @@ fn what_cannot_work_is_told() {
     }
 }
 
-/// Numbers of replicas that no machine has room for.
 #[test]
-fn too_many_replicas_are_refused() {
+fn too_many_replicas_are_rejected() {
     for (n, why) in [("9223372036854775808", "64 replicas at most"), ("100000000", "64 replicas at most")] {
         let output = run(&["serve", "--device", "cpu", "--port", "0", "--replicas", n]);
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
@@ -104,7 +103,7 @@ fn too_many_replicas_are_refused() {
     }
 }
 
-/// A line for each request, without its query; none where the server is quiet.
+/// The log has a line for each request, without the URL's query. With `--quiet` it has none.
 #[test]
 fn requests_have_a_line_in_the_log() {
     for quiet in [false, true] {
@@ -141,7 +140,7 @@ fn requests_have_a_line_in_the_log() {
     }
 }
 
-/// Turns that are dropped have a header and a line in the log.
+/// The number of dropped turns is in a response header and in the log.
 #[test]
 fn dropped_turns_are_reported() {
     let server = Server::start(&["--context-shift"]);
@@ -151,7 +150,7 @@ fn dropped_turns_are_reported() {
         ["user", "assistant", "user", "assistant", "user"].map(|role| json!({"role": role, "content": story}));
     let body = json!({"max_tokens": 3, "messages": messages});
     let mut answer = String::new();
-    server.begin("/v1/chat/completions", Some(&body)).read_to_string(&mut answer).unwrap();
+    server.send_only("/v1/chat/completions", Some(&body)).read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-dropped-turns: 2\r\n"), "{answer}");
     server.signal("TERM");
     let (code, lines) = server.end();
@@ -160,16 +159,16 @@ fn dropped_turns_are_reported() {
     assert_eq!(code, Some(0));
 }
 
-/// A variable that is set and empty is no key either.
+/// An empty variable is an error, not a server without a key.
 #[test]
-fn an_empty_key_does_not_open_the_server() {
+fn an_empty_key_in_the_environment_is_rejected() {
     let output = program().args(["serve", "--port", "0"]).env("METAL_ATTENTION_API_KEY", "").output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("METAL_ATTENTION_API_KEY"), "{}", stderr(&output));
 }
 
 #[test]
-fn no_number_is_too_large() {
+fn limits_accept_the_largest_number() {
     let largest = u64::MAX.to_string();
     let options = [
         "--max-connections",

@@ -1,4 +1,5 @@
-//! `serve` with several models: a folder, a configuration file, and names.
+//! The command `serve` with several models: those of a folder (`--models-dir`), of a configuration file, and of the hub's
+//! cache; their names, loading on demand, and deletion.
 #![cfg(unix)]
 
 use std::io::{Read, Write};
@@ -10,7 +11,7 @@ use crate::server::Server;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The tokens of the prompt of a conversation with `messages`, and the answer, the likeliest one.
+/// Requests a greedy answer to `messages`. Returns the number of prompt tokens and the answer.
 fn chat(server: &Server, model: &str, messages: &Value) -> (u64, String) {
     let body = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
     let (status, answer) = server.send("/v1/chat/completions", Some(&body));
@@ -21,7 +22,7 @@ fn chat(server: &Server, model: &str, messages: &Value) -> (u64, String) {
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
 
-/// A folder with the models `one` and `below/two`, which are the built-in one, and a chat template.
+/// A folder with two copies of the built-in model, `models/one.gguf` and `models/below/two.gguf`, and a chat template.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("models/below")).unwrap();
@@ -32,6 +33,7 @@ fn folder() -> TempDir {
     folder
 }
 
+/// Writes a configuration file, in which FOLDER stands for the folder. Returns its path.
 fn config(folder: &Path, text: &str) -> String {
     let path = folder.join("config.toml");
     std::fs::write(&path, text.replace("FOLDER", folder.to_str().unwrap())).unwrap();
@@ -39,7 +41,7 @@ fn config(folder: &Path, text: &str) -> String {
 }
 
 #[test]
-fn models_of_a_folder_are_loaded_by_their_names() {
+fn models_of_a_folder_are_loaded_on_demand_by_name() {
     let folder = folder();
     let models = folder.path().join("models");
     let config = config(folder.path(), "");
@@ -52,7 +54,7 @@ fn models_of_a_folder_are_loaded_by_their_names() {
 }
 
 #[test]
-fn an_alias_and_a_system_prompt_come_from_the_configuration() {
+fn the_configuration_sets_aliases_and_a_system_prompt() {
     let folder = folder();
     let models = folder.path().join("models");
     let config = config(
@@ -85,13 +87,13 @@ fn an_alias_and_a_system_prompt_come_from_the_configuration() {
     assert_eq!(error["error"]["message"], message);
 }
 
-/// Models that are loaded on demand have answers to end, too.
+/// A shutdown waits for running answers, also of models that were loaded on demand.
 #[test]
-fn ctrl_c_lets_an_answer_end() {
+fn ctrl_c_waits_for_running_answers() {
     let server = Server::start(&["--models-dir", "models", "--grace", "600"]);
     let body = json!({"model": "tales-4m-q4_0", "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": true,
         "stream": true, "stream_options": {"include_usage": true}});
-    let mut stream = server.begin("/v1/completions", Some(&body));
+    let mut stream = server.send_only("/v1/completions", Some(&body));
     // The answer has begun.
     stream.read_exact(&mut [0; 512]).unwrap();
     server.signal("INT");
@@ -102,7 +104,7 @@ fn ctrl_c_lets_an_answer_end() {
 }
 
 #[test]
-fn a_wrong_configuration_names_the_key() {
+fn errors_in_the_configuration_name_the_key() {
     let folder = folder();
     for (text, code, message) in [
         ("[models.a]\nmodel = \"a.gguf\"\ncontxt = 1\n", 2, "unknown field `contxt`"),
@@ -124,7 +126,7 @@ fn a_wrong_configuration_names_the_key() {
     assert!(output.status.code() == Some(2) && stderr(&output).contains("--models-dir nothing: this is no folder"));
 }
 
-/// The status of a request to delete the model.
+/// Requests the deletion of the model (`DELETE /api/delete`). Returns the status code.
 fn delete(server: &Server, model: &str) -> String {
     let (address, body) = (&server.address, json!({"model": model}).to_string());
     let length = body.len();
@@ -146,7 +148,7 @@ fn deleting_a_model_removes_its_files() {
     let (models, cache) = (folder.path().join("models"), folder.path().join("cache"));
     let broken = models.join("broken.gguf");
     std::fs::write(&broken, "no model").unwrap();
-    // A cache as the hub's programs lay it out, with a model of two snapshots and another one beside it.
+    // A cache in the hub's layout: the model m-Q8_0 in two snapshots, which share a blob, and m-Q4_0 in one.
     let repo = cache.join("models--a--b");
     let (old, new) = ("1".repeat(40), "2".repeat(40));
     for (commit, file, blob) in [(&old, "m-Q8_0.gguf", "8"), (&new, "m-Q8_0.gguf", "8"), (&new, "m-Q4_0.gguf", "4")] {

@@ -1,4 +1,4 @@
-//! `tokenize`, `detokenize` and `completions`.
+//! The commands `tokenize`, `detokenize`, `export-tokenizer` and `completions` (scripts for shells).
 
 use crate::common::{run, run_with_input, stderr, stdout};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-4m-q4_0.gguf");
 
 #[test]
-fn text_becomes_ids() {
+fn text_is_tokenized() {
     assert_eq!(stdout(run(&["tokenize", "-p", "Once upon a time", "--json"])), "[1, 403, 407, 261, 378]\n");
     assert_eq!(stdout(run(&["tokenize", "-p", "Once upon a time", "--json", "--no-bos"])), "[403, 407, 261, 378]\n");
     assert_eq!(stdout(run(&["tokenize", "-p", "", "--json", "--no-bos"])), "[]\n");
@@ -16,7 +16,7 @@ fn text_becomes_ids() {
 }
 
 #[test]
-fn input_is_taken_byte_for_byte() {
+fn input_is_tokenized_byte_for_byte() {
     let text = " \r\nOne \u{1f600}\0 two\t\n\n";
     let from_prompt = stdout(run(&["tokenize", "-m", TALES, "-p", " \r\nOne", "--json"]));
     assert_eq!(stdout(run_with_input(&["tokenize", "-m", TALES, "--json"], b" \r\nOne")), from_prompt);
@@ -32,7 +32,7 @@ fn special_tokens_are_parsed_on_request_only() {
 }
 
 #[test]
-fn ids_become_text_in_every_spelling() {
+fn ids_are_detokenized_in_every_notation() {
     for args in [&["detokenize", "1,403,407,261,378"][..], &["detokenize", "1", "403", "407", "261", "378"]] {
         assert_eq!(stdout(run(args)), "Once upon a time");
     }
@@ -44,7 +44,7 @@ fn ids_become_text_in_every_spelling() {
 }
 
 #[test]
-fn completion_scripts_know_the_commands() {
+fn completion_scripts_contain_the_commands() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout(run(&["completions", shell]));
         assert!(script.contains("detokenize") && script.contains("rerank") && script.contains("top-k"), "{shell}");
@@ -52,11 +52,11 @@ fn completion_scripts_know_the_commands() {
 }
 
 #[test]
-fn a_tokenizer_is_written_for_other_programs() {
+fn a_tokenizer_is_exported_to_json_files() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().join("a/b");
     let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap() };
-    // What is there is replaced.
+    // The second export replaces the files of the first.
     for model in [TALES, "models/stories260K.gguf"] {
         assert_eq!(stdout(run(&["export-tokenizer", "-m", model, folder.to_str().unwrap()])), "");
     }
@@ -71,10 +71,10 @@ fn a_tokenizer_is_written_for_other_programs() {
 
     let vocabulary = dir.path().join("rwkv.gguf");
     std::fs::write(&vocabulary, metal_attention_testing::vocabulary::bytes("rwkv-cut.gguf")).unwrap();
-    let refused =
+    let rejected =
         run(&["export-tokenizer", "-m", vocabulary.to_str().unwrap(), dir.path().join("c").to_str().unwrap()]);
-    assert_eq!(refused.status.code(), Some(3));
-    assert!(stderr(&refused).contains("of the kind `rwkv`, cannot be exported"), "{}", stderr(&refused));
+    assert_eq!(rejected.status.code(), Some(3));
+    assert!(stderr(&rejected).contains("of the kind `rwkv`, cannot be exported"), "{}", stderr(&rejected));
     assert!(!dir.path().join("c").exists());
     let file = vocabulary.to_str().unwrap();
     assert_eq!(run(&["export-tokenizer", "-m", TALES, file]).status.code(), Some(1));

@@ -1,10 +1,11 @@
-//! What those who know other programs type, and how help is shown.
+//! Command lines in the style of other programs (llama.cpp, Ollama, vLLM): flags that are accepted, ignored, or answered
+//! with a hint; and the width of help texts.
 
 use crate::common::{program, run, stderr, stdout};
 
-/// Runs the program, which refuses the command line and says `tip`.
+/// Checks that the program rejects the command line with exit code 2 and a message that contains `tip`.
 #[track_caller]
-fn tells(args: &[&str], tip: &str) {
+fn rejects_with_tip(args: &[&str], tip: &str) {
     let output = run(args);
     let errors = stderr(&output);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{args:?}: {errors}");
@@ -12,20 +13,23 @@ fn tells(args: &[&str], tip: &str) {
 }
 
 #[test]
-fn a_text_or_a_model_without_its_flag_is_told_the_flag() {
-    tells(&["tokenize", "hi"], "metal-attention tokenize -p \"hi\"");
-    tells(&["tokenize", "hi"], "unexpected argument 'hi' found");
-    tells(&["tokenize", "say \"x\""], r#"-p "say \"x\"""#);
-    tells(&["logits", "hi"], "metal-attention logits -p \"hi\"");
-    tells(&["perplexity", "hi"], "metal-attention perplexity -p \"hi\"");
-    tells(&["tokenize", "llama.gguf"], "tip: a model is named with -m: metal-attention tokenize -m llama.gguf");
-    tells(&["model.gguf"], "a command comes first: metal-attention run model.gguf");
-    tells(&["llama3.2", "hi"], "a command comes first: metal-attention run llama3.2");
-    tells(&["ps"], "`metal-attention list` shows the models");
+fn a_text_or_model_without_its_flag_gets_a_hint() {
+    rejects_with_tip(&["tokenize", "hi"], "metal-attention tokenize -p \"hi\"");
+    rejects_with_tip(&["tokenize", "hi"], "unexpected argument 'hi' found");
+    rejects_with_tip(&["tokenize", "say \"x\""], r#"-p "say \"x\"""#);
+    rejects_with_tip(&["logits", "hi"], "metal-attention logits -p \"hi\"");
+    rejects_with_tip(&["perplexity", "hi"], "metal-attention perplexity -p \"hi\"");
+    rejects_with_tip(
+        &["tokenize", "llama.gguf"],
+        "tip: a model is named with -m: metal-attention tokenize -m llama.gguf",
+    );
+    rejects_with_tip(&["model.gguf"], "a command comes first: metal-attention run model.gguf");
+    rejects_with_tip(&["llama3.2", "hi"], "a command comes first: metal-attention run llama3.2");
+    rejects_with_tip(&["ps"], "`metal-attention list` shows the models");
 }
 
 #[test]
-fn flags_of_other_programs_are_taken_passed_over_or_named() {
+fn flags_of_other_programs_are_accepted_ignored_or_explained() {
     for (flags, tip) in [
         (&["-ngl", "12"][..], "-ngl 0 is the CPU"),
         (&["--gpu-layers", "1"], "--gpu"),
@@ -35,36 +39,36 @@ fn flags_of_other_programs_are_taken_passed_over_or_named() {
         (&["--cache-type-k", "q8_0"], "--cache-type "),
         (&["-help"], "--help"),
         (&["-temp", "5"], "--temp"),
-        // Those that are spelt otherwise are found without a table.
+        // These differ from our flags in spelling only and need no entry in the table of foreign flags.
         (&["--top_k", "5"], "--top-k"),
         (&["--ctx_size", "5"], "--ctx-size"),
         (&["--repeat_penalty", "5"], "--repeat-penalty"),
     ] {
-        tells(&[&["run", "-p", "x"], flags].concat(), tip);
+        rejects_with_tip(&[&["run", "-p", "x"], flags].concat(), tip);
     }
-    // A value is no flag.
-    tells(&["run", "-p", "-ngl", "-n", "x"], "invalid value 'x' for '--n-predict <N>'");
+    // The value of a flag is not taken for a flag.
+    rejects_with_tip(&["run", "-p", "-ngl", "-n", "x"], "invalid value 'x' for '--n-predict <N>'");
 
     let once = ["run", "-p", "Once", "-n", "5", "--temp", "0", "--device", "cpu"];
     let plain = run(&once);
     let notes = stderr(&plain).lines().filter(|line| line.starts_with("note: ")).count();
     let flags =
         "-ngl 0 -fa on --jinja -b 64 -ub 64 -ctk f16 -ctv f16 --mlock -np 1 --no-warmup --color -no-cnv -n 5 --temp 0";
-    let taken = run(&[&["run"], &flags.split(' ').collect::<Vec<_>>()[..], &["-p", "Once"]].concat());
-    let errors = stderr(&taken);
-    let passed_over: Vec<&str> = errors
+    let accepted = run(&[&["run"], &flags.split(' ').collect::<Vec<_>>()[..], &["-p", "Once"]].concat());
+    let errors = stderr(&accepted);
+    let ignored: Vec<&str> = errors
         .lines()
         .filter_map(|line| line.strip_prefix("note: ")?.split_once(" is passed over: "))
         .map(|(flag, _)| flag)
         .collect();
-    assert_eq!(passed_over, ["-fa", "--jinja", "-b", "--mlock", "-np", "--no-warmup", "--color"], "{errors}");
+    assert_eq!(ignored, ["-fa", "--jinja", "-b", "--mlock", "-np", "--no-warmup", "--color"], "{errors}");
     let all = errors.lines().filter(|line| line.starts_with("note: ")).count();
-    assert_eq!(all, notes + passed_over.len(), "{errors}");
-    assert_eq!(stdout(taken), stdout(plain));
+    assert_eq!(all, notes + ignored.len(), "{errors}");
+    assert_eq!(stdout(accepted), stdout(plain));
 }
 
 #[test]
-fn names_of_other_programs_work_where_they_mean_the_same() {
+fn equivalent_flags_of_other_programs_are_aliases() {
     let expected = stdout(run(&["run", "-p", "Once", "-c", "64", "-n", "5", "--temp", "0", "-t", "1"]));
     for (n, c, t, threads) in [
         ("--max-tokens", "--n-ctx", "--temperature", "--n-threads"),
@@ -81,11 +85,11 @@ fn names_of_other_programs_work_where_they_mean_the_same() {
 }
 
 #[test]
-fn a_flag_after_two_dashes_is_no_flag() {
-    tells(&["tokenize", "--", "-ngl"], "metal-attention tokenize -p \"-ngl\"");
+fn a_word_after_two_dashes_is_no_flag() {
+    rejects_with_tip(&["tokenize", "--", "-ngl"], "metal-attention tokenize -p \"-ngl\"");
 }
 
-/// In a pipe `COLUMNS` is the width.
+/// Without a terminal the variable `COLUMNS` sets the width, which is at most 120.
 #[test]
 fn help_has_the_width_of_the_terminal() {
     for command in ["synth", "pull", "bench", "serve"] {

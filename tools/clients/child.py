@@ -1,4 +1,4 @@
-"""What clients have a model answer with."""
+"""The structured answer that the clients' tests request."""
 
 from typing import Literal
 

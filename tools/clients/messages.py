@@ -30,7 +30,7 @@ class City(BaseModel):
 
 
 def base(url):
-    """Clients of this interface add /v1 themselves."""
+    """The address without /v1, which clients of this interface add."""
     return url.removesuffix("/v1")
 
 
@@ -38,7 +38,7 @@ def anthropic_python(url):
     import anthropic
 
     client = anthropic.Anthropic(base_url=base(url), api_key="none", max_retries=0)
-    # The package has no parameter for it any more.
+    # Newer versions of the package have no parameter for it.
     greedy = {"extra_body": {"temperature": 0}}
     whole = client.messages.create(model=MODEL, max_tokens=8, messages=ASK, system="Be brief.", **greedy)
     assert whole.content[0].text and whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 8, whole
@@ -119,7 +119,7 @@ def claude_code(url, packages):
             "ANTHROPIC_MODEL": MODEL,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            # The model that is built in goes on with its story as long as there is room.
+            # The built-in model generates until its context is full.
             "CLAUDE_CODE_EXTRA_BODY": json.dumps({"temperature": 0, "stop_sequences": ["."]}),
         }
 
@@ -135,6 +135,6 @@ def claude_code(url, packages):
 
         first = claude("Once upon a time")
         second = claude("And then?", "--resume", first["session_id"])
-        # The billing line is another one; what the first turn read and wrote is not evaluated again.
+        # The billing line differs in the second turn, but the first turn's tokens are not evaluated again.
         read = first["usage"]["input_tokens"] + first["usage"]["cache_read_input_tokens"]
         assert second["usage"]["cache_read_input_tokens"] >= read, (first["usage"], second["usage"])

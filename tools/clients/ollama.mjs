@@ -47,7 +47,7 @@ assert.equal((await ollama.create({ model: "mario", from: model, system: "You ar
 await ollama.copy({ source: "mario", destination: "luigi" });
 for (const name of ["mario", "luigi"]) assert.equal((await ollama.delete({ model: name })).status, "success");
 await assert.rejects(ollama.chat({ model: "mario", messages }), { name: "ResponseError", status_code: 404 });
-// A stream that is left early.
+// A stream that the client ends early.
 const left = await ollama.generate({ model, prompt, stream: true });
 for await (const _ of left) break;
 left.abort();

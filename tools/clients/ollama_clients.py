@@ -1,4 +1,4 @@
-"""Clients of ollama's interface in Python, each as its own documentation shows it. test-clients runs them."""
+"""Clients of Ollama's interface in Python, each used as in its documentation. test-clients runs them."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ def ollama_python(url, model):
     assert "".join(part.message.content for part in parts) == whole.message.content
     assert parts[-1].prompt_eval_count == whole.prompt_eval_count
 
-    # A function as it is; the turn after a call of it.
+    # A Python function as tool, and the turn after its call.
     assert client.chat(model=model, messages=messages, tools=[weather], options=GREEDY).message.role == "assistant"
     call = ollama.Message.ToolCall(function=ollama.Message.ToolCall.Function(name="weather", arguments={"city": "Rome"}))
     messages += [ollama.Message(role="assistant", tool_calls=[call])]

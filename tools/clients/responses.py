@@ -35,7 +35,7 @@ def openai_responses(url):
     ask = {"model": MODEL, "temperature": 0}
     whole = client.responses.create(input=ASK, instructions="Help.", max_output_tokens=8, **ask)
     assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 8, whole
-    # A stream, in the package's own reading of it.
+    # A stream, parsed by the package.
     with client.responses.stream(input=ASK, instructions="Help.", max_output_tokens=8, **ask) as stream:
         events = list(stream)
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -83,7 +83,7 @@ def openai_agents_responses(url):
     agents.set_default_openai_client(openai.AsyncOpenAI(base_url=url, api_key="none"))
     agent = agents.Agent(
         name="Weather", instructions="Help.", tools=[weather], model=MODEL, output_type=Child,
-        # The first turn must call the tool; the answer after its result is a child.
+        # The first turn must call the tool; the answer after its result must be a Child.
         model_settings=agents.ModelSettings(tool_choice="required", max_tokens=60, parallel_tool_calls=False),
     )  # fmt: skip
     result = asyncio.run(agents.Runner.run(agent, ASK))
@@ -104,10 +104,10 @@ def vercel_ai_responses(url, packages):
 
 
 def codex(_, packages):
-    """A turn of the Codex CLI in which the model has a command run. The small model cannot, so another one says what it must."""
+    """A turn of the Codex CLI with a command. The small model cannot call one, so a scripted model (`speaker.py`) answers."""
     call = {"name": "exec_command", "arguments": {"cmd": "echo six times seven is $((6 * 7)) | tee answer.txt"}}
     answers = {"user": f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "tool": "The answer is in answer.txt."}
-    # Codex makes its helpers nowhere in /tmp, so the folder is elsewhere.
+    # Codex does not work in /tmp, so the folder is elsewhere.
     with tempfile.TemporaryDirectory(dir=packages) as folder:
         folder = pathlib.Path(folder)
         work = folder / "work"

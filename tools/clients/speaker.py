@@ -1,11 +1,11 @@
-"""Writes a tiny model that says what a test wants: its template ends the prompt with a token that stands for a whole answer."""
+"""Writes a tiny model with scripted answers: its template ends the prompt with a token that stands for a whole answer."""
 
 import gguf
 import numpy
 
 WIDTH = 64
 END = "<|im_end|>"
-# What makes the server read calls in this form; the prompt is the last token alone.
+# The template mentions `tools`, so that the server parses calls in this format; the rendered prompt is the last token alone.
 TEMPLATE = """{%- if tools and false -%}
 <tools></tools>
 <tool_call>
@@ -17,13 +17,13 @@ TEMPLATE = """{%- if tools and false -%}
 
 
 def write(path, answers):
-    """A model that answers a last message by its role: `answers` has the texts by roles."""
+    """Writes a model whose answer depends on the role of the last message: `answers` has the texts by role."""
     alphabet = [letter for _, letter in sorted(gguf_bytes().items())]
     tokens = [*alphabet, END, "<|im_start|>", *(f"<|{role}|>" for role in answers)]
     control = len(tokens) - len(alphabet)
     tokens += ["".join(gguf_bytes()[byte] for byte in text.encode()) for text in answers.values()]
     ids = {token: i for i, token in enumerate(tokens)}
-    # After an answer's name comes the answer, after all else the end.
+    # The token that follows a role's token is the answer; EOS follows all others.
     following = [ids[END]] * len(tokens)
     for i, role in enumerate(answers):
         following[ids[f"<|{role}|>"]] = len(tokens) - len(answers) + i
@@ -51,7 +51,7 @@ def write(path, answers):
     writer.add_eos_token_id(ids[END])
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    # Attention and feed forward add nothing: a token's embedding is the row of the token that follows.
+    # Attention and feed-forward add nothing: a token's embedding is the output row of the token that follows.
     zeros = numpy.zeros((WIDTH, WIDTH), numpy.float32)
     ones = numpy.ones(WIDTH, numpy.float32)
     writer.add_tensor("token_embd.weight", rows[following])
@@ -67,7 +67,7 @@ def write(path, answers):
 
 
 def gguf_bytes():
-    """The letters by which GPT-2's vocabulary writes bytes."""
+    """GPT-2's character for each byte."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}

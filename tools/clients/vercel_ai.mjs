@@ -23,7 +23,7 @@ const schema = z.object({
 const { object } = await generateObject({ model, schema, prompt: "A child" });
 schema.parse(object);
 
-// A record of any number of names may never end, whatever its names.
+// A record without a limit of names might never end.
 const sizes = z.record(z.string().max(4), z.boolean()).meta({ maxProperties: 3 });
 const open = z.object({ sizes: sizes.optional(), n: z.number().int().min(0).max(9) });
 open.parse((await generateObject({ model, schema: open, prompt: "Sizes", maxOutputTokens: 400 })).object);
@@ -41,7 +41,7 @@ const result = await generateText({
   model,
   tools: { weather },
   toolChoice: "required",
-  // The SDK runs no tool of an answer that is cut off, and the small model calls until there is no room.
+  // The SDK runs no tool of a truncated answer, and the small model writes calls until the context is full.
   providerOptions: { local: { parallel_tool_calls: false } },
   prompt: "What is the weather in Rome?",
   stopWhen: stepCountIs(1),

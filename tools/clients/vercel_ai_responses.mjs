@@ -27,7 +27,7 @@ const weather = tool({
   },
 });
 const once = { model, tools: { weather }, maxOutputTokens: 100, providerOptions: { openai: { parallelToolCalls: false } } };
-// The second step refers to the items of the first, which the server keeps.
+// The second step refers to the items of the first, which the server stores.
 const result = await generateText({
   ...once,
   prompt: "What is the weather in Rome?",

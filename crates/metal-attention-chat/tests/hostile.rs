@@ -1,4 +1,5 @@
-//! Templates that were written to take a program's stack, memory or time: each ends, soon, with an error or a text.
+//! Hostile chat templates, which try to exhaust the stack, memory or time: each must end soon, with an error or a text, and
+//! within a limit of memory. An allocator counts the memory, so these tests are a program of their own.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,12 +10,12 @@ use std::time::Duration;
 use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, TemplateLimit, Tool, ToolCall};
 use serde_json::{Value, json};
 
-/// What a template may take at once. It is charged for 128 MiB; a text is copied when it becomes a value.
+/// The limit of allocated bytes. Templates are limited to 128 MiB of values, and texts are copied when they become values.
 const MAX_MEMORY: usize = 512 << 20;
-/// For all that a template does, on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of one template, with a margin for a slow machine.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Counts what is allocated.
+/// The system's allocator with a counter of allocated bytes and their peak.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
@@ -25,11 +26,11 @@ fn count(bytes: usize) {
     PEAK.fetch_max(now, Ordering::Relaxed);
 }
 
-// SAFETY: every call goes to `System` as it came.
+// SAFETY: every call is passed to `System` unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the contract, which is that of `System`.
+        // SAFETY: the caller meets the contract of `GlobalAlloc`, which is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
@@ -50,11 +51,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What becomes of a template.
+/// The outcome of compiling and rendering a template.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
+    /// A rendered text.
     Text,
-    /// A limit of this kind.
+    /// The error of this limit ([`TemplateLimit`]); the same for the following ones.
     Line,
     Tag,
     Name,
@@ -69,6 +71,7 @@ enum End {
     Error,
 }
 
+/// The kind of a result.
 fn end_of(result: &Result<String, TemplateError>) -> End {
     let limit = match result {
         Ok(_) => return End::Text,
@@ -94,25 +97,26 @@ fn render(source: &str, request: &RenderRequest<'_>) -> Result<String, TemplateE
     ChatTemplate::new(source)?.render(request).map(|prompt| prompt.text)
 }
 
-/// Doubles `x` in a loop, then does `then`.
+/// A template that repeats `step`, which doubles `n.x`, `times` times, then has `then`.
 fn doubled(start: &str, step: &str, times: usize, then: &str) -> String {
     format!(
         "{{% set n = namespace(x={start}) %}}{{% for i in range({times}) %}}{{% set n.x = {step} %}}{{% endfor %}}{then}"
     )
 }
 
-/// A text of 16 MiB as `x`, then `rest`.
+/// A template that sets `x` to a text of 16 MiB, then has `rest`.
 fn with_text(rest: &str) -> String {
     format!("{{% set x = 'a' * 16777216 %}}{rest}")
 }
 
-/// Sets `n` attributes.
+/// Statements that set `n` attributes.
 fn attributes(n: usize) -> String {
     (0..n).fold(String::new(), |all, i| all + &format!("{{% set n.a{i} = 1 %}}"))
 }
 
+/// The cases: name, expected outcome, template.
 fn hostile() -> Vec<(&'static str, End, String)> {
-    // In lines that are not too long themselves.
+    // Nested constructs on several lines, so that the limit of a line's length does not apply.
     let many = |piece: &str, n: usize| -> String {
         let line = |start: usize| piece.repeat(1000.min(n - start));
         (0..n).step_by(1000).map(line).collect::<Vec<_>>().join("\n")
@@ -121,7 +125,7 @@ fn hostile() -> Vec<(&'static str, End, String)> {
     let mut cases: Vec<(&str, End, String)> = Vec::new();
     let mut case = |name, end, source: String| cases.push((name, end, source));
 
-    // The parser, the compiler and their trees.
+    // Attacks on the parser and the compiler.
     case("attributes in a row", End::Tag, tag("a".to_owned() + &many(".b", 300_000)));
     case("items in a row", End::Tag, tag("a".to_owned() + &many("[0]", 200_000)));
     case("calls in a row", End::Tag, tag("a".to_owned() + &many("()", 200_000)));
@@ -290,7 +294,7 @@ fn hostile() -> Vec<(&'static str, End, String)> {
     case("a wide and deep list, sorted", End::Work, doubled("[1]", "[n.x, n.x]", 60, "{{ [n.x, n.x]|sort }}"));
     case("a wide and deep list, counted", End::Work, doubled("[1]", "[n.x, n.x]", 60, "{{ [n.x].count([n.x]) }}"));
 
-    // Values that hold themselves.
+    // Values that contain themselves.
     case(
         "a namespace in itself",
         End::Depth,
@@ -474,7 +478,7 @@ fn hostile() -> Vec<(&'static str, End, String)> {
         "{% for i in range(999) %}{% for j in range(999) %}{{ 1e-320 }}{% endfor %}{% endfor %}".into(),
     );
 
-    // What the engine has no answer to.
+    // Constructs that the engine does not support.
     case(
         "a division by zero",
         End::Text,
@@ -518,7 +522,7 @@ fn hostile_templates_end() {
     let mut wrong = Vec::new();
     for (name, expected, _) in &cases {
         let start = std::time::Instant::now();
-        let (result, peak) = results.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{name} does not end"));
+        let (result, peak) = results.recv_timeout(TIME_LIMIT).unwrap_or_else(|_| panic!("{name} does not end"));
         let end = end_of(&result);
         println!("{name}: {end:?}, {} KiB, {:?}", peak >> 10, start.elapsed());
         let message = result.err().map(|error| error.to_string()).unwrap_or_default();
@@ -529,7 +533,7 @@ fn hostile_templates_end() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What comes with a request is as deep as JSON may be, and no deeper.
+/// Arguments and tools of a request may be nested as deep as the JSON parser allows; deeper arguments stay text.
 #[test]
 fn deep_arguments_and_tools_are_rendered() {
     let deep = |n: usize| format!("{{\"a\": {}{}}}", "[".repeat(n), "]".repeat(n));
@@ -548,9 +552,8 @@ fn deep_arguments_and_tools_are_rendered() {
     }
 }
 
-/// A model whose template is hostile is one without a template.
 #[test]
-fn limits_are_told() {
+fn errors_name_the_limit() {
     let message = |source: &str| render(source, &RenderRequest::default()).unwrap_err().to_string();
     assert_eq!(
         message("\n{{ 'x' * 1000000000 }}"),

@@ -148,7 +148,7 @@ impl Scratch {
 }
 
 /// The buffer for the output of the requested tokens, in the order of the micro-batch.
-pub(crate) enum RequestedOutput<'a> {
+pub(crate) enum MicroBatchOutput<'a> {
     /// Logits, `[n_requested, n_vocab]`.
     Logits(&'a mut [f32]),
     /// Hidden states after the output norm, `[n_requested, n_embd]`.
@@ -191,7 +191,7 @@ impl MicroBatchRun<'_> {
         mut self,
         caches: &[Option<&SharedKvCache<'_, E>>],
         tokens: &[BatchToken],
-        output: RequestedOutput<'_>,
+        output: MicroBatchOutput<'_>,
         mut trace: Option<LayerTrace<'_>>,
     ) {
         let (spec, weights) = (self.spec, self.weights);
@@ -496,12 +496,12 @@ impl MicroBatchRun<'_> {
     /// # Panics
     ///
     /// When logits are requested of a model without a head; batches are checked for that before.
-    fn output(&mut self, output: RequestedOutput<'_>) {
+    fn output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
         self.normalize_input(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
         match (output, &self.weights.output, self.spec.output.head) {
-            (RequestedOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
-            (RequestedOutput::Logits(logits), Some(linear), Some(head)) => {
+            (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
+            (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
                 self.observe(&[linear], ProductInput::Normed);
                 let s = &mut *self.scratch;
                 let rows = 0..s.normed.len() / self.spec.n_embd;
@@ -520,7 +520,7 @@ impl MicroBatchRun<'_> {
                 }
                 self.lap("matmul_output");
             }
-            (RequestedOutput::Logits(_), _, _) => {
+            (MicroBatchOutput::Logits(_), _, _) => {
                 panic!("logits were asked of a model that has none: batches are checked for it")
             }
         }

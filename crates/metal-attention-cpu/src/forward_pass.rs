@@ -15,7 +15,7 @@ use metal_attention_model::{
 
 use crate::cores::physical_cores;
 use crate::error::CpuError;
-use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::forward::{MicroBatchOutput, MicroBatchRun, Scratch};
 use crate::kv_cache::{CacheElement, CacheType, LayerKvCache, PageLayout, SharedKvCache};
 use crate::layers::PreparedWeights;
 use crate::observer::Observer;
@@ -229,16 +229,16 @@ fn forward<E: CacheElement>(
     mut run: MicroBatchRun<'_>,
     sequence_parallel: &mut Option<SequenceParallel>,
     tokens: &[BatchToken],
-    output: RequestedOutput<'_>,
+    output: MicroBatchOutput<'_>,
     trace: Option<LayerTrace<'_>>,
 ) {
     let owned: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
     let caches = read_by_layers(run.spec, &owned);
     match (sequence_parallel, output) {
         // A trace or an observer is passed all tokens of the micro-batch together.
-        (Some(sequence_parallel), RequestedOutput::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
+        (Some(sequence_parallel), MicroBatchOutput::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
             if !sequence_parallel.forward(&mut run, &caches, tokens, logits) {
-                run.forward(&caches, tokens, RequestedOutput::Logits(logits), trace);
+                run.forward(&caches, tokens, MicroBatchOutput::Logits(logits), trace);
             }
         }
         (_, output) => run.forward(&caches, tokens, output, trace),
@@ -295,8 +295,8 @@ impl CpuForwardPass {
             let n = tokens.iter().filter(|t| t.logits).count() * width;
             let output = &mut self.output[done..done + n];
             let output = match kind {
-                OutputKind::Logits => RequestedOutput::Logits(output),
-                OutputKind::Hidden => RequestedOutput::Hidden(output),
+                OutputKind::Logits => MicroBatchOutput::Logits(output),
+                OutputKind::Hidden => MicroBatchOutput::Hidden(output),
             };
             if let Some(profiler) = &mut self.profiler {
                 profiler.begin_step(Phase::of(batch), tokens.len());

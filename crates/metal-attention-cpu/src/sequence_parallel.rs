@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use metal_attention_model::{BatchToken, Profiler};
 
-use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::forward::{MicroBatchOutput, MicroBatchRun, Scratch};
 use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
@@ -85,7 +85,7 @@ impl SequenceParallel {
                 MicroBatchRun { profiler: profiler.as_mut(), ..run }.forward(
                     caches,
                     tokens,
-                    RequestedOutput::Logits(logits),
+                    MicroBatchOutput::Logits(logits),
                     None,
                 );
             }

@@ -9,7 +9,7 @@
 #include "formats.cuh"
 
 // The inputs of one token in shared memory: digits [panel][digit][t][block of two][8 bytes] (the order that `digits_of` reads), sums of the inputs
-// of each half of a block (for offsets), and the factor of each block's digits. `input_bytes` in all.
+// of each half of a block (for mins), and the factor of each block's digits. `input_bytes` in all.
 constexpr u32 DIGITS_OF_PANEL = 192;
 __device__ __forceinline__ u32 input_bytes(u32 n_panels) { return n_panels * (DIGITS_OF_PANEL + 2 * 12); }
 struct CodeInput {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_digits(const CodeInput& to, u32 block, int
 
 // One panel of a format in a lane's registers. `read` loads it from shared memory. `bytes(b, row)`: eight codes of row g (0) or g + 8 (1) of block b
 // as bytes, signed or not (SIGNED), times MULTIPLE. HALVES_ALTERNATE: whether bytes of the block's two halves alternate, or follow each other. SUBS:
-// scales of a block. MINS: whether there are offsets.
+// scales of a block. MINS: whether there are mins, offsets that are subtracted: weight = scale * code - min.
 template <u32 FORMAT> struct Codes;
 
 __device__ __forceinline__ u32 word_of(const uint4& w, int b, int row) { return b == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w); }
@@ -236,7 +236,7 @@ __device__ __forceinline__ void code_products(const C& p, u32 panel, const Digit
         acc[1] += p.scale(0, b, 1, sub) * f * (float)((c[2] << 8) + c[3]);
     }
 }
-// Adds to `mins` what a panel's offsets contribute: offset times the sum of inputs.
+// Adds to `mins` what a panel's mins contribute: min times the sum of inputs.
 template <typename C> __device__ __forceinline__ void add_mins(const C& p, u32 panel, const float* sums, float (&mins)[2]) {
     const float4 of = *(const float4*)(sums + 4 * panel);
 #pragma unroll

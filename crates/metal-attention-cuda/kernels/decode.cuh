@@ -10,17 +10,36 @@
 //   producer warps   PRODUCER_WARPS; give most of their registers to the consumers and copy weights into the consumers' rings
 //   epilogue warp    the last of the producer warps where all ops are small (SMALL kernels): it finishes the rows of every op
 //
-// Words used in all files decode*.cuh:
-//   op      one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
-//           gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`.
-//   tile    16 rows of a matrix.
-//   panel   64 columns of a tile: two quantisation blocks of 32 columns each.
-//   record  the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
-//   unit    the `panels_per_unit` panels of a row that one warp gets as a whole: the panels of the largest record of the op.
-//   stage   one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
-//   word    an LL word (NCCL's low-latency protocol): 8 bytes in global memory with two values of 26 bits and a tag of 12 bits.
-//   tag     the number in a word that says which layer of which token wrote it (decode_exchange.cuh).
-//   region  one of two areas of shared memory for the warps' partial sums; ops use them alternately.
+// Terms used in all files decode*.cuh:
+//   op          one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
+//               gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`.
+//   small op    an op of which no block has more than two tiles and no warp more than PRELOAD_PANELS panels. Its weights are loaded into
+//               registers before the inputs arrive (decode_preload.cuh). In SMALL kernels all ops are small except for the token's first
+//               one and the output head; in other kernels none is treated so.
+//   tile        16 rows of a matrix.
+//   panel       64 columns of a tile: two quantisation blocks of 32 columns each.
+//   record      the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
+//   unit        the `panels_per_unit` panels of a row that one warp gets as a whole: the panels of the largest record of the op.
+//   group       the 2^log_warps_per_tile consumer warps of a block that share the columns of a tile (split-K within the block). The
+//               groups of a block have its tiles alternately.
+//   stage       one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
+//   region      one of two areas of shared memory for the warps' partial sums; successive ops alternate.
+//   mins        offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
+//   task        of attention: one split of the positions, one KV head, and up to HEADS_PER_TASK of its query heads (decode_attention.cuh).
+//   tagged word 8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
+//               (decode_exchange.cuh). In short: word.
+//
+//                 bit 63                    38 37                    12 11          0
+//                     +-----------------------+-----------------------+-------------+
+//                     | value 2 i             | value 2 i + 1         | tag         |
+//                     | sign, exponent (8),   | the same              |             |
+//                     | 17 bits of mantissa   |                       |             |
+//                     +-----------------------+-----------------------+-------------+
+//
+//               A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
+//               lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`).
+//   tag         the number in a word that says which layer of which token wrote it. Each layer has TAGS_PER_LAYER tags: t, its layer tag,
+//               and t + 1, for the residual stream after the feed-forward (decode_exchange.cuh).
 #pragma once
 #include "formats.cuh"
 #include "heads.cuh"
@@ -30,8 +49,8 @@ constexpr int LOG_CONSUMER_WARPS = 3, CONSUMER_WARPS = 1 << LOG_CONSUMER_WARPS;
 constexpr int CONSUMER_THREADS = 32 * CONSUMER_WARPS;
 constexpr int PRODUCER_WARPS = 4; // including the epilogue warp of SMALL kernels
 constexpr int BLOCK_THREADS = CONSUMER_THREADS + 32 * PRODUCER_WARPS;
-// Query heads of one KV head that one unit of attention evaluates together.
-constexpr int HEADS_PER_UNIT = 4;
+// Query heads of one KV head that one attention task evaluates together.
+constexpr int HEADS_PER_TASK = 4;
 // Tiles of the output head of which a group of warps has partial sums at once. The head has too many rows for all sums to be in
 // shared memory.
 constexpr u32 HEAD_TILES_PER_ROUND = 8;
@@ -49,27 +68,28 @@ enum OpKind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, OU
 struct Op {
     const float* norm;         // [n_in] weights of the RMSNorm of the input; null: no norm
     const float* bias;         // [sum of n_rows] added to the results; null: none
-    const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector; attention's results: unused
-    u64_t* output;             // [copies][n_out / 2] words of the result vector
+    const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector. Unused by ATTENTION_OUTPUT, which merges the splits of
+                               // attention (`DecodeArgs::attention`), and by the token's first op, which reads the embedding
+    u64_t* output;             // [n_copies][n_out / 2] words of the result vector; null: the output head
     u32 kind;                  // OpKind
     u32 n_in;                  // elements of the input, a multiple of 4
     float eps;                 // of the norm
     float inverse_n_in;        // 1 / n_in
-    u32 first_matrix;          // index of the op's first matrix among all matrices of the model
+    u32 first_matrix_index;    // index of the op's first matrix among all matrices of the model
     u32 n_matrices;            // 1 to 3
     u32 n_rows[3];             // rows of each matrix
-    u32 tag_in;                // tag of the input words minus the layer's tag, modulo 2^12
-    u32 tag_out;               // tag of the output words minus the layer's tag
+    u32 tag_in;                // tag of the input words minus the layer tag, modulo 2^12: 0, or -1 for what the layer before wrote last
+    u32 tag_out;               // tag of the output words minus the layer tag: 0, or 1 for DOWN
     unsigned short has_codes;  // 1: the matrices are quantised; 0: they are F16 or F32
-    unsigned short has_offsets; // 1: a matrix has offsets (mins), for which sums of inputs are needed
-    u32 copies;                // copies of the output words: COPIES, or 1 where few blocks read them
+    unsigned short has_mins;   // 1: a matrix has mins, for which sums of inputs are needed
+    u32 n_copies;              // copies of the output words: COPIES, or 1 where few blocks read them
     u32 n_out;                 // elements of the output
     u32 panels_per_unit;       // panels of a unit
     u32 units_per_row;         // units of a row
-    unsigned short log_split;  // log2 of the number of warps that share the columns of a tile
-    unsigned short region;     // 0 or 1: the region of the partial sums; successive ops alternate
-    unsigned short has_half_scales; // 1: a matrix has a scale for each half of a quantisation block
-    unsigned short preload_tiles;   // most tiles that a block has of a small op (1 or 2); 0: the op is not small
+    unsigned short log_warps_per_tile; // log2 of the warps of a group
+    unsigned short region;             // 0 or 1: the region of the partial sums; successive ops alternate
+    unsigned short has_half_scales;    // 1: a matrix has a scale for each half of a quantisation block
+    unsigned short preload_tiles;      // most tiles that a block has of a small op (1 or 2); 0: the op is not small
 };
 // Ops of a layer at most: q/k/v; attention output; router, with experts only; gate and up; down.
 constexpr int MAX_OPS = 5;
@@ -87,17 +107,19 @@ struct __align__(16) Layer {
     u32 n_kv_head;             // key and value heads
     u32 head_dim;              // elements of a head
     u32 mask;                  // Mask of masks.cuh
-    u32 reach;                 // positions of the mask's window or chunk
+    u32 mask_positions;        // positions of the mask's window or chunk
     u32 activation;            // Activation of the gate
     float soft_cap;            // cap of attention scores; 0: none
     float residual_scale;      // factor on what is added to the residual stream
     u32 heads_per_kv_head;     // query heads that share a KV head
-    u32 head_groups_per_kv_head;    // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_UNIT, rounded up
-    u32 units_per_split;       // units of one split of positions: n_kv_head * head_groups_per_kv_head
-    u32 inverse_head_dim;      // 2^32 / head_dim + 1, for division by multiplication
+    u32 head_groups_per_kv_head; // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_TASK, rounded up
+    u32 tasks_per_split;       // attention tasks of one split of positions: n_kv_head * head_groups_per_kv_head
+    u32 inverse_head_dim;      // 2^32 / head_dim + 1: the high word of its product with k is k / head_dim, exactly for k < 2^32 / head_dim;
+                               // k is the index of an element of attention's result, below n_head * head_dim
     float activation_limit;    // of CLAMPED_SWIGLU
     const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none
-    RouteArgs route;           // of the router; n_expert 0: a dense feed-forward. Its pointers to tokens are unused
+    RouteArgs route;           // of the router; n_expert 0: a dense feed-forward. `products`, `experts`, `weights` and
+                               // `input_weights` are null: the kernel has words of products, and ExpertChoice for the others
 };
 
 // One matrix of an op, as the host describes it. Of experts it stands for the matrices of all experts of the layer, of which the
@@ -106,23 +128,40 @@ struct __align__(16) Layer {
 struct OpMatrixArgs {
     const unsigned char* records;     // [tile][record]
     u32 tile_bytes;                   // bytes from one tile to the next
+    // Blocks divide `op_tiles` tiles: of QKV those of its three matrices, one below the other; of other ops those of one matrix (a block has the
+    // same tiles of gate and of up). This matrix has `n_tiles` of them, from `first_tile` on.
     u32 n_tiles;                      // tiles of the matrix; of experts: of all chosen ones together
-    u32 first_tile;                   // index of its first tile among those of the op
-    u32 op_tiles;                     // tiles of the op that are divided among blocks together
+    u32 first_tile;                   // index of its first tile among the op's; 0 except for k and v
+    u32 op_tiles;                     // tiles of the op that are divided among blocks
     unsigned short record_bytes;      // bytes of a record
     unsigned short records_per_stage; // records that fit in a stage
     unsigned short format;            // Format of formats.cuh
-    unsigned short log_split;         // as in Op
+    unsigned short log_warps_per_tile; // as in Op
     unsigned short units_per_row;     // as in Op
     unsigned short records_per_unit;  // records of a unit
-    u32 routed_layers;                // layers of the token whose experts have to be chosen before a copy starts; 0: not experts
+    u32 routed_layers;                // of experts: 1 + index of the layer. The producer waits until that many layers of the token have been
+                                      // routed, as ExpertChoice::n_published counts them; 0: not experts
     u32 expert_stride;                // bytes from one expert's weights to the next one's
     u32 tiles_per_expert;             // tiles of one expert
-    u32 records_per_expert;           // records of a row that belong to one expert
-    u32 first_block;                  // first block that gets a tile, where there are fewer tiles than blocks
+    u32 records_per_expert;           // records of a row of tiles that belong to one expert
+    u32 first_block;                  // if there are fewer tiles than blocks: the first block that gets one. Not always 0, so that blocks with
+                                      // rows of the residual stream have none of q/k/v (`first_block` of src/decode/args.rs)
 };
 
 // The kernel's argument. Mirrored by `DecodeArgs` of src/decode/args.rs.
+//
+// The block's dynamic shared memory, in this order (src/decode/memory.rs); the names are those of the offsets below, in bytes:
+//
+//   0                    rings of weights: [CONSUMER_WARPS][stages_per_warp][stage_bytes]
+//   inputs_at            the warps' inputs: [CONSUMER_WARPS][input_stride]; attention uses the same bytes as its scratch (Lemma 10)
+//   regions_at[0]        partial sums: [row of the block][SUMS_STRIDE] floats; those of up follow `gate_to_up_floats` after those of gate
+//   regions_at[1]        the same
+//   residual_at          the block's rows of the residual stream, F32
+//   shares_at            BlockShare [n_matrices]
+//   spans_at             AttentionSpan [n_layer]
+//   head_constants_at    of the token's position and the layer: cosines and sines, then weights of the head norms (HeadConstants)
+//   routing_at           scores that experts are chosen by (RoutingScratch)
+//   barriers_at          of each stage of each ring two mbarriers, full and empty; then 16 bytes of zeros
 struct DecodeArgs {
     const Layer* layers;          // [n_layer + 1]; the last one is the pseudo-layer of the output head
     const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the head
@@ -132,8 +171,8 @@ struct DecodeArgs {
     u64_t* ids;                   // host memory to which chosen ids are written (`publish_id`)
     u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits, alternating between tokens
     const u64_t* qkv;             // [(n_head + 2 n_kv_head) * head_dim / 2] words of queries, keys and values
-    u64_t* att;                   // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
-    u64_t* att_states;            // [COPIES][split][n_head] words of the maximum score and the sum of weights
+    u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
+    u64_t* attention_max_sums;    // [COPIES][split][n_head] words of the softmax: maximum score, and sum of the weights relative to it
     u32 n_layer;                  // layers of the model
     u32 n_embd;                   // elements of the residual stream
     u32 n_matrices;               // matrices of all ops
@@ -141,24 +180,25 @@ struct DecodeArgs {
     u32 advance;                  // 1: `*token` becomes the token after the last one
     u32 stage_bytes;              // bytes of a stage
     u32 stages_per_warp;          // stages of a consumer warp's ring
-    u32 region_floats;            // floats from the gate's partial sums to those of up
-    u32 att_copy_words;           // words of one copy of `att`
-    u32 states_copy_words;        // words of one copy of `att_states`
-    u32 inputs_at;                // offset of the warps' inputs, which attention uses as its scratch
+    u32 gate_to_up_floats;        // floats from a row's partial sums of gate to those of up, in the same region
+    u32 attention_copy_words;     // words of one copy of `attention`
+    u32 max_sums_copy_words;      // words of one copy of `attention_max_sums`
+    u32 inputs_at;                // offset of the warps' inputs
     u32 input_stride;             // bytes from one warp's inputs to the next one's
-    u32 regions_at[2];            // offsets of the two regions of partial sums
-    u32 residual_at;              // offset of the block's rows of the residual stream
-    u32 shares_at;                // offset of BlockShare [n_matrices]
-    u32 spans_at;                 // offset of AttentionSpan [n_layer]
-    u32 heads_at;                 // offset of cosines, sines and weights of head norms
-    u32 barriers_at;              // offset of the rings' mbarriers, followed by 16 bytes of zeros
-    u32 routing_at;               // offset of the scores that experts are chosen by
+    u32 regions_at[2];            // offsets of the two regions
+    u32 residual_at;              // offset of the rows of the residual stream
+    u32 shares_at;                // offset of the shares
+    u32 spans_at;                 // offset of the spans
+    u32 head_constants_at;        // offset of the constants of heads
+    u32 barriers_at;              // offset of the mbarriers
+    u32 routing_at;               // offset of the scratch of routing
     float embedding_scale;        // factor on embeddings
     float logit_scale;            // factor on logits
     float logit_cap;              // cap of logits; 0: none
     u32 n_tokens;                 // tokens that the launch evaluates, at least 1
     u32 first_step_number;        // number of the first token's decode step, which is written with its id
-    float split_gain;             // how much a split of positions saves, in units of merging it (`span_of`)
+    float split_gain;             // time that a task takes for a KV page, divided by the time that merging takes for an element of one split's
+                                  // result: sqrt(pages * split_gain / (n_head * head_dim)) splits are fastest (`span_of`)
     u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding
     u32 unused;
 };

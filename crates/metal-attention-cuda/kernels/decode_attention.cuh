@@ -1,16 +1,17 @@
 // Attention of one token in the persistent decode kernel: split-KV, with an online softmax (arXiv 2205.14135) in two F16 parts, as exact as
-// in F32. Inputs: words of q/k/v of the layer, the KV cache. Outputs: words of each split's weighted sum of values (`att`) and of its maximum score
-// and sum of weights (`att_states`); blocks with rows of the attention output merge the splits as they read them (`merge_splits`).
+// in F32. Inputs: words of q/k/v of the layer, the KV cache. Outputs: words of each split's weighted sum of values (`attention`) and of its
+// maximum score and sum of weights (`attention_max_sums`); blocks with rows of the attention output merge the splits as they read them
+// (`merge_splits`).
 //
-// A unit of attention is one split of the positions, one KV head, and a head group: up to HEADS_PER_UNIT of its query heads. Unit u = split *
-// units_per_split + (kv head, head group) belongs to block u % gridDim.x.
+// An attention task is one split of the positions, one KV head, and a head group: up to HEADS_PER_TASK of its query heads. Task u = split *
+// tasks_per_split + (kv head, head group) belongs to block u % gridDim.x.
 #pragma once
 #include "decode_exchange.cuh"
 #include "masks.cuh"
 
-__device__ __forceinline__ u32 max_splits(const Layer& l, u32 n_blocks) { return min(max(n_blocks / l.units_per_split, 1u), 32u); }
+__device__ __forceinline__ u32 max_splits(const Layer& l, u32 n_blocks) { return min(max(n_blocks / l.tasks_per_split, 1u), 32u); }
 
-// The positions that a token sees in a layer, divided into splits of whole KV pages, and the block's first unit. Computed for all layers
+// The positions that a token sees in a layer, divided into splits of whole KV pages, and the block's first task. Computed for all layers
 // before a token begins; [n_layer] in shared memory.
 struct __align__(16) AttentionSpan {
     u32 begin;                 // first position that the token sees
@@ -19,7 +20,7 @@ struct __align__(16) AttentionSpan {
     u32 pages_per_split;       // pages of each split; the last one may have fewer
     u32 n_splits;              // splits in use
     u32 max_splits;            // splits that words exist for
-    unsigned short split;      // of the block's first unit
+    unsigned short split;      // of the block's first task
     unsigned short kv;         // its KV head
     unsigned short head_group; // its group of query heads
     unsigned short unused;
@@ -28,7 +29,7 @@ __device__ __forceinline__ AttentionSpan* spans_of(const DecodeArgs& a) { return
 // `gain`: DecodeArgs::split_gain.
 __device__ __forceinline__ AttentionSpan span_of(const Layer& l, u32 pos, float gain) {
     AttentionSpan s;
-    s.begin = first_seen(l.mask, l.reach, pos);
+    s.begin = first_seen(l.mask, l.mask_positions, pos);
     s.first_page = s.begin / PAGE;
     s.n_pages = pos / PAGE + 1 - s.first_page;
     s.max_splits = max_splits(l, gridDim.x);
@@ -37,8 +38,9 @@ __device__ __forceinline__ AttentionSpan span_of(const Layer& l, u32 pos, float 
     const u32 n = min(min(want, s.n_pages), s.max_splits);
     s.pages_per_split = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_per_split - 1) / s.pages_per_split;
-    const u32 unit_in_split = blockIdx.x % l.units_per_split;
-    s.split = blockIdx.x / l.units_per_split, s.kv = unit_in_split / l.head_groups_per_kv_head, s.head_group = unit_in_split % l.head_groups_per_kv_head, s.unused = 0;
+    const u32 task_in_split = blockIdx.x % l.tasks_per_split;
+    s.split = blockIdx.x / l.tasks_per_split, s.kv = task_in_split / l.head_groups_per_kv_head;
+    s.head_group = task_in_split % l.head_groups_per_kv_head, s.unused = 0;
     return s;
 }
 
@@ -102,16 +104,17 @@ __device__ __forceinline__ u32 word_of(const uint4& v, int i) { return i == 0 ? 
 
 // Data for attention that does not depend on words, loaded one op earlier (during q/k/v).
 struct HeadPrefetch {
-    u32 ids;      // a KV page of the block's first unit: page lane % 32 of the split
+    u32 ids;      // a KV page of the block's first task: page lane % 32 of the split
     u32 own_page; // the page of the token's position
 };
 // Constants of the layer's heads in shared memory, filled with asynchronous copies (Lemma 12).
 struct HeadConstants {
     float2* cos_sin; // [n_rot / 2] of the token's position
     float* norms;    // [2][head_dim] weights of the norms of queries and keys
-    __device__ __forceinline__ HeadConstants(const DecodeArgs& a, int dim) : cos_sin((float2*)(decode_memory + a.heads_at)), norms((float*)(cos_sin + dim / 2)) {}
+    __device__ __forceinline__ HeadConstants(const DecodeArgs& a, int dim)
+        : cos_sin((float2*)(decode_memory + a.head_constants_at)), norms((float*)(cos_sin + dim / 2)) {}
 };
-// Starts these loads, in all consumer threads; blocks without a unit load nothing.
+// Starts these loads, in all consumer threads; blocks without a task load nothing.
 __device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, u32 pos, u32 seq, int tid) {
     HeadPrefetch prefetch = {0, 0};
     if (span.split >= span.n_splits) return prefetch;
@@ -143,7 +146,8 @@ template <int C> struct HeadValues {
     float eps, scale;
     float v[C][2];
     // `norms`: whether there is a norm; `weight`: its weights, or null for ones; `rotates`: whether RoPE applies.
-    __device__ __forceinline__ HeadValues(const HeadInputs& in, bool norms, const float* weight, bool rotates, const float2* cos_sin_of_pos, int dim, float scale, int lane)
+    __device__ __forceinline__ HeadValues(const HeadInputs& in, bool norms, const float* weight, bool rotates, const float2* cos_sin_of_pos,
+                                          int dim, float scale, int lane)
         : normed(norms && !in.norm_after_rope), normed_after(norms && in.norm_after_rope), eps(in.eps), scale(scale) {
         const int n_pairs = rotates && in.rotation != NO_ROPE ? in.n_rot / 2 : 0, halves = in.rotation == HALVES ? in.n_rot / 2 : 0;
 #pragma unroll
@@ -173,11 +177,11 @@ template <int C> struct HeadValues {
         float squares = 0.0f;
 #pragma unroll
         for (int k = 0; k < C; k++) squares += v[k][0] * v[k][0] + v[k][1] * v[k][1];
-        const float rms = rsqrtf(warp_sum(squares) / dim + eps);
+        const float inv_rms = rsqrtf(warp_sum(squares) / dim + eps);
 #pragma unroll
         for (int k = 0; k < C; k++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) v[k][h] *= rms * weights[k][h];
+            for (int h = 0; h < 2; h++) v[k][h] *= inv_rms * weights[k][h];
     }
     // Norm, rotation and scale, like `make_head` of heads.cuh.
     __device__ __forceinline__ void make(int dim) {
@@ -229,53 +233,55 @@ template <int C> struct HeadValues {
     }
 };
 
-// Attention of one token in one layer: all consumer warps of the block evaluate its units, one after the other. Teams of PAIRED warps
+// Attention of one token in one layer: all consumer warps of the block evaluate its tasks, one after the other. Teams of PAIRED warps
 // take POSITIONS positions alternately, with tensor-core products: rows g of an operand are the high F16 parts of head g, rows g + 8 the
-// low ones. Each team has running maxima and sums of its own, which are merged at the end of the unit. C: elements of a head / 64, rounded
+// low ones. Each team has running maxima and sums of its own, which are merged at the end of the task. C: elements of a head / 64, rounded
 // up; for C = 4 a team has four warps, each with a quarter of the values. `is_first`: whether it is the token's first layer. `memory`: scratch in
 // shared memory, which is also that of the warps' inputs (Lemma 10).
 template <int C>
-__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched, bool is_first, u32 token_pos, u32 seq, u32 tag,
-                                          float* memory) {
+__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched,
+                                          bool is_first, u32 token_pos, u32 seq, u32 tag, float* memory) {
     // VALUES: groups of 64 elements of values that a warp has. PAIRED: warps of a team. AHEAD: steps of POSITIONS positions that are loaded ahead.
     // PADDED: elements of a head, padded. ROW: halves from one query to the next; 8 of padding keep them in different banks.
-    constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED, AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
+    constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED;
+    constexpr int AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = l.head_dim;
     const int team = warp / PAIRED, first_value = warp % PAIRED * VALUES * 64;
-    const u32 heads_per_kv = l.heads_per_kv_head, n_units = l.units_per_split * span.max_splits;
-    half* high = (half*)memory;              // [HEADS_PER_UNIT][ROW] high parts of queries
-    half* low = high + HEADS_PER_UNIT * ROW;
-    half* own = low + HEADS_PER_UNIT * ROW;  // [2][PADDED] the token's key and value
-    float* factors = (float*)(own + 2 * PADDED); // [HEADS_PER_UNIT] factors of queries
-    float* partial = factors + HEADS_PER_UNIT; // [team][HEADS_PER_UNIT][dim] weighted sums of values
-    float* states = partial + TEAMS * HEADS_PER_UNIT * dim; // [team][HEADS_PER_UNIT][2] maximum score and sum of weights
+    const u32 heads_per_kv = l.heads_per_kv_head, n_tasks = l.tasks_per_split * span.max_splits;
+    half* high = (half*)memory;              // [HEADS_PER_TASK][ROW] high parts of queries
+    half* low = high + HEADS_PER_TASK * ROW;
+    half* own = low + HEADS_PER_TASK * ROW;  // [2][PADDED] the token's key and value
+    float* factors = (float*)(own + 2 * PADDED); // [HEADS_PER_TASK] factors of queries
+    float* partial = factors + HEADS_PER_TASK; // [team][HEADS_PER_TASK][dim] weighted sums of values
+    float* states = partial + TEAMS * HEADS_PER_TASK * dim; // [team][HEADS_PER_TASK][2] maximum score and sum of weights
     const HeadConstants heads(a, dim);
     const u32* pages = l.pages.pages + (size_t)seq * l.pages.n_pages;
     const half *keys = (const half*)l.k_cache, *values = (const half*)l.v_cache;
 
     u32 split = span.split, kv = span.kv, head_group = span.head_group;
 #pragma unroll 1
-    for (u32 unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
-        // Only devices with few multiprocessors have more than one unit for a block.
-        if (unit != blockIdx.x) {
-            const u32 unit_in_split = unit % l.units_per_split;
-            split = unit / l.units_per_split, kv = unit_in_split / l.head_groups_per_kv_head, head_group = unit_in_split % l.head_groups_per_kv_head;
+    for (u32 task = blockIdx.x; task < n_tasks; task += gridDim.x) {
+        // Only devices with few multiprocessors have more than one task for a block.
+        if (task != blockIdx.x) {
+            const u32 task_in_split = task % l.tasks_per_split;
+            split = task / l.tasks_per_split, kv = task_in_split / l.head_groups_per_kv_head, head_group = task_in_split % l.head_groups_per_kv_head;
         }
-        const u32 head = kv * heads_per_kv + head_group * HEADS_PER_UNIT, n_heads = min((u32)HEADS_PER_UNIT, heads_per_kv - head_group * HEADS_PER_UNIT);
-        u64_t* out = a.att + ((size_t)split * l.n_head + head) * (dim / 2);
+        const u32 head = kv * heads_per_kv + head_group * HEADS_PER_TASK;
+        const u32 n_heads = min((u32)HEADS_PER_TASK, heads_per_kv - head_group * HEADS_PER_TASK);
+        u64_t* out = a.attention + ((size_t)split * l.n_head + head) * (dim / 2);
         if (split >= span.n_splits) {
             // The split is not in use, and no block reads its words for this token. The token's first layer still rewrites them: a word that is never
             // rewritten would some day have the tag that a longer sequence waits for (Lemma 2).
             if (!is_first) continue;
             for (int i = tid; i < (int)n_heads * (dim / 2); i += CONSUMER_THREADS)
-                store_words(out + i, tag, COPIES, a.att_copy_words);
-            if (tid < (int)n_heads) store_words(a.att_states + split * l.n_head + head + tid, tag, COPIES, a.states_copy_words);
+                store_words(out + i, tag, COPIES, a.attention_copy_words);
+            if (tid < (int)n_heads) store_words(a.attention_max_sums + split * l.n_head + head + tid, tag, COPIES, a.max_sums_copy_words);
             continue;
         }
         const u32 first = span.first_page + split * span.pages_per_split, last = min(first + span.pages_per_split, span.first_page + span.n_pages);
         const bool has_own = last == span.first_page + span.n_pages;
         const u32 end = min(last * (PAGE / POSITIONS), token_pos / POSITIONS + 1);
-        u32 ids = prefetched.ids, ids_group = unit == blockIdx.x ? 0 : ~0u; // 32 pages of the split, one a lane; which 32
+        u32 ids = prefetched.ids, ids_group = task == blockIdx.x ? 0 : ~0u; // 32 pages of the split, one a lane; which 32
         KvFragments<C, VALUES> ahead[AHEAD];
         auto load = [&](KvFragments<C, VALUES>& to, u32 at) {
             const u32 page = at / (PAGE / POSITIONS) - first;
@@ -296,12 +302,14 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             const bool is_query = h < n_heads;
             const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
             const float* norm_weights = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
-            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
+            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim)
+                                  : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
             const bool is_value = h > n_heads;
-            HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim, is_query ? in.scale : 1.0f, lane);
+            HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim,
+                                         is_query ? in.scale : 1.0f, lane);
             half* cached = nullptr;
             if (!is_query && head_group == 0) {
-                const u32 own_page = unit == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
+                const u32 own_page = task == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
                 cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + token_pos % PAGE) * dim;
             }
             pin_register(cached);
@@ -395,7 +403,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         if (g < (int)n_heads) {
-            if (t == 0 && first_value == 0) *(float2*)(states + 2 * (team * HEADS_PER_UNIT + g)) = make_float2(running_max, sum);
+            if (t == 0 && first_value == 0) *(float2*)(states + 2 * (team * HEADS_PER_TASK + g)) = make_float2(running_max, sum);
 #pragma unroll
             for (int c = 0; c < VALUES; c++)
 #pragma unroll
@@ -407,7 +415,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                         const float(&of)[4] = acc[c][4 * (i % 2) + k];
                         v[k] = of[i / 2] + of[i / 2 + 2] * (1.0f / 2048.0f);
                     }
-                    if (d < dim) *(float4*)(partial + (team * HEADS_PER_UNIT + g) * dim + d) = make_float4(v[0], v[1], v[2], v[3]);
+                    if (d < dim) *(float4*)(partial + (team * HEADS_PER_TASK + g) * dim + d) = make_float4(v[0], v[1], v[2], v[3]);
                 }
         }
         consumer_barrier();
@@ -425,7 +433,8 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 float2 state[N], part[N];
 #pragma unroll
                 for (int w = 0; w < N; w++) {
-                    state[w] = *(const float2*)(first_state + 2 * HEADS_PER_UNIT * w), part[w] = *(const float2*)(first_part + w * HEADS_PER_UNIT * dim);
+                    state[w] = *(const float2*)(first_state + 2 * HEADS_PER_TASK * w);
+                    part[w] = *(const float2*)(first_part + w * HEADS_PER_TASK * dim);
                     high_of_all = fmaxf(high_of_all, state[w].x);
                 }
                 // Rounded as readers will see it, so that sums and maximum agree.
@@ -439,19 +448,22 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             if (n_teams <= 2) join(Constant<2>());
             else if (n_teams <= 4) join(Constant<4>());
             else join(Constant<TEAMS>());
-            // The unit has read its queries, and so may overwrite the words of the layer before (Lemma 6).
-            store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.att_copy_words);
-            if (d == 0) store_words(a.att_states + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.states_copy_words);
+            // The task has read its queries, and so may overwrite the words of the layer before (Lemma 6).
+            store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.attention_copy_words);
+            if (d == 0)
+                store_words(a.attention_max_sums + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.max_sums_copy_words);
         }
-        // The scratch is reused by the next unit, or by the warps' inputs of the next op (Lemma 10).
+        // The scratch is reused by the next task, or by the warps' inputs of the next op (Lemma 10).
         consumer_barrier();
     }
 }
 
 // Loads QUADS quads of attention's result, quads i and i + 4 of the vector, merging their splits; zeros from quad `n` on. Waits for the
-// words of all `n_splits` splits. ONE_HEAD: the quads always belong to the same head (head_dim is a multiple of 32).
+// words of all `n_splits` splits: `values` and `max_sums` are one copy of `DecodeArgs::attention` and `attention_max_sums`. ONE_HEAD: the quads
+// always belong to the same head (head_dim is a multiple of 32).
 template <int QUADS, bool ONE_HEAD>
-__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* att, const u64_t* sums, u32 i, u32 n, u32 tag, float4 (&v)[QUADS]) {
+__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 n, u32 tag,
+                                             float4 (&v)[QUADS]) {
     const u32 n_words = l.n_head * l.head_dim / 2;
     constexpr int HEADS = ONE_HEAD ? 1 : QUADS, SPLITS = 2; // heads of the quads; splits loaded at once
     float running_max[HEADS], sum[HEADS];
@@ -470,8 +482,8 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
         ulonglong2 words[N];
         u64_t states[M];
         bool there[N], is_seen[M];
-        const ulonglong2* first_words = (const ulonglong2*)att + first * (n_words / 2) + i;
-        const u64_t* first_states = sums + first * l.n_head;
+        const ulonglong2* first_words = (const ulonglong2*)values + first * (n_words / 2) + i;
+        const u64_t* first_states = max_sums + first * l.n_head;
         auto from = [&](int k) { return first_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
         auto state_from = [&](int k) { return first_states + k / HEADS * l.n_head + head[k % HEADS]; };
         // With ONE_HEAD both quads are inside the vector, or neither is.

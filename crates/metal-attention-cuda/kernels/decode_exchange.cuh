@@ -1,7 +1,8 @@
 // Exchange of results in the persistent decode kernel: between blocks, and between the warps of a block.
 //
-// Between blocks: LL words in global memory. A word is 8 bytes, stored and loaded at once: two values of 26 bits (a float without its
-// six lowest mantissa bits) and a tag of 12 bits. The reader polls until the tag is the wanted one; then the values are there as well.
+// Between blocks: tagged words in global memory, in the manner of NCCL's LL ("low latency") protocol. A word is 8 bytes, stored and
+// loaded at once: two values of 26 bits (a float without its six lowest mantissa bits) and a tag of 12 bits (drawn in decode.cuh). The
+// reader polls until the tag is the wanted one; then the values are there as well.
 //
 // Memory ordering between blocks. Words are stored and loaded with relaxed accesses of gpu scope (`store_exchanged`,
 // `load_exchanged`). An aligned access of 8 bytes is not torn, so that the values need no fence. A load of 16 bytes is two words,
@@ -95,11 +96,15 @@ struct ExpertChoice {
         return latest >= n;
     }
     // A producer lane: the expert at `index` of the choice.
-    __device__ __forceinline__ u32 expert(u32 index) { return FOR_RACECHECK ? atomicAdd(atomic_experts + (FOR_RACECHECK ? index : 0), 0) : experts[index]; }
+    __device__ __forceinline__ u32 expert(u32 index) {
+        return FOR_RACECHECK ? atomicAdd(atomic_experts + (FOR_RACECHECK ? index : 0), 0) : experts[index];
+    }
 };
 
 // The tag's bits of a word: bits 0 to 11. The second value has bits 12 to 37, the first one bits 38 to 63.
 constexpr u32 TAG_MASK = 0xfff;
+// A layer's tag minus that of the layer before: a layer writes the residual stream twice, with different tags.
+constexpr u32 TAGS_PER_LAYER = 2;
 // A float without its six lowest mantissa bits, rounded. The product adds 0.375 to 0.75 of the last bit that is kept (for a mantissa from 1
 // to 2) before the rest is cut off. Unlike an integer addition it leaves infinities and NaN as they are; and a rounded value stays the same
 // when it is rounded again.
@@ -120,7 +125,9 @@ __device__ __forceinline__ bool has_tag(u64_t word, u32 tag) { return ((u32)word
 __device__ __forceinline__ bool has_tag(const ulonglong2& words, u32 tag) { return ((((u32)words.x ^ tag) | ((u32)words.y ^ tag)) & TAG_MASK) == 0; }
 // Whether words have `tag` or a later one: less than half of all tags after it.
 __device__ __forceinline__ bool is_at_or_after(u64_t word, u32 tag) { return (((u32)word - tag) & TAG_MASK) <= TAG_MASK / 2; }
-__device__ __forceinline__ bool is_at_or_after(const ulonglong2& words, u32 tag) { return is_at_or_after(words.x, tag) && is_at_or_after(words.y, tag); }
+__device__ __forceinline__ bool is_at_or_after(const ulonglong2& words, u32 tag) {
+    return is_at_or_after(words.x, tag) && is_at_or_after(words.y, tag);
+}
 
 // Starts loading N words, or pairs of words, of each lane, without waiting for tags. Lane and k with `wanted[k]` load from `from(k)`;
 // the others get zeros.
@@ -145,7 +152,8 @@ template <int N, typename W, typename P> __device__ __forceinline__ void wait_fo
 }
 // Waits for two sets of words with the same tag in one loop.
 template <int N, typename W, typename P, int M, typename V, typename Q>
-__device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&wanted)[N], P from, V (&more)[M], const bool (&more_wanted)[M], Q more_from, u32 tag) {
+__device__ __forceinline__ void wait_for_words(W (&words)[N], const bool (&wanted)[N], P from, V (&more)[M], const bool (&more_wanted)[M],
+                                               Q more_from, u32 tag) {
     while (true) {
         bool missing[N], more_missing[M], any = false;
 #pragma unroll

@@ -35,7 +35,10 @@ template <int QUADS> __device__ __forceinline__ void store_plain_digits(const In
     for (int d = 1; d < LANES; d *= 2) largest = larger(largest, __shfl_xor_sync(~0u, largest, d));
     const DigitScale scale(largest);
 #pragma unroll
-    for (int q = 0; q < QUADS; q++) whole[q][0] = scale.whole(v[q].x), whole[q][1] = scale.whole(v[q].y), whole[q][2] = scale.whole(v[q].z), whole[q][3] = scale.whole(v[q].w);
+    for (int q = 0; q < QUADS; q++) {
+        whole[q][0] = scale.whole(v[q].x), whole[q][1] = scale.whole(v[q].y);
+        whole[q][2] = scale.whole(v[q].z), whole[q][3] = scale.whole(v[q].w);
+    }
     if (with_sums) {
         float sum[2];
 #pragma unroll
@@ -58,7 +61,7 @@ template <int QUADS> __device__ __forceinline__ void store_plain_digits(const In
 struct PreloadedPanel {
     u32 codes[2][4];    // [block]: operands of mma
     float scales[2][2]; // [block][row]; where both blocks share a sum, [0] is that of the block whose sum the lane has
-    float mins[2][2];   // the same of offsets; 0 in lanes that do not subtract them
+    float mins[2][2];   // the same of mins; 0 in lanes that do not subtract them
 };
 // Up to PRELOAD_HALF panels of one tile, from panel `first` of the warp's `n` on, and where their inputs will lie. `halves`: whether a
 // matrix of the op has a scale for each half of a block. Then columns 0 to 2 of the products are digits of first halves or of whole blocks, columns 4
@@ -67,7 +70,7 @@ struct PreloadedPanel {
 struct PreloadedPanels {
     PreloadedPanel panels[PRELOAD_HALF];
     bool of_halves;            // whether this tile's format has a scale for each half of a block
-    bool has_mins;             // whether it has offsets
+    bool has_mins;             // whether it has mins
     u32 digits[PRELOAD_HALF][2]; // [panel][block]: offset of the lane's column of digits, or of zeros
     u32 masks[2];              // for first and second halves: 0 hides digits that are not the lane's
     u32 factors[PRELOAD_HALF]; // offset of the panel's factors
@@ -83,7 +86,7 @@ struct PreloadedPanels {
         // the mma operands only after the inputs have arrived.
         u32 first_word = 0x3210, second_word = 0x7654;
         pin_register(first_word), pin_register(second_word);
-        // Several lanes have the same offsets; one of them subtracts them.
+        // Several lanes have the same mins; one of them subtracts them.
         const bool subtracts = (halves && P::SUBS == 1 ? t : t % 2) == 0;
 #pragma unroll
         for (u32 k = 0; k < PRELOAD_HALF; k++) {
@@ -206,17 +209,18 @@ template <int H, int K> __device__ __forceinline__ void preloaded_products(const
 
 template <int QUADS>
 __device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l, const Op& op, const InputTargets& in, u32 n_splits, u32 tag,
-                                            u32 copy, bool with_sums) {
+                                            u32 copy_index, bool with_sums) {
     const u32 n4 = op.n_in / 4;
     float4 v[QUADS];
     if (op.kind == ATTENTION_OUTPUT) {
-        merge_splits<QUADS, true>(l, n_splits, a.att + copy * a.att_copy_words, a.att_states + copy * a.states_copy_words, in.quad, in.in_row ? n4 : 0, tag, v);
+        merge_splits<QUADS, true>(l, n_splits, a.attention + copy_index * a.attention_copy_words,
+                                  a.attention_max_sums + copy_index * a.max_sums_copy_words, in.quad, in.in_row ? n4 : 0, tag, v);
     } else {
         ulonglong2 words[QUADS];
         bool there[QUADS];
 #pragma unroll
         for (int q = 0; q < QUADS; q++) there[q] = in.there[q];
-        const ulonglong2* from = op.input + copy * n4 + in.quad;
+        const ulonglong2* from = op.input + copy_index * n4 + in.quad;
         auto of = [&](int q) { return from + 4 * q; };
         load_words(words, there, of);
         wait_for_words(words, there, (tag + op.tag_in) & TAG_MASK, of);
@@ -231,8 +235,9 @@ __device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l,
 
 // A consumer warp's part of a small op: preloads its weights, waits for the inputs, multiplies, and leaves its partial sums in the op's
 // region. `n_small_ops`: small ops of the launch before this one. Returns before the rows are finished (Lemma 15).
-__device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l, const Op& op, const BlockShare* shares, u32 n_splits, u32 tag, u32 copy,
-                                           const unsigned char* zeros, WeightRing& ring, SmallOpSync& sync, u32 n_small_ops, int warp, int lane) {
+__device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l, const Op& op, const BlockShare* shares, u32 n_splits, u32 tag,
+                                             u32 copy_index, const unsigned char* zeros, WeightRing& ring, SmallOpSync& sync, u32 n_small_ops,
+                                             int warp, int lane) {
     const u32 kind = op.kind, n4 = op.n_in / 4, n_tiles = tiles_of(op, shares);
     const WarpShare mine = warp_share_of(warp, op.units_per_row, LOG_CONSUMER_WARPS);
     const u32 n_panels = mine.n * op.panels_per_unit;
@@ -261,7 +266,7 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
         if (tile < n_tiles && n_panels > 0) {
             u32 p = kind == GATE_AND_UP ? tile : 0;
             if (kind == QKV)
-                while (p < 2 && tile >= (u32)shares[p].before + shares[p].n_tiles) p++;
+                while (p < 2 && tile >= (u32)shares[p].tiles_above + shares[p].n_tiles) p++;
             const BlockShare& share = shares[p];
             const u32 n_records = mine.n * share.records_per_unit;
             // All that the warp has of a matrix lies in one stage (src/decode/memory.rs makes stages that large).
@@ -278,8 +283,8 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
 
     // ---- Loads. ----
     const bool has_mins = weights[0].has_mins || weights[1].has_mins;
-    if (is_narrow) load_inputs<1>(a, l, op, in, n_splits, tag, copy, has_mins);
-    else load_inputs<2>(a, l, op, in, n_splits, tag, copy, has_mins);
+    if (is_narrow) load_inputs<1>(a, l, op, in, n_splits, tag, copy_index, has_mins);
+    else load_inputs<2>(a, l, op, in, n_splits, tag, copy_index, has_mins);
     __syncwarp();
     // ---- Products. ----
     float y[2][2] = {};
@@ -311,12 +316,12 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
 // op's input by itself, meanwhile.
 __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* residual, SmallOpSync& sync, int lane) {
     u32 tag = a.tag, n_ops = 0;
-    const u32 copy = blockIdx.x % COPIES;
+    const u32 copy_index = blockIdx.x % COPIES;
 #pragma unroll 1
     for (u32 i = 0, n_done = 0; n_done < a.n_tokens; i++) {
         if (i == a.n_layer) {
             // The pseudo-layer of the output head: its op is not small, but it has tags.
-            tag = (tag + 2) & TAG_MASK, i = 0;
+            tag = (tag + TAGS_PER_LAYER) & TAG_MASK, i = 0;
             if (++n_done == a.n_tokens) return;
             token_barrier();
         }
@@ -324,11 +329,12 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
 #pragma unroll 1
         for (u32 s = 0; s < l.n_ops; s++) {
             const Op& op = l.ops[s];
-            const BlockShare* shares = block_shares(a) + op.first_matrix;
+            const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             // The token's first op reads the embedding and is not small.
             if (tiles_of(op, shares) == 0 || (i == 0 && s == 0)) continue;
-            const u32 kind = op.kind, row = row_at(op, shares, lane), n4 = op.n_in / 4, wanted = (tag + op.tag_in) & TAG_MASK, activation = l.activation;
-            u32 n_copies = op.copies, tag_out = (tag + op.tag_out) & TAG_MASK;
+            const u32 kind = op.kind, row = row_at(op, shares, lane), n4 = op.n_in / 4, wanted = (tag + op.tag_in) & TAG_MASK;
+            const u32 activation = l.activation;
+            u32 n_copies = op.n_copies, tag_out = (tag + op.tag_out) & TAG_MASK;
             const bool is_there = row != ~0u, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = is_there && row % 2 == 0;
             const float bias = op.bias && is_there ? op.bias[row] : 0.0f, scale = adds ? l.residual_scale : 1.0f, limit = l.activation_limit;
             u64_t* to[COPIES];
@@ -339,10 +345,10 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             }
             u32 sums = a.regions_at[op.region] + lane * SUMS_STRIDE * 4;
             pin_register(sums), pin_register(tag_out), pin_register(n_copies);
-            float rms = 1.0f;
+            float inv_rms = 1.0f;
             if (op.norm) {
                 const float inverse_n_in = op.inverse_n_in, eps = op.eps;
-                const ulonglong2* from = op.input + copy * n4;
+                const ulonglong2* from = op.input + copy_index * n4;
                 // Polls a single word until it has arrived, so as not to compete with the consumer warps' loads; the others arrive at about
                 // the same time.
                 while (!is_at_or_after(load_exchanged(from + blockIdx.x % n4), wanted)) sleep_briefly();
@@ -361,12 +367,12 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
                     for (int k = 0; k < N; k++)
                         if (there[k]) squares += sum_of_squares(unpack_quad(words[k]));
                 }
-                rms = rsqrtf(warp_sum(squares) * inverse_n_in + eps);
+                inv_rms = rsqrtf(warp_sum(squares) * inverse_n_in + eps);
             }
             sync.wait_for_sums(n_ops++);
             // Read after the wait: at the token's first small op, consumer warps wrote the embedding there (Lemma 13).
             const float before = adds && is_there ? residual[lane] : 0.0f;
-            float y = rms * sum_of_warps(shared_at<float>(sums), LOG_CONSUMER_WARPS);
+            float y = inv_rms * sum_of_warps(shared_at<float>(sums), LOG_CONSUMER_WARPS);
             if (kind == GATE_AND_UP) {
                 const float up = __shfl_down_sync(~0u, y, 16);
                 y = activation == SILU ? activate(SILU, y) * up : gated(activation, limit, y, up);
@@ -380,6 +386,6 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             if (adds && is_there) residual[lane] = y;
             sync.publish_finished(lane);
         }
-        tag = (tag + 2) & TAG_MASK;
+        tag = (tag + TAGS_PER_LAYER) & TAG_MASK;
     }
 }

@@ -29,18 +29,18 @@ __device__ __forceinline__ WarpWork warp_work_of(const BlockShare& share, const 
     const u32 first = first_tile_of(mine, share), n = share.n_tiles, column = warp & (((u32)CONSUMER_WARPS >> mine.log_groups) - 1);
     WarpWork work = {share.format, share.records_per_stage, mine.n * share.records_per_unit};
     work.n_tiles = first < n ? (n - first + mine.n_groups - 1) >> mine.log_groups : 0;
-    work.to = to + (share.before + first) * (16 * SUMS_STRIDE) + column;
+    work.to = to + (share.tiles_above + first) * (16 * SUMS_STRIDE) + column;
     work.tile_stride = mine.n_groups * (16 * SUMS_STRIDE);
     return work;
 }
 
-// The sum of a row: the partial sums of the 2^log_split warps of its group, added in an order that does not depend on timing.
-__device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_split) {
+// The sum of a row: the partial sums of the 2^log_warps_per_tile warps of its group, added in an order that does not depend on timing.
+__device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_warps_per_tile) {
     float v[CONSUMER_WARPS];
 #pragma unroll
     for (int k = 0; k < CONSUMER_WARPS; k += 4) *(float4*)(v + k) = *(const float4*)(of_row + k);
 #pragma unroll
-    for (int k = 1; k < CONSUMER_WARPS; k++) v[k] = k >> log_split == 0 ? v[k] : 0.0f;
+    for (int k = 1; k < CONSUMER_WARPS; k++) v[k] = k >> log_warps_per_tile == 0 ? v[k] : 0.0f;
 #pragma unroll
     for (int d = 1; d < CONSUMER_WARPS; d *= 2)
 #pragma unroll
@@ -132,8 +132,8 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
             acc[i][0] += scales.x * factor * (float)((c[i][0] << 8) + c[i][1]);
             acc[i][1] += scales.y * factor * (float)((c[i][2] << 8) + c[i][3]);
             if constexpr (P::MINS) {
-                const float2 offsets = p[i].mins_of(block);
-                mins[i][0] += offsets.x * sum, mins[i][1] += offsets.y * sum;
+                const float2 block_mins = p[i].mins_of(block);
+                mins[i][0] += block_mins.x * sum, mins[i][1] += block_mins.y * sum;
             }
         }
     }
@@ -176,7 +176,7 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 2> {
         for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                // All four lanes have the same offsets; one of them subtracts them.
+                // All four lanes have the same mins; one of them subtracts them.
                 y[i][row] = acc[i][row] * by - (lane % 4 == 0 ? mins[i][row] : 0.0f);
                 acc[i][row] = 0.0f, mins[i][row] = 0.0f;
             }
@@ -225,7 +225,8 @@ template <u32 FORMAT, int TILES, int RECORDS>
 __device__ __forceinline__ void add_records(TileSums<FORMAT>& tiles, const unsigned char* record, u32 stride, u32 panel, int lane) {
     typedef Record<FORMAT> R;
     typedef typename TileSums<FORMAT>::P P;
-    constexpr int PANELS = R::PANELS * RECORDS, MAX_AT_ONCE = R::PANELS == 1 && TILES == 1 ? 4 : 2, AT_ONCE = PANELS < MAX_AT_ONCE ? PANELS : MAX_AT_ONCE;
+    constexpr int PANELS = R::PANELS * RECORDS;
+    constexpr int MAX_AT_ONCE = R::PANELS == 1 && TILES == 1 ? 4 : 2, AT_ONCE = PANELS < MAX_AT_ONCE ? PANELS : MAX_AT_ONCE;
 #pragma unroll
     for (int q = 0; q < PANELS; q += AT_ONCE) {
         P p[AT_ONCE][TILES];
@@ -265,8 +266,8 @@ __device__ __forceinline__ void add_run(TileSums<FORMAT>& tiles, const unsigned 
 // `factor`: the warp's inputs and what products with floats are multiplied by. `to`: the region. Waits for stages as it needs them.
 // TWO: whether two tiles may be multiplied together, which is separate code.
 template <u32 FORMAT, bool TWO>
-__device__ __forceinline__ void multiply_tiles(const WarpWork& work, u32 begin, u32 tiles_per_round, const DigitColumns& columns, unsigned char* memory, float factor, float* to,
-                                         WeightRing& ring, int lane) {
+__device__ __forceinline__ void multiply_tiles(const WarpWork& work, u32 begin, u32 tiles_per_round, const DigitColumns& columns,
+                                               unsigned char* memory, float factor, float* to, WeightRing& ring, int lane) {
     typedef Record<FORMAT> R;
     const u32 n_records = work.n_records, end = min(work.n_tiles, begin + tiles_per_round), per_stage = work.records_per_stage;
     u32 left = (work.n_tiles - min(begin, work.n_tiles)) * n_records;

@@ -15,12 +15,12 @@ struct __align__(16) BlockShare {
     u32 tile_bytes;                   // bytes from one tile to the next
     unsigned short n_tiles;           // tiles of the block
     unsigned short first_tile;        // index of the first one in the matrix
-    unsigned short before;            // tiles that the block has of the op's matrices above this one
+    unsigned short tiles_above;       // tiles that the block has of the op's matrices above this one
     unsigned short record_bytes;      // this and the next five: as in OpMatrixArgs
     unsigned short units_per_row;
     unsigned short records_per_stage;
     unsigned char records_per_unit;
-    unsigned char log_split;
+    unsigned char log_warps_per_tile;
     unsigned char format;
     bool of_experts;                  // whether it stands for the chosen experts of a layer
 };
@@ -40,27 +40,28 @@ __device__ __forceinline__ BlockShare block_share_of(const OpMatrixArgs& m) {
     share.tile_bytes = m.tile_bytes;
     share.n_tiles = t1 - t0;
     share.first_tile = t0;
-    share.before = min(max(begin, m.first_tile), end) - begin;
+    share.tiles_above = min(max(begin, m.first_tile), end) - begin;
     share.record_bytes = m.record_bytes, share.units_per_row = m.units_per_row, share.records_per_stage = m.records_per_stage;
-    share.records_per_unit = m.records_per_unit, share.log_split = m.log_split, share.format = m.format;
+    share.records_per_unit = m.records_per_unit, share.log_warps_per_tile = m.log_warps_per_tile, share.format = m.format;
     return share;
 }
 
-// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_split warps are a group: they share the columns of the same
-// tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
+// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_warps_per_tile warps are a group: they share
+// the columns of the same tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
 struct WarpShare {
     u32 group;      // the warp's group
-    u32 n_groups;   // CONSUMER_WARPS / 2^log_split
+    u32 n_groups;   // CONSUMER_WARPS / 2^log_warps_per_tile
     u32 log_groups; // log2 of that
     u32 first;      // first unit of a row that the warp has
     u32 n;          // number of its units of a row
 };
-__device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_row, u32 log_split) {
-    const u32 in_group = warp & ((1u << log_split) - 1), first = in_group * units_per_row >> log_split;
-    return {warp >> log_split, (u32)CONSUMER_WARPS >> log_split, LOG_CONSUMER_WARPS - log_split, first, ((in_group + 1) * units_per_row >> log_split) - first};
+__device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_row, u32 log_warps_per_tile) {
+    const u32 in_group = warp & ((1u << log_warps_per_tile) - 1), first = in_group * units_per_row >> log_warps_per_tile;
+    return {warp >> log_warps_per_tile, (u32)CONSUMER_WARPS >> log_warps_per_tile, LOG_CONSUMER_WARPS - log_warps_per_tile, first,
+            ((in_group + 1) * units_per_row >> log_warps_per_tile) - first};
 }
 // The first tile of a matrix, among the block's, that belongs to the warp's group.
-__device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) { return (s.group - share.before) & (s.n_groups - 1); }
+__device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) { return (s.group - share.tiles_above) & (s.n_groups - 1); }
 
 // [n_matrices] in shared memory.
 __device__ __forceinline__ BlockShare* block_shares(const DecodeArgs& a) { return (BlockShare*)(decode_memory + a.shares_at); }
@@ -68,10 +69,10 @@ __device__ __forceinline__ BlockShare* block_shares(const DecodeArgs& a) { retur
 __device__ __forceinline__ unsigned char* stage_of(const DecodeArgs& a, u32 warp, u32 stage) {
     return decode_memory + (warp * a.stages_per_warp + stage) * a.stage_bytes;
 }
-__device__ __forceinline__ u64_t* full(const DecodeArgs& a, u32 warp, u32 stage) {
+__device__ __forceinline__ u64_t* full_barrier(const DecodeArgs& a, u32 warp, u32 stage) {
     return (u64_t*)(decode_memory + a.barriers_at) + 2 * (warp * a.stages_per_warp + stage);
 }
-__device__ __forceinline__ u64_t* empty(const DecodeArgs& a, u32 warp, u32 stage) { return full(a, warp, stage) + 1; }
+__device__ __forceinline__ u64_t* empty_barrier(const DecodeArgs& a, u32 warp, u32 stage) { return full_barrier(a, warp, stage) + 1; }
 // A position in a ring: the stage, and the parity of its mbarriers' phase, which changes with each round.
 struct RingPosition {
     u32 stage, parity;
@@ -123,9 +124,10 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                 done = advanced = true;
             } else {
                 const BlockShare& share = shares[p];
-                const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_split);
+                const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_warps_per_tile);
                 const u32 first = first_tile_of(s, share);
-                bytes = share.record_bytes, per_stage = share.records_per_stage, tile_stride = s.n_groups * share.tile_bytes, records = s.n * share.records_per_unit;
+                bytes = share.record_bytes, per_stage = share.records_per_stage;
+                tile_stride = s.n_groups * share.tile_bytes, records = s.n * share.records_per_unit;
                 // One stride before the first tile, to which the first copy moves on.
                 tile = share.from + (size_t)first * share.tile_bytes + s.first * share.records_per_unit * bytes - tile_stride;
                 const u32 n_tiles = records == 0 || first >= share.n_tiles ? 0 : (share.n_tiles - first + s.n_groups - 1) / s.n_groups;
@@ -139,11 +141,12 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                 if (known) left = n_tiles * records, p++, advanced = true;
             }
         }
-        if (n_in_flight > 0 && barrier_has_ended(full(a, ring, oldest.stage), oldest.parity)) n_in_flight--, oldest.next(a.stages_per_warp);
+        if (n_in_flight > 0 && barrier_has_ended(full_barrier(a, ring, oldest.stage), oldest.parity)) n_in_flight--, oldest.next(a.stages_per_warp);
         // The opposite parity: a stage that was never filled counts as empty (Lemma 9).
-        if (!done && left > 0 && n_in_flight < a.max_stages_in_flight && barrier_has_ended(empty(a, ring, position.stage), position.parity ^ 1)) {
+        if (!done && left > 0 && n_in_flight < a.max_stages_in_flight &&
+            barrier_has_ended(empty_barrier(a, ring, position.stage), position.parity ^ 1)) {
             u32 count = min(per_stage, left);
-            u64_t* barrier = full(a, ring, position.stage);
+            u64_t* barrier = full_barrier(a, ring, position.stage);
             unsigned char* to = stage_of(a, ring, position.stage);
             barrier_arrive_expecting(barrier, count * bytes);
             left -= count;
@@ -155,14 +158,15 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                         u32 before = 0; // records of the expert's row before the warp's first one
                         if (is_next_tile) {
                             const BlockShare& share = shares[p - 1];
-                            const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_split);
+                            const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_warps_per_tile);
                             const u32 first = s.first * share.records_per_unit;
                             before = first % experts.records_per_expert;
                             experts.tile += s.n_groups, experts.index = experts.tile / experts.tiles_per_expert + first / experts.records_per_expert;
                         } else {
                             experts.index++;
                         }
-                        from = experts.from(shares[p - 1], chosen) + before * bytes, contiguous = min(experts.records_per_expert - before, left_of_tile);
+                        from = experts.from(shares[p - 1], chosen) + before * bytes;
+                        contiguous = min(experts.records_per_expert - before, left_of_tile);
                     }
                 }
                 const u32 now = min(count, contiguous);
@@ -199,7 +203,7 @@ struct WeightRing {
     // Opens the next stage unless one is open: waits until it is full. `n`: records of the current matrix that the warp has not released.
     __device__ __forceinline__ void wait(u32 per_stage, u32 n) {
         if (left > 0) return;
-        while (!barrier_try_wait(full(a, 0, first + position.stage), position.parity)) spin_pause();
+        while (!barrier_try_wait(full_barrier(a, 0, first + position.stage), position.parity)) spin_pause();
         record = shared_offset(stage_of(a, 0, first + position.stage)), left = min(per_stage, n);
     }
     // All lanes have read the next `n` records, of `bytes` each. Gives the stage back to the producer with its last record.
@@ -207,7 +211,7 @@ struct WeightRing {
         record += n * bytes, left -= n;
         if (left > 0) return;
         __syncwarp();
-        barrier_arrive(empty(a, 0, first + position.stage));
+        barrier_arrive(empty_barrier(a, 0, first + position.stage));
         position.next(a.stages_per_warp);
     }
 };
@@ -217,13 +221,13 @@ struct WeightRing {
 __device__ __forceinline__ u32 row_at(const Op& op, const BlockShare* shares, u32 j) {
     u32 matrix = 0, rows_above = 0;
     if (op.kind == QKV)
-        while (matrix < 2 && j >= (shares[matrix].before + shares[matrix].n_tiles) * 16u) rows_above += op.n_rows[matrix++];
+        while (matrix < 2 && j >= (shares[matrix].tiles_above + shares[matrix].n_tiles) * 16u) rows_above += op.n_rows[matrix++];
     const BlockShare& of = shares[matrix];
-    const u32 r = (of.first_tile - of.before) * 16u + j;
-    return j < (of.before + of.n_tiles) * 16u && r < op.n_rows[matrix] ? rows_above + r : ~0u;
+    const u32 r = (of.first_tile - of.tiles_above) * 16u + j;
+    return j < (of.tiles_above + of.n_tiles) * 16u && r < op.n_rows[matrix] ? rows_above + r : ~0u;
 }
 
 // Tiles that the block has of an op; the tiles of gate and up both count.
 __device__ __forceinline__ u32 tiles_of(const Op& op, const BlockShare* shares) {
-    return op.kind == QKV ? shares[2].before + shares[2].n_tiles : op.kind == GATE_AND_UP ? 2u * shares[0].n_tiles : shares[0].n_tiles;
+    return op.kind == QKV ? shares[2].tiles_above + shares[2].n_tiles : op.kind == GATE_AND_UP ? 2u * shares[0].n_tiles : shares[0].n_tiles;
 }

@@ -1,4 +1,5 @@
-// Exchange of values between ranks (the GPUs that share a model by tensor parallelism), through peer memory, one LL word a value.
+// Exchange of values between ranks (the GPUs that share a model by tensor parallelism), through peer memory, one tagged word a
+// value, in the manner of NCCL's LL ("low latency") protocol.
 //
 // Each rank has a mailbox in its own memory: [2][sending rank][n_words] words of 8 bytes, a 4-byte value and a 4-byte tag. A rank stores its
 // values into the mailboxes of all others and polls its own until the tags are those of the exchange. Sums are added in the order of the

@@ -5,7 +5,7 @@
 SHARED_MEMORY(16, float, route_memory);
 
 // Copies the token's router logits to shared memory, where scores are made of them.
-__device__ __forceinline__ void load_products(const RouteArgs& a, const Choice& c, u32 token, u32 lane) {
+__device__ __forceinline__ void load_products(const RouteArgs& a, const RoutingScratch& c, u32 token, u32 lane) {
     for (u32 i = lane; i < a.n_expert; i += 32) c.scores[i] = __ldcg(a.products + (size_t)token * a.n_expert + i);
 }
 
@@ -40,11 +40,11 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     wait_for_input();
     let_next_start();
     const u32 token = blockIdx.x, lane = threadIdx.x;
-    const Choice c(a.n_expert, route_memory);
+    const RoutingScratch c(a.n_expert, route_memory);
     load_products(a, c, token, lane);
     make_scores(a, c, lane);
     for (u32 i = 0; i < a.n_used; i++) {
-        const Best best = take_best(c.choice, c.taken, a.n_expert, lane);
+        const Best best = take_best(c.choice_scores, c.taken, a.n_expert, lane);
         if (lane == 0) {
             chosen[i] = best.at;
             weights[i] = c.scores[best.at];
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     __syncthreads();
     if (!is_last) return;
     const u32 n_expert = a.route.n_expert;
-    const Choice c(n_expert, route_memory);
+    const RoutingScratch c(n_expert, route_memory);
     if (tid < 32) {
         load_products(a.route, c, token, lane);
         make_scores(a.route, c, lane);
@@ -133,17 +133,17 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     __syncthreads();
     // The place of an expert is the number of better ones; on ties the lower index is better.
     for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
-        const float score = c.choice[i];
+        const float score = c.choice_scores[i];
         u32 place = 0, j = 0;
         if (n_expert % 4 == 0) {
 #pragma unroll 4
             for (; j < n_expert; j += 4) {
-                const float4 four = *(const float4*)(c.choice + j);
+                const float4 four = *(const float4*)(c.choice_scores + j);
                 place += (four.x > score || four.x == score && j < i) + (four.y > score || four.y == score && j + 1 < i);
                 place += (four.z > score || four.z == score && j + 2 < i) + (four.w > score || four.w == score && j + 3 < i);
             }
         }
-        for (; j < n_expert; j++) place += c.choice[j] > score || c.choice[j] == score && j < i;
+        for (; j < n_expert; j++) place += c.choice_scores[j] > score || c.choice_scores[j] == score && j < i;
         if (place < a.route.n_used) {
             chosen[place] = i;
             weights[place] = c.scores[i];

@@ -69,7 +69,7 @@ struct FromShared {
     template <typename T> static __device__ __forceinline__ T get(const T* p) { return *p; }
 };
 
-// One panel in a lane's registers, as F16 elements. SUBS: scales of each block and row. MINS: whether there are as many offsets. `codes(plane, b, a)`:
+// One panel in a lane's registers, as F16 elements. SUBS: scales of each block and row. MINS: whether there are as many mins. `codes(plane, b, a)`:
 // codes of block b as mma operands, a[s][0..4] for product s. `scale(plane, b, row, sub)`, `min(b, row, sub)`: in F32. An element is the sum over
 // PLANES of scale * code, minus min; with SUBS 0 codes are the elements. FLOAT_SCALES: scales may be beyond F16's range.
 template <u32 FORMAT> struct Panel;
@@ -188,8 +188,8 @@ template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// 6-bit scales and offsets for each block, and F16 scales of these for 256 columns (K-quants). Scales: {row g: scale 0, 1, offset 0, 1; row g + 8: the
-// same}. Super: {d, dmin of row g; of row g + 8}.
+// 6-bit scales and mins (offsets that are subtracted) for each block, and F16 scales of these for 256 columns (K-quants). Scales: {row g: scale 0,
+// 1, min 0, 1; row g + 8: the same}. Super: {d, dmin of row g; of row g + 8}.
 struct KScales {
     uint2 s, d;
     template <typename From, typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
@@ -202,7 +202,7 @@ struct KScales {
     __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
-    // The scales, or offsets, of block b, of rows g and g + 8.
+    // The scales, or mins, of block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const {
         return make_float2(__low2float(halves(d.x)) * byte_of(s.x >> 8 * b, 0), __low2float(halves(d.y)) * byte_of(s.y >> 8 * b, 0));
     }

@@ -42,7 +42,7 @@ struct GroupedMatvecArgs {
     float* y;             // item i is stored from element i * y_stride on; STORE: the second matrix's rows follow the first's
     u32 y_stride;         // elements from a row of y to the next one
     u32 first_item;       // of this launch
-    u32 warps_a_tile;     // warps that share a tile of rows
+    u32 warps_per_tile;     // warps that share a tile of rows
     u32 output;           // Output
     u32 activation;       // Activation, for GATED
     u32 unused;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grouped_matvec(const
     MatvecArgs p = {};
     p.n_in = a.n_in;
     p.n_out = a.y_stride;
-    p.warps_a_tile = a.warps_a_tile;
+    p.warps_per_tile = a.warps_per_tile;
     p.output = a.output;
     p.activation = a.activation;
     p.scale = 1.0f;

@@ -26,7 +26,7 @@ struct MatmulFewArgs {
     float* y;                    // [n_tokens][n_out]
     half* packed;                // GATED: the result, as packed input of the next product
     u32 y_token_tiles;           // tiles of 8 tokens in `packed`
-    u32 warps_a_tile;            // warps that share the panels of a tile: 1, 2, 4 or 8
+    u32 warps_per_tile;            // warps that share the panels of a tile: 1, 2, 4 or 8
     u32 n_splits;                // blocks that share the panels (split-K)
     u32 unused;
     float4* sums;                // partial sums of splits, [block of the result][split][fragment][32]
@@ -107,13 +107,13 @@ __device__ __forceinline__ BlockRows rows_of(const MatmulFewArgs& a, u32 block) 
     u32 part = 0, first_block = 0;
     while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) first_block = a.blocks[part++];
     const u32 n_tiles = (a.parts[part].n_rows + 15) / 16;
-    return {a.parts[part], (block - first_block) * (WARPS / a.warps_a_tile) * (gated ? 1 : 2), n_tiles, gated};
+    return {a.parts[part], (block - first_block) * (WARPS / a.warps_per_tile) * (gated ? 1 : 2), n_tiles, gated};
 }
 
 // Computes the sums of a warp and stores them to shared memory: [warp of panels][row of warps][2][N][lane].
 template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, u32 warp, int lane) {
     const BlockRows rows = rows_of(a, blockIdx.x);
-    const u32 panel_warps = a.warps_a_tile, row = warp / panel_warps;
+    const u32 panel_warps = a.warps_per_tile, row = warp / panel_warps;
     const u32 n_panels = rows.m.n_panels, panels_per_split = (n_panels + a.n_splits - 1) / a.n_splits;
     float4* to = few_memory + ((warp % panel_warps) * (WARPS / panel_warps) + row) * 2 * N * 32 + lane;
     // Gate and up of different layouts are computed one after the other, each in place of both.
@@ -160,7 +160,7 @@ template <int N> __device__ __forceinline__ void matmul_few(const MatmulFewArgs&
     sum_up<N>(a, warp, lane);
     asm volatile("" : "+r"(warp), "+r"(lane), "+r"(block));
     const BlockRows rows = rows_of(a, block);
-    u32 n_sums = a.warps_a_tile;
+    u32 n_sums = a.warps_per_tile;
     const u32 n_fragments = WARPS / n_sums * 2 * N, stride = n_fragments * 32;
     const float4* sums = few_memory + lane;
     if (a.n_splits > 1) {

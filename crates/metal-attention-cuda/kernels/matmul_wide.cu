@@ -346,7 +346,7 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
             const u32 kind = i / MAX_SLOTS;
             barrier_init(R::x_full() + i, kind % 2 == 0 ? 1 : kind == 1 ? GROUPS * WARPS_OF_GROUP : WARPS_OF_GROUP);
         }
-        barriers_are_ready();
+        fence_barrier_init();
     }
     __syncthreads();
     if (group == GROUPS) {

@@ -1,15 +1,19 @@
-// GEMV: y = W f(x) for one to four tokens, as exact as in F32. W is one matrix, up to three matrices one below the other, or a feed-forward's gate
-// and up; f is the identity or an RMSNorm. The results are stored, added to the residual stream, or gated.
+// The GEMV kernels (`matvec_1` to `matvec_4`): y = W f(x) for one to four tokens, as exact as in F32. W is one matrix, up to three matrices one
+// below the other, or a feed-forward's gate and up; f is the identity or an RMSNorm. The results are stored, added to the residual stream, or
+// gated.
 //
-// Words of this file:
+// Terms of this file:
 //   tile          16 rows of a matrix
 //   panel         64 columns of a tile: two quantisation blocks of 32 columns
 //   record        codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh)
+//   stage         one buffer of a warp's ring of weights in shared memory: one to four records of one tile (`RingStage`)
 //   codes         the integers of quantised weights; F16 and F32 weights have none
+//   mins          offsets that some formats subtract: weight = scale * code - min. They need the sums of the inputs
 //   digits        the inputs as integers, for products with codes: three digits of 8 bits for each input (code_products.cuh). For F16 and F32
-//                 weights inputs are two F16 parts instead (products.cuh)
+//                 weights inputs are two F16 parts instead, hi + lo / 2048 (products.cuh)
 //   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
-//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_a_tile` warps share the columns of each
+//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_per_tile` warps share the columns of each
+//                 (split-K within the block)
 //
 // A warp goes through four sections (`matvec_part`):
 //   stream        each warp copies its own records to a ring in shared memory, several stages ahead; the first ones before the input is there
@@ -17,9 +21,26 @@
 //   main loop     for each tile of the warp: products of its records, with partial sums in registers, then in shared memory
 //   epilogue      the sums of the warps of a tile are added; 1 / RMS, bias, residual or gate; y [n_tokens][n_out]
 //
-// Preconditions: n_in is a multiple of 4; warps_a_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
-// padded to whole records. GATED: parts[0] and parts[1] have the same format and shape, and `bias` is ignored (the host does not use GATED
-// with a bias).
+// Fragments of the tensor-core products. Lane l of a warp has g = l / 4 and t = l % 4. The result of a product has 16 rows, those of the tile, and
+// eight columns; a lane has four elements of it, c[0] to c[3]:
+//
+//                      column  0 1     2 3     4 5     6 7
+//   row g      (0 to 7)        t = 0   t = 1   t = 2   t = 3      c[0], c[1] of lanes 4 g + t
+//   row g + 8  (8 to 15)       t = 0   t = 1   t = 2   t = 3      c[2], c[3] of lanes 4 g + t
+//
+// The columns are inputs. D0, D1, D2: the digits of an input, 0 the highest; columns 3 and 7 are zeros:
+//
+//                      column  0    1    2    3    4    5    6    7
+//   codes, one scale a block   D0   D1   D2   0    D0   D1   D2   0      left: token 2 i; right: token 2 i + 1 (zeros if there is none)
+//   codes, a scale for each
+//   half of a block            D0   D1   D2   0    D0   D1   D2   0      of token i; left: first halves of blocks, right: second halves
+//   F16 and F32                hi   lo   hi   lo   hi   lo   hi   lo     of tokens 0, 1, 2, 3
+//
+// So with codes lanes with t of 0 and 2 have the terms of digits 0 and 1, those with t of 1 and 3 that of digit 2; `row_sum` adds them.
+//
+// Preconditions: n_in is a multiple of 4; warps_per_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
+// padded to whole records. GATED: parts[0] and parts[1] have the same format and shape, and `bias` is ignored (the host uses GATED neither with a
+// bias nor with activations that have a parameter: `fuses_activation` of src/support.rs).
 #include "code_products.cuh"
 #include "products.cuh"
 
@@ -32,32 +53,35 @@ constexpr u32 FIRST_TILE_BARRIER = 1;
 
 // Mirrored by `MatvecArgs` of src/args.rs.
 struct MatvecArgs {
-    Matrix parts[MAX_PARTS]; // the matrices: one below the other; GATED: gate and up
-    u32 n_parts;             // how many
-    u32 blocks[MAX_PARTS];   // of each matrix, the first block of the next one: matrix i has blocks from blocks[i - 1] to blocks[i] - 1
-    u32 n_in;                // elements of a row of x, a multiple of 4
-    u32 n_out;               // elements of a row of y
-    u32 warps_a_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
-    u32 output;              // Output
-    u32 activation;          // GATED: Activation
-    float eps;               // of the norm
-    float scale;             // ADD: factor on the result
+    Matrix parts[MAX_PARTS];   // the matrices: one below the other; GATED: gate and up
+    u32 n_parts;               // how many
+    u32 block_ends[MAX_PARTS]; // of each matrix, the block after its last one: matrix i has blocks block_ends[i - 1] to block_ends[i] - 1
+    u32 n_in;                  // elements of a row of x, a multiple of 4
+    u32 n_out;                 // elements of a row of y
+    u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
+    u32 output;                // Output
+    u32 activation;            // GATED: Activation, without a parameter
+    float eps;                 // of the norm
+    float scale;               // ADD: factor on the result
     u32 unused;
-    const float* x;          // [n_tokens][n_in]
-    const float* norm;       // [n_in] weights of the RMSNorm; null: no norm
-    const float* bias;       // [n_out]; null: none. Ignored by GATED
-    float* y;                // [n_tokens][n_out]
-    const u32* rows;         // [n_tokens] the row of x of each token; null: row i for token i
+    const float* x;            // [n_tokens][n_in]
+    const float* norm;         // [n_in] weights of the RMSNorm; null: no norm
+    const float* bias;         // [n_out]; null: none. Ignored by GATED
+    float* y;                  // [n_tokens][n_out]
+    const u32* rows;           // [n_tokens] the row of x of each token; null: row i for token i
 };
 
 // Bytes of a warp's ring of records, except of F32 (two records of 4096 bytes). Mirrored in src/runner/linear.rs.
 constexpr int RING = 7168;
 
-// A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. STAGES of them take ALL bytes.
+// A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. Formats whose records have a single panel (576 to 1536 bytes)
+// have several in a stage, so that stages of all quantised formats have some 2 or 3 KB and the warp waits for copies equally seldom. A ring has
+// STAGES stages, at least two, and RING_BYTES bytes: RING, or more where two stages do not fit in it (F32).
 template <u32 F> struct RingStage {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
     static constexpr int BYTES = RECORDS * Record<F>::BYTES;
-    static constexpr int STAGES = RING / BYTES > 2 ? RING / BYTES : 2, ALL = STAGES * BYTES > RING ? STAGES * BYTES : RING;
+    static constexpr int STAGES = RING / BYTES > 2 ? RING / BYTES : 2;
+    static constexpr int RING_BYTES = STAGES * BYTES > RING ? STAGES * BYTES : RING;
     // The lanes of a warp copy `n` bytes together.
     static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int n, int lane) {
 #pragma unroll
@@ -67,19 +91,21 @@ template <u32 F> struct RingStage {
 };
 
 // The inputs of the tokens in shared memory, as digits or F16 parts, and a warp's accumulators for one tile. This version is for formats with
-// codes. `bytes`: shared memory for the inputs of all tokens. `put`: stores eight inputs (two quads) of a quantisation block. `add`: adds the products of
-// one panel. `finish`: stores the sums of the tile, [TOKENS][16], and clears the accumulators.
+// codes; the columns of its products are drawn at the top. `acc[i][row]`, `mins[i][row]`: the lane's terms of row g + 8 row, for the token
+// `token_of(i, lane)`. `bytes`: shared memory for the inputs of all tokens. `put`: stores eight inputs (two quads) of a quantisation block. `add`:
+// adds the products of one panel. `finish`: stores the sums of the tile, [TOKENS][16], and clears the accumulators.
 template <u32 FORMAT, int TOKENS> struct Accumulators {
-    typedef Codes<FORMAT> P;
-    // A product has eight columns: the digits of two tokens, or of both halves of blocks of one token (SUBS 2). N products for all tokens.
-    static constexpr int SIDE_BY_SIDE = P::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+    typedef Codes<FORMAT> PanelWeights;
+    // A product has the digits of two tokens side by side, or those of both halves of blocks of one token (SUBS 2). N products for all tokens.
+    static constexpr int SIDE_BY_SIDE = PanelWeights::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
     static __device__ __forceinline__ u32 bytes_of_token(u32 n_panels) { return (input_bytes(n_panels) + 15) / 16 * 16; }
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * bytes_of_token(n_panels); }
     static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
         return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
     }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
-        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2],
+                                               bool is_there) {
+        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, PanelWeights::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
@@ -90,7 +116,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
-            digits[i] = digits_of<P::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
+            digits[i] = digits_of<PanelWeights::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
             const CodeInput of = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
             factors[i] = of.factors, sums[i] = of.sums;
         }
@@ -102,11 +128,11 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
             for (int row = 0; row < 2; row++) acc[i][row] = mins[i][row] = 0.0f;
     }
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) {
+    __device__ __forceinline__ void add(const PanelWeights& p, u32 panel, int lane) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             code_products(p, panel, digits[i], factors[i], lane, acc[i]);
-            if (P::MINS) add_mins(p, panel, sums[i], mins[i]);
+            if (PanelWeights::MINS) add_mins(p, panel, sums[i], mins[i]);
         }
     }
     __device__ __forceinline__ void finish(float* to, int lane) {
@@ -115,19 +141,23 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
             const int token = token_of(i, lane);
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const float y = row_sum<P>(acc[i][row], lane) - mins[i][row];
+                // All lanes of the token have the row's sum afterwards; the first of them stores it.
+                const float y = row_sum<PanelWeights>(acc[i][row], lane) - mins[i][row];
                 if (lane % (4 / SIDE_BY_SIDE) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * row] = y;
             }
         }
         clear();
     }
 };
-// This version is for F16 and F32 weights.
+// This version is for F16 and F32 weights. `acc`: the lane's terms for token t: hi and lo of row g, hi and lo of row g + 8.
 template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
-    typedef Staged<FORMAT> P;
+    typedef Staged<FORMAT> PanelWeights;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
-    static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
+    static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) {
+        return (float*)(memory + TOKENS * n_panels * 2 * 128);
+    }
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2],
+                                               bool is_there) {
         store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + quant_block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
@@ -137,7 +167,9 @@ template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     __device__ __forceinline__ FloatAccumulators(unsigned char* memory, u32 n_panels, const unsigned char*, int)
         : input(memory), factors(factors_of(memory, n_panels)), n_blocks(2 * n_panels) { clear(); }
     __device__ __forceinline__ void clear() { acc[0] = acc[1] = acc[2] = acc[3] = 0.0f; }
-    __device__ __forceinline__ void add(const P& p, u32 panel, int lane) { panel_products<P, TOKENS>(p, panel, n_blocks, input, factors, lane, acc); }
+    __device__ __forceinline__ void add(const PanelWeights& p, u32 panel, int lane) {
+        panel_products<PanelWeights, TOKENS>(p, panel, n_blocks, input, factors, lane, acc);
+    }
     __device__ __forceinline__ void finish(float* to, int lane) {
         const int g = lane / 4, t = lane % 4;
         if (t < TOKENS) {
@@ -154,31 +186,34 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
     using FloatAccumulators<F32, TOKENS>::FloatAccumulators;
 };
 
-// One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and up. `block_of_part`,
-// `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `gemv_shared_bytes` of
-// src/runner/linear.rs counts it.
+// One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and
+// up. `block_of_part`, `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory
+// is as `gemv_shared_bytes` of src/runner/linear.rs counts it.
 template <u32 FORMAT, int TOKENS>
-__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part, u32 n_blocks_of_part) {
-    typedef Record<FORMAT> R;
-    typedef RingStage<FORMAT> C;
-    typedef Accumulators<FORMAT, TOKENS> S;
+__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part,
+                                            u32 n_blocks_of_part) {
+    typedef Record<FORMAT> RecordType;
+    typedef RingStage<FORMAT> Stage;
+    typedef Accumulators<FORMAT, TOKENS> Sums;
+    static_assert(Stage::RECORDS == 1 || RecordType::PANELS == 1, "indices of records are indices of panels where a stage has several records");
     SHARED_MEMORY(128, unsigned char, memory);
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const u32 n_panels = first_matrix.n_panels, n_rows = first_matrix.n_rows, n_in4 = a.n_in / 4;
-    unsigned char* ring = memory + warp * C::ALL;
-    unsigned char* zeros = memory + WARPS * C::ALL + warp * 16;
-    float* squares_of = (float*)(memory + WARPS * (C::ALL + 16)); // [TOKENS][WARPS] sums of squares of x
+    unsigned char* ring = memory + warp * Stage::RING_BYTES;
+    unsigned char* zeros = memory + WARPS * Stage::RING_BYTES + warp * 16;
+    float* squares_of_warps = (float*)(memory + WARPS * (Stage::RING_BYTES + 16)); // [TOKENS][WARPS] sums of squares of x
     // Partial sums, [parity of the tile group][branch][WARPS][TOKENS][16]: two tile groups alternate, so that one barrier a group is enough.
-    float* partial = squares_of + TOKENS * WARPS;
+    float* partial = squares_of_warps + TOKENS * WARPS;
     constexpr u32 BRANCH_FLOATS = WARPS * TOKENS * 16;
     unsigned char* input = (unsigned char*)(partial + 4 * BRANCH_FLOATS);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
 
-    // The warp's share: `n_sharing` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index among them.
+    // The warp's share: `warps_per_tile` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index
+    // among the warps of that tile.
     const bool gated = a.output == GATED;
-    const u32 n_branches = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
-    const u32 tile_in_group = warp / n_sharing, share = warp % n_sharing;
-    const u32 n_records = n_panels / R::PANELS, first = share * n_records / n_sharing, end = (share + 1) * n_records / n_sharing;
+    const u32 n_branches = gated ? 2 : 1, warps_per_tile = a.warps_per_tile, tiles_at_once = WARPS / warps_per_tile;
+    const u32 tile_in_group = warp / warps_per_tile, share = warp % warps_per_tile;
+    const u32 n_records = n_panels / RecordType::PANELS, first = share * n_records / warps_per_tile, end = (share + 1) * n_records / warps_per_tile;
     const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
     // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
@@ -186,27 +221,28 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     const unsigned char* from = nullptr;
     auto begin_tile = [&] {
         left = next_tile < n_tiles ? end - first : 0;
-        from = (next_branch == 0 ? first_matrix.records : second_matrix.records) + ((size_t)next_tile * n_records + first) * R::BYTES;
+        from = (next_branch == 0 ? first_matrix.records : second_matrix.records) + ((size_t)next_tile * n_records + first) * RecordType::BYTES;
     };
     auto request_stage = [&] {
         if (left > 0) {
-            const u32 n = min(left, (u32)C::RECORDS);
-            C::copy(ring + next_stage * C::BYTES, from, n * R::BYTES, lane);
-            from += n * R::BYTES, left -= n;
+            const u32 n = min(left, (u32)Stage::RECORDS);
+            Stage::copy(ring + next_stage * Stage::BYTES, from, n * RecordType::BYTES, lane);
+            from += n * RecordType::BYTES, left -= n;
             if (left == 0) {
                 if (++next_branch == n_branches) next_branch = 0, next_tile += n_blocks_of_part * tiles_at_once;
                 begin_tile();
             }
         }
-        next_stage = next_stage + 1 == C::STAGES ? 0 : next_stage + 1;
+        next_stage = next_stage + 1 == Stage::STAGES ? 0 : next_stage + 1;
         commit_copies();
     };
     begin_tile();
 #pragma unroll 1
-    for (int i = 0; i < C::STAGES - 1; i++) request_stage();
+    for (int i = 0; i < Stage::STAGES - 1; i++) request_stage();
 
     // ---- Prologue: inputs. A warp converts four panels of one token at a time; four lanes have a quantisation block. Warps with the same columns
-    // divide these. Loads run AHEAD steps ahead; the norm's first weights are loaded before the input is there. ----
+    // divide these. Loads run AHEAD steps ahead, further with several tokens, where a warp has more steps; the norm's first weights are loaded
+    // before the input is there. ----
     constexpr int AHEAD = TOKENS == 1 ? 1 : 2;
     struct Quads {
         float4 of[2];
@@ -214,7 +250,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     struct InputPosition {
         u32 panel, token;
     };
-    const u32 first_panel = first * R::PANELS + 4 * tile_in_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
+    const u32 first_panel = first * RecordType::PANELS + 4 * tile_in_group, end_panel = end * RecordType::PANELS, end4 = min(n_in4, end_panel * 16);
     const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
     auto load = [&](const float4* row, u32 panel, float padding) {
@@ -226,11 +262,11 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         }
         return to;
     };
-    auto advance = [&](InputPosition& at) {
-        at.panel += 4 * tiles_at_once;
-        if (at.panel >= end_panel) at.panel = first_panel, at.token++;
+    auto advance = [&](InputPosition& p) {
+        p.panel += 4 * tiles_at_once;
+        if (p.panel >= end_panel) p.panel = first_panel, p.token++;
     };
-    InputPosition at = {first_panel, 0}, ahead = at;
+    InputPosition position = {first_panel, 0}, ahead = position; // the step that is converted, and the next one to load
     Quads x[AHEAD + 1], weights[AHEAD + 1];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
@@ -238,11 +274,13 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         advance(ahead);
     }
     const float per_input = __fdividef(1.0f, (float)a.n_in);
+    // Programmatic dependent launch: waits until the kernel before has stored x, then allows the kernel behind this one to start. That is safe so
+    // early: the next kernel reads nothing that this one writes before its own `wait_for_input`, which waits until this kernel has ended.
     wait_for_input();
     let_next_start();
 
     auto row_of = [&](u32 token) { return (const float4*)a.x + (size_t)(a.rows ? a.rows[token] : token) * n_in4; };
-    ahead = at;
+    ahead = position;
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (ahead.token < TOKENS) x[i] = load(row_of(ahead.token), ahead.panel, 0.0f);
@@ -251,7 +289,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     // Each lane's sums of squares; they are added over the warp once, after the loop.
     float squares[TOKENS] = {};
 #pragma unroll 1
-    while (at.token < TOKENS) {
+    while (position.token < TOKENS) {
         if (ahead.token < TOKENS) {
             x[AHEAD] = load(row_of(ahead.token), ahead.panel, 0.0f);
             if (norm) weights[AHEAD] = load(norm, ahead.panel, 1.0f);
@@ -267,11 +305,11 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
                 v[h].x *= w.x, v[h].y *= w.y, v[h].z *= w.z, v[h].w *= w.w;
             }
 #pragma unroll
-            for (int n = 0; n < TOKENS; n++) squares[n] += at.token == n ? squares_here : 0.0f;
+            for (int n = 0; n < TOKENS; n++) squares[n] += position.token == n ? squares_here : 0.0f;
         }
-        const u32 quant_block = at.panel * 2 + lane / 4;
-        S::put(input, n_panels, at.token, quant_block, lane % 4, v, quant_block < 2 * end_panel);
-        advance(at);
+        const u32 quant_block = position.panel * 2 + lane / 4;
+        Sums::put(input, n_panels, position.token, quant_block, lane % 4, v, quant_block < 2 * end_panel);
+        advance(position);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) x[i] = x[i + 1], weights[i] = weights[i + 1];
     }
@@ -279,88 +317,94 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
         for (int n = 0; n < TOKENS; n++) {
             squares[n] = warp_sum(squares[n]);
-            if (lane == 0) squares_of[n * WARPS + warp] = squares[n];
+            if (lane == 0) squares_of_warps[n * WARPS + warp] = squares[n];
         }
     }
+    // With several tiles at a time, warps with the same columns have converted each other's inputs. With one tile each warp has converted its
+    // own; the sums of squares of the others are read behind the barrier of the tile, of which all warps are part.
     if (tiles_at_once > 1) __syncthreads();
-    S sums(input, n_panels, zeros, lane);
+    Sums sums(input, n_panels, zeros, lane);
 
     // ---- Main loop ----
     u32 stage = 0;
     for (u32 group = block_of_part, parity = 0; group < n_groups; group += n_blocks_of_part, parity ^= 1) {
         const u32 tile = group * tiles_at_once + tile_in_group;
         if (tile >= n_tiles) break;
-        // Each thread's results of the tile; what they are added to is loaded before the products.
+        // The results of the tile, [TOKENS][16 rows], are divided among the 32 * warps_per_tile lanes of its warps: a lane has result `share` * 32 +
+        // lane, and with more than two tokens and one warp for the tile a second one. What they are added to is loaded before the products.
         constexpr int RESULTS = TOKENS > 2 ? 2 : 1;
         float old[RESULTS];
         u32 result[RESULTS];
         float* out[RESULTS];
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
-            result[j] = share * 32 + lane + j * 32 * n_sharing;
+            result[j] = share * 32 + lane + j * 32 * warps_per_tile;
             const u32 row = tile * 16 + result[j] % 16;
             out[j] = result[j] < 16 * TOKENS && row < n_rows ? a.y + (size_t)(result[j] / 16) * a.n_out + first_matrix.first_row + row : nullptr;
             old[j] = out[j] && a.output == ADD ? *out[j] : 0.0f;
         }
-        float* parts = partial + parity * 2 * BRANCH_FLOATS;
+        float* tile_sums = partial + parity * 2 * BRANCH_FLOATS;
         for (u32 branch = 0; branch < n_branches; branch++) {
 #pragma unroll 1
-            for (u32 record = first; record < end; record += C::RECORDS) {
-                wait_for_copies<C::STAGES - 2>();
+            for (u32 record = first; record < end; record += Stage::RECORDS) {
+                wait_for_copies<Stage::STAGES - 2>();
                 __syncwarp();
                 // Refills the stage before this one, which all lanes have read.
                 request_stage();
-                const unsigned char* chunk = ring + stage * C::BYTES;
-                stage = stage + 1 == C::STAGES ? 0 : stage + 1;
-                constexpr int PANELS = C::RECORDS * R::PANELS, AT_ONCE = PANELS > 1 ? 2 : 1;
+                const unsigned char* stage_data = ring + stage * Stage::BYTES;
+                stage = stage + 1 == Stage::STAGES ? 0 : stage + 1;
+                constexpr int PANELS = Stage::RECORDS * RecordType::PANELS, AT_ONCE = PANELS > 1 ? 2 : 1;
 #pragma unroll
                 for (int q = 0; q < PANELS; q += AT_ONCE) {
-                    typename S::P p[AT_ONCE];
-                    if (C::RECORDS == 1 || record + q + AT_ONCE <= end) {
+                    typename Sums::PanelWeights p[AT_ONCE];
+                    // The last stage of a tile may have fewer than RECORDS records. Where RECORDS > 1 a record is one panel, so that q counts both.
+                    if (Stage::RECORDS == 1 || record + q + AT_ONCE <= end) {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; i++)
-                            p[i].read(Place<FORMAT>(chunk + (q + i) / R::PANELS * R::BYTES, (q + i) % R::PANELS), lane);
+                            p[i].read(Place<FORMAT>(stage_data + (q + i) / RecordType::PANELS * RecordType::BYTES, (q + i) % RecordType::PANELS),
+                                      lane);
 #pragma unroll
-                        for (int i = 0; i < AT_ONCE; i++) sums.add(p[i], record * R::PANELS + q + i, lane);
+                        for (int i = 0; i < AT_ONCE; i++) sums.add(p[i], record * RecordType::PANELS + q + i, lane);
                     } else {
                         if (record + q < end) {
-                            p[0].read(Place<FORMAT>(chunk + q * R::BYTES, 0), lane);
+                            p[0].read(Place<FORMAT>(stage_data + q * RecordType::BYTES, 0), lane);
                             sums.add(p[0], record + q, lane);
                         }
                         break;
                     }
                 }
             }
-            sums.finish(parts + branch * BRANCH_FLOATS + warp * 16 * TOKENS, lane);
+            sums.finish(tile_sums + branch * BRANCH_FLOATS + warp * 16 * TOKENS, lane);
         }
         // ---- Epilogue of the tile. The warps that share it meet at a named barrier of their own. ----
-        if (n_sharing == 1) __syncwarp();
-        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * n_sharing);
+        if (warps_per_tile == 1) __syncwarp();
+        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * warps_per_tile);
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
             if (!out[j]) continue;
-            float rms = 1.0f;
+            float inv_rms = 1.0f;
             if (norm) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int i = 0; i < WARPS; i++) sum += squares_of[result[j] / 16 * WARPS + i];
-                rms = rsqrtf(sum * per_input + a.eps);
+                for (int i = 0; i < WARPS; i++) sum += squares_of_warps[result[j] / 16 * WARPS + i];
+                inv_rms = rsqrtf(sum * per_input + a.eps);
             }
             float y[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (u32 branch = 0; branch < 2; branch++) {
+            for (u32 branch = 0; branch < 2; branch++) { // unrolled with a constant bound: y stays in registers
                 if (branch == n_branches) break;
-                const float* at = parts + branch * BRANCH_FLOATS + tile_in_group * n_sharing * 16 * TOKENS + result[j];
+                const float* warp_sums = tile_sums + branch * BRANCH_FLOATS + tile_in_group * warps_per_tile * 16 * TOKENS + result[j];
                 float v[WARPS];
 #pragma unroll
-                for (u32 w = 0; w < WARPS; w++) v[w] = w < n_sharing ? at[w * 16 * TOKENS] : 0.0f;
+                for (u32 w = 0; w < WARPS; w++) v[w] = w < warps_per_tile ? warp_sums[w * 16 * TOKENS] : 0.0f;
 #pragma unroll
                 for (int d = 1; d < WARPS; d *= 2)
 #pragma unroll
                     for (int w = 0; w < WARPS; w += 2 * d) v[w] += v[w + d];
-                y[branch] = v[0] * rms;
+                y[branch] = v[0] * inv_rms;
             }
             if (gated) {
+                // Without the limit of CLAMPED_SWIGLU: the host does not use GATED with it.
                 *out[j] = activate(a.activation, y[0]) * y[1];
             } else {
                 const float v = a.bias ? y[0] + a.bias[first_matrix.first_row + tile * 16 + result[j] % 16] : y[0];
@@ -376,10 +420,10 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
     u32 part = 0, begin = 0;
     if (a.output != GATED)
-        while (part + 1 < a.n_parts && blockIdx.x >= a.blocks[part]) begin = a.blocks[part++];
+        while (part + 1 < a.n_parts && blockIdx.x >= a.block_ends[part]) begin = a.block_ends[part++];
     const Matrix& m = a.parts[part];
     const Matrix& second = a.parts[a.output == GATED ? 1 : part];
-    const u32 n = (a.output == GATED ? gridDim.x : a.blocks[part]) - begin, block = blockIdx.x - begin;
+    const u32 n = (a.output == GATED ? gridDim.x : a.block_ends[part]) - begin, block = blockIdx.x - begin;
     WITH_FORMAT(m.format, (matvec_part<FORMAT, TOKENS>(a, m, second, block, n)));
 }
 

@@ -141,7 +141,7 @@ __device__ __forceinline__ void barrier_init(u64_t* barrier, u32 count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(count) : "memory");
 }
 // Makes initialised mbarriers visible to asynchronous copies; called after the last one.
-__device__ __forceinline__ void barriers_are_ready() {
+__device__ __forceinline__ void fence_barrier_init() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

@@ -47,17 +47,17 @@ __device__ __forceinline__ Best take_best(const float* values, bool* taken, u32 
 }
 
 // Scratch for routing one token, in shared memory: 14 bytes for each expert.
-struct Choice {
-    float *scores, *choice, *of_groups; // [n_expert] each: scores, scores with choice_bias, scores of groups
+struct RoutingScratch {
+    float *scores, *choice_scores, *of_groups; // [n_expert] each: scores, scores with choice_bias, scores of groups
     bool *taken, *group_taken;
-    __device__ Choice(u32 n_expert, float* memory) {
-        scores = memory, choice = scores + n_expert, of_groups = choice + n_expert;
+    __device__ RoutingScratch(u32 n_expert, float* memory) {
+        scores = memory, choice_scores = scores + n_expert, of_groups = choice_scores + n_expert;
         taken = (bool*)(of_groups + n_expert), group_taken = taken + n_expert;
     }
 };
 
-// Turns the products in `c.scores` into scores, in place, and fills `c.choice`: -infinity for experts that cannot be chosen.
-__device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c, u32 lane) {
+// Turns the products in `c.scores` into scores, in place, and fills `c.choice_scores`: -infinity for experts that cannot be chosen.
+__device__ __forceinline__ void make_scores(const RouteArgs& a, const RoutingScratch& c, u32 lane) {
     float largest = -INFINITY, sum = 0.0f;
     for (u32 i = lane; i < a.n_expert; i += 32) c.taken[i] = c.group_taken[i] = false;
     __syncwarp();
@@ -75,7 +75,7 @@ __device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c,
         c.scores[i] = score;
         const float choice = a.choice_bias ? score + a.choice_bias[i] : score;
         // NaN is never chosen before a number.
-        c.choice[i] = choice == choice ? choice : -INFINITY;
+        c.choice_scores[i] = choice == choice ? choice : -INFINITY;
     }
     __syncwarp();
     if (a.n_group == 0) return;
@@ -84,15 +84,15 @@ __device__ __forceinline__ void make_scores(const RouteArgs& a, const Choice& c,
     for (u32 g = lane; g < a.n_group; g += 32) {
         float first = -INFINITY, second = -INFINITY;
         for (u32 i = g * of_group; i < (g + 1) * of_group; i++) {
-            second = fmaxf(second, fminf(first, c.choice[i]));
-            first = fmaxf(first, c.choice[i]);
+            second = fmaxf(second, fminf(first, c.choice_scores[i]));
+            first = fmaxf(first, c.choice_scores[i]);
         }
         c.of_groups[g] = of_group > 1 ? first + second : first;
     }
     __syncwarp();
     for (u32 i = 0; i < a.n_group_used; i++) take_best(c.of_groups, c.group_taken, a.n_group, lane);
     for (u32 i = lane; i < a.n_expert; i += 32)
-        if (!c.group_taken[i / of_group]) c.choice[i] = -INFINITY;
+        if (!c.group_taken[i / of_group]) c.choice_scores[i] = -INFINITY;
     __syncwarp();
 }
 

@@ -246,7 +246,7 @@ struct SideProduct {
     float* y;         // [n_out]
     u32 n_in;         // columns
     u32 end;          // the block after the last one of this product
-    u32 warps_a_tile; // a power of two
+    u32 warps_per_tile; // a power of two
     u32 function;     // InputFunction; not AS_IT_LIES only for n_in up to MAX_CHANGED
 };
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const 
     MatvecArgs p = {};
     p.n_in = product.n_in;
     p.n_out = product.matrix.n_rows;
-    p.warps_a_tile = product.warps_a_tile;
+    p.warps_per_tile = product.warps_per_tile;
     p.output = STORE;
     p.scale = 1.0f;
     p.x = product.x;

@@ -1,4 +1,5 @@
-// Fibers: the threads of a block, and how they wait for each other.
+// Runs the threads of one block as fibers on one operating system thread: switching between fibers, warp-wide operations,
+// and barriers.
 #include "software_block.hpp"
 
 #include <sched.h>
@@ -38,7 +39,7 @@ software_switch:
     jmp *%rcx
 .size software_switch, .-software_switch
 )");
-constexpr int SAVED = 8, RETURN = 6; // in words; the last one keeps the alignment that the stack has after a call
+constexpr int SAVED = 8, RETURN = 6; // saved words, and the index of the return address; the last word keeps the stack alignment of a call
 #elif defined(__aarch64__)
 asm(R"(
 .text
@@ -76,17 +77,19 @@ software_switch:
 )");
 constexpr int SAVED = 20, RETURN = 11;
 #else
-#error "as in software_block.hpp"
+#error "fibers are written for x86-64 and aarch64"
 #endif
 
-static void make_ready(Block& block, Fiber* of) {
-    of->waits_for = nullptr;
-    block.ready[block.ready_end++ % MAX_THREADS] = of;
+// Adds a fiber to the ring of those that can run.
+static void make_ready(Block& block, Fiber* ready_fiber) {
+    ready_fiber->waits_for = nullptr;
+    block.ready[block.ready_end++ % MAX_THREADS] = ready_fiber;
     block.spins = block.yields = 0;
 }
 
-// Continues the fiber that has been ready for longest; after the last one, or after a failure, the caller that runs the block.
-static void go_on(Block& block, void** from) {
+// Continues the fiber that has been ready for the longest time. If all have returned or the block failed, continues the
+// caller of run_block. `from` receives the stack pointer of the fiber that is left.
+static void switch_to_next(Block& block, void** from) {
     if (block.failure || block.n_live == 0) {
         software_switch(from, block.caller);
         return;
@@ -107,22 +110,23 @@ static void go_on(Block& block, void** from) {
     software_switch(from, next->stack_pointer);
 }
 
+// Suspends the current fiber. `what` names in messages what it waits for.
 static void wait_for(const char* what) {
     Fiber* me = fiber();
     me->waits_for = what;
-    go_on(*me->block, &me->stack_pointer);
+    switch_to_next(*me->block, &me->stack_pointer);
 }
 
 void fail(const char* why) {
     Block& block = *fiber()->block;
     block.failure = why;
     block.failed_thread = fiber()->thread;
-    go_on(block, &fiber()->stack_pointer);
+    switch_to_next(block, &fiber()->stack_pointer);
     abort();
 }
 
 // The last lane has arrived: performs the operation and makes all other lanes ready.
-static void end_meeting(Block& block, Warp& warp, Meeting& meeting) {
+static void finish_meeting(Block& block, Warp& warp, Meeting& meeting) {
     const uint32_t arrived = meeting.arrived;
     const Fiber* me = fiber();
     if (meeting.perform) meeting.perform(meeting.given, arrived);
@@ -154,20 +158,20 @@ void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
     meeting->given[me->lane] = given;
     meeting->arrived |= 1u << me->lane;
     if (meeting->arrived == (mask & warp.live)) {
-        end_meeting(*me->block, warp, *meeting);
+        finish_meeting(*me->block, warp, *meeting);
     } else {
         wait_for(what);
     }
 }
 
-static void end_barrier(Block& block, Barrier& barrier) {
+static void release_barrier(Block& block, Barrier& barrier) {
     const Fiber* me = fiber();
     for (uint32_t i = 0; i < barrier.n; i++)
         if (barrier.waiting[i] && barrier.waiting[i] != me) make_ready(block, barrier.waiting[i]);
     barrier.n = 0;
 }
 
-// Counts a thread at a barrier. Returns whether it was the last one.
+// Counts a thread at barrier `id`. `waits`: its fiber, or null if it does not wait. Returns whether it was the last one.
 static bool arrive(unsigned id, unsigned n_threads, Fiber* waits) {
     Block& block = *fiber()->block;
     if (id >= BARRIERS) fail("there are 16 barriers");
@@ -176,7 +180,7 @@ static bool arrive(unsigned id, unsigned n_threads, Fiber* waits) {
     barrier.wanted = n_threads;
     barrier.waiting[barrier.n++] = waits;
     const bool is_last = barrier.n == (n_threads ? n_threads : block.n_live);
-    if (is_last) end_barrier(block, barrier);
+    if (is_last) release_barrier(block, barrier);
     return is_last;
 }
 void block_barrier(unsigned id, unsigned n_threads) {
@@ -190,17 +194,17 @@ static uint64_t seconds() {
     return (uint64_t)now.tv_sec;
 }
 
-// Fails the block if all threads have polled for too long.
+// Fails the block if all its threads have polled for too long.
 static void check_patience(Block& block) {
     static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
     if (block.yields == 1024) block.waits_since = seconds();
-    else if (seconds() - block.waits_since > (uint64_t)patience) fail("threads wait for what nobody writes");
+    else if (seconds() - block.waits_since > (uint64_t)patience) fail("all threads poll for a value that is not written");
 }
 
 void pause() {
     Fiber* me = fiber();
     Block& block = *me->block;
-    // All threads that could run are polling for a value that another block writes.
+    // All threads that can run are polling for a value that another block writes.
     if (++block.spins > block.ready_end - block.ready_begin) {
         block.spins = 0;
         sched_yield();
@@ -208,7 +212,7 @@ void pause() {
         if (*block.launch_failed) fail("another block failed");
     }
     block.ready[block.ready_end++ % MAX_THREADS] = me;
-    go_on(block, &me->stack_pointer);
+    switch_to_next(block, &me->stack_pointer);
 }
 
 static void end_thread() {
@@ -218,10 +222,10 @@ static void end_thread() {
     warp.live &= ~(1u << me->lane);
     block.n_live--;
     for (Meeting& m : warp.meetings)
-        if (m.arrived && m.arrived == (m.mask & warp.live)) end_meeting(block, warp, m);
+        if (m.arrived && m.arrived == (m.mask & warp.live)) finish_meeting(block, warp, m);
     for (Barrier& b : block.barriers)
-        if (b.n > 0 && b.wanted == 0 && b.n == block.n_live) end_barrier(block, b);
-    go_on(block, &me->stack_pointer);
+        if (b.n > 0 && b.wanted == 0 && b.n == block.n_live) release_barrier(block, b);
+    switch_to_next(block, &me->stack_pointer);
     abort();
 }
 
@@ -255,14 +259,14 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
         f.block = &block;
         f.copies.copies.clear(), f.copies.groups.clear();
         f.copies.n_copied = f.copies.n_groups_copied = 0;
-        // The ends of stacks are placed in different cache sets, too.
+        // The starts of stacks are in different cache sets, too.
         void** top = (void**)(((uintptr_t)&f & ~(STACK - 1)) + STACK - i % 64 * 256) - SAVED;
         memset(top, 0, SAVED * sizeof *top);
         top[RETURN] = (void*)run_thread;
         f.stack_pointer = top;
         make_ready(block, &f);
     }
-    go_on(block, &block.caller);
+    switch_to_next(block, &block.caller);
     if (!block.failure && !block.shared_is_intact(launch.shared_bytes)) {
         block.failure = "workgroup memory was written to beyond its end";
         block.failed_thread = {0, 0, 0};

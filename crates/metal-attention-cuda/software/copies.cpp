@@ -1,5 +1,6 @@
-// Asynchronous copies to shared memory. They are done as late as possible, in the wait for them, so that a missing wait is
-// found; with SOFTWARE_CUDA_EARLY_COPIES=1 they are done at once, so that memory that is overwritten too early is found.
+// Asynchronous copies from global to shared memory, and mbarriers. Copies are done as late as possible, when a thread waits
+// for them, so that a missing wait is found. With SOFTWARE_CUDA_EARLY_COPIES=1 they are done at once, so that memory that is
+// overwritten too early is found.
 #include <string.h>
 
 #include "software_run.hpp"
@@ -44,20 +45,20 @@ void finish_copies(size_t but_last_groups) {
     }
 }
 
-// The contents of an mbarrier.
-struct State {
+// The contents of an mbarrier, in its 64 bits.
+struct BarrierState {
     int32_t bytes;      // still missing in this phase
     uint16_t missing;   // arrivals still missing in this phase
     uint16_t count : 15, phase : 1;
 };
-static_assert(sizeof(State) == sizeof(uint64_t));
+static_assert(sizeof(BarrierState) == sizeof(uint64_t));
 
-static State read(const uint64_t* barrier) {
-    State state;
+static BarrierState read(const uint64_t* barrier) {
+    BarrierState state;
     memcpy(&state, barrier, sizeof state);
     return state;
 }
-static void write(uint64_t* barrier, State state) {
+static void write(uint64_t* barrier, BarrierState state) {
     if (state.missing == 0 && state.bytes == 0) {
         state.phase ^= 1;
         state.missing = state.count;
@@ -67,12 +68,12 @@ static void write(uint64_t* barrier, State state) {
 
 void barrier_init(uint64_t* barrier, uint32_t count) {
     if (count == 0 || count >= 1 << 15) fail("a barrier for no threads, or for too many");
-    const State state = {0, (uint16_t)count, (uint16_t)count, 0};
+    const BarrierState state = {0, (uint16_t)count, (uint16_t)count, 0};
     memcpy(barrier, &state, sizeof state);
 }
 
 void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
-    State state = read(barrier);
+    BarrierState state = read(barrier);
     if (state.missing == 0 || state.missing > state.count) fail("more threads arrive at a barrier than it is for");
     state.missing--;
     state.bytes += (int32_t)expected_bytes;
@@ -81,7 +82,7 @@ void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
 
 static void copy_counted(const Copy& copy, uint64_t* barrier) {
     perform(copy);
-    State state = read(barrier);
+    BarrierState state = read(barrier);
     state.bytes -= (int32_t)copy.bytes;
     write(barrier, state);
 }
@@ -89,7 +90,7 @@ static void copy_counted(const Copy& copy, uint64_t* barrier) {
 bool barrier_ended(uint64_t* barrier, uint32_t phase) {
     std::vector<BulkCopy>& copies = fiber()->block->bulk_copies;
     if (read(barrier).phase == phase) {
-        // A thread waits, so the copies that this barrier counts are done now.
+        // A thread waits, so that the copies which this barrier counts are done now.
         size_t rest = 0;
         for (size_t i = 0; i < copies.size(); i++) {
             if (copies[i].barrier == barrier) copy_counted(copies[i].copy, barrier);

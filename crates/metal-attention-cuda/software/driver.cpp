@@ -1,5 +1,5 @@
-// The functions of the driver, but for those of memory. A stream does its work before a call returns. After a kernel has
-// failed, all later calls fail, as on a GPU.
+// The driver functions except those of memory: devices, contexts, streams, events, kernels and graphs. A stream does its
+// work before a call returns. After a kernel has failed, all later calls of its device fail, as on a GPU.
 #include "driver.hpp"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ int n_multiprocessors() {
     static const int n = (int)setting("SOFTWARE_CUDA_MULTIPROCESSORS", 4);
     return n;
 }
-// Ten times the major number, and the minor one.
+// The compute capability: ten times the major number plus the minor one.
 static int compute_capability() {
     static const int n = (int)setting("SOFTWARE_CUDA_CAPABILITY", 90);
     return n;
@@ -26,7 +26,7 @@ int n_devices() {
     return n < 1 ? 1 : n < MAX_DEVICES ? n : MAX_DEVICES;
 }
 
-// The state of each device.
+// The first error of each device, or SUCCESS.
 static std::atomic<int> failures[MAX_DEVICES];
 static std::atomic<int>& failure_of(const Stream* stream) { return failures[stream ? stream->device : current_device()]; }
 
@@ -103,18 +103,18 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     return SUCCESS;
 }
 
-// One context for each device, which only stands for it.
+// One context for each device; it has no other contents than its address.
 static int contexts[MAX_DEVICES];
 static thread_local void* current;
 int current_device() { return current ? (int)((int*)current - contexts) : 0; }
-DRIVER cuDevicePrimaryCtxRetain(void** of, int device) { return *of = contexts + device, SUCCESS; }
+DRIVER cuDevicePrimaryCtxRetain(void** context, int device) { return *context = contexts + device, SUCCESS; }
 DRIVER cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
-DRIVER cuCtxSetCurrent(void* of) { return current = of, SUCCESS; }
-DRIVER cuCtxGetCurrent(void** of) { return *of = current, SUCCESS; }
+DRIVER cuCtxSetCurrent(void* context) { return current = context, SUCCESS; }
+DRIVER cuCtxGetCurrent(void** context) { return *context = current, SUCCESS; }
 DRIVER cuCtxSynchronize() { return (Result)failure_of(nullptr).load(); }
 
-// Which devices have enabled access to each other's memory (which is one and the same).
-static std::atomic<bool> sees[MAX_DEVICES][MAX_DEVICES];
+// Whether a device has enabled access to another one's memory. All devices share one memory.
+static std::atomic<bool> peer_access_enabled[MAX_DEVICES][MAX_DEVICES];
 DRIVER cuDeviceCanAccessPeer(int* can, int device, int peer) {
     static const bool peers = setting("SOFTWARE_CUDA_PEERS", 1) != 0;
     if (device < 0 || peer < 0 || device >= n_devices() || peer >= n_devices()) return INVALID_DEVICE;
@@ -122,11 +122,11 @@ DRIVER cuDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 DRIVER cuCtxEnablePeerAccess(void* peer, unsigned flags) {
     if (!peer || flags) return INVALID_VALUE;
-    const int of = (int)((int*)peer - contexts);
+    const int peer_device = (int)((int*)peer - contexts);
     int can = 0;
-    if (const Result result = cuDeviceCanAccessPeer(&can, current_device(), of)) return result;
+    if (const Result result = cuDeviceCanAccessPeer(&can, current_device(), peer_device)) return result;
     if (!can) return PEER_ACCESS_UNSUPPORTED;
-    return sees[current_device()][of].exchange(true) ? PEER_ACCESS_ALREADY_ENABLED : SUCCESS;
+    return peer_access_enabled[current_device()][peer_device].exchange(true) ? PEER_ACCESS_ALREADY_ENABLED : SUCCESS;
 }
 
 // Streams and events.
@@ -175,7 +175,7 @@ DRIVER cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return SUCCESS;
 }
 
-// Kernels. A module's image is ignored: all kernels are in this library, and every module has all of them.
+// Kernels. The image of a module is ignored: all kernels are compiled into this library, and every module has all of them.
 struct Function {
     const software::Kernel* kernel;
     unsigned most_shared = SHARED_OF_BLOCK;
@@ -189,7 +189,7 @@ DRIVER cuModuleUnload(void*) { return SUCCESS; }
 DRIVER cuModuleGetFunction(Function** function, void*, const char* name) {
     const software::Kernel* kernel = software::find_kernel(name);
     if (!kernel) return NOT_FOUND;
-    // Never freed, as there are few names.
+    // Functions are never freed; there are few.
     *function = new Function{kernel};
     return SUCCESS;
 }
@@ -233,9 +233,9 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** a
     for (unsigned i = 0; i < config->n_attributes; i++)
         if (config->attributes[i].id == ATTRIBUTE_COOPERATIVE) launch.cooperative = config->attributes[i].value.cooperative != 0;
     if (launch.cooperative) {
-        int of_one = 0;
-        cuOccupancyMaxActiveBlocksPerMultiprocessor(&of_one, function, (int)n_threads, config->shared_bytes);
-        if ((uint64_t)grid[0] * grid[1] * grid[2] > (uint64_t)of_one * n_multiprocessors()) return COOPERATIVE_LAUNCH_TOO_LARGE;
+        int per_multiprocessor = 0;
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, function, (int)n_threads, config->shared_bytes);
+        if ((uint64_t)grid[0] * grid[1] * grid[2] > (uint64_t)per_multiprocessor * n_multiprocessors()) return COOPERATIVE_LAUNCH_TOO_LARGE;
     }
     const auto* argument = (const unsigned char*)arguments[0];
     launch.argument.assign(argument, argument + function->kernel->argument_bytes);
@@ -247,7 +247,7 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** a
     });
 }
 
-// Graphs: the recorded work, in order.
+// CUDA graphs: the recorded work in order.
 DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
     if (!stream) return INVALID_HANDLE;
     if (stream->capture) return ILLEGAL_STATE;

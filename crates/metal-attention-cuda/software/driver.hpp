@@ -1,4 +1,4 @@
-// The driver's interface, as far as `metal-attention-cuda` uses it. Names, numbers and layouts are those of CUDA 13.0.
+// The part of the driver's interface that `metal-attention-cuda` uses. Names, numbers and layouts are those of CUDA 13.0.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -45,7 +45,7 @@ struct Graph {
 };
 struct Stream {
     int device = 0;
-    Graph* capture = nullptr; // where work is recorded instead of done
+    Graph* capture = nullptr; // records work instead of doing it, unless null
 };
 
 struct LaunchConfig {
@@ -58,17 +58,17 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56);
 
-// Does `work` at once, since the stream has nothing else to do, or records it.
+// Does `work` at once, because the stream has no other work, or records it if the stream is capturing.
 Result submit(Stream* stream, Work work);
 
 constexpr int MAX_DEVICES = 16;
 constexpr int DRIVER_VERSION = 13000;
 constexpr int THREADS_OF_BLOCK = 1024, THREADS_OF_MULTIPROCESSOR = 2048, BLOCKS_OF_MULTIPROCESSOR = 32;
-constexpr unsigned SHARED_OF_BLOCK = 48 << 10;       // without an attribute of the kernel
+constexpr unsigned SHARED_OF_BLOCK = 48 << 10;       // unless an attribute of the kernel raises it
 constexpr unsigned MOST_SHARED_OF_BLOCK = 227 << 10;
 constexpr unsigned SHARED_OF_MULTIPROCESSOR = 228 << 10, SHARED_OF_DRIVER = 1 << 10;
 int n_multiprocessors();
-// The number of devices.
+// Number of devices.
 int n_devices();
 // The device whose context is current in the calling thread.
 int current_device();

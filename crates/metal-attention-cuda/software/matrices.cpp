@@ -1,4 +1,5 @@
-// The matrix instructions of a warp (`mma`, `wgmma`), computed by the last lane to arrive, for all lanes.
+// The matrix instructions of a warp (`mma`, `wgmma`, `ldmatrix`). The last lane to arrive computes them for all lanes, from
+// the fragments in `given`.
 #include "software_ptx.hpp"
 
 #ifdef __F16C__
@@ -9,6 +10,7 @@ namespace software {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
+// Converts F16 bits to floats.
 template <int N> static void to_floats(const unsigned short (&halves)[N], float (&floats)[N]) {
 #ifdef __F16C__
     for (int i = 0; i < N; i += 8) _mm256_storeu_ps(floats + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(halves + i))));
@@ -17,6 +19,7 @@ template <int N> static void to_floats(const unsigned short (&halves)[N], float 
 #endif
 }
 
+// mma of F16: c += a b, with a 16 x 16, b 16 x 8 and c in F32.
 void multiply(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of matrices wants all lanes of the warp");
     unsigned short a_halves[256], b_halves[128];
@@ -52,6 +55,7 @@ void multiply(void* const (&given)[32], u32 arrived) {
     }
 }
 
+// mma of 8-bit integers: d = a b, with a 16 x 32, b 32 x 8 and d in 32 bits.
 void multiply_codes(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of bytes wants all lanes of the warp");
     int a[16][32], b[8][32];
@@ -77,6 +81,7 @@ void multiply_codes(void* const (&given)[32], u32 arrived) {
     }
 }
 
+// wgmma: one warp's 16 rows of c += a b, in tiles of 8 columns. b is in shared memory with the 128-byte swizzle.
 void multiply_wide(void* const (&given)[32], u32 arrived) {
     if (arrived != ~0u) fail("a product of a group of warps wants all lanes");
     const WideProduct& first = *(const WideProduct*)given[0];
@@ -97,7 +102,8 @@ void multiply_wide(void* const (&given)[32], u32 arrived) {
     }
 }
 
-static void give(void* const (&given)[32], u32 arrived, bool turned) {
+// ldmatrix: four 8 x 8 matrices of F16, of which lane 8 i + j gives row j of matrix i. `transposed`: as with .trans.
+static void load_fragments(void* const (&given)[32], u32 arrived, bool transposed) {
     if (arrived != ~0u) fail("matrices are given to all lanes of the warp");
     u32 results[32][4];
     for (int i = 0; i < 4; i++) {
@@ -108,14 +114,14 @@ static void give(void* const (&given)[32], u32 arrived, bool turned) {
         }
         for (int lane = 0; lane < 32; lane++) {
             const int g = lane / 4, t = lane % 4;
-            const half first = turned ? rows[2 * t][g] : rows[g][2 * t], second = turned ? rows[2 * t + 1][g] : rows[g][2 * t + 1];
+            const half first = transposed ? rows[2 * t][g] : rows[g][2 * t], second = transposed ? rows[2 * t + 1][g] : rows[g][2 * t + 1];
             results[lane][i] = first.bits | (u32)second.bits << 16;
         }
     }
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++) ((const Rows*)given[lane])->to[i] = results[lane][i];
 }
-void give_rows(void* const (&given)[32], u32 arrived) { give(given, arrived, false); }
-void give_columns(void* const (&given)[32], u32 arrived) { give(given, arrived, true); }
+void give_rows(void* const (&given)[32], u32 arrived) { load_fragments(given, arrived, false); }
+void give_columns(void* const (&given)[32], u32 arrived) { load_fragments(given, arrived, true); }
 
 }  // namespace software

@@ -1,4 +1,5 @@
-// Device memory: memory of this process, with guard bytes around each allocation, filled with NaN at first.
+// Device memory, which is memory of this process. Each allocation is filled with NaN at first and has guard bytes around it,
+// which are checked when it is freed.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,35 +13,37 @@ static constexpr size_t GUARD = 1024; // bytes before and after an allocation
 static constexpr size_t ALIGNMENT = 256;
 static constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
 
-struct Piece {
+// An allocation: its size, and its number in the order of allocations.
+struct Allocation {
     size_t bytes;
     unsigned number;
 };
 static std::mutex mutex;
 static size_t n_allocated;
-static unsigned n_pieces;
-static std::map<uint64_t, Piece>& pieces() {
-    static auto* all = new std::map<uint64_t, Piece>;
+static unsigned n_allocations;
+static std::map<uint64_t, Allocation>& allocations() {
+    static auto* all = new std::map<uint64_t, Allocation>;
     return *all;
 }
 static size_t total_bytes() { return (size_t)software::setting("SOFTWARE_CUDA_MEMORY_MIB", 8192) << 20; }
 
-static void check_guards(uint64_t address, const Piece& piece) {
+// Ends the process if a guard byte has changed.
+static void check_guards(uint64_t address, const Allocation& allocation) {
     const auto* p = (const unsigned char*)address;
     for (size_t i = 0; i < GUARD; i++) {
-        const bool before = p[-1 - (ptrdiff_t)i] != GUARD_BYTE, after = p[piece.bytes + i] != GUARD_BYTE;
+        const bool before = p[-1 - (ptrdiff_t)i] != GUARD_BYTE, after = p[allocation.bytes + i] != GUARD_BYTE;
         if (!before && !after) continue;
-        fprintf(stderr, "software CUDA device: a kernel wrote %zu bytes %s of piece %u of memory, which has %zu bytes\n", i + before,
-                before ? "before the begin" : "after the end", piece.number, piece.bytes);
+        fprintf(stderr, "software CUDA device: a kernel wrote %zu bytes %s of allocation %u of memory, which has %zu bytes\n", i + before,
+                before ? "before the begin" : "after the end", allocation.number, allocation.bytes);
         abort();
     }
 }
 
-// Whether the range is within one allocation.
+// Whether the range lies within one allocation.
 static bool is_inside(uint64_t address, size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex);
-    auto after = pieces().upper_bound(address);
-    if (after == pieces().begin()) return false;
+    auto after = allocations().upper_bound(address);
+    if (after == allocations().begin()) return false;
     --after;
     const uint64_t at = address - after->first;
     return at <= after->second.bytes && bytes <= after->second.bytes - at;
@@ -50,7 +53,7 @@ DRIVER cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     if (bytes == 0) return INVALID_VALUE;
     const std::lock_guard<std::mutex> lock(mutex);
     static const long most = software::setting("SOFTWARE_CUDA_ALLOCATIONS", -1);
-    if (most >= 0 && n_pieces >= (unsigned long)most) return OUT_OF_MEMORY;
+    if (most >= 0 && n_allocations >= (unsigned long)most) return OUT_OF_MEMORY;
     if (bytes > total_bytes() || n_allocated > total_bytes() - bytes) return OUT_OF_MEMORY;
     const size_t all = (GUARD + bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     auto* p = (unsigned char*)aligned_alloc(ALIGNMENT, all);
@@ -59,20 +62,20 @@ DRIVER cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     memset(p + GUARD, NOT_WRITTEN, bytes);
     memset(p + GUARD + bytes, GUARD_BYTE, all - GUARD - bytes);
     *address = (uint64_t)(p + GUARD);
-    pieces()[*address] = {bytes, n_pieces++};
+    allocations()[*address] = {bytes, n_allocations++};
     n_allocated += bytes;
     return SUCCESS;
 }
 
 DRIVER cuMemFree_v2(uint64_t address) {
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = pieces().find(address);
-    if (found == pieces().end()) return INVALID_VALUE;
+    const auto found = allocations().find(address);
+    if (found == allocations().end()) return INVALID_VALUE;
     check_guards(address, found->second);
     n_allocated -= found->second.bytes;
-    // Freed memory is filled with NaN, too, to find later uses.
+    // Freed memory is filled with NaN, so that later uses are noticed.
     memset((void*)address, NOT_WRITTEN, found->second.bytes);
-    pieces().erase(found);
+    allocations().erase(found);
     free((unsigned char*)address - GUARD);
     return SUCCESS;
 }

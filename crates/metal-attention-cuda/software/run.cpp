@@ -1,5 +1,5 @@
-// Launches: runs the blocks of a grid on threads of the operating system, each with a `Block` in which it runs one block after
-// the other.
+// Kernel launches: runs the blocks of a grid on operating system threads. Each thread has a `Block`, in which it runs one
+// block after the other.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +20,7 @@ namespace software {
 
 constexpr unsigned char NOT_WRITTEN = 0xff, GUARD_BYTE = 0xa5;
 
+// Anonymous memory, filled with zeros.
 static unsigned char* map(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
@@ -36,7 +37,7 @@ Block::Block() : launch(nullptr), launch_failed(nullptr), failure(nullptr), fibe
 Fiber& Block::fiber(uint32_t i) {
     if (!fibers[i]) {
         fibers[i] = new (fiber_of_stack(stacks + i * STACK)) Fiber{};
-        // The system allows a process some ten thousand mappings of this kind.
+        // A guard page. The system allows a process some ten thousand mappings of this kind.
         mprotect((void*)(stacks + i * STACK + PAGE), PAGE, PROT_NONE);
     }
     return *fibers[i];
@@ -61,23 +62,23 @@ static std::map<std::string, const Kernel*>& kernels() {
     static auto* all = new std::map<std::string, const Kernel*>;
     return *all;
 }
-Kernels::Kernels(const Kernel* of_file, size_t n) {
-    for (size_t i = 0; i < n; i++) kernels()[of_file[i].name] = of_file + i;
+Kernels::Kernels(const Kernel* file_kernels, size_t n) {
+    for (size_t i = 0; i < n; i++) kernels()[file_kernels[i].name] = file_kernels + i;
 }
 const Kernel* find_kernel(const char* name) {
     const auto found = kernels().find(name);
     return found == kernels().end() ? nullptr : found->second;
 }
 
-// Threads that are kept for later launches.
+// Operating system threads that are kept for later launches.
 class Workers {
     std::mutex mutex;
     std::condition_variable work, done;
     std::function<void(Block&)> job;
-    uint64_t number = 0; // number of the job
+    uint64_t number = 0; // increases with each job
     uint32_t n_wanted = 0, n_taken = 0, n_running = 0, n_threads = 0;
 
-    void stay() {
+    void work_forever() {
         Block* block = new Block;
         uint64_t last = 0;
         std::unique_lock<std::mutex> lock(mutex);
@@ -93,11 +94,11 @@ class Workers {
     }
 
   public:
-    // Runs `of_all` on `n` threads at the same time.
-    void run(uint32_t n, std::function<void(Block&)> of_all) {
+    // Runs `new_job` on `n` threads at the same time, and waits for all of them.
+    void run(uint32_t n, std::function<void(Block&)> new_job) {
         std::unique_lock<std::mutex> lock(mutex);
-        for (; n_threads < n; n_threads++) std::thread([this] { stay(); }).detach();
-        job = std::move(of_all);
+        for (; n_threads < n; n_threads++) std::thread([this] { work_forever(); }).detach();
+        job = std::move(new_job);
         n_wanted = n_running = n;
         n_taken = 0;
         number++;
@@ -106,9 +107,9 @@ class Workers {
     }
 };
 
-// The workers that no launch uses. Launches of several streams run side by side, since kernels on several devices wait for each
-// other.
-class Idle {
+// The `Workers` that no launch uses. Launches of several streams run concurrently, since kernels on several devices wait for
+// each other.
+class IdleWorkers {
     std::mutex mutex;
     std::vector<Workers*> workers;
 
@@ -120,14 +121,14 @@ class Idle {
         workers.pop_back();
         return last;
     }
-    void give(Workers* of) {
+    void give(Workers* released) {
         const std::lock_guard<std::mutex> lock(mutex);
-        workers.push_back(of);
+        workers.push_back(released);
     }
 };
 
 bool run(const Launch& launch) {
-    static Idle* idle = new Idle;
+    static IdleWorkers* idle = new IdleWorkers;
     static const uint32_t n_cores = (uint32_t)setting("SOFTWARE_CUDA_THREADS", (long)std::thread::hardware_concurrency());
     const Index& grid = launch.grid;
     const uint64_t n = (uint64_t)grid.x * grid.y * grid.z;

@@ -28,7 +28,7 @@ use args::{
     CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,
     PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };
-use layers::{DecodeLayer, OpMatrix, has_aligned_rows, is_table_only, max_rows};
+use layers::{DecodeLayer, OpMatrix, is_table_only, max_rows, reads_whole_quads};
 use memory::SharedMemoryLayout;
 
 /// `split_gain` of a model whose ops are all small: how much dividing the positions saves, relative to the cost of merging the splits. Measured.
@@ -97,8 +97,8 @@ impl DecodeKernel {
         };
         let head = [OpMatrix::of(head)];
         let has_plain_ends = is_table_only(&weights.embedding)
-            && has_aligned_rows(&head[0])
-            && has_aligned_rows(&OpMatrix::of(&weights.embedding.table));
+            && reads_whole_quads(&head[0])
+            && reads_whole_quads(&OpMatrix::of(&weights.embedding.table));
         let is_f16_cache = cache.cache_type == CacheType::F16;
         let fits_words = spec.n_vocab <= MAX_VOCAB;
         // Ranks exchange the rows of every layer's two sums and the best logit, so that all layers and the output head have to be divided.
@@ -141,12 +141,12 @@ impl DecodeKernel {
         ];
         let exchange = gpu.zeros("exchanges between blocks", sizes.iter().sum::<usize>() as u64)?;
         let mut at = exchange.ptr();
-        let [residual, qkv, att, att_states, router, gated] = sizes.map(|bytes| {
+        let [residual, qkv, attention, attention_max_sums, router, gated] = sizes.map(|bytes| {
             at += bytes as u64;
             at - bytes as u64
         });
         let best = gpu.zeros("the highest logit", 2 * 8 * n_blocks as u64)?;
-        let words = WordBuffers { residual, qkv, att, router, gated };
+        let words = WordBuffers { residual, qkv, attention, router, gated };
         let mut index = OpIndex { op: 0, matrix: 0 };
         let mut of_layers = Vec::with_capacity(n_layer + 1);
         for (i, layer) in layers.iter().enumerate() {
@@ -184,7 +184,8 @@ impl DecodeKernel {
             .chain(of_op(n_layer, OpKind::OutputHead, &head))
             .collect();
         let matrices = gpu.upload("layers", &all_matrices)?;
-        let bytes_of_all: usize = layers.iter().flat_map(DecodeLayer::matrices).chain(&head).map(OpMatrix::bytes).sum();
+        let bytes_of_all: usize =
+            layers.iter().flat_map(DecodeLayer::matrices).chain(&head).map(OpMatrix::bytes_per_token).sum();
         let args = DecodeArgs {
             layers: of_layers.ptr(),
             matrices: matrices.ptr(),
@@ -194,8 +195,8 @@ impl DecodeKernel {
             ids: ids.ptr(),
             best_words: best.ptr(),
             qkv,
-            att,
-            att_states,
+            attention,
+            attention_max_sums,
             n_layer: n_layer as u32,
             n_embd: n_embd as u32,
             n_matrices: all_matrices.len() as u32,
@@ -204,16 +205,16 @@ impl DecodeKernel {
             advance: 0,
             stage_bytes: memory.stage_bytes as u32,
             stages_per_warp: memory.n_stages as u32,
-            region_floats: memory.region_floats as u32,
-            att_copy_words: (of_att / 8) as u32,
-            states_copy_words: (of_states / 8) as u32,
+            gate_to_up_floats: memory.gate_to_up_floats as u32,
+            attention_copy_words: (of_att / 8) as u32,
+            max_sums_copy_words: (of_states / 8) as u32,
             inputs_at: memory.inputs_at as u32,
             input_stride: memory.input_stride as u32,
             regions_at: memory.regions_at.map(|at| at as u32),
             residual_at: memory.residual_at as u32,
             shares_at: memory.shares_at as u32,
             spans_at: memory.spans_at as u32,
-            heads_at: memory.heads_at as u32,
+            head_constants_at: memory.head_constants_at as u32,
             routing_at: memory.routing_at as u32,
             barriers_at: memory.barriers_at as u32,
             embedding_scale: spec.embedding.scale,

@@ -5,14 +5,35 @@
 //! states hold the batch's tokens afterwards.
 //!
 //! A batch is evaluated in micro-batches of at most `n_ubatch` tokens. For each one the host assigns KV pages, uploads tokens, page
-//! tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. A decode step, one token of each of
-//! `n` sequences, is launched in one of three ways:
-//! - by the persistent kernel (`decode.rs`), which takes a single sequence through all layers in one launch, possibly for several
-//!   tokens, each the highest logit of the one before;
-//! - by a CUDA graph, from the second step of that size on;
-//! - kernel by kernel: the warm-up step, which loads the kernels, and all steps while a profile is recorded.
+//! tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. A decode step is one token of each of
+//! `n` sequences. The calls:
 //!
-//! Greedy decode steps are also launched before the host knows their input ids (`lookahead.rs`).
+//! ```text
+//! forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
+//!   evaluate                     checks the batch; after an error, retracts its tokens
+//!     evaluate_micro_batches     divides the batch
+//!       evaluate_micro_batch     assigns pages, uploads, launches, reads the results
+//!         launch_decode_steps    for a decode step, all of whose tokens have output
+//!         ModelRunner::run       for prefill, for a trace, and if only some tokens have output: kernel by kernel
+//! forward_greedy, if the batch is a decode step and no profile is recorded
+//!   decode_greedy                (lookahead.rs) submits the step and further ones, before it reads the step's ids
+//!     launch_decode_steps
+//!
+//! launch_decode_steps            launches one decode step, or several of one sequence:
+//!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
+//!                                sequence in one launch; each token is the highest logit of the one before
+//!   launch_decode_step           otherwise, one step:
+//!     CudaGraph::launch          from the second step of its size on, unless it is timed
+//!     ModelRunner::run           the first step of a size, which loads the kernels, and steps that are timed: kernel by kernel
+//! ```
+//!
+//! Step numbers. Kernels that choose ids write them to host memory with the number of their decode step, under which the host reads
+//! them ([`ChosenIds`], `ids.rs`). Steps are numbered in the order of their launches:
+//! - The persistent kernel gets the number of its first step as an argument (`ChosenIds::number_steps`).
+//! - The argmax kernel of all other steps counts them in device memory, since a CUDA graph cannot get new arguments. Before its launch
+//!   `ChosenIds::begin_counted` takes the next number, and corrects the device's counters if the persistent kernel has run in between.
+//!   After it `mark_submitted` records that the counters will be at that number. `with_step_number` does both. If the launch fails
+//!   the second call is missing, so that the counters are corrected before the next step.
 //!
 //! Under tensor parallelism ([`TensorParallelPass`](crate::TensorParallelPass)) each rank has one `CudaForwardPass` with a shard of the
 //! weights, and all ranks evaluate the same batches.
@@ -30,7 +51,7 @@ use metal_attention_model::{
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
 use crate::decode::DecodeKernel;
-use crate::device::{Kernels, Readback};
+use crate::device::{CudaBuffer, Kernels, Readback};
 use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
@@ -49,6 +70,14 @@ const QUERY_TILE: usize = 64;
 /// Output head products that [`ForwardPass::wake`] launches to raise the clock: a millisecond or two of work.
 const WAKE_PRODUCTS: usize = 16;
 
+/// The CUDA graph of the decode steps of one size.
+enum DecodeGraph {
+    /// The first step has run and loaded the kernels; the next one is recorded.
+    Warm,
+    /// The launches of a step.
+    Recorded(CudaGraph),
+}
+
 /// Runs a model, or one rank's shard of it, on an NVIDIA GPU.
 pub struct CudaForwardPass {
     /// The model; under tensor parallelism, this rank's shard of it.
@@ -60,16 +89,15 @@ pub struct CudaForwardPass {
     /// Launches kernels; has the device, the weights and the buffers.
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
-    decode: Option<DecodeKernel>,
-    /// CUDA graphs of decode steps, by number of sequences and output. `None`: the warm-up step has run, and the next step is
-    /// recorded.
-    graphs: HashMap<(usize, TokenOutput), Option<CudaGraph>>,
+    persistent_kernel: Option<DecodeKernel>,
+    /// CUDA graphs of decode steps, by number of sequences and output. No entry: no step of that size has run.
+    graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
     /// Greedy decode steps in flight, by step number (see [`ChosenIds`]).
     pub(crate) lookahead: Lookahead<u32>,
     /// Pinned host memory for the results of a micro-batch.
     readback: Readback,
-    /// Pinned host memory for blocks of the caches that are read for a snapshot; allocated at the first one.
-    pub(crate) blocks: Option<Readback>,
+    /// Pinned host memory for the pages and states that are read for a snapshot; allocated at the first one.
+    pub(crate) snapshot_readback: Option<Readback>,
     /// Logits of the last batch, `[n_outputs, n_vocab]`.
     logits: Vec<f32>,
     /// Bytes allocated on the GPU.
@@ -95,18 +123,19 @@ impl CudaForwardPass {
         Self::with_shard(gpu, spec, weights, options, None)
     }
 
-    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `whole` and `weights` are those
-    /// of the whole model in both cases. The rank's mailboxes still have to be connected with those of the others.
+    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and `weights` are
+    /// those of the whole model in both cases. The rank's mailboxes still have to be connected with those of the others.
     pub(crate) fn with_shard(
         gpu: Arc<CudaDevice>,
-        whole: ModelSpec,
+        model_spec: ModelSpec,
         weights: &Weights,
         options: &CudaForwardPassOptions,
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
-        let (spec, whole) = match shard {
-            None => (whole, None),
-            Some((shard, _)) => (shard.spec(&whole, weights), Some(whole)),
+        // `spec`: what this rank evaluates. `model_spec`: the whole model, if that is more.
+        let (spec, model_spec) = match shard {
+            None => (model_spec, None),
+            Some((shard, _)) => (shard.spec(&model_spec, weights), Some(model_spec)),
         };
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
@@ -114,17 +143,19 @@ impl CudaForwardPass {
         }
         supports(&spec)?;
         let n_tokens = capacity.n_tokens(&spec);
-        let memory = options.memory_needed(&spec, weights).total();
-        let needed = shard.map_or(memory, |(shard, _)| {
+        // Caches and buffers are those of the rank, but weights those of the whole model: what other ranks hold is subtracted.
+        let unsharded = options.memory_needed(&spec, weights).total();
+        let needed = shard.map_or(unsharded, |(shard, _)| {
             let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, n_tokens * spec.n_embd);
-            (memory + mailbox).saturating_sub(shard.saved_bytes(weights))
+            (unsharded + mailbox).saturating_sub(shard.saved_bytes(weights))
         });
         let available = gpu.free_memory()?;
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
         let groups = CacheGroups::new(&spec, capacity);
-        let before = gpu.allocated_bytes();
+        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated, then weights.
+        let allocated_before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
         let recurrent = CudaRecurrentStates::new(&gpu, &spec, &groups, n_tokens)?;
         let buffers = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
@@ -132,20 +163,24 @@ impl CudaForwardPass {
         let exchange =
             shard.map(|(shard, ended)| Exchange::new(&gpu, shard, (spec.n_vocab, n_tokens * spec.n_embd), ended));
         let exchange = exchange.transpose()?;
-        let scratch = gpu.allocated_bytes() - before - kv_cache;
+        let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
+        // Some RoPE scalings depend on the context length; the tables have the positions that a sequence can reach.
         let positions = (capacity.n_ctx, capacity.n_positions());
-        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(whole.as_ref()), positions)?;
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(model_spec.as_ref()), positions)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
         let limit = options.persistent_kernel_limit;
-        let decode = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &buffers, &ids, shard, limit)?;
-        let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
-        // A model that is mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
+        let persistent_kernel = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &buffers, &ids, shard, limit)?;
+        let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
+        let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
+        // `exact`: inputs of all products stay F32, so that the number of tokens of a batch does not change any bit of a result. A model
+        // that is mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
         let elements = |selects: &dyn Fn(TensorType) -> bool| -> usize {
             weights.tensors().into_iter().filter(|tensor| selects(tensor.ty())).map(Tensor::n_elements).sum()
         };
         let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
+        // Tokens up to which the GEMM for few tokens is used.
         let few_tokens = few_tokens(gpu.summary(), spec.n_embd);
         let runner = ModelRunner {
             gpu,
@@ -164,11 +199,11 @@ impl CudaForwardPass {
             cache,
             recurrent,
             runner,
-            decode,
+            persistent_kernel,
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
             readback,
-            blocks: None,
+            snapshot_readback: None,
             logits: Vec::new(),
             memory,
             n_ctx: capacity.n_ctx,
@@ -207,17 +242,17 @@ impl CudaForwardPass {
         self.tokens_at_once(pos) > 0
     }
 
-    /// How many decode steps of a single sequence, the first at position `pos`, one launch of the persistent kernel takes, each with
-    /// the id that the one before has chosen. 0: the kernel does not support that position.
+    /// The number of decode steps of a single sequence, the first at position `pos`, that one launch of the persistent kernel evaluates,
+    /// each with the id that the one before has chosen. 0: the kernel does not support that position.
     pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
-        self.decode.as_ref().map_or(0, |decode| decode.tokens_at_once(pos))
+        self.persistent_kernel.as_ref().map_or(0, |kernel| kernel.tokens_at_once(pos))
     }
 
     /// Limits [`tokens_at_once`](Self::tokens_at_once) to `n`, on all ranks alike; 0 disables the persistent kernel.
     pub(crate) fn limit_tokens_per_launch(&mut self, n: usize) {
-        match &mut self.decode {
-            Some(decode) if n > 0 => decode.limit(n),
-            Some(_) | None => self.decode = None,
+        match &mut self.persistent_kernel {
+            Some(kernel) if n > 0 => kernel.limit(n),
+            Some(_) | None => self.persistent_kernel = None,
         }
     }
 
@@ -225,10 +260,12 @@ impl CudaForwardPass {
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
         let sequences = batch.chunk_by(|a, b| a.seq == b.seq);
         let tokens = sequences.flat_map(|tokens| {
+            // The last position that the sequence has in the micro-batch: masks that are not causal see up to there.
             let last = tokens.last().map_or(0, |t| t.pos as u32);
             tokens.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
         });
         let tokens: Vec<_> = tokens.collect();
+        // `BatchToken::logits`: any output is wanted for the token.
         let output_rows = batch.iter().enumerate().filter(|(_, t)| t.logits).map(|(i, _)| i as u32);
         let output_rows: Vec<u32> = output_rows.collect();
         self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&tokens))?;
@@ -241,6 +278,7 @@ impl CudaForwardPass {
         let mut tiles = Vec::new();
         let mut token = 0;
         for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            // The last position of the run; a sequence has one run in a micro-batch, unless its tokens are not consecutive.
             let last = run[run.len() - 1].pos as u32;
             for tile in run.chunks(QUERY_TILE) {
                 let (n, seq, pos) = (tile.len() as u32, tile[0].seq as u32, tile[0].pos as u32);
@@ -260,9 +298,9 @@ impl CudaForwardPass {
     /// and the state slots (`CudaRecurrentStates::write`).
     ///
     /// Returns the number of steps launched. It is more than one only for a single sequence in the persistent kernel, where each step
-    /// takes the id that the one before has chosen; then it is at most `max_steps`. With `max_steps` 0 one step runs, too, and not in
-    /// the persistent kernel. Does not wait for the device.
-    pub(crate) fn launch(
+    /// takes the id that the one before has chosen; then it is at most `max_steps`. `max_steps` 0 excludes the persistent kernel: one step
+    /// is launched in another way. Does not wait for the device.
+    pub(crate) fn launch_decode_steps(
         &mut self,
         n: usize,
         pos: usize,
@@ -271,21 +309,22 @@ impl CudaForwardPass {
     ) -> Result<usize, CudaError> {
         let gpu = Arc::clone(&self.runner.gpu);
         gpu.bind()?;
-        let persistent = n == 1 && output != TokenOutput::Hidden;
-        let n_steps = if persistent { self.tokens_at_once(pos).min(max_steps) } else { 0 };
-        if let Some(decode) = self.decode.as_mut().filter(|_| n_steps > 0) {
+        let allows_persistent = n == 1 && output != TokenOutput::Hidden;
+        let n_steps = if allows_persistent { self.tokens_at_once(pos).min(max_steps) } else { 0 };
+        if let Some(kernel) = self.persistent_kernel.as_mut().filter(|_| n_steps > 0) {
             let number = match output {
                 TokenOutput::Id { advance: _ } => self.runner.ids.number_steps(n_steps),
                 // No ids are chosen, so no step number is read.
                 TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
             };
             let exchange = self.runner.exchange.as_ref();
-            let mut launch = || decode.launch(&gpu, exchange, output, n_steps, number);
+            let mut launch = || kernel.launch(&gpu, exchange, output, n_steps, number);
             match &mut self.runner.timers {
                 None => launch()?,
                 Some(timers) => timers.around("decode", launch)?,
             }
             self.runner.n_launches += 1;
+            // Launches what follows the kernel: gathers the logits of all ranks, and finds the highest ones.
             self.runner.finish_persistent(self.spec.n_vocab, output)?;
             return Ok(n_steps);
         }
@@ -294,8 +333,9 @@ impl CudaForwardPass {
         Ok(1)
     }
 
-    /// Calls `submit`, which launches a micro-batch. Where the micro-batch chooses ids, assigns the step number under which they are
-    /// read later ([`ChosenIds`]).
+    /// Calls `submit`, which launches a micro-batch, other than in the persistent kernel. Where the micro-batch chooses ids, assigns the
+    /// step number under which they are read later (see the top of this file). Errors: those of `submit`, or the counters on the device
+    /// could not be written; the number is skipped then.
     fn with_step_number(
         &mut self,
         size: MicroBatchSize,
@@ -315,27 +355,29 @@ impl CudaForwardPass {
         Ok(())
     }
 
-    /// Launches a decode step kernel by kernel or as a CUDA graph: the first step of a size is the warm-up, the second one records the
-    /// graph and launches it, later ones launch it. Steps that are timed never use a graph.
+    /// Launches one decode step kernel by kernel or as a CUDA graph: the first step of a size is the warm-up, the second one records the
+    /// graph and launches it, later ones launch it. Steps that are timed never use a graph. After an error the size has no entry in
+    /// `graphs`: its next step is a warm-up again.
     fn launch_decode_step(&mut self, gpu: &Arc<CudaDevice>, size: MicroBatchSize) -> Result<(), CudaError> {
         let key = (size.n_tokens, size.output);
+        let no_trace = |_: usize, _: &CudaBuffer| Ok(());
         if self.runner.timers.is_some() {
-            return self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, |_, _| Ok(()));
+            return self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace);
         }
         let graph = match self.graphs.remove(&key) {
             // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
             None => {
-                self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, |_, _| Ok(()))?;
-                self.graphs.insert(key, None);
+                self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace)?;
+                self.graphs.insert(key, DecodeGraph::Warm);
                 return Ok(());
             }
-            Some(Some(graph)) => graph,
-            Some(None) => {
-                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, |_, _| Ok(())))?
+            Some(DecodeGraph::Recorded(graph)) => graph,
+            Some(DecodeGraph::Warm) => {
+                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace))?
             }
         };
         graph.launch()?;
-        self.graphs.insert(key, Some(graph));
+        self.graphs.insert(key, DecodeGraph::Recorded(graph));
         Ok(())
     }
 
@@ -343,8 +385,8 @@ impl CudaForwardPass {
     /// tokens.
     ///
     /// On an error all tokens of the batch are taken back from the page tables, and its sequences have their previous recurrent
-    /// states again: these are held from `begin` on, and no kernel overwrites a held state. `results` may have been called
-    /// for earlier micro-batches.
+    /// states again: `begin_batch` keeps the slots of these states from being reused, so that kernels store new states elsewhere.
+    /// `results` may have been called for earlier micro-batches.
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
@@ -410,7 +452,7 @@ impl CudaForwardPass {
             self.runner.timers = Some(Timers::new(gpu));
         }
         if is_decode_step && trace.is_none() && n_outputs == micro_batch.len() {
-            self.launch(micro_batch.len(), micro_batch[0].pos, 1, output)?;
+            self.launch_decode_steps(micro_batch.len(), micro_batch[0].pos, 1, output)?;
         } else {
             let n_query_tiles = if is_decode_step { 0 } else { self.write_query_tiles(micro_batch)? };
             let size = MicroBatchSize { n_tokens: micro_batch.len(), n_outputs, n_query_tiles, runs, output };
@@ -429,6 +471,7 @@ impl CudaForwardPass {
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), &mut self.profiler) {
             profiler.add_step(timers.step(Phase::of(micro_batch), micro_batch.len())?);
         }
+        // The watch counts layers of tokens, in which it reports progress.
         gpu.watch().advance((micro_batch.len() * self.spec.n_layer()) as u64);
         Ok(())
     }
@@ -445,10 +488,10 @@ impl CudaForwardPass {
             TokenOutput::Hidden => (&buffers.hidden, 4 * self.spec.n_embd as u64),
             TokenOutput::Logits => (&buffers.logits, 4 * self.spec.n_vocab as u64),
             TokenOutput::TopK => (&buffers.top_k, 8 * TOP_K as u64),
-            // The kernel writes ids to host memory itself.
+            // The kernel writes ids to host memory itself. No bytes are copied, whatever the buffer.
             TokenOutput::Id { advance: _ } => (&buffers.logits, 0),
         };
-        // All ranks have the same results, so only rank 0 copies them. Every rank needs the ids, for its next steps.
+        // All ranks have the same results, so only rank 0 copies them; the others `follow`. Every rank needs the ids, for its next steps.
         let bytes = if self.runner.follows() { 0 } else { row_bytes * n_outputs as u64 };
         if self.readback.bytes() < bytes {
             self.readback = Readback::new(&self.runner.gpu, bytes)?;
@@ -457,6 +500,7 @@ impl CudaForwardPass {
         // cancellation depend on that.
         self.readback.copy(source, bytes)?;
         let read = self.readback.read(bytes)?;
+        // An error if any rank has aborted an exchange of the micro-batch: the results are invalid then.
         self.runner.check_together()?;
         match output {
             TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => results(read),
@@ -468,7 +512,7 @@ impl CudaForwardPass {
 
     /// Launches products of the output head on stale data and waits for them, so that the device raises its clock. The logits buffer
     /// is overwritten; the next step with output computes it anew.
-    fn run_idle_products(&mut self) -> Result<(), CudaError> {
+    fn raise_clock(&mut self) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.runner.gpu);
         gpu.bind()?;
         gpu.check_watch()?;
@@ -605,7 +649,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn wake(&mut self) -> bool {
-        self.spec.output.head.is_some() && self.runner.timers.is_none() && self.run_idle_products().is_ok()
+        self.spec.output.head.is_some() && self.runner.timers.is_none() && self.raise_clock().is_ok()
     }
 
     fn take_profile(&mut self) -> Option<Profile> {

@@ -50,8 +50,12 @@ impl CudaForwardPass {
         self.cache.write_pages(batch)?;
         while !steps.is_empty() {
             self.recurrent.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
-            let n =
-                self.launch(batch.len(), batch[0].pos + steps.start, steps.len(), TokenOutput::Id { advance: true })?;
+            let n = self.launch_decode_steps(
+                batch.len(),
+                batch[0].pos + steps.start,
+                steps.len(),
+                TokenOutput::Id { advance: true },
+            )?;
             for number in self.runner.ids.last_numbers(n) {
                 self.lookahead.push(number);
             }

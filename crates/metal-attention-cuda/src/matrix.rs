@@ -114,7 +114,7 @@ impl WeightLayout {
     }
 
     /// Whether there is an offset (minimum) beside each scale.
-    pub(crate) fn has_offsets(self) -> bool {
+    pub(crate) fn has_mins(self) -> bool {
         match self {
             Self::Q4K | Self::Q5K | Self::CodesAndMins => true,
             Self::Q8_0 | Self::Q4_0 | Self::Q6K | Self::Codes | Self::F16 | Self::F32 => false,

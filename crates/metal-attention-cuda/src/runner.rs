@@ -12,6 +12,8 @@
 mod attention;
 mod benchmark;
 mod collectives;
+#[cfg(test)]
+mod cuda_kernels_tests;
 mod delta_rule;
 mod embedding_head;
 mod experts;

@@ -46,7 +46,7 @@ impl CudaForwardPass {
             }
             (n, bytes) = (n + 1, bytes + more);
         }
-        let mut readback = match self.blocks.take().filter(|readback| readback.bytes() >= bytes) {
+        let mut readback = match self.snapshot_readback.take().filter(|readback| readback.bytes() >= bytes) {
             Some(readback) => readback,
             None => Readback::new(self.gpu(), bytes.max(AT_ONCE))?,
         };
@@ -56,7 +56,7 @@ impl CudaForwardPass {
             at += n;
         }
         readback.end_copies()?;
-        Ok((n, self.blocks.insert(readback).read(bytes)?))
+        Ok((n, self.snapshot_readback.insert(readback).read(bytes)?))
     }
 
     /// Writes a block that a snapshot has read, in the order of the stream.

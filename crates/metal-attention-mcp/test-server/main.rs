@@ -1,43 +1,44 @@
-//! An MCP server for tests, over stdio. Its argument names its behaviour.
+//! An MCP server over stdio for tests: JSON-RPC messages, one a line. Its first argument selects its behaviour.
 
 use std::io::{Lines, StdinLock, Write};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// The behaviour.
+/// How the server deviates from the protocol.
 #[derive(Clone, Copy, PartialEq)]
 enum Behaviour {
     /// It follows the protocol.
     Good,
-    /// Its list of tools has pages, of which there is no end.
+    /// Its list of tools has infinitely many pages.
     Pages,
-    /// It knows only an old version of the protocol.
+    /// It supports only an old version of the protocol.
     Old,
-    /// It wants an unknown version.
+    /// It requires an unknown version of the protocol.
     Unknown,
     /// It writes a banner, and bytes that are no UTF-8, before it speaks the protocol.
     Banner,
     /// It writes much to stderr before each response.
     Noisy,
-    /// It responds to each request with an id that was never used, and twice with the right one.
+    /// It responds to each request three times: with an unused id, and twice with the right id.
     Repeating,
     /// It writes text and nothing else.
     Junk,
-    /// It writes a line without end.
+    /// It writes one endless line.
     Long,
     /// It never answers.
     Silent,
     /// It never reads.
     Deaf,
-    /// It sends notifications without end once a tool is called.
+    /// It sends endless notifications once a tool is called.
     Flood,
-    /// It does not end with its input.
+    /// It keeps running after the end of its input.
     Stubborn,
 }
 
 impl Behaviour {
-    fn of(word: &str) -> Self {
+    /// The behaviour of this name.
+    fn named(word: &str) -> Self {
         match word {
             "good" => Self::Good,
             "pages" => Self::Pages,
@@ -70,7 +71,7 @@ fn main() {
         std::thread::sleep(Duration::from_secs(600));
         return;
     }
-    let behaviour = Behaviour::of(&word);
+    let behaviour = Behaviour::named(&word);
     match behaviour {
         Behaviour::Junk => loop {
             write("this is no message");
@@ -102,21 +103,25 @@ fn main() {
     }
 }
 
+/// The running server.
 struct Server {
     behaviour: Behaviour,
+    /// The messages of the client.
     lines: Lines<StdinLock<'static>>,
-    /// There is one more tool by now.
+    /// Whether the tool `more` was added.
     has_more: bool,
-    /// Notifications that have come.
+    /// The received notifications, as `method params`.
     notes: Vec<String>,
 }
 
 impl Server {
+    /// Reads a message. `None`: the input has ended.
     fn read(&mut self) -> Option<Value> {
         let line = self.lines.next()?.ok()?;
         Some(serde_json::from_str(&line).expect("a message"))
     }
 
+    /// Responds to a request, or records a notification.
     fn answer(&mut self, message: &Value) {
         let (id, params) = (&message["id"], &message["params"]);
         let method = message["method"].as_str().unwrap_or_default();
@@ -164,6 +169,7 @@ impl Server {
         respond(id, &result);
     }
 
+    /// The page of the list of tools at `cursor`.
     fn tools(&self, cursor: &Value) -> Value {
         if self.behaviour == Behaviour::Pages {
             let page: usize = cursor.as_str().map_or(0, |cursor| cursor.parse().unwrap());
@@ -197,8 +203,8 @@ impl Server {
                 write(r#"{"jsonrpc": "2.0", "id": "p", "method": "ping"}"#);
                 let pong = self.read().unwrap();
                 write(r#"{"jsonrpc": "2.0", "id": 7, "method": "roots/list"}"#);
-                let refused = self.read().unwrap();
-                format!("{} {} {} {}", pong["id"], pong["result"], refused["id"], refused["error"]["code"])
+                let rejected = self.read().unwrap();
+                format!("{} {} {} {}", pong["id"], pong["result"], rejected["id"], rejected["error"]["code"])
             }
             "change" => {
                 self.has_more = true;
@@ -227,7 +233,7 @@ fn tool(name: &str) -> Value {
     json!({"name": name, "description": format!("the tool {name}"), "inputSchema": schema})
 }
 
-/// Writes a line. Where nobody reads any more the server ends.
+/// Writes a line. If the reader has closed the pipe, the server exits.
 fn write(line: &str) {
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {

@@ -1,13 +1,13 @@
-//! A small BERT with random weights, with or without a reranker's classifier.
+//! A synthetic BERT encoder with random weights, with or without a reranker's classifier, as the bytes of a GGUF file.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 
-/// Width of its states.
+/// Width of its hidden states.
 pub const N_EMBD: usize = 32;
-/// Tokens that it has positions for.
+/// Positions of its position embedding, the longest input.
 pub const N_CTX: usize = 64;
 
-/// The file. `is_reranker`: with the classifier, `cls` and `cls.output`.
+/// Builds the GGUF file. `is_reranker` adds the classifier, `cls` and `cls.output`, and sets the pooling type to rank.
 pub fn encoder(is_reranker: bool) -> Vec<u8> {
     const N_FF: usize = 48;
     let vocabulary = GgufFile::from_bytes(&crate::vocabulary::bytes("bert-bge-cut.gguf")).unwrap();

@@ -1,4 +1,4 @@
-//! An HTTP server on a free port of this machine, whose responses a test writes.
+//! An HTTP server on a free port of this machine whose responses a test writes. [`HttpServer::good`] plays an MCP server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// A request of a client.
+/// One request that a client sent.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct ReceivedRequest {
     /// `GET`, `POST`, ...
     pub method: String,
-    /// The lines of its head, in small letters.
+    /// The lines of its head after the first, in lower case.
     pub head: String,
-    /// The message in it; null where there is none.
+    /// Its body as JSON; null where it is empty or not JSON.
     pub message: Value,
 }
 
-/// A running server, which records its requests.
+/// A running server, which records the requests that it receives.
 pub struct HttpServer {
     address: SocketAddr,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl HttpServer {
-    /// A server that has `answer` write the answer to each request.
-    pub fn start(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> Self {
+    /// Starts a server. `answer` is called for each request, on a thread of its own, and writes the response to the stream.
+    pub fn start(answer: impl Fn(&ReceivedRequest, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<Request>>>::default());
+        let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<ReceivedRequest>>>::default());
         let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -42,7 +42,7 @@ impl HttpServer {
         Self { address, requests }
     }
 
-    /// A server with the tools `echo` and `fail`, whose answers are JSON.
+    /// Starts an MCP server with the tools `echo` and `fail`, whose responses are JSON.
     pub fn good() -> Self {
         Self::start(|request, stream| match result_of(request) {
             Some(result) => {
@@ -53,19 +53,19 @@ impl HttpServer {
         })
     }
 
-    /// The URL of the path that clients send messages to.
+    /// The URL that MCP clients send messages to.
     pub fn url(&self) -> String {
         format!("http://{}/mcp", self.address)
     }
 
-    /// All requests so far.
-    pub fn requests(&self) -> Vec<Request> {
+    /// All requests so far, in order of arrival.
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.requests.lock().unwrap().clone()
     }
 }
 
-/// The result that a good server has for a request; `None`: it is a notification, or no message.
-pub fn result_of(request: &Request) -> Option<Value> {
+/// The JSON-RPC result of an MCP server without faults; `None` if the request is a notification or not JSON-RPC.
+pub fn result_of(request: &ReceivedRequest) -> Option<Value> {
     let params = &request.message["params"];
     let text = |text: &Value, is_error| json!({"content": [{"type": "text", "text": text}], "isError": is_error});
     if request.message["id"].is_null() {
@@ -85,14 +85,14 @@ pub fn result_of(request: &Request) -> Option<Value> {
     })
 }
 
-/// Writes an answer. A client may go away before it.
+/// Writes a response. Errors are ignored: the client may have closed the connection.
 pub fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
 }
 
-fn read(stream: &mut TcpStream) -> Option<Request> {
+fn read(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut reader = BufReader::new(stream);
     let (mut first, mut head, mut length) = (String::new(), String::new(), 0);
     reader.read_line(&mut first).ok()?;
@@ -111,5 +111,5 @@ fn read(stream: &mut TcpStream) -> Option<Request> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let message = serde_json::from_slice(&body).unwrap_or_default();
-    Some(Request { method: first.split(' ').next()?.to_owned(), head, message })
+    Some(ReceivedRequest { method: first.split(' ').next()?.to_owned(), head, message })
 }

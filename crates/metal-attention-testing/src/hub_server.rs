@@ -1,4 +1,4 @@
-//! A server that plays the hub, and the storage that the hub redirects to.
+//! A server that plays a model hub (the API of huggingface.co), and a second one for the storage that the hub redirects to.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -10,72 +10,72 @@ use std::thread;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The repository of [`Server::with`].
+/// The repository of [`HubServer::with`].
 pub const REPO: &str = "tester/tiny-GGUF";
-/// Its commit.
+/// The commit of its main branch.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const TOKEN: &str = "hf_secret";
 
-/// What the server has and how it behaves. Tests change it while it runs.
+/// The contents and the faults of a [`HubServer`]. Tests change them while it runs.
 #[derive(Default)]
-#[allow(clippy::struct_excessive_bools)] // faults of their own, not states of one thing
-pub struct Behaviour {
-    /// The repository that there is.
+#[allow(clippy::struct_excessive_bools)] // independent faults, not states of one thing
+pub struct HubBehaviour {
+    /// The only repository, `OWNER/NAME`.
     pub repo: String,
     /// The commit of its main branch.
     pub commit: String,
-    /// Names and contents.
+    /// Names and contents of the repository's files.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Files lie on another origin, as those of the hub do.
-    pub elsewhere: bool,
-    /// The next responses with a file end after so many bytes of it.
+    /// Whether the hub redirects requests for files to the storage, another origin.
+    pub redirects: bool,
+    /// Bytes of the body after which each of the next file responses ends.
     pub cuts: VecDeque<usize>,
-    /// The next response with a file stops after so many bytes, and stays open.
+    /// Bytes of the body after which the next file response stops, with the connection left open.
     pub stall: Option<usize>,
-    /// Files are sent from the beginning, whatever was asked for.
+    /// Whether file responses begin with the first byte, whatever range was requested.
     pub ignores_range: bool,
-    /// Other bytes than the list's checksum is of.
+    /// Whether the last byte of file responses is wrong, so that their checksum differs from the listing's.
     pub damages: bool,
-    /// The length that responses with a file claim to have.
+    /// The `Content-Length` of file responses; `None`: the true one.
     pub content_length: Option<u64>,
-    /// Status and `X-Error-Code` of all answers of the hub without the right token.
+    /// Status and `X-Error-Code` of all responses of the hub to requests without the right token; `None`: it needs no token.
     pub refuses: Option<(u16, &'static str)>,
-    /// The same for files only.
+    /// Status and `X-Error-Code` of the hub's file responses to requests without the right token.
     pub refuses_files: Option<(u16, &'static str)>,
-    /// Status of the next responses with a file.
+    /// Statuses of the next file responses.
     pub failures: VecDeque<u16>,
-    /// The list has neither sizes nor checksums.
+    /// Whether the listing lacks sizes and checksums.
     pub bare_list: bool,
 }
 
-/// A request that was made.
+/// A request that the hub or the storage received.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// It came to the storage, not the hub.
-    pub elsewhere: bool,
+pub struct ReceivedRequest {
+    /// Whether the storage received it, not the hub.
+    pub to_storage: bool,
     /// `GET`, `HEAD`, ...
     pub method: String,
     /// The path with its query.
     pub path: String,
-    /// The header of this name.
+    /// The `Range` header.
     pub range: Option<String>,
-    /// The header of this name.
+    /// The `Authorization` header.
     pub authorization: Option<String>,
 }
 
-/// A running hub and its storage.
-pub struct Server {
+/// A running hub and its storage, which record the requests that they receive.
+pub struct HubServer {
     /// The hub's address, `http://127.0.0.1:PORT`.
     pub url: String,
-    behaviour: Arc<Mutex<Behaviour>>,
-    requests: Arc<Mutex<Vec<Request>>>,
+    behaviour: Arc<Mutex<HubBehaviour>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
-impl Server {
-    /// A hub with [`REPO`], which has these files.
+impl HubServer {
+    /// Starts a hub with the repository [`REPO`], which has these files.
     pub fn with(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
-        let behaviour = Behaviour { repo: REPO.into(), commit: COMMIT.into(), files, ..Behaviour::default() };
+        let behaviour = HubBehaviour { repo: REPO.into(), commit: COMMIT.into(), files, ..HubBehaviour::default() };
         let (behaviour, requests) = (Arc::new(Mutex::new(behaviour)), Arc::new(Mutex::new(Vec::new())));
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let storage = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -100,18 +100,18 @@ impl Server {
         Self { url: hub_url, behaviour, requests }
     }
 
-    /// Locks the behaviour, to change it.
-    pub fn change(&self) -> MutexGuard<'_, Behaviour> {
+    /// Locks the behaviour for changes.
+    pub fn change(&self) -> MutexGuard<'_, HubBehaviour> {
         self.behaviour.lock().unwrap()
     }
 
-    /// The requests since the last call.
-    pub fn requests(&self) -> Vec<Request> {
+    /// The requests since the last call of this function.
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         std::mem::take(&mut self.requests.lock().unwrap())
     }
 }
 
-/// The checksum in hexadecimal.
+/// The SHA-256 checksum in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
         write!(hex, "{byte:02x}").unwrap();
@@ -119,12 +119,12 @@ pub fn sha256(bytes: &[u8]) -> String {
     })
 }
 
-fn read_request(stream: &TcpStream, elsewhere: bool) -> Option<Request> {
+fn read_request(stream: &TcpStream, to_storage: bool) -> Option<ReceivedRequest> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ');
     let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut request = Request { elsewhere, method, path, range: None, authorization: None };
+    let mut request = ReceivedRequest { to_storage, method, path, range: None, authorization: None };
     for line in lines {
         let line = line.ok()?;
         match line.split_once(": ").map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())) {
@@ -137,15 +137,15 @@ fn read_request(stream: &TcpStream, elsewhere: bool) -> Option<Request> {
     None
 }
 
-fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream: &mut TcpStream) {
-    // Nothing is sent while the lock is held: a test may be waiting for it.
+fn answer(request: &ReceivedRequest, behaviour: &Mutex<HubBehaviour>, storage: &str, stream: &mut TcpStream) {
+    // The lock is released before anything is sent: a test may be waiting for it.
     let mut b = behaviour.lock().unwrap();
     let with_token = request.authorization.as_deref() == Some(&format!("Bearer {TOKEN}"));
     let path = request.path.as_str();
     let resolve = format!("/{}/resolve/{}/", b.repo, b.commit);
     let is_file = path.starts_with(&resolve);
     let refusal = b.refuses.or(b.refuses_files.filter(|_| is_file));
-    if let Some((status, code)) = refusal.filter(|_| !request.elsewhere && !with_token) {
+    if let Some((status, code)) = refusal.filter(|_| !request.to_storage && !with_token) {
         drop(b);
         return send(stream, status, &format!("X-Error-Code: {code}\r\n"), b"{}");
     }
@@ -160,7 +160,7 @@ fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream
         let code = if is_file { "EntryNotFound" } else { "RepoNotFound" };
         return send(stream, 404, &format!("X-Error-Code: {code}\r\n"), b"");
     };
-    if is_file && b.elsewhere {
+    if is_file && b.redirects {
         let etag = sha256(&bytes);
         let headers = format!(
             "Location: {storage}/storage/{name}\r\nX-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {}\r\n",
@@ -193,7 +193,7 @@ fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream
         "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nETag: \"{etag}\"\r\n{range}Connection: close\r\n\r\n"
     );
     let body = if request.method == "HEAD" { &[] } else { &body[..cut] };
-    // A client that went away is none of the server's business.
+    // Errors are ignored: the client may have closed the connection.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     if stall.is_some() {
         let _ = stream.read(&mut [0; 1]);
@@ -201,10 +201,10 @@ fn answer(request: &Request, behaviour: &Mutex<Behaviour>, storage: &str, stream
     close(stream);
 }
 
-fn listing(b: &Behaviour) -> Value {
+fn listing(b: &HubBehaviour) -> Value {
     let file = |(name, bytes): &(String, Vec<u8>)| match (b.bare_list, bytes.len()) {
         (true, _) => json!({"rfilename": name}),
-        // Small files are git's own.
+        // Git stores small files itself, larger ones through LFS.
         (false, size @ ..100) => {
             json!({"rfilename": name, "size": size, "blobId": "ce013625030ba8dba906f756967f9e9ca394464a"})
         }
@@ -224,7 +224,7 @@ fn send(stream: &mut TcpStream, status: u16, headers: &str, body: &[u8]) {
     close(stream);
 }
 
-/// Ends the connection such that the client has read what was sent.
+/// Ends the connection after the client has read the response.
 fn close(stream: &mut TcpStream) {
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let _ = stream.read(&mut [0; 1]);

@@ -22,22 +22,22 @@ pub fn root() -> PathBuf {
     crates.parent().expect("the root folder").to_owned()
 }
 
-/// The built-in model of 260,000 parameters, which writes stories: `models/stories260K.gguf`.
+/// The built-in model of 260,000 parameters, which generates children's stories: `models/stories260K.gguf`.
 pub fn stories() -> PathBuf {
     root().join("models/stories260K.gguf")
 }
 
-/// A model of 4 million parameters in `Q4_0`, which was trained on public-domain tales: `models/tales-4m-q4_0.gguf`.
+/// A model of 4 million parameters in `Q4_0`, trained on public-domain tales: `models/tales-4m-q4_0.gguf`.
 pub fn tales() -> PathBuf {
     root().join("models/tales-4m-q4_0.gguf")
 }
 
-/// The contents of a file that lies packed as `NAME.xz`, by its path without `.xz` from the root folder.
+/// The uncompressed contents of a file that is stored as `PATH.xz`. `path` is relative to the root folder.
 pub fn unpacked(path: &str) -> Vec<u8> {
     unpacked_file(&root().join(format!("{path}.xz")))
 }
 
-/// The contents of an `.xz` file.
+/// The uncompressed contents of an `.xz` file.
 pub fn unpacked_file(path: &Path) -> Vec<u8> {
     let packed = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut data = Vec::new();
@@ -46,13 +46,14 @@ pub fn unpacked_file(path: &Path) -> Vec<u8> {
     data
 }
 
-/// Notes that the running test is left out, and why: on stderr, and as a line of the file that `METAL_ATTENTION_SKIPPED` names.
+/// Records that the running test is skipped, and why: on stderr, and as a line of the file that the environment variable
+/// `METAL_ATTENTION_SKIPPED` names.
 pub fn skip(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     eprintln!("skipped: {test}: {why}");
     if let Some(path) = std::env::var_os("METAL_ATTENTION_SKIPPED") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         let written = file.and_then(|mut file| writeln!(file, "{test}: {why}"));
-        written.expect("a file to note skipped tests in");
+        written.expect("a file to record skipped tests in");
     }
 }

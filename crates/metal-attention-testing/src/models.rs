@@ -1,6 +1,6 @@
-//! Small models with random weights. Their GGUF headers and the distribution of each tensor lie in `tests/data/models`;
-//! the weights come from seeds, the same bits on every machine. `tools/reference-models` writes both, and llama.cpp's
-//! logits of these models to `tests/data/reference`.
+//! Small models with random weights, as GGUF files. `tests/data/models` has their GGUF headers and the distribution of each
+//! tensor's values; the weights are generated from seeds, with the same bits on every machine. `tools/reference-models`
+//! writes those recipes, and llama.cpp's logits of the models to `tests/data/reference`.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,28 +9,29 @@ use half::f16;
 use metal_attention_gguf::TensorType;
 use serde::Deserialize;
 
-/// GGUF files by their names, as `qwen3.gguf`.
+/// GGUF files by name, such as `qwen3.gguf`.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A model in each of three K-quants, as `Q4_K.gguf`: the models of `quants.json`.
+/// A model in each of three K-quants, such as `Q4_K.gguf`: the models of `quants.json`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| generate("quants"))
 }
 
-/// Smaller models of nine other types: one layer, and feed-forwards of 256 where blocks are of 32. The models of `small-quants.json`.
+/// Smaller models of nine other tensor types, with one layer, and feed-forwards of 256 where quantisation blocks have 32
+/// values: the models of `small-quants.json`.
 pub fn small_quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| generate("small-quants"))
 }
 
-/// Llama and Qwen, and the ways to scale RoPE, as `qwen3.gguf`: the models of `architectures.json`.
+/// Llama and Qwen models, and one for each kind of RoPE scaling, such as `qwen3.gguf`: the models of `architectures.json`.
 pub fn architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| generate("architectures"))
 }
 
-/// A model of each other architecture, as `gemma3.gguf`: the models of `more-architectures.json`.
+/// A model of each other architecture, such as `gemma3.gguf`: the models of `more-architectures.json`.
 pub fn more_architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| generate("more-architectures"))
@@ -39,7 +40,7 @@ pub fn more_architectures() -> &'static Files {
 /// The names of all collections.
 pub const COLLECTIONS: [&str; 4] = ["quants", "small-quants", "architectures", "more-architectures"];
 
-/// The models of one collection.
+/// Generates the models of one collection.
 pub fn generate(collection: &str) -> Files {
     let recipes: Recipes =
         serde_json::from_slice(&crate::unpacked(&format!("tests/data/models/{collection}.json"))).expect("recipes");
@@ -51,47 +52,52 @@ pub fn generate(collection: &str) -> Files {
         .collect()
 }
 
+/// A file of `tests/data/models`: the recipes of a collection's models by file name.
 #[derive(Deserialize)]
 struct Recipes {
-    models: BTreeMap<String, Recipe>,
+    models: BTreeMap<String, FileRecipe>,
 }
 
-/// How a file is made.
+/// The recipe of one GGUF file.
 #[derive(Deserialize)]
-struct Recipe {
+struct FileRecipe {
     /// The GGUF header up to the tensors' data, in hexadecimal.
     header: String,
-    /// Another one gives other weights.
+    /// Changes the random weights.
     #[serde(default)]
     seed: u64,
-    tensors: Vec<Tensor>,
+    /// The recipes of the tensors in the order of their offsets.
+    tensors: Vec<TensorRecipe>,
 }
 
-/// A tensor, by its place in the file's data.
+/// The recipe of one tensor's data.
 #[derive(Deserialize)]
-struct Tensor {
-    /// Bytes after the header.
+struct TensorRecipe {
+    /// Bytes from the end of the header to the tensor's data.
     offset: usize,
+    /// The name of the tensor type, such as `Q4_K`.
     #[serde(rename = "type")]
     ty: String,
+    /// Number of values.
     n: usize,
+    /// The distribution of the values.
     values: Values,
 }
 
-/// A tensor's values.
+/// The values of a tensor, or their distribution.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Values {
-    /// These.
+    /// These values, in order.
     Exact(Vec<f64>),
-    /// Evenly distributed between two limits.
+    /// Uniform between two limits.
     Uniform([f64; 2]),
-    /// A bell curve with this mean and standard deviation.
+    /// Normal with this mean and standard deviation. Quantised tensors ignore the mean, which is 0.
     Normal([f64; 2]),
 }
 
-impl Recipe {
-    /// The file, whose weights depend on its name.
+impl FileRecipe {
+    /// Generates the file. Its weights depend on its name.
     fn file(&self, name: &str) -> Vec<u8> {
         let digits = self.header.as_bytes().chunks(2);
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16).expect("a byte");
@@ -105,7 +111,8 @@ impl Recipe {
     }
 }
 
-impl Tensor {
+impl TensorRecipe {
+    /// Generates the tensor's data in its type.
     fn bytes(&self, random: &mut Random) -> Vec<u8> {
         let quantised = Quantised::of(&self.ty);
         match (&self.values, quantised) {
@@ -121,6 +128,7 @@ impl Tensor {
         }
     }
 
+    /// The bytes of one value.
     fn stored(&self, x: f64) -> Vec<u8> {
         match self.ty.as_str() {
             "F32" => (x as f32).to_le_bytes().to_vec(),
@@ -132,28 +140,30 @@ impl Tensor {
     }
 }
 
-/// A type of quantisation blocks, which are filled with random codes.
+/// A tensor type of quantisation blocks, which are filled with random codes.
 struct Quantised {
-    /// Values and bytes of a block.
+    /// Values of a block.
     n_values: usize,
+    /// Bytes of a block.
     n_bytes: usize,
     scale: Scale,
-    /// The standard deviation of random codes of scale 1.
+    /// The standard deviation of dequantised random codes with scale 1.
     deviation: f64,
 }
 
-/// Where a block's scale lies, in bytes.
+/// Offsets of a block's scale, in bytes.
 enum Scale {
-    /// Half a float.
+    /// A 16-bit float.
     Half(usize),
-    /// Half a float, and another with this multiple of it: a minimum, so that the mean is zero.
+    /// A 16-bit float, and the offset of the block's minimum, another one, which is this multiple of the scale, so that the
+    /// values' mean is zero.
     HalfAndMinimum(usize, usize, f64),
-    /// A power of two.
+    /// An 8-bit exponent of a power of two.
     Exponent(usize),
 }
 
 impl Quantised {
-    /// `None` for a type of single values.
+    /// `None` for types without quantisation blocks.
     fn of(ty: &str) -> Option<Self> {
         use Scale::{Exponent, Half, HalfAndMinimum};
         let (scale, deviation) = match ty {
@@ -177,7 +187,7 @@ impl Quantised {
         Some(Self { n_values: known.block_len(), n_bytes: known.block_bytes(), scale, deviation })
     }
 
-    /// `n` values with the standard deviation `deviation`.
+    /// `n` values in blocks, with the standard deviation `deviation`.
     fn bytes(&self, n: usize, deviation: f64, random: &mut Random) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(n / self.n_values * self.n_bytes);
         for _ in 0..n / self.n_values {
@@ -200,7 +210,7 @@ impl Quantised {
     }
 }
 
-/// Random numbers by splitmix64, made of integers and sums only, so that every machine has the same.
+/// Random numbers by splitmix64. Only integers and sums are used, so that every machine generates the same.
 struct Random(u64);
 
 impl Random {
@@ -218,12 +228,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to 1.
+    /// A number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Mean 0 and standard deviation 1: the sum of four even numbers of 16 bits.
+    /// A number with mean 0 and standard deviation 1, nearly normal: the sum of four 16-bit numbers.
     fn normal(&mut self) -> f64 {
         let bits = self.next();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xFFFF).sum();

@@ -1,7 +1,8 @@
-//! Times the matrix products of a layer of SmolLM-135M and of Llama-3.2-1B: 512 tokens by every method, one token by
-//! `matvec`. Each time is the mean of many dispatches, one after the other, in one submission.
+//! Times the matrix products of a layer of SmolLM-135M and of Llama-3.2-1B on the GPU: the GEMM of 512 tokens by every
+//! method, the GEMV of one token by `matvec`. Each time is the mean of many dispatches in one submission.
 //!
-//! `cargo run --release -p metal-attention-wgpu --example matmul`
+//! Run with `cargo run --release -p metal-attention-wgpu --example matmul`. `*` marks the method that a forward pass would
+//! use.
 #[path = "../tests/kernels/support/mod.rs"]
 mod support;
 
@@ -15,7 +16,7 @@ use metal_attention_wgpu::{Arena, Dispatch, WgpuDevice, WgpuError, WgpuMatrix, W
 use support::matrices::repeated;
 use support::{batch, random, run};
 
-/// Microseconds of one run of `dispatches`, over about 20 ms.
+/// Microseconds of one run of `dispatches`, the mean of about 20 ms of runs.
 fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], n_tokens: usize) -> f64 {
     let mean = |repetitions: usize| {
         let all: Vec<_> = (0..repetitions).flat_map(|_| dispatches.iter().cloned()).collect();
@@ -27,7 +28,7 @@ fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], n_tokens: usize) -> f64 {
     mean((20_000.0 / first) as usize + 1)
 }
 
-/// Tiles worth comparing: (rows, tokens, depth, subgroups along rows, subgroups along tokens, stages).
+/// Tiles to compare: (rows, tokens, depth, subgroups along rows, subgroups along tokens, pipeline stages).
 const TILES: [(usize, usize, usize, usize, usize, usize); 10] = [
     (32, 32, 64, 2, 2, 2),
     (32, 64, 64, 2, 2, 1),
@@ -73,7 +74,7 @@ fn main() -> Result<(), WgpuError> {
         println!("\n{name}: {ty} [{n_out}, {n_in}]\n  1 token, matvec: {us:.1} us, {gigabytes:.0} GB/s of weights");
 
         let all = batch(&gpu, n_tokens, 0);
-        let chosen = matmul_method(gpu.features(), ty, n_out, n_tokens, false);
+        let default = matmul_method(gpu.features(), ty, n_out, n_tokens, false);
         let mut methods = vec![MatmulMethod::Tiled];
         if gpu.features().cooperative_f16 {
             methods.extend(TILES.map(|(rows, tokens, depth, subgroups_rows, subgroups_tokens, stages)| {
@@ -81,12 +82,12 @@ fn main() -> Result<(), WgpuError> {
                 MatmulMethod::Cooperative(tile)
             }));
         }
-        if !methods.contains(&chosen) {
-            methods.push(chosen);
+        if !methods.contains(&default) {
+            methods.push(default);
         }
         let mut input = None;
         for method in methods {
-            let mark = if method == chosen { "*" } else { " " };
+            let mark = if method == default { "*" } else { " " };
             let label = match method {
                 MatmulMethod::Tiled => "tiled".to_owned(),
                 MatmulMethod::Cooperative(t) => {

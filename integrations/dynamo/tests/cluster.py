@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One frontend of Dynamo and two workers on the built-in model: texts that move, workers that come back, cached prompts.
+"""One frontend of Dynamo and two workers on the built-in model: migrated requests, restarted workers, cached prompts.
 
 usage: cluster.py WORKER [SCENARIO ...]
 WORKER is the program metal-attention-dynamo; without a SCENARIO, all that are named at the end of this file are run.
@@ -20,18 +20,18 @@ import threading
 import time
 import traceback
 
-# Slow enough that a worker can be killed in the middle of a text.
+# A delay for each token, so that a worker can be killed within a text.
 TOKEN_DELAY_MS = 20
 MODEL = "stories"
 PAGE = 64
 
 
 class Failure(Exception):
-    """Something that was waited for does not come."""
+    """A wait has timed out."""
 
 
 def free_port():
-    """A port that is free now, and fits into the 16 bits with a sign in which Dynamo keeps that of the status."""
+    """A free port below 32768, since Dynamo stores that of the status server in a signed 16-bit integer."""
     while True:
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", random.randrange(16384, 32768)))
@@ -48,7 +48,7 @@ def wait_for(what, is_so, seconds=60):
 
 
 def get(port, path):
-    """The body of an answer with status 200, else None."""
+    """The body of a response with status 200, otherwise None."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
@@ -96,7 +96,7 @@ class Worker(Process):
 
 
 class Answer:
-    """A streamed completion: its text so far, and what comes at its end."""
+    """A streamed completion: its text so far, and the usage and finish reason at its end."""
 
     def __init__(self, port, request):
         self.text, self.n_chunks, self.reason, self.usage, self.error = "", 0, None, None, None
@@ -130,7 +130,7 @@ class Answer:
                     self.n_chunks += 1
                     self.text += choice.get("text") or ""
                     self.reason = choice.get("finish_reason") or self.reason
-        except Exception as why:  # shown where the answer is looked at
+        except Exception as why:  # reported when the result is read
             self.error = repr(why)
 
     def done(self):
@@ -206,7 +206,7 @@ def report(line):
 
 
 def one_text_moves(cluster):
-    """SIGKILL at token 80: the same text, the right usage and finish reason."""
+    """SIGKILL at token 80: the migrated request has the same text, and the right usage and finish reason."""
     for name, options in {"greedy": {"temperature": 0}, "seeded": {"temperature": 1.1, "seed": 7},
                           "penalised": {"temperature": 1.0, "seed": 8, "frequency_penalty": 0.5,
                                         "presence_penalty": 0.5}}.items():
@@ -255,7 +255,7 @@ def a_worker_comes_back(cluster):
 
 
 def a_worker_ends_in_peace(cluster):
-    """SIGTERM: what runs is finished where it is."""
+    """SIGTERM: the worker finishes its running requests."""
     options = {"temperature": 0.9, "seed": 3}
     alone = cluster.ask("The sun was hot", 200, **options).done()
     answer = cluster.ask("The sun was hot", 200, **options)
@@ -272,7 +272,7 @@ def a_worker_ends_in_peace(cluster):
 
 
 def a_worker_that_has_to_end_hands_its_texts_on(cluster):
-    """SIGTERM with too little time: what is not finished goes on elsewhere."""
+    """SIGTERM with a short grace period: unfinished requests continue on the other worker."""
     options = {"temperature": 0.9, "seed": 4}
     alone = cluster.ask("The moon was bright", 300, **options).done()
     for worker in list(cluster.workers):
@@ -291,7 +291,7 @@ def a_worker_that_has_to_end_hands_its_texts_on(cluster):
 
 
 def prompts_go_where_their_pages_are(cluster, n_prompts=10, times=3):
-    """Long prompts, each asked for again: all go to the worker that evaluated them first."""
+    """Repeated long prompts are sent to the worker that evaluated them first."""
     def served():
         return [worker.served() for worker in cluster.workers]
 
@@ -306,7 +306,7 @@ def prompts_go_where_their_pages_are(cluster, n_prompts=10, times=3):
         return worker
 
     first = [who(i) for i in range(n_prompts)]
-    # The router hears of the pages a moment later.
+    # The router is notified of the pages with a delay.
     time.sleep(1)
     right = 0
     for _ in range(times):
@@ -335,7 +335,7 @@ SCENARIOS = [
 
 
 def run(scenario, program):
-    """Whether a scenario goes well with a frontend and two workers of its own."""
+    """Runs a scenario with a new frontend and two new workers. Returns whether it passed."""
     with tempfile.TemporaryDirectory() as root:
         cluster = Cluster(program, pathlib.Path(root))
         try:

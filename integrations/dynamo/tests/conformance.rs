@@ -1,4 +1,5 @@
-//! The contract of Dynamo's engines, on the built-in model.
+//! The worker for NVIDIA Dynamo, on the built-in model: Dynamo's conformance kit, migration of requests, stop tokens, log
+//! probabilities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
 use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
+/// An engine with four slots on the CPU, not started.
 fn engine() -> WorkerEngine {
     WorkerEngine::new(WorkerSetup {
         model: Arc::new(Model::built_in().unwrap()),
@@ -25,10 +27,11 @@ fn engine() -> WorkerEngine {
 }
 
 #[tokio::test]
-async fn the_engine_keeps_the_contract() {
+async fn the_engine_passes_the_conformance_kit() {
     run_conformance(engine).await.unwrap();
 }
 
+/// A request in the form that Dynamo's frontend sends.
 fn request(prompt: &[u32], sampling: SamplingOptions, stop: StopConditions) -> PreprocessedRequest {
     let request = PreprocessedRequest::builder()
         .model("stories".to_owned())
@@ -40,7 +43,7 @@ fn request(prompt: &[u32], sampling: SamplingOptions, stop: StopConditions) -> P
     request.unwrap()
 }
 
-/// The tokens of an answer, and its last item.
+/// The generated tokens, and the last item of the stream.
 async fn answer(engine: &WorkerEngine, request: PreprocessedRequest) -> (Vec<u32>, LLMEngineOutput) {
     let context = GenerateContext::new(mock_context(), None);
     let items: Vec<_> = engine.generate(request, context).await.unwrap().map(Result::unwrap).collect().await;
@@ -48,7 +51,8 @@ async fn answer(engine: &WorkerEngine, request: PreprocessedRequest) -> (Vec<u32
     (ids, items.into_iter().next_back().unwrap())
 }
 
-fn sampled() -> [SamplingOptions; 3] {
+/// Greedy sampling, sampling with a seed, and the same with penalties.
+fn sampling_options() -> [SamplingOptions; 3] {
     let seeded = SamplingOptions { temperature: Some(1.2), seed: Some(-7), ..Default::default() };
     let penalised = SamplingOptions {
         repetition_penalty: Some(1.3),
@@ -59,15 +63,15 @@ fn sampled() -> [SamplingOptions; 3] {
     [SamplingOptions { temperature: Some(0.0), ..Default::default() }, seeded, penalised]
 }
 
-/// What the frontend does where a worker dies: the tokens so far become part of the prompt.
+/// If a worker dies, the frontend sends the request to another one, with the generated tokens appended to the prompt.
 #[tokio::test]
-async fn a_text_that_moves_goes_on_as_it_would_have() {
+async fn a_migrated_sequence_continues_unchanged() {
     let [from, to] = [engine(), engine()];
     from.start(1).await.unwrap();
     to.start(2).await.unwrap();
     let prompt = [1, 403, 407, 261, 378];
     let stop = |n| StopConditions { max_tokens: Some(n), min_tokens: Some(n), ..Default::default() };
-    for sampling in sampled() {
+    for sampling in sampling_options() {
         let (ids, last) = answer(&from, request(&prompt, sampling.clone(), stop(60))).await;
         assert_eq!((ids.len(), last.finish_reason), (60, Some(FinishReason::Length)));
         for n in [1, 17, 59, 60] {
@@ -82,10 +86,10 @@ async fn a_text_that_moves_goes_on_as_it_would_have() {
 }
 
 #[tokio::test]
-async fn tokens_end_a_text_from_the_least_number_on() {
+async fn stop_tokens_end_a_sequence_after_min_tokens() {
     let engine = engine();
     engine.start(1).await.unwrap();
-    let [greedy, ..] = sampled();
+    let [greedy, ..] = sampling_options();
     let stop = StopConditions { max_tokens: Some(40), min_tokens: Some(40), ..Default::default() };
     let (ids, _) = answer(&engine, request(&[1, 403], greedy.clone(), stop.clone())).await;
     let end = ids[5];
@@ -107,10 +111,10 @@ async fn tokens_end_a_text_from_the_least_number_on() {
 }
 
 #[tokio::test]
-async fn logprobs_come_with_their_tokens() {
+async fn log_probabilities_are_returned_with_their_tokens() {
     let engine = engine();
     engine.start(1).await.unwrap();
-    let [greedy, ..] = sampled();
+    let [greedy, ..] = sampling_options();
     let stop = StopConditions { max_tokens: Some(3), ..Default::default() };
     let context = GenerateContext::new(mock_context(), None);
     let items = engine.generate(request(&[1, 403], greedy, stop), context).await.unwrap();
@@ -119,7 +123,7 @@ async fn logprobs_come_with_their_tokens() {
     assert_eq!(items.len(), 3);
     for item in items {
         let [top] = &item.top_logprobs.unwrap()[..] else { panic!("one position") };
-        // The greedy token is the likeliest.
+        // The greedy token is the most likely one.
         assert_eq!((top.len(), top[0].token_id, top[0].rank, top[1].rank), (2, item.token_ids[0], 1, 2));
         assert_eq!(item.log_probs.unwrap(), [top[0].logprob]);
         assert!(top[0].logprob >= top[1].logprob && top[0].logprob <= 0.0);

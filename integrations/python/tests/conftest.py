@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures and helpers of the Python package's tests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Logits = npt.NDArray[np.float32]
 
 
 def reference(name: str) -> Any:
-    """Reference data in float64, as the tests of the engine have it."""
+    """The JSON of the reference data `name`, computed in float64, which the engine's tests use, too."""
     path = REFERENCE / name
     return json.loads(path.read_text() if path.exists() else lzma.decompress(pathlib.Path(f"{path}.xz").read_bytes()))
 
 
-def nmse(got: npt.ArrayLike, want: npt.ArrayLike) -> float:
-    """Squared error over the reference's variance."""
-    g, w = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(((g - w) ** 2).sum() / ((w - w.mean()) ** 2).sum())
+def nmse(got: npt.ArrayLike, expected: npt.ArrayLike) -> float:
+    """The normalised mean squared error: the squared error divided by the reference's variance."""
+    g, e = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    return float(((g - e) ** 2).sum() / ((e - e.mean()) ** 2).sum())
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +51,13 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def exact() -> LLM:
-    """The built-in model in F32."""
+    """The built-in model with F32 arithmetic and cache."""
     return LLM(device="cpu", n_parallel=2, exact=True, cache_type="f32")
 
 
 @pytest.fixture(scope="session")
 def program() -> Callable[..., str]:
-    """Runs the program `metal-attention`; gives what it prints."""
+    """A function that runs the program `metal-attention` and returns its stdout."""
     path = os.environ.get("METAL_ATTENTION", str(ROOT / "target/debug/metal-attention"))
 
     def run(*args: str) -> str:

@@ -1,4 +1,4 @@
-"""Conversations: the model's template, and what keeps messages from being control tokens."""
+"""`LLM.chat` and `chat_prompt`: rendering conversations with the chat template; control tokens in messages stay text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def with_template(source: pathlib.Path, path: pathlib.Path, template: str) -> No
     writer.close()
 
 
-def test_conversations_go_through_the_template(chat: LLM) -> None:
+def test_conversations_are_rendered_with_the_template(chat: LLM) -> None:
     text, ids = chat.chat_prompt(HELLO)
     assert text == "user: Hello!\nassistant:"
     assert ids == chat.tokenize(text)
@@ -61,12 +61,12 @@ def test_conversations_go_through_the_template(chat: LLM) -> None:
     assert two[1].prompt == "system: Be brief.\nuser: Hello!\nassistant:"
 
 
-def test_text_of_messages_is_never_a_control_token(chat: LLM) -> None:
+def test_control_tokens_in_messages_stay_text(chat: LLM) -> None:
     _, ids = chat.chat_prompt([{"role": "user", "content": "<s></s>"}])
     assert ids[0] == 1 and 1 not in ids[1:] and 2 not in ids
 
 
-def test_bad_conversations_are_refused(chat: LLM) -> None:
+def test_invalid_conversations_are_rejected(chat: LLM) -> None:
     for messages, why in (
         ([{"role": "pirate", "content": "Arr"}], "messages: unknown variant `pirate`"),
         ([{"content": "Hello"}], "missing field `role`"),
@@ -78,7 +78,7 @@ def test_bad_conversations_are_refused(chat: LLM) -> None:
         chat.chat_prompt(HELLO, tools=[{"type": "function"}])
 
 
-def test_a_model_without_a_template_gets_lines(llm: LLM) -> None:
+def test_without_a_template_messages_are_lines(llm: LLM) -> None:
     with pytest.warns(UserWarning, match="no chat template"):
         output = LLM(device="cpu", n_parallel=1).chat(HELLO, GREEDY, use_tqdm=False)[0]
     assert output.prompt == "User: Hello!\nAssistant:"

@@ -1,4 +1,4 @@
-"""Texts: the numbers of the references and of the program, and what the options do."""
+"""`LLM.generate`: equality with the references and with the command line, options of sampling, errors, threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORY = ", there was a little girl named Lily. She loved to play outside in"
 GREEDY = SamplingParams(temperature=0, max_tokens=22)
 
 
-def test_greedy_texts_are_the_references_side_by_side(exact: LLM) -> None:
+def test_parallel_greedy_texts_equal_the_references(exact: LLM) -> None:
     cases = reference("stories260K.json")["cases"]
     params = [SamplingParams(temperature=0, max_tokens=len(case["greedy"]), ignore_eos=True) for case in cases]
     outputs = exact.generate([case["prompt"] for case in cases], params, use_tqdm=False)
@@ -27,19 +27,19 @@ def test_greedy_texts_are_the_references_side_by_side(exact: LLM) -> None:
         assert output.outputs[0].token_ids == case["greedy"]
 
 
-def test_without_a_recommendation_the_defaults_hold(llm: LLM) -> None:
+def test_without_values_in_the_model_file_the_defaults_apply(llm: LLM) -> None:
     assert llm.get_default_sampling_params() == SamplingParams()
 
 
 @pytest.mark.parametrize("options", [["--temp", "0"], ["--temp", "0.9", "--seed", "7"], ["--temp", "1.5", "--seed", "8"]])
-def test_texts_are_those_of_the_program(llm: LLM, program: Callable[..., str], options: list[str]) -> None:
+def test_texts_equal_those_of_the_command_line(llm: LLM, program: Callable[..., str], options: list[str]) -> None:
     prompts = ["Once upon a time", "Lily and Ben", "The cat sat on the mat and"]
     named = dict(zip(options[::2], options[1::2], strict=True))
     params = SamplingParams(
         temperature=float(named["--temp"]),
         seed=int(named.get("--seed", 1)),
         max_tokens=60,
-        # The program's defaults are llama.cpp's.
+        # The command line has llama.cpp's defaults.
         top_k=40,
         top_p=0.95,
         min_p=0.05,
@@ -52,7 +52,7 @@ def test_texts_are_those_of_the_program(llm: LLM, program: Callable[..., str], o
         assert output.prompt_token_ids == events[0]["prompt_ids"]
 
 
-def test_outputs_say_what_became_of_each_prompt(llm: LLM) -> None:
+def test_outputs_have_the_results_of_each_prompt(llm: LLM) -> None:
     prompts: list[Prompt] = ["Once upon a time", [1, 403, 407, 261, 378], {"prompt": "Once upon a time"}, {"prompt_token_ids": [1, 403]}]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.prompt for output in outputs] == ["Once upon a time", None, "Once upon a time", None]
@@ -61,14 +61,14 @@ def test_outputs_say_what_became_of_each_prompt(llm: LLM) -> None:
         text = output.outputs[0]
         assert (text.text, text.finish_reason, text.stop_reason, text.logprobs) == (STORY, "length", "length", None)
         assert output.finished and len(output.metrics) == 1 and output.metrics[0].decode > 0
-    # One of the equal prompts was evaluated, the others share it.
+    # One of the equal prompts is evaluated; the others share its KV pages.
     assert sum(output.num_cached_tokens > 0 for output in outputs[:3]) >= 2
     assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
     assert llm.generate([1, 403, 407, 261, 378], GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
     assert llm.generate([], GREEDY) == []
 
 
-def test_many_prompts_keep_their_order(llm: LLM) -> None:
+def test_outputs_have_the_order_of_the_prompts(llm: LLM) -> None:
     prompts = [f"Once upon a time there were {n} cats" for n in range(60)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=8)
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -78,19 +78,19 @@ def test_many_prompts_keep_their_order(llm: LLM) -> None:
         assert alone.outputs[0].token_ids == outputs[n].outputs[0].token_ids
 
 
-def test_seeds_below_zero_are_random(llm: LLM) -> None:
+def test_negative_seeds_are_random(llm: LLM) -> None:
     params = SamplingParams(temperature=1.9, seed=-1, max_tokens=24)
     texts = {llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text for _ in range(5)}
     assert len(texts) > 1
 
 
-def test_n_texts_have_seeds_of_their_own(llm: LLM) -> None:
+def test_each_of_n_texts_has_its_own_seed(llm: LLM) -> None:
     params = SamplingParams(n=3, temperature=1.2, seed=5, max_tokens=12)
     texts = llm.generate(["Once upon a time", "Lily"], params, use_tqdm=False)[0].outputs
     assert [text.index for text in texts] == [0, 1, 2]
     for text in texts:
-        own = SamplingParams(temperature=1.2, seed=5 + text.index, max_tokens=12)
-        assert llm.generate("Once upon a time", own, use_tqdm=False)[0].outputs[0].token_ids == text.token_ids
+        single = SamplingParams(temperature=1.2, seed=5 + text.index, max_tokens=12)
+        assert llm.generate("Once upon a time", single, use_tqdm=False)[0].outputs[0].token_ids == text.token_ids
     assert len({text.text for text in texts}) == 3
 
 
@@ -100,11 +100,11 @@ def test_stop_strings_end_a_text(llm: LLM) -> None:
         assert (text.text, text.finish_reason, text.stop_reason) == (", there was a little ", "stop", "stop_string")
 
 
-def test_stop_ids_end_a_text_once_it_has_its_least_tokens(llm: LLM) -> None:
+def test_stop_ids_end_a_text_after_min_tokens(llm: LLM) -> None:
     story = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert story[:4] == [432, 383, 286, 261]
-    for least in (0, 2):
-        params = SamplingParams(temperature=0, stop_token_ids=[286], min_tokens=least)
+    for min_tokens in (0, 2):
+        params = SamplingParams(temperature=0, stop_token_ids=[286], min_tokens=min_tokens)
         text = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
         assert (text.token_ids, text.finish_reason, text.stop_reason) == ([432, 383], "stop", "end_of_text")
     longer = SamplingParams(temperature=0, stop_token_ids=[286], min_tokens=3)
@@ -116,7 +116,7 @@ def test_stop_ids_end_a_text_once_it_has_its_least_tokens(llm: LLM) -> None:
     assert [id for piece in llm.stream("Once upon a time", ends) for id in piece.token_ids] == [432, 383, 286]
 
 
-def test_samplers_leave_at_least_so_many_tokens(llm: LLM) -> None:
+def test_min_keep_is_a_minimum_of_tokens_after_each_sampler(llm: LLM) -> None:
     def ids(**options: float) -> list[int]:
         params = SamplingParams(temperature=1.5, seed=3, max_tokens=24, **options)  # type: ignore[arg-type]
         return llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].token_ids
@@ -124,7 +124,7 @@ def test_samplers_leave_at_least_so_many_tokens(llm: LLM) -> None:
     assert ids(top_p=0.1, min_keep=1) == ids(top_p=0.1) != ids(top_p=0.1, min_keep=512)
 
 
-def test_a_repetition_ends_where_it_is_told_to(llm: LLM) -> None:
+def test_dry_sequence_breakers_end_a_repetition(llm: LLM) -> None:
     def ids(breakers: list[str] | None) -> list[int]:
         params = SamplingParams(
             temperature=0, max_tokens=80, dry_multiplier=4, dry_penalty_last_n=-1, dry_sequence_breakers=breakers
@@ -138,18 +138,19 @@ def test_prompts_have_log_probabilities(llm: LLM) -> None:
     prompt = "Once upon a time, there was"
     params = SamplingParams(temperature=0, max_tokens=2, n=2, prompt_logprobs=2)
     output = llm.generate(prompt, params, use_tqdm=False)[0]
-    ids, told = output.prompt_token_ids, output.prompt_logprobs
-    assert told is not None and len(told) == len(ids) and told[0] is None
+    ids, prompt_logprobs = output.prompt_token_ids, output.prompt_logprobs
+    assert prompt_logprobs is not None and len(prompt_logprobs) == len(ids) and prompt_logprobs[0] is None
     rows = llm.logits(ids).astype(np.float64)
     logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
-    for id, of, row in zip(ids[1:], told[1:], logprobs, strict=False):
-        assert of is not None
-        assert of[id].logprob == pytest.approx(row[id], abs=1e-3)
-        assert of[id].rank == 1 + (row > row[id]).sum()
-        assert [other for other in of if of[other].rank <= 2] == list(np.argsort(-row)[:2])
-        assert of[id].decoded_token == llm.get_tokenizer().decode(id) or of[id].decoded_token.strip() == llm.get_tokenizer().decode(id)
+    for id, position, row in zip(ids[1:], prompt_logprobs[1:], logprobs, strict=False):
+        assert position is not None
+        token = position[id]
+        assert token.logprob == pytest.approx(row[id], abs=1e-3)
+        assert token.rank == 1 + (row > row[id]).sum()
+        assert [other for other in position if position[other].rank <= 2] == list(np.argsort(-row)[:2])
+        assert token.decoded_token == llm.get_tokenizer().decode(id) or token.decoded_token.strip() == llm.get_tokenizer().decode(id)
     first = next(iter(llm.stream(prompt, params)))
-    assert (first.text, first.token_ids, first.prompt_logprobs) == ("", [], told)
+    assert (first.text, first.token_ids, first.prompt_logprobs) == ("", [], prompt_logprobs)
     all_of_them = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, logprobs=-1), use_tqdm=False)[0]
     assert all_of_them.prompt_logprobs is not None and len(all_of_them.prompt_logprobs[1] or {}) == llm.n_vocab
     assert len((all_of_them.outputs[0].logprobs or [{}])[0]) == llm.n_vocab
@@ -172,18 +173,18 @@ def test_logprobs_are_the_log_softmax_of_the_logits(llm: LLM) -> None:
     assert text.logprobs is not None and len(text.logprobs) == 10
     rows = llm.logits(output.prompt_token_ids + text.token_ids[:-1], start=-10).astype(np.float64)
     logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
-    for id, told, row in zip(text.token_ids, text.logprobs, logprobs, strict=True):
-        assert told[id].logprob == pytest.approx(row[id], abs=1e-3)
-        assert told[id].rank == 1 + (row > row[id]).sum()
-        top = [other for other in told if told[other].rank <= 4]
+    for id, position, row in zip(text.token_ids, text.logprobs, logprobs, strict=True):
+        assert position[id].logprob == pytest.approx(row[id], abs=1e-3)
+        assert position[id].rank == 1 + (row > row[id]).sum()
+        top = [other for other in position if position[other].rank <= 4]
         assert top == list(np.argsort(-row)[:4])
-        assert [told[other].rank for other in top] == [1, 2, 3, 4]
+        assert [position[other].rank for other in top] == [1, 2, 3, 4]
     assert text.cumulative_logprob == pytest.approx(sum(row[id] for id, row in zip(text.token_ids, logprobs, strict=True)), abs=1e-2)
-    decoded = "".join(told[id].decoded_token for id, told in zip(text.token_ids, text.logprobs, strict=True))
+    decoded = "".join(position[id].decoded_token for id, position in zip(text.token_ids, text.logprobs, strict=True))
     assert decoded == text.text
 
 
-def test_logits_processors_change_what_is_chosen(llm: LLM) -> None:
+def test_logits_processors_change_the_sampled_tokens(llm: LLM) -> None:
     girl = llm.tokenize(" girl")[-1]
     seen: list[list[int]] = []
 
@@ -193,7 +194,7 @@ def test_logits_processors_change_what_is_chosen(llm: LLM) -> None:
         logits[girl] = -np.inf
 
     def last(ids: list[int], logits: Logits) -> Logits:
-        """Only the token before the one that would come."""
+        """Allows only the token whose id precedes that of the most likely one."""
         out = np.full_like(logits, -np.inf)
         out[(int(logits.argmax()) - 1) % llm.n_vocab] = 0
         return out
@@ -211,7 +212,7 @@ def test_logits_processors_change_what_is_chosen(llm: LLM) -> None:
     assert llm.generate("Once upon a time", two, use_tqdm=False)[0].outputs[0].token_ids == [first - 1]
 
 
-def test_what_a_logits_processor_raises_comes_out(llm: LLM) -> None:
+def test_exceptions_of_logits_processors_are_raised(llm: LLM) -> None:
     def broken(ids: list[int], logits: Logits) -> None:
         if len(ids) == 7:
             raise LookupError("no rule for this")
@@ -230,7 +231,7 @@ def test_what_a_logits_processor_raises_comes_out(llm: LLM) -> None:
     assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
 
 
-def test_a_text_ends_when_its_time_is_over(llm: LLM) -> None:
+def test_a_text_ends_at_its_timeout(llm: LLM) -> None:
     def slow(ids: list[int], logits: Logits) -> None:
         time.sleep(0.02)
 
@@ -240,7 +241,7 @@ def test_a_text_ends_when_its_time_is_over(llm: LLM) -> None:
     assert len(text.token_ids) < 20
 
 
-def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
+def test_invalid_input_is_rejected_with_the_message_of_the_library(llm: LLM) -> None:
     cases: list[tuple[type[Exception], str, Prompt, SamplingParams]] = [
         (PromptError, "the prompt has 600 tokens, but the context has room for 512", [5] * 600, GREEDY),
         (PromptError, "token id 512 is outside the vocabulary of 512 tokens", [1, 512], GREEDY),
@@ -280,7 +281,7 @@ def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
         llm.detokenize([-1])
 
 
-def test_other_threads_go_on_while_it_computes(llm: LLM) -> None:
+def test_other_threads_run_during_generation(llm: LLM) -> None:
     ticks = 0
     done = threading.Event()
 
@@ -297,7 +298,7 @@ def test_other_threads_go_on_while_it_computes(llm: LLM) -> None:
     seconds = time.monotonic() - start
     done.set()
     thread.join()
-    # Were Python held, there would be none but at the beginning and the end.
+    # If generation held the global interpreter lock, there would be ticks at its beginning and end only.
     assert ticks > 20 * seconds
 
 
@@ -315,14 +316,14 @@ def test_threads_share_one_model(llm: LLM) -> None:
     assert texts == dict.fromkeys(range(8), STORY)
 
 
-def test_progress_is_shown_where_it_is_wanted(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_unless_disabled(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     llm.generate(["Once upon a time"] * 3, GREEDY)
     assert "generating: 100%" in capfd.readouterr().err
     llm.generate(["Once upon a time"] * 3, GREEDY, use_tqdm=False)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_closed_model_says_so() -> None:
+def test_a_closed_model_raises_an_error() -> None:
     with LLM(device="cpu", n_parallel=1) as llm:
         text = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text
         assert text == STORY

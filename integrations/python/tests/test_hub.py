@@ -1,4 +1,4 @@
-"""Models by name, from a server that plays the hub."""
+"""`LLM.from_hub`: models by name, from a local server in place of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ MODEL = (ROOT / "models/stories260K.gguf").read_bytes()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    """The hub's API for a repository with one file. `requests` has the paths that were requested."""
+
     requests: list[str] = []
 
     def do_GET(self) -> None:
@@ -47,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[list[str]]:
-    """The requests of a hub that the environment names."""
+    """Starts a hub, sets the environment to use it, and yields the list of its requests."""
     Handler.requests = []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -59,7 +61,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[lis
     server.shutdown()
 
 
-def test_a_model_comes_from_the_hub_once(hub: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_downloaded_once(hub: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     llm = LLM.from_hub(f"{REPO}:Q8_0", device="cpu", n_parallel=1)
     assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
     assert "tiny-Q8_0.gguf: 100%" in capfd.readouterr().err
@@ -70,7 +72,7 @@ def test_a_model_comes_from_the_hub_once(hub: list[str], capfd: pytest.CaptureFi
     assert len(hub) == 2 and "100%" not in capfd.readouterr().err
 
 
-def test_what_the_hub_lacks_is_told(hub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_models_raise_errors(hub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, why in ((f"{REPO}:Q2_K", "Q2_K"), ("tester/none", "tester/none"), ("no name", "no name")):
         with pytest.raises(HubError, match=why):
             LLM.from_hub(name)

@@ -1,4 +1,4 @@
-"""Opening models: devices, options, errors, and processes."""
+"""`LLM(...)`: model files, devices, options and their errors; forked, interrupted and ending processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import metal_attention
 from metal_attention import LLM, DeviceError, EngineError, MetalAttentionError, ModelError, OptionError
 
 
-def test_the_model_says_what_it_is(llm: LLM) -> None:
+def test_attributes_describe_the_model(llm: LLM) -> None:
     assert (llm.architecture, llm.n_ctx, llm.n_vocab, llm.n_embd) == ("llama", 512, 512, 64)
     assert llm.device.startswith("cpu ")
     assert repr(llm) == f"<LLM: llama on {llm.device}, 4 texts of 512 tokens>"
@@ -38,7 +38,7 @@ def test_files_are_opened_by_path(tmp_path: pathlib.Path) -> None:
             LLM(tmp_path / model)
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     cases: list[tuple[type[Exception], str, dict[str, object]]] = [
         (DeviceError, "is no device", {"device": "tpu"}),
         (DeviceError, "GPU", {"device": "gpu:no such card"}),
@@ -56,20 +56,20 @@ def test_bad_options_are_refused() -> None:
         assert isinstance(error.value, MetalAttentionError)
 
 
-def _child(llm: LLM, answers: multiprocessing.SimpleQueue[str]) -> None:
+def _forked(llm: LLM, answers: multiprocessing.SimpleQueue[str]) -> None:
     try:
         llm.generate("Once upon a time", GREEDY, use_tqdm=False)
     except EngineError as error:
         answers.put(str(error))
-    own = LLM(device="cpu", n_parallel=1)
-    answers.put(own.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text)
+    loaded_here = LLM(device="cpu", n_parallel=1)
+    answers.put(loaded_here.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_forked_process_is_told_to_load_the_model_itself(llm: LLM) -> None:
+def test_a_forked_process_must_load_the_model_itself(llm: LLM) -> None:
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    process = context.Process(target=_child, args=(llm, answers))
+    process = context.Process(target=_forked, args=(llm, answers))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
@@ -83,11 +83,11 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 from metal_attention import LLM, SamplingParams
 
-# Tests that run in the background have it ignored.
+# Python ignores SIGINT in processes that are started in the background.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 llm = LLM(device="cpu", n_parallel=2)
 for run in (
-    # Minutes of work, each of which ends at once.
+    # Each of these takes minutes and must end at once.
     lambda params: llm.generate(["Once upon a time"] * 20000, params, use_tqdm=False),
     lambda params: llm.embed([[5] * 500] * 20000, use_tqdm=False),
     lambda params: [list(llm.stream("Once upon a time", params)) for _ in range(20000)],
@@ -102,12 +102,12 @@ for run in (
 """
 
 
-def test_ctrl_c_ends_the_work_and_not_the_model() -> None:
+def test_ctrl_c_ends_the_call_and_the_model_stays_usable() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == (", there was a\n" * 3, 0), done.stderr
 
 
-def test_a_process_ends_while_texts_run() -> None:
+def test_a_process_can_exit_while_sequences_run() -> None:
     script = """
 import asyncio
 from metal_attention import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""Texts piece by piece, with and without `async`."""
+"""`LLM.stream`: streamed texts with and without `async`, cancellation, errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from metal_attention import LLM, PromptError, SamplingParams, StreamOutput
 
 
 def check(pieces: list[StreamOutput], ids: list[int]) -> None:
+    """Checks the pieces of the greedy story with the token ids `ids`."""
     assert "".join(piece.text for piece in pieces) == STORY
     assert [id for piece in pieces for id in piece.token_ids] == ids
     assert [piece.finish_reason for piece in pieces] == [None] * len(ids) + ["length"]
@@ -21,17 +22,18 @@ def check(pieces: list[StreamOutput], ids: list[int]) -> None:
 
 
 def long() -> SamplingParams:
+    """Parameters of a text that fills the context."""
     return SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
 
 def is_idle(llm: LLM) -> bool:
-    """Whether a text can have all places: those of others are free."""
+    """Whether all slots are free, so that four texts finish soon."""
     start = time.monotonic()
     llm.generate(["Once upon a time"] * 4, GREEDY, use_tqdm=False)
     return time.monotonic() - start < 10
 
 
-def test_pieces_make_the_text(llm: LLM) -> None:
+def test_pieces_add_up_to_the_text(llm: LLM) -> None:
     ids = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     stream = llm.stream("Once upon a time", GREEDY)
     check(list(stream), ids)
@@ -40,7 +42,7 @@ def test_pieces_make_the_text(llm: LLM) -> None:
     assert [list(piece.logprobs or {}) for piece in probable] == [[ids[0]], [ids[1]], []]
 
 
-def test_async_streams_run_side_by_side(llm: LLM) -> None:
+def test_async_streams_run_concurrently(llm: LLM) -> None:
     ids = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
     async def read() -> list[StreamOutput]:
@@ -53,7 +55,7 @@ def test_async_streams_run_side_by_side(llm: LLM) -> None:
         check(pieces, ids)
 
 
-def test_the_event_loop_is_free_meanwhile(llm: LLM) -> None:
+def test_streams_do_not_block_the_event_loop(llm: LLM) -> None:
     async def count() -> tuple[int, int]:
         ticks, pieces = 0, 0
 
@@ -121,7 +123,7 @@ def test_a_cancelled_task_cancels_its_text(llm: LLM) -> None:
     assert steps < 400
 
 
-def test_a_loop_that_is_gone_harms_nobody(llm: LLM) -> None:
+def test_a_closed_event_loop_does_no_harm(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", long())
 
     async def first() -> StreamOutput:
@@ -132,7 +134,7 @@ def test_a_loop_that_is_gone_harms_nobody(llm: LLM) -> None:
     assert is_idle(llm)
 
 
-def test_errors_come_at_once_or_in_their_place(llm: LLM) -> None:
+def test_errors_are_raised_by_the_call_or_at_their_token(llm: LLM) -> None:
     with pytest.raises(PromptError, match="600 tokens"):
         llm.stream([5] * 600)
 

@@ -1,4 +1,4 @@
-"""Texts of a given form: what they look like, and that they are those of the program."""
+"""Structured outputs (grammars, regular expressions, choices, JSON schemas), and equality with the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def greedy(**form: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(**form))
 
 
-def text_of(llm: LLM, params: SamplingParams, prompt: str = "Lily has") -> str:
+def generated(llm: LLM, params: SamplingParams, prompt: str = "Lily has") -> str:
     return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
 
 
@@ -39,7 +39,7 @@ def text_of(llm: LLM, params: SamplingParams, prompt: str = "Lily has") -> str:
         ({"json": json.dumps(SCHEMA)}, ["--json-schema", json.dumps(SCHEMA)]),
     ],
 )
-def test_texts_are_those_of_the_program(
+def test_texts_equal_those_of_the_command_line(
     llm: LLM, program: Callable[..., str], form: dict[str, Any], flags: list[str]
 ) -> None:
     lines = program("run", "-p", "Lily has", "-n", "60", "--temp", "0", "--json", "--device", "cpu", *flags).splitlines()
@@ -48,19 +48,19 @@ def test_texts_are_those_of_the_program(
     assert (output.finish_reason, output.stop_reason) == ("stop", "end_of_text")
 
 
-def test_texts_have_their_form(llm: LLM) -> None:
-    assert text_of(llm, greedy(grammar=GBNF)) == " a cat."
-    assert text_of(llm, greedy(choice=[" blue", " red"])) == " red"
-    assert text_of(llm, greedy(json=SCHEMA)) == '{ "name" : "Lily" ,"age" : 3 }'
-    assert text_of(llm, greedy(json_object=True)).startswith('{ "Hello," : "')
+def test_texts_match_the_grammar(llm: LLM) -> None:
+    assert generated(llm, greedy(grammar=GBNF)) == " a cat."
+    assert generated(llm, greedy(choice=[" blue", " red"])) == " red"
+    assert generated(llm, greedy(json=SCHEMA)) == '{ "name" : "Lily" ,"age" : 3 }'
+    assert generated(llm, greedy(json_object=True)).startswith('{ "Hello," : "')
     old = GuidedDecodingParams(choice=[" blue", " red"], backend="xgrammar")
-    assert text_of(llm, SamplingParams(temperature=0, guided_decoding=old)) == " red"
-    # A schema that says nothing is any JSON.
+    assert generated(llm, SamplingParams(temperature=0, guided_decoding=old)) == " red"
+    # An empty schema allows any JSON.
     free = SamplingParams(temperature=0, max_tokens=60)
-    assert text_of(llm, greedy(json={})) == text_of(llm, greedy(json="{}")) != text_of(llm, free)
+    assert generated(llm, greedy(json={})) == generated(llm, greedy(json="{}")) != generated(llm, free)
 
 
-def test_a_form_is_made_once_and_followed_by_each_text(llm: LLM) -> None:
+def test_a_grammar_is_compiled_once_and_applies_to_each_text(llm: LLM) -> None:
     params = SamplingParams(
         n=3, seed=1, temperature=1.5, structured_outputs=StructuredOutputsParams(regex=" [0-9]{4}|-[a-z]{6}")
     )
@@ -71,7 +71,7 @@ def test_a_form_is_made_once_and_followed_by_each_text(llm: LLM) -> None:
     assert "".join(piece.text for piece in pieces) in (" blue", " red")
 
 
-def test_answers_have_their_form_after_thoughts(llm: LLM) -> None:
+def test_answers_match_the_grammar_after_thoughts(llm: LLM) -> None:
     form = greedy(grammar='root ::= "yes" | "no"')
 
     def answer(template: str, thoughts: str) -> tuple[str, object]:
@@ -79,18 +79,18 @@ def test_answers_have_their_form_after_thoughts(llm: LLM) -> None:
         text = llm.chat(HELLO, params, chat_template=template, use_tqdm=False)[0].outputs[0]
         return text.text, text.message
 
-    # The prompt has begun them.
+    # The prompt begins the thoughts.
     begun = TEMPLATE.replace("assistant:{% endif %}", "assistant:<think>\n{% endif %}{# </think> #}")
     message = {"role": "assistant", "content": "yes", "reasoning_content": "It is hot."}
     assert answer(begun, "It is hot.\n</think>\n\n") == ("It is hot.\n</think>\n\n \nyes", message)
-    # The model begins them, or not.
+    # The model begins the thoughts, or writes none.
     thinks = TEMPLATE + "{# <think> </think> #}"
     assert answer(thinks, "<think>It is hot.</think>") == ("<think>It is hot.</think>yes", message)
     assert answer(thinks, "") == ("yes", {"role": "assistant", "content": "yes"})
     assert answer(TEMPLATE, "") == ("yes", {"role": "assistant", "content": "yes"})
 
 
-def test_forms_that_cannot_be_are_refused(llm: LLM) -> None:
+def test_invalid_grammars_are_rejected(llm: LLM) -> None:
     for form, why in (
         ({"regex": "(a"}, "regex cannot be followed|structured_outputs cannot be followed"),
         ({"grammar": "root ::= ("}, "cannot be followed"),
@@ -104,21 +104,21 @@ def test_forms_that_cannot_be_are_refused(llm: LLM) -> None:
         ({"choice": []}, "restricts no text, as choice is empty"),
     ):
         with pytest.raises(OptionError, match=why):
-            text_of(llm, greedy(**form))
+            generated(llm, greedy(**form))
     both = SamplingParams(
         structured_outputs=StructuredOutputsParams(regex="a"), guided_decoding=GuidedDecodingParams(regex="a")
     )
     with pytest.raises(OptionError, match="leave one of them out"):
-        text_of(llm, both)
-    said = [*HELLO, {"role": "assistant", "content": "I"}]
+        generated(llm, both)
+    messages = [*HELLO, {"role": "assistant", "content": "I"}]
     with pytest.raises(OptionError, match="structured_outputs cannot be followed by an answer that goes on with the last message"):
-        llm.chat(said, greedy(regex="a"), chat_template=TEMPLATE, continue_final_message=True, use_tqdm=False)
+        llm.chat(messages, greedy(regex="a"), chat_template=TEMPLATE, continue_final_message=True, use_tqdm=False)
 
 
-def test_what_is_not_enforced_of_a_schema_is_told(llm: LLM) -> None:
+def test_unsupported_parts_of_a_schema_are_warned_of(llm: LLM) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "maxItems": 1}
     with pytest.warns(UserWarning, match="not enforced of the schema: .*uniqueItems"):
-        text_of(llm, greedy(json=schema))
+        generated(llm, greedy(json=schema))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text_of(llm, greedy(json=SCHEMA))
+        generated(llm, greedy(json=SCHEMA))

@@ -1,4 +1,4 @@
-"""Many threads at once: with the global interpreter lock, and without it where this Python was built so."""
+"""Many threads with one model: with the global interpreter lock (GIL), and without it in a free-threaded Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def at_once(work: Callable[[int], Result]) -> list[Result]:
-    """What each of some threads makes of its number, all of them beginning at the same moment."""
+    """Runs `work(i)` in thread i of `N_THREADS`, which start at the same moment. Returns the results, or raises an exception of one."""
     results: dict[int, Result] = {}
     raised: list[BaseException] = []
     start = threading.Barrier(N_THREADS)
@@ -51,11 +51,11 @@ def is_free_threaded() -> bool:
 
 
 @pytest.mark.skipif(not is_free_threaded(), reason="this Python has the lock in any case")
-def test_the_module_leaves_the_lock_off() -> None:
+def test_the_module_does_not_enable_the_lock() -> None:
     assert not sys._is_gil_enabled()  # type: ignore[attr-defined, unused-ignore]
 
 
-def test_everything_at_once_is_as_alone(llm: LLM) -> None:
+def test_concurrent_calls_give_the_results_of_single_ones(llm: LLM) -> None:
     texts = [output.outputs[0].text for output in llm.generate(PROMPTS, SEEDED, use_tqdm=False)]
     logits = [llm.logits(prompt) for prompt in PROMPTS]
     vectors = [output.outputs.embedding for output in llm.embed(PROMPTS, use_tqdm=False)]
@@ -73,11 +73,11 @@ def test_everything_at_once_is_as_alone(llm: LLM) -> None:
             assert llm.detokenize(llm.tokenize(PROMPTS[at], add_special=False)).strip() == PROMPTS[at]
         return ids
 
-    ids = [id for own in at_once(ask) for id in own]
+    ids = [id for thread_ids in at_once(ask) for id in thread_ids]
     assert len(set(ids)) == len(ids) == N_THREADS * 4 * len(PROMPTS)
 
 
-def test_processors_of_many_threads_while_garbage_is_collected(llm: LLM) -> None:
+def test_logits_processors_of_many_threads_survive_garbage_collection(llm: LLM) -> None:
     over = threading.Event()
 
     def collect() -> None:
@@ -108,30 +108,30 @@ def test_processors_of_many_threads_while_garbage_is_collected(llm: LLM) -> None
     assert answers == [([300 + i] * 24, 24) for i in range(N_THREADS)]
 
 
-def test_a_stream_that_threads_share_gives_each_piece_once(llm: LLM) -> None:
+def test_a_stream_shared_by_threads_returns_each_piece_once(llm: LLM) -> None:
     for _ in range(10):
         stream = llm.stream("Once upon a time", GREEDY)
-        pieces = [piece for own in at_once(lambda _: list(stream)) for piece in own]
+        pieces = [piece for read in at_once(lambda _: list(stream)) for piece in read]
         assert len(pieces) <= 23 and len("".join(piece.text for piece in pieces)) <= len(STORY)
         assert llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].text == STORY
 
 
-def test_streams_are_left_and_models_closed_from_other_threads() -> None:
+def test_streams_and_models_can_be_closed_from_other_threads() -> None:
     for _ in range(3):
-        own = LLM(device="cpu", n_parallel=2, n_threads=1)
+        model = LLM(device="cpu", n_parallel=2, n_threads=1)
         long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-        stream = own.stream("Once upon a time", long)
+        stream = model.stream("Once upon a time", long)
 
         def work(i: int) -> str:
             try:
                 if i == 0:
-                    own.close()
+                    model.close()
                 elif i == 1:
                     stream.close()
                 elif i < 5:
                     return "".join(piece.text for piece in stream)
                 else:
-                    return own.generate("Once upon a time", long, use_tqdm=False)[0].outputs[0].text
+                    return model.generate("Once upon a time", long, use_tqdm=False)[0].outputs[0].text
             except MetalAttentionError as error:
                 assert "closed" in str(error) or "shut" in str(error), error
             return ""

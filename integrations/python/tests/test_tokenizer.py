@@ -1,4 +1,4 @@
-"""`get_tokenizer`: the names of the transformers package over the model's tokenizer."""
+"""`LLM.get_tokenizer`: the model's tokenizer with the methods of transformers' tokenizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from metal_attention import LLM, OptionError, PromptError
 IDS = [1, 403, 407, 261, 378]
 
 
-def test_text_becomes_ids_and_back(llm: LLM) -> None:
+def test_text_is_encoded_and_decoded(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     assert tokenizer.encode("Once upon a time") == IDS == llm.tokenize("Once upon a time")
     assert tokenizer.encode("Once upon a time", add_special_tokens=False) == IDS[1:]
@@ -20,7 +20,7 @@ def test_text_becomes_ids_and_back(llm: LLM) -> None:
     assert tokenizer.decode(IDS) == llm.detokenize(IDS, special=True)
     assert tokenizer.batch_decode([IDS, IDS[:2]], skip_special_tokens=True) == ["Once upon a time", "Once"]
     assert tokenizer.decode(403, skip_special_tokens=True) == "Once"
-    # The spelling of a control token is that token.
+    # The spelling of a control token is encoded as that token, as in transformers.
     assert tokenizer.encode("</s>", add_special_tokens=False) == [2]
 
 
@@ -46,14 +46,14 @@ def test_conversations_are_rendered(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     text = tokenizer.apply_chat_template(HELLO, chat_template=TEMPLATE, tokenize=False)
     assert text == "user: Hello!\n"
-    asked = {"chat_template": TEMPLATE, "add_generation_prompt": True}
-    assert tokenizer.apply_chat_template(HELLO, tokenize=False, shout=True, **asked) == "user: Hello!\nLOUDassistant:"  # type: ignore[arg-type]
-    ids = tokenizer.apply_chat_template(HELLO, **asked)  # type: ignore[arg-type]
+    options = {"chat_template": TEMPLATE, "add_generation_prompt": True}
+    assert tokenizer.apply_chat_template(HELLO, tokenize=False, shout=True, **options) == "user: Hello!\nLOUDassistant:"  # type: ignore[arg-type]
+    ids = tokenizer.apply_chat_template(HELLO, **options)  # type: ignore[arg-type]
     assert ids == llm.chat_prompt(HELLO, chat_template=TEMPLATE)[1] == llm.tokenize("user: Hello!\nassistant:")
-    said = [*HELLO, {"role": "assistant", "content": "I am"}]
-    begun = tokenizer.apply_chat_template(said, chat_template=TEMPLATE, continue_final_message=True, tokenize=False)
+    messages = [*HELLO, {"role": "assistant", "content": "I am"}]
+    begun = tokenizer.apply_chat_template(messages, chat_template=TEMPLATE, continue_final_message=True, tokenize=False)
     assert begun == "user: Hello!\nassistant: I am"
     assert tokenizer.chat_template is None
-    assert tokenizer.apply_chat_template(HELLO, return_dict=False, **asked) == ids  # type: ignore[arg-type]
+    assert tokenizer.apply_chat_template(HELLO, return_dict=False, **options) == ids  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="return_tensors is not supported"):
-        tokenizer.apply_chat_template(HELLO, return_tensors="pt", **asked)  # type: ignore[arg-type]
+        tokenizer.apply_chat_template(HELLO, return_tensors="pt", **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tool calls: answers taken apart, whole and piece by piece, and calls that must come."""
+"""Tool calls: parsing of answers, whole and streamed, and required calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_chat import HELLO
 
 from metal_attention import LLM, LogitsProcessor, OptionError, SamplingParams, StreamOutput, TemplateError, ToolCall
 
-# Qwen's and Hermes' way.
+# A template with the tool-call format of Hermes and Qwen.
 HERMES = """{%- if tools %}{{ tools[0].function.name }}: <tool_call>{"name": ..., "arguments": ...}</tool_call>
 {% endif %}{%- for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
@@ -34,7 +34,7 @@ ANSWER = 'Let me see.\n<tool_call>\n{"name": "look_up", "arguments": {"city": "R
 
 
 def says(llm: LLM, text: str, *, ends: bool = True) -> LogitsProcessor:
-    """Has the model say `text`, in the longest tokens that fit, and then end, or go on as it likes."""
+    """A logits processor that forces `text`, in the longest fitting tokens, and then EOS, or with `ends=False` nothing more."""
     vocab, special = llm.get_tokenizer().get_vocab(), llm.get_tokenizer().all_special_tokens
     pieces = {token.replace("▁", " "): id for token, id in vocab.items() if token not in special and "<0x" not in token}
     ids: list[int | None] = []
@@ -48,18 +48,19 @@ def says(llm: LLM, text: str, *, ends: bool = True) -> LogitsProcessor:
     def process(so_far: list[int], logits: Logits) -> None:
         if not n_prompt:
             n_prompt.append(len(so_far))
-        n_said = len(so_far) - n_prompt[0]
-        if n_said < len(ids):
-            logits[np.arange(len(logits)) != ids[n_said]] = -np.inf
+        n_generated = len(so_far) - n_prompt[0]
+        if n_generated < len(ids):
+            logits[np.arange(len(logits)) != ids[n_generated]] = -np.inf
 
     return process
 
 
 def saying(llm: LLM, text: str) -> SamplingParams:
+    """Parameters with which the model generates `text`."""
     return SamplingParams(temperature=0, max_tokens=None, logits_processors=[says(llm, text)])
 
 
-def test_calls_are_taken_out_of_the_answer(llm: LLM) -> None:
+def test_calls_are_parsed_from_the_answer(llm: LLM) -> None:
     output = llm.chat(HELLO, saying(llm, ANSWER), tools=[TOOL], chat_template=HERMES, use_tqdm=False)[0]
     text = output.outputs[0]
     assert (text.text, text.finish_reason, text.stop_reason) == (ANSWER, "stop", "end_of_text")
@@ -73,13 +74,13 @@ def test_calls_are_taken_out_of_the_answer(llm: LLM) -> None:
         "tool_calls": [{"id": call.id, "type": "function", "function": function}],
     }
     assert text.message == message
-    # It can be the next message.
+    # The message can be passed back in the next conversation.
     result = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
     assert "tool: warm" in llm.chat_prompt([*HELLO, message, result], tools=[TOOL], chat_template=HERMES)[0]
 
 
-def test_a_call_that_the_answer_is_cut_off_in_is_left_out(llm: LLM) -> None:
-    # The model itself may leave a call open.
+def test_a_call_at_which_the_answer_is_cut_off_is_left_out(llm: LLM) -> None:
+    # A call that the model itself leaves open is completed.
     left_open = ANSWER[: ANSWER.index(', "day"')]
     text = llm.chat(HELLO, saying(llm, left_open), tools=[TOOL], chat_template=HERMES, use_tqdm=False)[0].outputs[0]
     assert [call.arguments for call in text.tool_calls] == ['{"city": "Rome"}']
@@ -95,7 +96,7 @@ def test_a_call_that_the_answer_is_cut_off_in_is_left_out(llm: LLM) -> None:
         json.loads(arguments)
 
 
-def test_without_tools_nothing_is_a_call(llm: LLM) -> None:
+def test_without_tools_calls_are_plain_text(llm: LLM) -> None:
     for choice, tools in (("auto", None), ("none", [TOOL])):
         params = saying(llm, ANSWER)
         output = llm.chat(HELLO, params, tools=tools, tool_choice=choice, chat_template=HERMES, use_tqdm=False)[0]  # type: ignore[arg-type]
@@ -106,7 +107,7 @@ def test_without_tools_nothing_is_a_call(llm: LLM) -> None:
     assert raw.message is None and raw.tool_calls == []
 
 
-def test_thoughts_are_taken_out_of_the_answer(llm: LLM) -> None:
+def test_thoughts_are_parsed_from_the_answer(llm: LLM) -> None:
     thinking = HERMES.replace("assistant:{%", "assistant:<think>\n{%") + "{# </think> #}"
     params = saying(llm, "It is hot.\n</think>\n\nYes.")
     text = llm.chat(HELLO, params, chat_template=thinking, use_tqdm=False)[0].outputs[0]
@@ -114,7 +115,7 @@ def test_thoughts_are_taken_out_of_the_answer(llm: LLM) -> None:
 
 
 def joined(pieces: list[StreamOutput]) -> dict[str, Any]:
-    """The message that deltas make."""
+    """The message that the deltas add up to."""
     message: dict[str, Any] = {"content": "", "calls": []}
     for piece in pieces:
         assert piece.delta is not None
@@ -128,7 +129,7 @@ def joined(pieces: list[StreamOutput]) -> dict[str, Any]:
     return message
 
 
-def test_streams_are_taken_apart_too(llm: LLM) -> None:
+def test_streamed_answers_are_parsed(llm: LLM) -> None:
     expected = {"content": "Let me see.", "calls": [["look_up", '{"city": "Rome", "day": 3}']]}
     pieces = list(llm.chat_stream(HELLO, saying(llm, ANSWER), tools=[TOOL], chat_template=HERMES))
     assert joined(pieces) == expected and "".join(piece.text for piece in pieces) == ANSWER
@@ -141,7 +142,7 @@ def test_streams_are_taken_apart_too(llm: LLM) -> None:
     assert [piece.delta for piece in llm.stream("Once", SamplingParams(max_tokens=2))] == [None] * 3
 
 
-def test_a_call_can_be_demanded(llm: LLM) -> None:
+def test_a_call_can_be_required(llm: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=200)
     call = '{ "city" : "Paris" , "day" : 1 }'
     named = {"type": "function", "function": {"name": "look_up"}}
@@ -158,7 +159,7 @@ def test_a_call_can_be_demanded(llm: LLM) -> None:
     assert [each.arguments for each in calls] == [call, '{ "city" : "Rome" , "day" : 1 }']
 
 
-def test_bad_tools_are_refused(llm: LLM) -> None:
+def test_invalid_tools_are_rejected(llm: LLM) -> None:
     with pytest.raises(OptionError, match="there are no tools"):
         llm.chat(HELLO, tool_choice="required", chat_template=HERMES)
     with pytest.raises(OptionError, match="names 'fly', which is none of the tools"):

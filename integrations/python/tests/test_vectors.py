@@ -1,4 +1,4 @@
-"""Logits, embeddings and scores: numbers."""
+"""`LLM.logits`, `embed` and `score`, compared with the references and with the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import ROOT, nmse, reference
 from metal_attention import LLM, ModelError, PromptError
 
 
-def test_logits_are_the_references(exact: LLM) -> None:
+def test_logits_equal_the_references(exact: LLM) -> None:
     for case in reference("stories260K.json")["cases"]:
         logits = exact.logits(case["prompt"])
         assert logits.shape == (len(case["tokens"]), 512) and logits.dtype == np.float32
@@ -25,12 +25,12 @@ def test_logits_are_the_references(exact: LLM) -> None:
         assert np.array_equal(exact.logits(case["tokens"], start=2), logits[2:])
     assert exact.logits("Once upon a time", start=99).shape == (0, 512)
     assert exact.logits("Once upon a time", start=-99).shape == (5, 512)
-    logits[0] = 0  # They are the caller's.
+    logits[0] = 0  # The returned array is writable.
     with pytest.raises(PromptError, match="600 tokens"):
         exact.logits([5] * 600)
 
 
-def test_logits_of_other_architectures_are_the_references(generated_models: pathlib.Path) -> None:
+def test_logits_of_other_architectures_equal_the_references(generated_models: pathlib.Path) -> None:
     data = reference("architectures.json")
     for name, case in data["models"].items():
         llm = LLM(generated_models / "architectures" / name, device="cpu", n_parallel=1, exact=True, cache_type="f32")
@@ -39,21 +39,21 @@ def test_logits_of_other_architectures_are_the_references(generated_models: path
         assert list(logits.argmax(1)) == case["argmax_all"], name
 
 
-def test_embeddings_are_the_references(generated_models: pathlib.Path) -> None:
+def test_embeddings_equal_the_references(generated_models: pathlib.Path) -> None:
     data = reference("more-architectures.json")
     for name in ("qwen3-embed.gguf", "bert.gguf"):
         llm = LLM(generated_models / "more-architectures" / name, device="cpu", n_parallel=2, exact=True, cache_type="f32")
-        want = np.asarray(data["models"][name]["embedding"])
+        expected = np.asarray(data["models"][name]["embedding"])
         outputs = llm.embed([data["tokens"], data["tokens"][:20]], use_tqdm=False)
         got = np.asarray(outputs[0].outputs.embedding)
         assert outputs[0].prompt_token_ids == data["tokens"]
         assert np.linalg.norm(got) == pytest.approx(1, abs=1e-5)
-        assert nmse(got, want / np.linalg.norm(want)) <= 1e-6, name
+        assert nmse(got, expected / np.linalg.norm(expected)) <= 1e-6, name
         assert outputs[1].outputs.embedding != outputs[0].outputs.embedding
 
 
-def reranker(path: pathlib.Path) -> None:
-    """A small BERT with random weights and a classifier."""
+def write_reranker(path: pathlib.Path) -> None:
+    """Writes a small BERT with random weights and a classifier."""
     n_embd, n_ff, n_ctx = 32, 48, 64
     vocabulary = path.with_name("vocabulary.gguf")
     vocabulary.write_bytes(lzma.decompress((ROOT / "tests/data/tokenizers/bert-bge-cut.gguf.xz").read_bytes()))
@@ -98,16 +98,16 @@ def reranker(path: pathlib.Path) -> None:
     writer.close()
 
 
-def test_scores_are_those_of_the_program(tmp_path: pathlib.Path, program: Callable[..., str]) -> None:
+def test_scores_equal_those_of_the_command_line(tmp_path: pathlib.Path, program: Callable[..., str]) -> None:
     path = tmp_path / "reranker.gguf"
-    reranker(path)
+    write_reranker(path)
     llm = LLM(path, device="cpu", exact=True, cache_type="f32", n_parallel=2)
     query, documents = "the moon", ["of the sun", "it is far", "the moon is far from the sun"]
     arguments = [argument for document in documents for argument in ("-d", document)]
     answer = json.loads(program("rerank", "-m", str(path), "-q", query, *arguments, "--device", "cpu", "--exact", "--json"))
-    want = {result["index"]: result["relevance_score"] for result in answer["results"]}
+    expected = {result["index"]: result["relevance_score"] for result in answer["results"]}
     outputs = llm.score(query, documents, use_tqdm=False)
-    assert [output.outputs.score for output in outputs] == pytest.approx([want[i] for i in range(3)], abs=1e-6)
+    assert [output.outputs.score for output in outputs] == pytest.approx([expected[i] for i in range(3)], abs=1e-6)
     pairs = llm.score([query] * 3, documents, use_tqdm=False)
     assert [pair.outputs for pair in pairs] == [output.outputs for output in outputs]
     with pytest.raises(ValueError, match="zip"):
@@ -118,6 +118,6 @@ def test_scores_are_those_of_the_program(tmp_path: pathlib.Path, program: Callab
         llm.logits("the moon")
 
 
-def test_a_model_that_is_no_reranker_says_so(llm: LLM) -> None:
+def test_a_model_that_is_no_reranker_raises_an_error(llm: LLM) -> None:
     with pytest.raises(ModelError, match="no reranker"):
         llm.score("a", "b")

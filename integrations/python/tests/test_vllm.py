@@ -1,4 +1,4 @@
-"""vLLM's arguments: those that work, those that ask for nothing, and those that are refused with a reason."""
+"""vLLM's arguments: those that work, those whose neutral values are accepted, and those that are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_generate import GREEDY, STORY
 from metal_attention import LLM, DeviceError, MetalAttentionError, OptionError, SamplingParams
 
 
-def test_a_script_for_vllm_runs_as_it_is() -> None:
+def test_a_script_for_vllm_runs_unchanged() -> None:
     llm = LLM(
         max_model_len=64,
         max_num_seqs=2,
@@ -41,7 +41,7 @@ def test_a_script_for_vllm_runs_as_it_is() -> None:
     assert llm.generate("Once upon a time", params, use_tqdm=False, lora_request=None)[0].outputs[0].text == STORY
 
 
-def test_the_seed_of_the_model_makes_texts_come_again() -> None:
+def test_the_seed_of_the_model_makes_texts_reproducible() -> None:
     params = SamplingParams(temperature=1.5, max_tokens=12)
 
     def texts(seed: int | None) -> list[str]:
@@ -54,7 +54,7 @@ def test_the_seed_of_the_model_makes_texts_come_again() -> None:
     assert texts(None) != texts(None)
 
 
-def test_what_would_change_texts_is_refused() -> None:
+def test_unsupported_model_arguments_are_rejected() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("dtype='bfloat16' is not supported: tensors have the types of the model's file", {"dtype": "bfloat16"}),
         ("tensor_parallel_size is 0", {"tensor_parallel_size": 0}),
@@ -68,7 +68,7 @@ def test_what_would_change_texts_is_refused() -> None:
     for why, options in cases:
         with pytest.raises(OptionError, match=why):
             LLM(device="cpu", **options)
-    # Cards share a model out through CUDA: there is none here, or only one.
+    # Tensor parallelism needs several CUDA devices; the machine has fewer.
     with pytest.raises((DeviceError, MetalAttentionError), match="cuda|CUDA|NVIDIA"):
         LLM(tensor_parallel_size=8)
     with pytest.raises(MetalAttentionError, match="cpu"):
@@ -77,7 +77,7 @@ def test_what_would_change_texts_is_refused() -> None:
         LLM(colour="red")
 
 
-def test_options_that_would_change_texts_are_refused() -> None:
+def test_unsupported_sampling_params_are_rejected() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("best_of=3", {"n": 2, "best_of": 3}),
         ("bad_words=.* use logit_bias", {"bad_words": ["no"]}),

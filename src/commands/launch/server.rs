@@ -340,12 +340,12 @@ struct ServerProps {
     #[serde(default)]
     engine: String,
     /// The settings of a slot.
-    default_generation_settings: GenerationSettings,
+    default_generation_settings: ServerGenerationSettings,
 }
 
 /// The settings of a slot.
 #[derive(Deserialize)]
-struct GenerationSettings {
+struct ServerGenerationSettings {
     /// The length of the context in tokens.
     n_ctx: usize,
 }

@@ -1,22 +1,22 @@
-//! The programs in `examples/c`, compiled by the system's C compiler and run, with the library shared and static.
+//! The programs in `examples/c`, compiled by the system's C compiler and run with the shared and the static library.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Where Cargo puts the library for this test: beside it.
+/// The folder with the library, which Cargo builds beside the test program.
 fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// Runs a command that should succeed.
+/// Runs a command and checks that it succeeds.
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {output:?}");
     output
 }
 
-/// The C compiler; `None` where there is none, which is a failure in continuous integration.
+/// The C compiler. `None`: none is installed; in CI that is a failure.
 fn compiler() -> Option<String> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let found = Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success());
@@ -27,7 +27,7 @@ fn compiler() -> Option<String> {
     found.then_some(compiler)
 }
 
-/// What comes of `source` with `library` linked.
+/// Compiles `source` with the linker flags `library` and returns the program's stdout.
 fn output_of(compiler: &str, source: &Path, library: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ fn output_of(compiler: &str, source: &Path, library: &[&str]) -> String {
     String::from_utf8(run(&mut command).stdout).unwrap()
 }
 
-/// What comes of the example `name` with the shared library.
+/// The output of the example `name` with the shared library. `None`: there is no compiler.
 fn output_with_shared_library(name: &str) -> Option<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/c").join(name);
     let folder = format!("-L{}", libraries().display());
@@ -75,9 +75,9 @@ The cat| and a boy were playing in the p
 "#;
 
 #[test]
-fn conversations_forms_and_batches_run_from_c() {
+fn chats_grammars_and_batches_work_from_c() {
     let Some(output) = output_with_shared_library("chat.c") else { return };
-    // A call's name is made up, of nine letters and digits.
+    // A call's id is random: nine letters and digits.
     let (before, rest) = output.split_once("\"id\":\"").unwrap();
     let (id, after) = rest.split_at(9);
     assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
@@ -98,9 +98,8 @@ fn the_example_runs_with_the_static_library() {
     assert_eq!(output_of(&compiler, &source, &libraries), STORY);
 }
 
-/// The header alone is C++, too.
 #[test]
-fn the_header_is_cpp() {
+fn the_header_compiles_as_cpp() {
     let Some(_) = compiler() else { return };
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     if Command::new(&compiler).arg("--version").output().is_err() {

@@ -1,4 +1,4 @@
-//! The header that is checked in is the one of these sources.
+//! The checked-in header `include/metal_attention.h` is the one that cbindgen generates from the sources.
 
 use std::path::Path;
 
@@ -10,24 +10,24 @@ fn the_header_is_current() {
     for file in ["status", "model", "context", "chat", "answer", "grammar", "sampling", "generate", "batch", "embed"] {
         builder = builder.with_src(root.join(format!("src/{file}.rs")));
     }
-    let mut made = Vec::new();
-    builder.generate().unwrap().write(&mut made);
-    let made = String::from_utf8(made).unwrap();
+    let mut generated = Vec::new();
+    builder.generate().unwrap().write(&mut generated);
+    let generated = String::from_utf8(generated).unwrap();
     if std::env::var_os("UPDATE_HEADER").is_some() {
-        std::fs::write(&header, &made).unwrap();
+        std::fs::write(&header, &generated).unwrap();
     }
     let found = std::fs::read_to_string(&header).unwrap_or_default().replace("\r\n", "\n");
     assert!(
-        found == made,
+        found == generated,
         "{} is not current: UPDATE_HEADER=1 cargo test -p metal-attention-c writes it",
         header.display()
     );
     for name in exported() {
-        assert!(made.contains(&name), "{name} is not in the header");
+        assert!(generated.contains(&name), "{name} is not in the header");
     }
 }
 
-/// The functions and constants of the library, as the header has them.
+/// The exported functions (as `name(`) and constants (as `#define MA_NAME `) of the sources, spelt as in the header.
 fn exported() -> Vec<String> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut names = Vec::new();

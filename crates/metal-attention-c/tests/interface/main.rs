@@ -1,4 +1,4 @@
-//! The C interface, called from Rust and from C.
+//! Tests of the C interface: its functions called from Rust, the example programs compiled by a C compiler, and the header.
 
 mod chat;
 mod example;

@@ -1,4 +1,5 @@
-//! What callers do wrong is told, and nothing worse comes of it.
+//! Wrong uses of the C functions (null pointers, wrong sizes, small buffers, reentrance) return an error status and a message
+//! and do no harm.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::MaybeUninit;
@@ -15,29 +16,29 @@ use metal_attention_c::{
     ma_sampling_options_default, ma_tokenize,
 };
 
-/// What the last call that failed says.
-fn why() -> String {
-    // SAFETY: the message of this thread stays until its next call.
+/// The message of the last failed call.
+fn last_error() -> String {
+    // SAFETY: the message of this thread is valid until its next call.
     unsafe { CStr::from_ptr(ma_last_error()) }.to_str().unwrap().to_owned()
 }
 
 fn built_in() -> *mut Model {
     let mut model = null_mut();
-    // SAFETY: there is room for the pointer.
+    // SAFETY: the out-pointer is valid.
     assert_eq!(unsafe { ma_model_built_in(&raw mut model) }, Status::Ok);
     model
 }
 
-/// A context for `n_ctx` tokens on the CPU.
+/// A context of `n_ctx` tokens on one CPU thread.
 fn context(model: *const Model, n_ctx: usize) -> *mut Context {
     let mut options = MaybeUninit::<ContextOptions>::uninit();
     let mut context = null_mut();
-    // SAFETY: the options have room, and are set by the first call.
+    // SAFETY: the buffer has the size of the options, and the first call initialises them.
     unsafe {
         assert_eq!(ma_context_options_default(options.as_mut_ptr(), size_of::<ContextOptions>()), Status::Ok);
         let mut options = options.assume_init();
         (options.device, options.n_ctx, options.n_threads) = (c"cpu".as_ptr(), n_ctx, 1);
-        assert_eq!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok, "{}", why());
+        assert_eq!(ma_context_new(model, &raw const options, &raw mut context), Status::Ok, "{}", last_error());
     }
     context
 }
@@ -47,7 +48,7 @@ fn null_pointers_are_errors() {
     let (mut n, mut model, mut context) = (0, null_mut(), null_mut());
     let (mut chat, mut answer, mut grammar, mut batch) = (null_mut(), null_mut(), null_mut(), null_mut());
     let text = c"Once".as_ptr();
-    // SAFETY: null is what these functions ask about.
+    // SAFETY: these functions check for null pointers.
     let statuses = unsafe {
         [
             ma_model_open(null(), &raw mut model),
@@ -76,7 +77,7 @@ fn null_pointers_are_errors() {
         ]
     };
     assert_eq!(statuses, [Status::InvalidArgument; 23]);
-    assert!(why().contains("batch is a null pointer"), "{}", why());
+    assert!(last_error().contains("batch is a null pointer"), "{}", last_error());
     // SAFETY: as above.
     unsafe {
         ma_model_free(null_mut());
@@ -94,12 +95,12 @@ fn null_pointers_are_errors() {
 }
 
 #[test]
-fn files_that_are_no_models_are_errors() {
+fn files_that_are_no_model_are_errors() {
     let mut model = null_mut();
     let mut open = |path: &str| {
         let path = CString::new(path).unwrap();
-        // SAFETY: the path ends with a NUL, and there is room for the pointer.
-        (unsafe { ma_model_open(path.as_ptr(), &raw mut model) }, why())
+        // SAFETY: the path ends with a NUL, and the out-pointer is valid.
+        (unsafe { ma_model_open(path.as_ptr(), &raw mut model) }, last_error())
     };
     let (status, message) = open("nothing.gguf");
     assert!(status == Status::Model && message.contains("nothing.gguf"), "{message}");
@@ -111,24 +112,24 @@ fn files_that_are_no_models_are_errors() {
     let path = c"\xff".as_ptr();
     // SAFETY: as above.
     assert_eq!(unsafe { ma_model_open(path, &raw mut model) }, Status::InvalidArgument);
-    assert!(why().contains("path is no UTF-8"), "{}", why());
+    assert!(last_error().contains("path is no UTF-8"), "{}", last_error());
 }
 
 #[test]
-fn buffers_say_what_they_need() {
+fn small_buffers_get_the_required_size() {
     let model = built_in();
     let text = "Once upon a time";
     let tokenize = |ids: *mut u32, capacity: usize| {
         let mut n = 7;
-        // SAFETY: the text has so many bytes, and `ids` room for `capacity`.
+        // SAFETY: the text has the given length, and `ids` has the given capacity.
         let status = unsafe { ma_tokenize(model, text.as_ptr().cast(), text.len(), 1, 0, ids, capacity, &raw mut n) };
         (status, n)
     };
     assert_eq!(tokenize(null_mut(), 0), (Status::BufferTooSmall, 5));
-    assert_eq!(tokenize(null_mut(), 100), (Status::BufferTooSmall, 5), "no buffer has no room");
+    assert_eq!(tokenize(null_mut(), 100), (Status::BufferTooSmall, 5), "a null buffer has no capacity");
     let mut ids = [0; 5];
     assert_eq!(tokenize(ids.as_mut_ptr(), 4), (Status::BufferTooSmall, 5));
-    assert_eq!(ids, [0; 5], "nothing is written to it");
+    assert_eq!(ids, [0; 5], "nothing is written to the small buffer");
     assert_eq!((tokenize(ids.as_mut_ptr(), 5), ids), ((Status::Ok, 5), [1, 403, 407, 261, 378]));
 
     let detokenize = |ids: &[u32], buffer: &mut [u8]| {
@@ -142,16 +143,16 @@ fn buffers_say_what_they_need() {
     assert_eq!(detokenize(&ids, &mut buffer), (Status::Ok, 16));
     assert_eq!(&buffer, text.as_bytes());
     assert_eq!(detokenize(&[512], &mut buffer).0, Status::InvalidArgument);
-    assert!(why().contains("512"), "{}", why());
+    assert!(last_error().contains("512"), "{}", last_error());
     let mut n = 0;
-    // SAFETY: there is no memory of that size, which is found before it is looked at.
+    // SAFETY: the impossible length is rejected before the memory is read.
     unsafe {
         assert_eq!(
             ma_detokenize(model, ids.as_ptr(), usize::MAX, 0, null_mut(), 0, &raw mut n),
             Status::InvalidArgument
         );
         assert_eq!(ma_detokenize(model, null(), 3, 0, null_mut(), 0, &raw mut n), Status::InvalidArgument);
-        // A text of no length may be nowhere.
+        // A text of length 0 may be a null pointer.
         assert_eq!(ma_tokenize(model, null(), 0, 0, 0, null_mut(), 0, &raw mut n), Status::Ok);
         assert_eq!((n, ma_model_n_vocab(model)), (0, 512));
         ma_model_free(model);
@@ -159,24 +160,24 @@ fn buffers_say_what_they_need() {
 }
 
 #[test]
-fn options_have_the_right_size_and_values() {
+fn options_of_wrong_size_or_value_are_rejected() {
     let model = built_in();
     let context = context(model, 64);
     let mut sampling = MaybeUninit::<SamplingOptions>::uninit();
-    // SAFETY: there is room for the options, which the second call sets.
+    // SAFETY: the buffer has the size of the options, and the second call initialises them.
     let mut sampling = unsafe {
         assert_eq!(ma_sampling_options_default(sampling.as_mut_ptr(), 8), Status::InvalidArgument);
-        assert!(why().contains("8 bytes instead of"), "{}", why());
+        assert!(last_error().contains("8 bytes instead of"), "{}", last_error());
         assert_eq!(ma_sampling_options_default(sampling.as_mut_ptr(), size_of::<SamplingOptions>()), Status::Ok);
         sampling.assume_init()
     };
     let complete = |sampling: &SamplingOptions| {
-        // SAFETY: the prompt ends with a NUL, and the other pointers are null or lead to what they should.
+        // SAFETY: the prompt ends with a NUL, and the other pointers are null or valid.
         let status = unsafe {
             let prompt = c"Once upon a time".as_ptr();
             ma_complete(context, prompt, MA_NUL_TERMINATED, sampling, null(), Some(stop), null_mut(), null_mut())
         };
-        (status, why())
+        (status, last_error())
     };
     assert_eq!(complete(&sampling).0, Status::Ok);
     let wrong = SamplingOptions { size: sampling.size - 8, ..sampling };
@@ -191,20 +192,21 @@ fn options_have_the_right_size_and_values() {
     sampling.samplers = null();
     sampling.n_logit_bias = 1;
     assert_eq!(complete(&sampling).0, Status::InvalidArgument);
-    // SAFETY: they come from the library and are not used any more.
+    // SAFETY: the handles come from the library and are not used afterwards.
     unsafe {
         ma_context_free(context);
         ma_model_free(model);
     }
 }
 
+/// Ends the generation at the first token.
 unsafe extern "C" fn stop(_: *const Token, _: *mut c_void) -> i32 {
     1
 }
 
-/// Uses its context while that is in use.
+/// Uses the context from its own callback, which fails, and cancels it.
 unsafe extern "C" fn reenter(token: *const Token, context: *mut c_void) -> i32 {
-    // SAFETY: the test passes its context, and the token is there.
+    // SAFETY: the test passes its context as user pointer, and the token is valid.
     unsafe {
         let id = (*token).id;
         let status = ma_generate(context.cast(), &raw const id, 1, null(), null(), None, null_mut(), null_mut());
@@ -215,10 +217,10 @@ unsafe extern "C" fn reenter(token: *const Token, context: *mut c_void) -> i32 {
 }
 
 #[test]
-fn a_context_does_one_thing_at_a_time_and_can_be_told_to_stop() {
+fn a_context_in_use_is_busy_and_can_be_cancelled() {
     let model = built_in();
     let context = context(model, 64);
-    // SAFETY: the context outlives its model, which it holds on to; ids and pointers are there.
+    // SAFETY: the context keeps its model alive; all pointers are valid.
     unsafe {
         ma_model_free(model);
         let ids = [1, 403, 407, 261, 378];
@@ -227,7 +229,7 @@ fn a_context_does_one_thing_at_a_time_and_can_be_told_to_stop() {
         };
         assert_eq!(generate(&ids, Some(reenter), null_mut()), Status::Cancelled);
         let mut done = MaybeUninit::uninit();
-        assert_eq!(generate(&ids, None, done.as_mut_ptr()), Status::Ok, "the next call is not concerned");
+        assert_eq!(generate(&ids, None, done.as_mut_ptr()), Status::Ok, "the next call is not cancelled");
         let done = done.assume_init();
         assert!(done.n_prompt == 5 && done.n_cached == 4 && done.n_generated > 0, "{done:?}");
         assert_eq!(generate(&[], None, null_mut()), Status::InvalidArgument);
@@ -238,7 +240,7 @@ fn a_context_does_one_thing_at_a_time_and_can_be_told_to_stop() {
     }
 }
 
-/// Threads may share models and contexts, as the header says.
+/// The header documents that threads may share these handles.
 #[test]
 fn handles_can_be_shared() {
     fn is_shared<T: Send + Sync>() {}
@@ -250,14 +252,13 @@ fn handles_can_be_shared() {
     is_shared::<Grammar>();
 }
 
-/// Of length 1, the same for the same text, and not written to a buffer that is too small.
 #[test]
-fn embeddings_are_vectors_of_length_one() {
+fn embeddings_are_deterministic_vectors_of_length_one() {
     let model = built_in();
     let context = context(model, 64);
     let mut vector = [0.0_f32; 64];
     let mut n = 0;
-    // SAFETY: there is room for 64 elements.
+    // SAFETY: the buffers have 64 elements.
     unsafe {
         assert_eq!(ma_model_n_embedding(model), 64);
         let text = c"Once upon a time".as_ptr();

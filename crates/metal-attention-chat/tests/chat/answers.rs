@@ -1,4 +1,5 @@
-//! Answers as models write them, taken apart however they are cut into pieces.
+//! Parsing of answers into thoughts, text and tool calls. The result must not depend on how the streamed answer is divided
+//! into pieces.
 
 use crate::published::PUBLISHED;
 use metal_attention_chat::{
@@ -7,12 +8,13 @@ use metal_attention_chat::{
 use proptest::prelude::*;
 use serde_json::json;
 
+/// The tools that answers may call.
 fn tools() -> Vec<Tool> {
     let tool = |name: &str| Tool::try_from(json!({"type": "function", "function": {"name": name}})).unwrap();
     vec![tool("get_weather"), tool("add")]
 }
 
-/// A format, an answer, and what is in it: thoughts, text, and calls as `name arguments`.
+/// A format, an answer, and the expected thoughts, text, and calls as `name arguments`.
 type Case = (ToolFormat, &'static str, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
 
 const CASES: &[Case] = &[
@@ -77,14 +79,14 @@ const CASES: &[Case] = &[
     (ToolFormat::Glm4, "\nadd \n{\"a\": 1}", None, None, &["add {\"a\": 1}"]),
     (ToolFormat::Glm4, "add up\n{\"a\": 1}", None, Some("add up\n{\"a\": 1}"), &[]),
     (ToolFormat::Glm4, "ad", None, Some("ad"), &[]),
-    // Blanks beside marks that are text.
+    // White space beside markers that do not begin a call.
     (ToolFormat::Hermes, "The tag <tool_call> is used.", None, Some("The tag <tool_call> is used."), &[]),
     (ToolFormat::Hermes, "a\n\n<tool_call>\n\nb", None, Some("a\n\n<tool_call>\n\nb"), &[]),
     (ToolFormat::Hermes, "x  <tool_call>", None, Some("x  <tool_call>"), &[]),
     (ToolFormat::Hermes, "One. <tool_call>{\"name\": \"add\"}</tool_call> Two.", None, Some("One. Two."), &["add {}"]),
     (ToolFormat::MistralList, "[TOOL_CALLS]Sure, {\"a\": 1}", None, Some("[TOOL_CALLS]Sure, {\"a\": 1}"), &[]),
     (ToolFormat::MistralArgs, "[TOOL_CALLS]Sure {x}", None, Some("[TOOL_CALLS]Sure {x}"), &[]),
-    // JSON that is not quite JSON.
+    // JSON with mistakes that models make.
     (
         ToolFormat::Hermes,
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"p\": \"C:\\dir\nx\", \"b\": True, \"n\": 01,}}\n</tool_call>",
@@ -113,7 +115,7 @@ const CASES: &[Case] = &[
         Some("<tool_call>{\"name\": \"add\", \"argum"),
         &[],
     ),
-    // Calls in blocks of code.
+    // Calls in code blocks.
     (
         ToolFormat::Json,
         "Sure:\n```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n",
@@ -157,7 +159,7 @@ const CASES: &[Case] = &[
         None,
         &[],
     ),
-    // Tags with faults.
+    // Incomplete or misplaced tags.
     (
         ToolFormat::FunctionTags,
         "<tool_call>\n<function=add>\n<parameter=s>\na </b>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n</function>",
@@ -184,6 +186,7 @@ const CASES: &[Case] = &[
     (ToolFormat::Json, "  Two\n spaces ", None, Some("  Two\n spaces "), &[]),
 ];
 
+/// Parses the pieces of an answer. Returns the message and the events.
 fn parse(format: ToolFormat, pieces: &[&str], tools: &[Tool]) -> (Message, Vec<AnswerEvent>) {
     let mut parser = ToolCallParser::new(format, tools).thinking(ReasoningMarkers::THINK, false);
     let mut events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
@@ -191,6 +194,7 @@ fn parse(format: ToolFormat, pieces: &[&str], tools: &[Tool]) -> (Message, Vec<A
     (Message::from_events(events.clone()), events)
 }
 
+/// Checks the result of a case whose answer arrives in `pieces`.
 fn check(case: &Case, pieces: &[&str]) {
     let &(format, answer, reasoning, content, calls) = case;
     let (message, events) = parse(format, pieces, &tools());
@@ -205,7 +209,7 @@ fn check(case: &Case, pieces: &[&str]) {
 }
 
 #[test]
-fn answers_are_taken_apart_whole_and_letter_by_letter() {
+fn answers_are_parsed_whole_and_letter_by_letter() {
     for case in CASES {
         check(case, &[case.1]);
         let letters: Vec<String> = case.1.chars().map(String::from).collect();
@@ -214,7 +218,7 @@ fn answers_are_taken_apart_whole_and_letter_by_letter() {
 }
 
 #[test]
-fn text_comes_at_once_and_arguments_as_they_are_written() {
+fn text_and_arguments_are_streamed_immediately() {
     let mut parser = ToolCallParser::new(ToolFormat::Hermes, &tools());
     assert_eq!(parser.push("Hello"), [AnswerEvent::Content("Hello".into())]);
     assert_eq!(parser.push(" there <tool"), [AnswerEvent::Content(" there".into())]);
@@ -230,7 +234,7 @@ fn text_comes_at_once_and_arguments_as_they_are_written() {
 }
 
 #[test]
-fn a_call_that_the_answer_is_cut_off_in_is_left_out() {
+fn a_call_at_which_the_answer_is_cut_off_is_left_out() {
     const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let read = |format, answer: &str| {
         let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, false);
@@ -246,13 +250,13 @@ fn a_call_that_the_answer_is_cut_off_in_is_left_out() {
     assert_eq!(read(hermes, &format!("Hm.\n{open}")), (None, text("Hm."), vec![]));
     assert_eq!(read(hermes, &format!("{CALL}\n{open}")), (None, None, call()));
     assert_eq!(read(ToolFormat::Llama3, "<|python_tag|>add(a=1"), (None, text(""), vec![]));
-    // What is held back is text still, and what may be a call at the end of thoughts is a thought.
+    // A held-back beginning of a marker becomes text, and a possible call in unclosed thoughts becomes a thought.
     assert_eq!(read(hermes, "Hm. <tool_"), (None, text("Hm. <tool_"), vec![]));
     assert_eq!(read(hermes, &format!("<think>Hm.\n{CALL}")), (text(&format!("Hm.\n{CALL}")), text(""), vec![]));
 }
 
 #[test]
-fn without_tools_nothing_is_a_call() {
+fn without_tools_calls_are_plain_text() {
     for &(format, answer, ..) in CASES.iter().filter(|case| !case.1.contains("<think>")) {
         assert_eq!(parse(format, &[answer], &[]).0, Message::assistant(answer));
     }
@@ -276,15 +280,15 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// What is in an answer: thoughts, text, and calls as `name arguments`.
+/// The thoughts, text, and calls (as `name arguments`) of a message.
 fn parts(message: &Message) -> (Option<String>, Option<String>, Vec<String>) {
     let call = |c: &metal_attention_chat::ToolCall| format!("{} {}", c.function.name, c.function.arguments);
     (message.reasoning_content.clone(), message.content.clone(), message.tool_calls.iter().map(call).collect())
 }
 
-/// Whole, letter by letter, and in any two pieces.
+/// Each answer is parsed whole, letter by letter, and divided at every place.
 #[test]
-fn answers_of_published_models_are_taken_apart_however_they_are_cut() {
+fn answers_of_published_models_are_parsed_in_any_pieces() {
     let string = json!({"type": "string"});
     let add = json!({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
         "a": {}, "s": string, "flag": {"type": "boolean"}, "list": {"type": "array"}}}}});
@@ -324,9 +328,9 @@ fn answers_of_published_models_are_taken_apart_however_they_are_cut() {
     }
 }
 
-/// A model may stop anywhere: what there is then does not depend on how it came.
+/// An answer may end anywhere. Its result does not depend on the pieces in which it arrived.
 #[test]
-fn answers_that_are_cut_short_are_the_same_however_they_come() {
+fn truncated_answers_do_not_depend_on_their_pieces() {
     for &(name, begun, answer, ..) in PUBLISHED {
         let template = template(name);
         let prompt = if begun { "<think>" } else { "" };
@@ -369,7 +373,7 @@ const MARKERS: [ReasoningMarkers; 2] = [
     ReasoningMarkers { start: "[THINK]", end: "[/THINK]", answer: Some(("<response>", "</response>")) },
 ];
 
-/// What answers are put together from, marks and their beginnings above all.
+/// The pieces of which random answers are composed, mainly markers and parts of them.
 const PIECES: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
@@ -453,6 +457,7 @@ const PIECES: &[&str] = &[
     "                                                                                                                ",
 ];
 
+/// The thoughts, text and calls of an answer that arrives in `pieces`.
 fn parse_as(
     format: ToolFormat,
     markers: ReasoningMarkers,
@@ -465,9 +470,9 @@ fn parse_as(
     parts(&Message::from_events(events.into_iter().chain(parser.finish())))
 }
 
-/// What a model writes for ever costs no more for each piece the longer it gets.
+/// The time for a piece does not grow with the length of the answer.
 #[test]
-fn endless_answers_take_time_in_proportion() {
+fn endless_answers_take_time_proportional_to_their_length() {
     for &format in FORMATS {
         for (opening, endless) in [
             ("", " "),
@@ -513,7 +518,7 @@ fn endless_answers_take_time_in_proportion() {
 }
 
 proptest! {
-    /// However an answer is cut, the same is in it.
+    /// The result does not depend on the pieces.
     #[test]
     fn pieces_make_no_difference(case in 0..CASES.len(), cuts in prop::collection::vec(0..200_usize, 0..6)) {
         let answer = CASES[case].1;
@@ -524,10 +529,10 @@ proptest! {
         check(&CASES[case], &pieces);
     }
 
-    /// Whatever a model writes, nothing goes wrong, it is the same however it is cut, and without tools and thoughts text
-    /// is not changed.
+    /// No text makes the parser panic; the result does not depend on the pieces; without tools and thoughts the text is
+    /// unchanged.
     #[test]
-    fn any_text_is_taken(
+    fn any_text_is_parsed(
         format in prop::sample::select(FORMATS),
         markers in prop::sample::select(&MARKERS[..]),
         pieces in prop::collection::vec(prop::sample::select(PIECES), 0..14),

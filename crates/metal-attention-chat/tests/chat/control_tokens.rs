@@ -1,4 +1,4 @@
-//! Answers as tokens: what stands around thoughts and calls may be control tokens, which write nothing.
+//! Parsing of answers as tokens. The markers of thoughts and calls may be control tokens, which decode to no text.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// A token for each byte, and these.
+/// A tokenizer with a token for each byte and the tokens `special` of the type `kind`.
 fn tokenizer(special: &[&str], kind: i32) -> Arc<Tokenizer> {
     let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 0x100..;
@@ -27,8 +27,8 @@ fn tokenizer(special: &[&str], kind: i32) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
 }
 
-/// A template, the special tokens of its vocabulary, an answer with the tokens that end it, and what is in that: thoughts,
-/// text, and a call.
+/// A template, the special tokens of its vocabulary, an answer with the tokens that end it, and the expected thoughts, text
+/// and arguments of a call.
 type Case = (
     &'static str,
     &'static [&'static str],
@@ -138,12 +138,12 @@ const CASES: &[Case] = &[
         None,
         Some("{\"a\": 1}"),
     ),
-    // Its template says nothing of thoughts; the vocabulary does.
+    // The template does not mention thoughts; the vocabulary has their markers.
     ("granite-4.0", &["<think>", "</think>"], "<think>Two.</think>Yes.", Some("Two."), Some("Yes."), None),
 ];
 
 #[test]
-fn control_tokens_around_thoughts_and_calls_are_seen() {
+fn control_tokens_around_thoughts_and_calls_are_recognised() {
     let tool = json!({"type": "function", "function": {"name": "add"}});
     let tools = [Tool::try_from(tool).unwrap()];
     for &(name, special, answer, reasoning, content, call) in CASES {
@@ -172,7 +172,7 @@ fn control_tokens_around_thoughts_and_calls_are_seen() {
     }
 }
 
-/// The result of a tool may spell any control token: it stays text.
+/// The spelling of a control token in a tool's result is not encoded as that token.
 #[test]
 fn control_tokens_in_results_of_tools_stay_text() {
     const MARKS: &[&str] = &["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"];

@@ -1,4 +1,4 @@
-//! Which turns of a conversation are dropped where the context has no room for all.
+//! `fit_context`, which drops the oldest turns of a conversation that exceeds the context.
 
 use std::convert::Infallible;
 
@@ -6,7 +6,7 @@ use metal_attention_chat::{ContextBudget, DroppedTurns, FittedPrompt, Message, R
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 
-/// A token for each letter.
+/// A tokenizer with a token for each letter.
 fn tokenizer() -> Tokenizer {
     let letters: Vec<String> = (b'a'..=b'z').map(|letter| char::from(letter).to_string()).collect();
     let mut metadata = Metadata::new();
@@ -18,12 +18,12 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap()
 }
 
-/// The prompt of messages: their texts, with two tokens around each.
+/// The tokens of a prompt: the messages' texts, with two tokens around each.
 fn tokens(messages: &[Message]) -> usize {
     messages.iter().map(|message| message.text().len() + 2).sum()
 }
 
-/// Fits `messages` into a context of `n_ctx` tokens, and how often they were rendered.
+/// Fits `messages` into a context of `n_ctx` tokens. Returns the prompt and the number of renderings.
 fn fitted(messages: &[Message], n_ctx: usize, max_tokens: Option<usize>) -> (FittedPrompt<'_, ()>, usize) {
     let mut n_renders = 0;
     let render = |messages: &[Message]| {
@@ -39,14 +39,14 @@ fn text(n: usize) -> String {
     "a".repeat(n)
 }
 
-/// Turns of 20 tokens in the prompt each, after a system message of 10.
+/// A system message of 10 tokens in the prompt, and `n` turns of 20 tokens each.
 fn turns(n: usize) -> Vec<Message> {
     let turn = |_| [Message::user(text(8)), Message::assistant(text(8))];
     [Message::system(text(8))].into_iter().chain((0..n).flat_map(turn)).collect()
 }
 
 #[test]
-fn what_has_room_stays() {
+fn a_conversation_that_fits_is_unchanged() {
     let messages = turns(3);
     let (fitted, n_renders) = fitted(&messages, 100, Some(30));
     assert_eq!((fitted.n_tokens, fitted.dropped, n_renders), (70, None, 1));
@@ -54,7 +54,7 @@ fn what_has_room_stays() {
 }
 
 #[test]
-fn old_turns_go_whole_and_instructions_stay() {
+fn whole_turns_are_dropped_and_instructions_stay() {
     let call = Message { tool_calls: vec![ToolCall::new("c", "find", text(6))], ..Message::assistant("") };
     let messages = [
         Message::system(text(3)),
@@ -75,8 +75,8 @@ fn old_turns_go_whole_and_instructions_stay() {
 }
 
 #[test]
-fn the_same_turns_go_while_a_conversation_grows() {
-    // Of 400 tokens 100 are for the answer: turns go in steps of 100 tokens, of which each counts 18.
+fn the_dropped_turns_stay_the_same_while_a_conversation_grows() {
+    // 100 of 400 tokens are reserved for the answer. Turns, which count 18 tokens, are dropped in steps of 100 tokens.
     let dropped: Vec<usize> = (1..40)
         .map(|n| {
             let messages = turns(n);
@@ -91,24 +91,25 @@ fn the_same_turns_go_while_a_conversation_grows() {
 }
 
 #[test]
-fn the_last_turn_stays_though_it_is_too_long() {
+fn the_last_turn_is_never_dropped() {
     let last = [Message::user(text(500)), Message::assistant(text(9))];
     let messages: Vec<Message> = turns(2).into_iter().chain(last).collect();
     let (cut, _) = fitted(&messages, 400, None);
     assert_eq!((cut.n_tokens, cut.messages.len()), (10 + 502 + 11, 3));
-    // Nothing that the user says, and nothing at all.
+    // A conversation without a user's message, and an empty one.
     let alone = [Message::assistant(text(500)), Message::assistant(text(9))];
     assert_eq!(fitted(&alone, 400, None).0.dropped, None);
     assert_eq!(fitted(&[], 0, None).0.dropped, None);
-    // What the assistant says first is a turn.
+    // Messages of the assistant before the first user's message count as a turn.
     let greeting: Vec<Message> = [Message::assistant(text(400))].into_iter().chain(turns(2)).collect();
     let (cut, _) = fitted(&greeting, 400, None);
     assert_eq!(cut.dropped, Some(DroppedTurns { n_turns: 1, n_messages: 1, n_tokens: 402 }));
 }
 
-/// A template that leaves most of old texts out: their tokens tell too much, and more turns go.
+/// If the template shortens old messages, the token counts overestimate them, and further turns are dropped until the prompt
+/// fits.
 #[test]
-fn more_turns_go_where_they_are_shorter_in_the_prompt() {
+fn more_turns_are_dropped_if_the_template_shortens_them() {
     let messages: Vec<Message> = (0..32).map(|_| Message::user(text(99))).collect();
     let mut lengths = Vec::new();
     let render = |messages: &[Message]| {

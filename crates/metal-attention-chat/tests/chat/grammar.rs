@@ -1,4 +1,5 @@
-//! The grammars of forced tool calls, under llguidance.
+//! Grammars that force tool calls, checked with the library llguidance: each text that the grammar accepts is parsed as the
+//! call.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use metal_attention_chat::{AnswerEvent, Message, ReasoningMarkers, Tool, ToolCal
 use serde_json::json;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
+/// Two tools; the second one's name has quotes and a blank.
 fn tools() -> Vec<Tool> {
     let weather = json!({"type": "function", "function": {"name": "get_weather", "parameters": {
         "type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"], "additionalProperties": false,
@@ -17,7 +19,7 @@ fn tools() -> Vec<Tool> {
     [weather, now].map(|tool| Tool::try_from(tool).unwrap()).to_vec()
 }
 
-/// Whether `text` is a complete answer of the grammar, token by token, one for each byte.
+/// Whether `text` is a complete sentence of the grammar, with one token for each byte.
 fn accepts(lark: &str, text: &str) -> bool {
     let bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).chain([Vec::new()]).collect();
     let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&TokRxInfo::new(257, 256), &bytes)));
@@ -31,7 +33,7 @@ fn accepts(lark: &str, text: &str) -> bool {
         && matcher.is_accepting().unwrap()
 }
 
-/// The calls that a parser finds, as `name arguments`.
+/// The calls that the parser finds, as `name arguments`.
 fn calls(format: ToolFormat, text: &str) -> Vec<String> {
     let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, text.contains("</think>"));
     let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
@@ -40,9 +42,8 @@ fn calls(format: ToolFormat, text: &str) -> Vec<String> {
     message.tool_calls.iter().map(|call| format!("{} {}", call.function.name, call.function.arguments)).collect()
 }
 
-/// What a grammar takes, the parser reads.
 #[test]
-fn forced_calls_are_read_as_such() {
+fn forced_calls_are_parsed() {
     let bern = "{\"city\": \"Bern\"}";
     let json = |key: &str| format!("{{\"name\": \"get_weather\", \"{key}\": {bern}}}");
     let hermes = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
@@ -86,9 +87,9 @@ fn forced_calls_are_read_as_such() {
     }
 }
 
-/// The same for formats with more around a call, and arguments of every kind.
+/// Formats with more markers around a call, and arguments of every JSON type.
 #[test]
-fn forced_calls_of_other_formats_are_read_as_such() {
+fn forced_calls_of_other_formats_are_parsed() {
     let trip = json!({"type": "function", "function": {"name": "trip", "parameters": {
         "type": "object", "required": ["city", "days"], "properties": {
             "city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}, "note": {"type": "string"},
@@ -203,7 +204,7 @@ fn forced_calls_of_other_formats_are_read_as_such() {
             deepseek(&r1(all, "trip")),
             deepseek(&(r1(bern, "trip") + "\n" + &r1("{}", "now"))),
         ),
-        // A call ends the answer.
+        // Formats in which a call ends the answer, so that there is no second one.
         (ToolFormat::Glm4, format!("trip\n{bern}"), format!("trip\n{all}"), String::new()),
         (ToolFormat::Harmony, harmony(bern, "trip"), harmony(all, "trip"), String::new()),
     ] {
@@ -241,9 +242,9 @@ fn forced_calls_of_other_formats_are_read_as_such() {
     assert!(accepts(&ToolFormat::Harmony.grammar(&tools, true, None, None), &thought));
 }
 
-/// Scalars as Python has them, and arguments of which none is required.
+/// Python's spelling of scalars (`True`, `None`), and a tool without required arguments.
 #[test]
-fn forced_calls_of_python_have_its_scalars() {
+fn forced_pythonic_calls_have_python_scalars() {
     let tool = json!({"type": "function", "function": {"name": "set", "parameters": {"type": "object", "properties": {
         "on": {"type": "boolean"}, "nothing": {"type": "null"}, "level": {"type": "number"},
         "fixed": {"type": "boolean", "const": true}}}}});
@@ -267,9 +268,9 @@ fn forced_calls_of_python_have_its_scalars() {
     }
 }
 
-/// JSON as the text of an answer comes after thoughts, and in its channel.
+/// JSON as the text of an answer follows the thoughts, or is in its Harmony channel.
 #[test]
-fn forced_json_comes_after_thoughts() {
+fn forced_json_follows_thoughts() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let text = format!("%json {schema}");
     assert_eq!(ToolFormat::Hermes.text_grammar(&text, None, None), None);
@@ -281,7 +282,7 @@ fn forced_json_comes_after_thoughts() {
     assert!(accepts(&harmony, &format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{answer}")));
 }
 
-/// Schemas that are large, or refer to themselves many times over, make no grammar that is out of proportion.
+/// Large schemas and schemas with many references to themselves have grammars of limited size.
 #[test]
 fn grammars_of_hostile_schemas_are_small() {
     let many = |schema: serde_json::Value| -> serde_json::Value {

@@ -1,8 +1,10 @@
-//! Conversations as agents send them, through all templates.
+//! Rendering of unusual conversations, as agents send them, with all templates: several system messages, calls without
+//! results, malformed arguments.
 
 use metal_attention_chat::{ChatTemplate, Message, RenderRequest, Tool};
 use serde_json::{Value, json};
 
+/// The templates of published models, by name.
 fn templates() -> Vec<(String, ChatTemplate)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
     let template = |path: std::path::PathBuf| {
@@ -11,10 +13,11 @@ fn templates() -> Vec<(String, ChatTemplate)> {
         (name, template.with_token("bos_token", "<s>").with_token("eos_token", "</s>"))
     };
     let all = std::fs::read_dir(folder).unwrap().map(|file| template(file.unwrap().path()));
-    // That of tests writes no texts.
+    // `python` is a test of Jinja2's features and does not render messages.
     all.filter(|(name, _)| name != "python").collect()
 }
 
+/// A message of the assistant with a call of `now`.
 fn called(id: &Value, arguments: &Value) -> Value {
     json!({"role": "assistant", "content": null,
         "tool_calls": [{"id": id, "type": "function", "function": {"name": "now", "arguments": arguments}}]})
@@ -24,7 +27,7 @@ fn messages(json: Value) -> Vec<Message> {
     serde_json::from_value(json).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Conversations, and texts that their prompts must have.
+/// Conversations: a name, the messages, and texts that the prompt must contain.
 fn conversations() -> Vec<(&'static str, Value, Vec<&'static str>)> {
     let user = json!({"role": "user", "content": "Question?"});
     let answer = json!({"role": "assistant", "content": "Reply."});
@@ -125,7 +128,7 @@ fn awkward_conversations_are_rendered() {
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
 }
 
-/// Calls without arguments are the same prompt, however that is said.
+/// All notations of a call without arguments give the same prompt.
 #[test]
 fn empty_arguments_are_an_empty_object() {
     for (name, template) in templates() {
@@ -142,7 +145,7 @@ fn empty_arguments_are_an_empty_object() {
     }
 }
 
-/// A template that accepts a conversation sees it as it is.
+/// A conversation that the template accepts is rendered without changes.
 #[test]
 fn accepted_conversations_stay_as_they_are() {
     let template = ChatTemplate::new("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}").unwrap();
@@ -152,9 +155,9 @@ fn accepted_conversations_stay_as_they_are() {
     assert_eq!(prompt.unwrap().text, "[system]a[system]b[user]c[user]d[system]e");
 }
 
-/// The error that a person sees is that of the form which got furthest.
+/// If every adapted form of the conversation is rejected, the error is that of the form which got furthest.
 #[test]
-fn the_last_obstacle_is_told() {
+fn the_error_is_that_of_the_most_successful_form() {
     let source = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('order') }}{% endif %}\n\
                   {% endfor %}\n{{ raise_exception('never') }}";
     let conversation = json!([{"role": "user", "content": "c"}, {"role": "system", "content": "e"}]);

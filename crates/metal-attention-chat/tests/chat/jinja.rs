@@ -1,13 +1,13 @@
-//! Small templates against what Python's Jinja2 makes of them (`tools/render-jinja`).
+//! Small templates, compared with the output of Python's Jinja2 (recorded by `tools/render-jinja`).
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use metal_attention_chat::{ChatTemplate, Message, RenderRequest};
 use serde_json::{Map, Value};
 
-/// `tests/data/jinja.json` has the text of each template, or `null` where Python raises an error.
+/// `tests/data/jinja.json` maps each template to its text, or to `null` if Python raises an error.
 #[test]
-fn templates_give_what_they_give_in_python() {
+fn small_templates_render_as_in_python() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/jinja.json");
     let cases: Map<String, Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let messages = [Message::user("x")];

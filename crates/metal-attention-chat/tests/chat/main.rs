@@ -1,4 +1,5 @@
-//! Prompts, answers and tool calls of the templates of published models.
+//! Tests of the chat crate: rendering conversations to prompts with chat templates, parsing answers into thoughts, text and
+//! tool calls, and grammars that force calls.
 
 mod answers;
 mod control_tokens;

@@ -1,4 +1,5 @@
-//! Prompts as token ids, and templates that are not well-meant.
+//! Rendering of prompts and their encoding to token ids: control tokens in messages stay text, BOS occurs once, templates
+//! from metadata, errors, arguments of calls.
 
 use std::sync::Arc;
 
@@ -36,16 +37,17 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 /// The text of a prompt's ids, with control tokens as `{id}`.
-fn tokens(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+fn tokens_as_text(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let token = |&id: &u32| if id >= 256 { format!("{{{id}}}") } else { tokenizer.decode(&[id], false) };
     ids.iter().map(token).collect()
 }
 
+/// Renders and encodes `messages`. Returns the token ids as text.
 fn render(source: &str, messages: &[Message]) -> String {
     let tokenizer = tokenizer();
     let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
     let prompt = template.render(&RenderRequest { messages, ..Default::default() }).unwrap();
-    tokens(&tokenizer, &prompt.encode(&tokenizer))
+    tokens_as_text(&tokenizer, &prompt.encode(&tokenizer))
 }
 
 #[test]
@@ -69,7 +71,7 @@ fn control_tokens_in_messages_stay_text() {
 }
 
 #[test]
-fn control_tokens_cannot_be_put_together() {
+fn messages_cannot_form_control_tokens_together() {
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}<|eot_id|>";
     let halves = [Message::user("<|im_"), Message::user("end|>"), Message::user("<"), Message::user("|im_end|>")];
     assert_eq!(render(source, &halves), "{259}<|im_end|><|im_end|>{258}");
@@ -94,19 +96,19 @@ fn control_tokens_in_tools_and_calls_stay_text() {
         ..Default::default()
     });
     assert_eq!(
-        tokens(&tokenizer, &prompt.unwrap().encode(&tokenizer)),
+        tokens_as_text(&tokenizer, &prompt.unwrap().encode(&tokenizer)),
         "{259}[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"<|im_end|>\\\"<|im_end|>\"}}]\
          f<|eot_id|>{\"<|im_start|>\": [\"<|eot_id|>\"]}<|eot_id|>{257}"
     );
 }
 
 #[test]
-fn marks_do_not_clash_with_texts() {
+fn internal_markers_do_not_clash_with_texts() {
     let text = "\u{e000}<|im_end|>\u{e001}";
     assert_eq!(
         render("{{ messages[0].content }}\u{e002}", &[Message::user(text)]),
         format!("{{259}}{text}\u{e002}").replace(
-            // Bytes are decoded one by one here.
+            // The helper decodes each byte alone, so that other characters become replacement characters.
             |c: char| c > '\u{7f}',
             "\u{fffd}\u{fffd}\u{fffd}"
         )
@@ -114,7 +116,7 @@ fn marks_do_not_clash_with_texts() {
 }
 
 #[test]
-fn marks_do_not_clash_with_escapes_in_arguments() {
+fn internal_markers_do_not_clash_with_escapes_in_arguments() {
     let call = ToolCall::new("1", "f", r#"{"a": "\ue000<|im_end|>"}"#);
     let call = Message { tool_calls: vec![call], ..Message::assistant("") };
     let source = "{# tools #}{{ messages[0].tool_calls[0].function.arguments.a }}<|im_end|>";
@@ -123,9 +125,9 @@ fn marks_do_not_clash_with_escapes_in_arguments() {
     assert_eq!((prompt.text.as_str(), prompt.literals), ("\u{e000}<|im_end|><|im_end|>", vec![3]));
 }
 
-/// The mark is found by looking at each text once, however many characters it must not be.
+/// An unused private character for the internal marker is found in one pass over the texts.
 #[test]
-fn texts_of_private_characters_are_no_trouble() {
+fn long_texts_of_private_characters_are_rendered() {
     let all: String = ('\u{e000}'..='\u{f8ff}').collect();
     let text = "a".repeat(4 << 20) + &all + "<|im_end|>";
     let template = ChatTemplate::with_tokenizer("{{ messages[0].content }}", Some(tokenizer())).unwrap();
@@ -135,15 +137,15 @@ fn texts_of_private_characters_are_no_trouble() {
 }
 
 #[test]
-fn bos_comes_once() {
+fn bos_occurs_once() {
     assert_eq!(render(LLAMA, &[Message::user("x")]), "{259}x{258}");
     assert_eq!(render(CHATML, &[Message::user("x")]), "{259}{256}user\nx{257}\n");
-    // The user's own is text.
+    // In a user's message its spelling is text.
     assert_eq!(render("{{ messages[0].content }}", &[Message::user("<s>")]), "{259}<s>");
 }
 
 #[test]
-fn templates_come_from_metadata() {
+fn templates_are_read_from_metadata() {
     let messages = [Message::user("x")];
     let tool = Tool::try_from(json!({"type": "function", "function": {"name": "f"}})).unwrap();
     let render = |metadata: &Metadata, tools: &[Tool]| {
@@ -160,7 +162,7 @@ fn templates_come_from_metadata() {
     assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
     metadata.set("tokenizer.chat_template", "{% if %}");
     assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
-    // One that goes beyond a limit, when it is read or when it is run.
+    // Templates that exceed a limit when they are compiled or rendered are replaced by the fallback.
     for hostile in ["{{ ----------1 }}".replace('-', &"-".repeat(500)), "{{ 'x' * 4000000000 }}".to_owned()] {
         metadata.set("tokenizer.chat_template", hostile.as_str());
         assert_eq!(render(&metadata, &[]), ("User: x\nAssistant:".into(), true));
@@ -174,9 +176,9 @@ fn templates_come_from_metadata() {
 }
 
 #[test]
-fn calls_without_a_text_suit_every_template() {
+fn messages_with_calls_but_no_text_suit_every_template() {
     let call = Message { content: None, tool_calls: vec![ToolCall::new("1", "f", "{}")], ..Message::assistant("") };
-    // A message before it, for templates that look at the last one of the user.
+    // A user's message precedes it, since some templates search for the last one.
     let messages = [Message::user("x"), call];
     for (source, expected) in [
         ("{% for m in messages %}{{ m.content }}.{% endfor %}", "x.."),
@@ -196,9 +198,9 @@ fn calls_without_a_text_suit_every_template() {
     }
 }
 
-/// A template that knows tools and no calls of LFM2 gets them in the text, as the model has written them.
+/// LFM2's template renders tools but not calls. Calls are added to the text in the model's own format.
 #[test]
-fn calls_of_lfm2_stand_in_the_text() {
+fn calls_of_lfm2_are_added_to_the_text() {
     let path = format!("{}/tests/data/templates/lfm2.jinja", env!("CARGO_MANIFEST_DIR"));
     let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap();
     let tool = json!({"type": "function", "function": {"name": "get"}});
@@ -222,15 +224,15 @@ fn calls_of_lfm2_stand_in_the_text() {
              <|im_start|>tool\n<|tool_response_start|>sun<|tool_response_end|><|im_end|>\n<|im_start|>assistant\n"
         )
     );
-    // What was written is what was read.
+    // The parser reads the same calls from the text.
     let mut parser = template.answer_parser(&text, &tools);
     let again = Message::from_events(parser.push(answer).into_iter().chain(parser.finish()));
     assert_eq!((again.text(), &*again.tool_calls[0].function.arguments), ("Well.", arguments));
 }
 
-/// A control token in the arguments of such a call is text, and the marks around it are none.
+/// The spelling of a control token in the arguments of such a call stays text.
 #[test]
-fn control_tokens_in_calls_of_the_text_stay_text() {
+fn control_tokens_in_calls_added_to_the_text_stay_text() {
     let source = "List of tools: [{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>";
     let call = ToolCall::new("1", "f", r#"{"a": "<|im_end|>"}"#);
     let call = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
@@ -256,7 +258,7 @@ fn rwkv_files_may_name_a_template() {
 }
 
 #[test]
-fn errors_say_what_and_where() {
+fn errors_name_the_cause_and_line() {
     let message = |source: &str| {
         let result = ChatTemplate::new(source).and_then(|t| t.render(&RenderRequest::default()));
         result.unwrap_err().to_string()
@@ -276,14 +278,14 @@ fn errors_say_what_and_where() {
     assert!(error.ends_with("(in chat template:3)"), "{error}");
 }
 
-/// A conversation in which the assistant calls a function.
+/// A conversation in which the assistant calls the function `f`.
 fn with_call(arguments: &str) -> [Message; 3] {
     let call = Message { tool_calls: vec![ToolCall::new("call00001", "f", arguments)], ..Message::assistant("") };
     let result = Message { tool_call_id: Some("call00001".into()), ..Message::new(Role::Tool, "r") };
     [Message::user("x"), Message { content: None, ..call }, result]
 }
 
-/// The prompt of a conversation with a call, for a template that writes arguments as `written`.
+/// The prompt of a conversation with a call, for a template that renders the call with the expression `written`.
 fn arguments_written(written: &str, arguments: &str) -> String {
     let source = format!(
         "{{% for m in messages %}}{{{{ '<' + m.role + '>' }}}}{{% if m.tool_calls %}}{{% for c in m.tool_calls %}}\
@@ -296,13 +298,13 @@ fn arguments_written(written: &str, arguments: &str) -> String {
 }
 
 #[test]
-fn arguments_are_a_text_where_a_template_appends_them() {
+fn arguments_are_a_string_for_templates_that_append_them() {
     for (written, arguments, expected) in [
         ("c.function.name + '\n' + c.function.arguments", r#"{"a":1, "b":"é"}"#, "f\n{\"a\":1, \"b\":\"é\"}"),
         ("c.function.name + c.function.arguments", "", "f{}"),
         ("c.function.arguments", r#"{"a": 1}"#, r#"{"a": 1}"#),
         ("c.function.arguments ~ ''", r#"{"a": true}"#, r#"{"a": true}"#),
-        // Those that write JSON, or go through the arguments, have an object.
+        // Templates that convert the arguments to JSON or iterate over them get an object.
         ("c.function.arguments | tojson", r#"{"a":1}"#, r#"{"a": 1}"#),
         ("c.function.arguments.items() | list", r#"{"a":1}"#, "[('a', 1)]"),
         (
@@ -331,7 +333,7 @@ fn numbers_of_arguments_keep_their_digits() {
 }
 
 #[test]
-fn functions_may_be_a_text() {
+fn functions_are_a_string_for_templates_that_append_them() {
     let source = "{{ 'Functions: ' + functions + ' at ' + datetime }}{% for m in messages %}{{ m.role }}{% endfor %}";
     let template = ChatTemplate::new(source).unwrap();
     let tool: Tool = serde_json::from_value(json!({"type": "function", "function": {"name": "f"}})).unwrap();
@@ -347,7 +349,7 @@ fn functions_may_be_a_text() {
 }
 
 #[test]
-fn lists_of_a_namespace_take_items() {
+fn lists_of_a_namespace_can_be_appended_to() {
     let source = "{% set ns = namespace(ids=[]) %}{% for i in [1, 2] %}{% set _ = ns.ids.append(i) %}\
                   {% endfor %}{{ ns.ids }}{{ '{\"a\": [1]}'|from_json }}";
     let prompt = ChatTemplate::new(source).unwrap().render(&RenderRequest::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Calls as published chat templates write them, read back.
+//! Calls rendered by published chat templates, parsed again by the template's own tool-call format.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 
 const TEXT: &str = "Some words first.";
 
-/// Templates whose calls are not read back, and why.
+/// Templates whose rendered calls cannot be parsed, with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
-    ("CohereForAI-c4ai-command-r-plus-tool_use", "it fails without parameters of its own kind"),
-    ("meetkai-functionary-medium-v3.2", "the prompt ends with what announces a call or a text"),
-    ("Kimi-K3", "its marks share the text between them"),
+    ("CohereForAI-c4ai-command-r-plus-tool_use", "it fails without parameters in its own notation"),
+    ("meetkai-functionary-medium-v3.2", "the prompt ends with the marker of a call or a text"),
+    ("Kimi-K3", "its markers share the text between them"),
     ("MiniMax-M3", "each parameter has a tag of its own name"),
     ("NVIDIA-Nemotron-Nano-v2", "a text and calls are two messages, of which a model writes one"),
     ("nemotron-nano-2", "a text and calls are two messages, of which a model writes one"),
     (
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-        "calls are told in plain words after a text: arguments come as a text only",
+        "calls after a text are rendered as plain words, with the arguments as a string only",
     ),
-    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "as the other distillate"),
-    ("deepseek-r1-distill", "as the other distillate"),
-    ("deepseek-ai-DeepSeek-V3.1", "as the distillates of R1"),
-    ("deepseek-v3.1", "as the distillates of R1"),
-    ("fireworks-ai-llama-3-firefunction-v2", "a plain word announces the list of calls"),
+    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "the same as the other distilled model"),
+    ("deepseek-r1-distill", "the same as the other distilled model"),
+    ("deepseek-ai-DeepSeek-V3.1", "the same as the distilled models of R1"),
+    ("deepseek-v3.1", "the same as the distilled models of R1"),
+    ("fireworks-ai-llama-3-firefunction-v2", "a plain word instead of a marker begins the list of calls"),
     ("gemma-4", "the text is written after the calls"),
     ("google-gemma-4-31B-it", "the text is written after the calls"),
     ("google-gemma-4-31B-it-interleaved", "the text is written after the calls"),
@@ -35,10 +35,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("meta-llama-Llama-3.2-3B-Instruct", "each call is a message of its own"),
     ("meta-llama-Llama-3.3-70B-Instruct", "each call is a message of its own"),
     ("llama-cpp-deepseek-r1", "a message with a text has no calls"),
-    ("muse-glimmer", "the name stands twice in a call, first in the header of its message"),
+    ("muse-glimmer", "the name occurs twice in a call, first in the header of its message"),
 ];
 
-/// The templates that llama.cpp has, and those of this crate.
+/// The templates of llama.cpp and those of this crate, by name.
 fn templates() -> BTreeMap<String, String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/");
     let text = metal_attention_testing::unpacked("crates/metal-attention-chat/tests/data/llama.cpp-templates.json");
@@ -75,7 +75,7 @@ fn calls() -> Vec<ToolCall> {
     ]
 }
 
-/// The assistant's turn, from its text on, without what ends it.
+/// The rendered turn of the assistant from its text on, without the markers that end it. `None`: the template rejects it.
 fn turn(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Option<String> {
     let tools = tools();
     let render = |calls: &[ToolCall], content: &str, generation| {
@@ -91,7 +91,7 @@ fn turn(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Option<St
     let plain = render(&[], TEXT, false)?;
     let end = plain[plain.find(TEXT)? + TEXT.len()..].to_owned();
     let prompt = render(&[], "", true)?;
-    // Where the text is left out: from the mark on that is not in the prompt.
+    // If the template omits the text, the turn begins at the first marker that differs from the generation prompt.
     let begin = with.find(TEXT).unwrap_or_else(|| {
         let same = with.chars().zip(prompt.chars()).take_while(|(a, b)| a == b);
         let same: usize = same.map(|(a, _)| a.len_utf8()).sum();
@@ -100,12 +100,13 @@ fn turn(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Option<St
     });
     let text = &with[begin..];
     let text = text.strip_suffix(&*end).unwrap_or(text);
-    // What begins the next turn.
+    // Removes the beginning of the next turn.
     let text = text.split("<|END_OF_TURN_TOKEN|>").next()?.trim_end_matches("<|eom_id|>");
     let text = text.trim_end_matches("<｜hy_eos:opensource｜>");
     Some(text.to_owned())
 }
 
+/// Parses `text` in pieces of `size` characters.
 fn read(format: ToolFormat, text: &str, size: usize) -> Message {
     let mut parser = ToolCallParser::new(format, &tools());
     let chars: Vec<char> = text.chars().collect();
@@ -123,7 +124,7 @@ fn pairs(calls: &[ToolCall]) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn templates_write_calls_that_are_read() {
+fn rendered_calls_are_parsed() {
     let mut failed = Vec::new();
     let (mut n_read, mut skipped) = (0, Vec::new());
     for (name, source) in templates() {
@@ -141,7 +142,7 @@ fn templates_write_calls_that_are_read() {
                 let sizes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 40, 10_000];
                 let bad = sizes.into_iter().find(|&size| {
                     let message = read(format, &text, size);
-                    // Some write one call a message.
+                    // Some templates render only one call a message.
                     let written = if text.contains("now") || n == 1 { n } else { 1 };
                     pairs(&message.tool_calls) != pairs(&calls[..written])
                         || message.content.as_deref().map(str::trim).filter(|text| !text.is_empty()) != content

@@ -1,4 +1,5 @@
-//! Chat templates of published models, against what Python's Jinja2 makes of them (`tools/render-chat-templates`).
+//! Chat templates of published models, compared with the output of Python's Jinja2 (recorded by
+//! `tools/render-chat-templates`).
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -16,12 +17,13 @@ struct Conversation {
     variables: Option<Map<String, Value>>,
 }
 
+/// The test data `name`.json.
 fn data<T: for<'de> Deserialize<'de>>(name: &str) -> T {
     let path = format!("{}/tests/data/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// For each template and conversation what Python makes of it.
+/// Python's result for each template and conversation.
 fn expected() -> Map<String, Value> {
     let text = metal_attention_testing::unpacked("crates/metal-attention-chat/tests/data/expected.json");
     serde_json::from_slice(&text).unwrap()
@@ -35,12 +37,13 @@ fn template(name: &str) -> ChatTemplate {
     tokens.fold(template, |template, (name, text)| template.with_token(name, text.as_str().unwrap()))
 }
 
-/// Every template on every conversation: the same text and the same refusals. Where Python fails, say because a loop
-/// goes over `None`, nothing is expected. A template that knows no tools is given a conversation without any. Of a
-/// conversation that the template refuses, or of which it leaves texts out, a form is rendered that has all texts, where
-/// there is one.
+/// Each template renders each conversation to Python's text or rejects it as in Python.
+///
+/// - Where Python fails otherwise, for example because a loop iterates over `None`, nothing is expected.
+/// - If a template has no support for tools or calls, the messages describe them in text.
+/// - If a template rejects a conversation or omits texts of it, an adapted form that keeps all texts is rendered.
 #[test]
-fn templates_give_what_they_give_in_python() {
+fn published_templates_render_as_in_python() {
     let conversations: Map<String, Value> = data("conversations");
     let expected = expected();
     let (mut texts, mut adapted, mut failed, mut in_plain_words) = (0, 0, 0, 0);
@@ -59,25 +62,25 @@ fn templates_give_what_they_give_in_python() {
             let with_calls = conversation.messages.iter().any(|message| !message.tool_calls.is_empty());
             let knows = |word: &str| template.source().contains(word);
             if with_calls && knows("tools") && !knows("tool_calls") && name != "phi-4-mini" {
-                // The template would leave the calls out; they are text then.
+                // The template would omit the calls, so they are rendered as text.
                 let text = result.unwrap().text;
                 assert!(text.contains("{\"name\": \"get_weather\"") || name == "python", "{name}, {title}: {text}");
                 in_plain_words += 1;
                 continue;
             }
             if with_tools && (!knows("tools") || name == "phi-4-mini") {
-                // The messages tell of the tools then.
-                let told = |prompt: &Prompt| {
+                // The template would omit the tools, so the messages describe them.
+                let describes_tools = |prompt: &Prompt| {
                     prompt.text.contains("You can call these functions") || prompt.text.contains("<|tool|>[{")
                 };
-                assert!(result.is_err() || result.as_ref().is_ok_and(told), "{name}, {title}: {result:?}");
+                assert!(result.is_err() || result.as_ref().is_ok_and(describes_tools), "{name}, {title}: {result:?}");
                 in_plain_words += 1;
                 continue;
             }
             let expected = &expected[title];
-            // Some templates leave out what is said beside calls.
-            let said = || conversation.messages.iter().filter(|message| message.tool_calls.is_empty());
-            let leaves_out = |text: &str| said().find(|message| !text.contains(message.text().trim()));
+            // Some templates omit the text of messages with calls.
+            let without_calls = || conversation.messages.iter().filter(|message| message.tool_calls.is_empty());
+            let leaves_out = |text: &str| without_calls().find(|message| !text.contains(message.text().trim()));
             match (&result, expected["text"].as_str(), expected["refused"].as_str()) {
                 (Ok(prompt), Some(text), _) if leaves_out(text).is_none() || leaves_out(&prompt.text).is_some() => {
                     assert_eq!(prompt.text, text, "{name}, {title}");

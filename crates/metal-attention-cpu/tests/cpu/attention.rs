@@ -1,8 +1,7 @@
-//! Attention against the textbook's softmax in float64.
+//! Attention on the CPU against softmax attention computed in float64.
 //!
-//! The models here have one layer, an identity as attention output and a
-//! feed-forward of zeros, so that the layer's result is its input plus the
-//! attention.
+//! The models have one layer with an identity matrix as the attention output projection and a feed-forward of zeros, so that
+//! the layer's result is its input plus the attention.
 
 use crate::support::{batch, bits, gguf, start};
 use half::f16;
@@ -15,9 +14,10 @@ const N_FF: usize = 16;
 const EPS: f32 = 1e-5;
 const N_TOKENS: usize = 1100;
 
-/// Positions on both sides of the borders of groups, chunks and splits.
+/// Positions on both sides of the boundaries of the kernels' groups, chunks and splits.
 const POSITIONS: [usize; 17] = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 127, 510, 511, 512, 513, 1098, 1099];
 
+/// A linear congruential generator, for the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -31,19 +31,22 @@ impl Random {
     }
 }
 
-/// A one-layer model.
+/// A model with one layer, in F32.
 struct Model {
     n_head: usize,
     n_head_kv: usize,
     head_dim: usize,
+    /// The sliding window; `None`: full attention.
     window: Option<usize>,
-    /// `[N_VOCAB, n_embd]`
+    /// The embedding, `[N_VOCAB, n_embd]`.
     embedding: Vec<f32>,
+    /// The weights of all norms, `[n_embd]`.
     norm: Vec<f32>,
-    /// `[n_head * head_dim, n_embd]`
+    /// The query projection, `[n_head * head_dim, n_embd]`.
     q: Vec<f32>,
-    /// `[n_head_kv * head_dim, n_embd]`
+    /// The key projection, `[n_head_kv * head_dim, n_embd]`.
     k: Vec<f32>,
+    /// The value projection, with the shape of the keys'.
     v: Vec<f32>,
 }
 
@@ -51,7 +54,7 @@ impl Model {
     fn new(n_head: usize, n_head_kv: usize, head_dim: usize) -> Self {
         let mut random = Random(head_dim as u64);
         let n_embd = n_head * head_dim;
-        // Elements of queries, keys and values come out around 1.
+        // With this limit the elements of queries, keys and values have a variance near 1.
         let limit = (3.0 / n_embd as f32).sqrt();
         Self {
             n_head,
@@ -70,6 +73,7 @@ impl Model {
         self.n_head * self.head_dim
     }
 
+    /// The model as a GGUF file.
     fn file(&self) -> GgufFile {
         let n_embd = self.n_embd();
         let n_kv = self.n_head_kv * self.head_dim;
@@ -117,7 +121,7 @@ impl Model {
         &self.embedding[id as usize * self.n_embd()..][..self.n_embd()]
     }
 
-    /// `matrix` times the normalised embedding of `id`, as heads.
+    /// `matrix` times the normalised embedding of `id`, by head.
     fn project(&self, matrix: &[f32], id: u32) -> Vec<Vec<f64>> {
         let x = self.x(id);
         let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
@@ -128,7 +132,7 @@ impl Model {
         y.chunks_exact(self.head_dim).map(<[f64]>::to_vec).collect()
     }
 
-    /// Rotates neighbours by `pos * 10000^(-2i / head_dim)`.
+    /// Rotates neighbouring elements `2i` and `2i + 1` by the angle `pos * 10000^(-2i / head_dim)`.
     fn rope(&self, mut head: Vec<f64>, pos: usize) -> Vec<f64> {
         for (i, pair) in head.chunks_exact_mut(2).enumerate() {
             let angle = pos as f64 * 10_000f64.powf(-2.0 * i as f64 / self.head_dim as f64);
@@ -138,7 +142,8 @@ impl Model {
         head
     }
 
-    /// Attention's result at each of `positions` of `ids`.
+    /// The reference: attention's result at each of `positions`, `[n_head * head_dim]` each. Keys and values are rounded to
+    /// `cache_type`.
     fn attention(&self, ids: &[u32], positions: &[usize], cache_type: CacheType) -> Vec<Vec<f64>> {
         let stored = |head: Vec<f64>| -> Vec<f64> {
             match cache_type {
@@ -146,8 +151,9 @@ impl Model {
                 CacheType::F32 => head,
             }
         };
-        let of_ids = |matrix: &[f32]| -> Vec<_> { (0..N_VOCAB as u32).map(|id| self.project(matrix, id)).collect() };
-        let (q, k, v) = (of_ids(&self.q), of_ids(&self.k), of_ids(&self.v));
+        let project_all =
+            |matrix: &[f32]| -> Vec<_> { (0..N_VOCAB as u32).map(|id| self.project(matrix, id)).collect() };
+        let (q, k, v) = (project_all(&self.q), project_all(&self.k), project_all(&self.v));
         let mut out = vec![Vec::new(); positions.len()];
         for head in 0..self.n_head {
             let kv_head = head / (self.n_head / self.n_head_kv);
@@ -179,6 +185,7 @@ impl Model {
     }
 }
 
+/// [`N_TOKENS`] random ids.
 fn ids() -> Vec<u32> {
     let mut random = Random(9);
     (0..N_TOKENS).map(|_| (random.float(1.0).abs() * N_VOCAB as f32) as u32 % N_VOCAB as u32).collect()
@@ -188,7 +195,7 @@ fn options(isa: Isa, cache_type: CacheType) -> CpuOptions {
     CpuOptions { n_ctx: N_TOKENS, n_threads: 2, isa: Some(isa), cache_type, ..CpuOptions::default() }
 }
 
-/// The hidden state after the layer of every token of `ids`, appended in one batch.
+/// Appends `ids` in one batch. Returns the hidden states after the layer, `[ids.len(), n_embd]`.
 fn states(pass: &mut CpuForwardPass, ids: &[u32]) -> Vec<f32> {
     let batch = batch(pass, 0, ids);
     let mut states = Vec::new();
@@ -196,13 +203,13 @@ fn states(pass: &mut CpuForwardPass, ids: &[u32]) -> Vec<f32> {
     states
 }
 
-/// Runs `model` over [`ids`] and checks the attention at [`POSITIONS`]; returns all states.
+/// Runs `model` over [`ids`] and compares the attention at [`POSITIONS`] with the reference. Returns all hidden states.
 fn check(model: &Model, isa: Isa, cache_type: CacheType) -> Vec<f32> {
     let ids = ids();
     let n_embd = model.n_embd();
     let mut pass = start(&model.file(), &options(isa, cache_type));
     let states = states(&mut pass, &ids);
-    // F16 rounds a few of the cached numbers to the other side than float64 does.
+    // F16 keys and values may be rounded differently from those in float64.
     let (limit, limit_rms) = match cache_type {
         CacheType::F32 => (1e-5, 2e-6),
         CacheType::F16 => (2e-3, 2e-4),
@@ -263,7 +270,7 @@ fn sliding_windows() {
 }
 
 #[test]
-fn decoding_gives_the_bits_of_the_prompt() {
+fn single_tokens_give_the_bits_of_a_prompt() {
     let ids = ids();
     for window in [None, Some(70), Some(600)] {
         let mut model = Model::new(3, 1, 20);
@@ -273,7 +280,7 @@ fn decoding_gives_the_bits_of_the_prompt() {
                 let mut pass = start(&model.file(), &options(isa, cache_type));
                 let prompt = states(&mut pass, &ids);
                 for first in [1080, 500, 0] {
-                    // A short window is gone by then, and is filled again.
+                    // Keys and values before a short window are no longer cached, and are evaluated again.
                     let reached = pass.truncate(first);
                     assert_eq!(reached, if window == Some(70) && first == 500 { 0 } else { first });
                     if reached < first {

@@ -1,4 +1,4 @@
-//! Cancelled work: it ends in the middle of a micro-batch, and leaves everything as it was.
+//! Cancellation on the CPU, through `Watch`: a batch ends within a micro-batch, and the cache is unchanged.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ fn open(path: &str) -> GgufFile {
     GgufFile::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).expect("the model")
 }
 
-/// Every token's logits are wanted, and evaluation is side by side where it can be.
+/// Options with micro-batches of 40 tokens, which allow batches whose sequences are evaluated concurrently.
 fn options(n_threads: usize, watch: &Watch) -> CpuOptions {
     CpuOptions { n_ctx: 128, n_seq: 3, n_threads, n_ubatch: 40, watch: watch.clone(), ..CpuOptions::default() }
 }
@@ -21,7 +21,7 @@ fn ids(n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 512) as u32).collect()
 }
 
-/// Logits of `ids` appended to sequence `seq`.
+/// Appends `ids` to sequence `seq`. Returns the logits' bits.
 fn logits(model: &mut CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<u32> {
     let batch = batch(model, seq, ids);
     bits(model.forward(&batch).expect("a batch that fits").as_slice())
@@ -34,14 +34,14 @@ fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
         for last in 0..5 {
             let watch = Watch::default();
             let mut model = start(&file, &options(n_threads, &watch));
-            let set_up = watch.done();
+            let loaded = watch.done();
             let before = logits(&mut model, 0, &ids(PAGE + 6));
             let work = watch.done();
-            assert_eq!(work - set_up, 5 * (PAGE as u64 + 6), "tokens times layers");
+            assert_eq!(work - loaded, 5 * (PAGE as u64 + 6), "tokens times layers");
 
-            let mut seen = Vec::new();
+            let mut layers = Vec::new();
             let mut cancel = |layer: usize, _: &[f32]| {
-                seen.push(layer);
+                layers.push(layer);
                 if layer == last {
                     watch.cancel();
                 }
@@ -49,29 +49,29 @@ fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
             let batch = batch(&model, 0, &ids(30));
             let outcome = model.forward_traced(&batch, Some(&mut cancel)).map(drop);
             assert_eq!(outcome, Err(ForwardError::Cancelled));
-            assert_eq!(seen, (0..=last).collect::<Vec<_>>(), "no layer is evaluated after the one that cancelled");
+            assert_eq!(layers, (0..=last).collect::<Vec<_>>(), "no layer is evaluated after the one that cancelled");
             assert_eq!(watch.done() - work, 30 * (last as u64 + 1));
             assert_eq!(model.n_past(0), PAGE + 6);
 
-            // Nothing runs until the watch lets it.
+            // No batch runs until the watch is reset.
             assert_eq!(model.forward(&batch).map(drop), Err(ForwardError::Cancelled));
             watch.resume();
             let mut fresh = start(&file, &options(n_threads, &Watch::default()));
             assert_eq!(logits(&mut fresh, 0, &ids(PAGE + 6)), before);
-            assert_eq!(logits(&mut model, 0, &ids(30)), logits(&mut fresh, 0, &ids(30)), "the cache is as it was");
+            assert_eq!(logits(&mut model, 0, &ids(30)), logits(&mut fresh, 0, &ids(30)), "the cache is unchanged");
         }
     }
 }
 
 #[test]
-fn what_a_cancelled_batch_had_done_before_is_taken_back_too() {
+fn earlier_micro_batches_of_a_cancelled_batch_are_undone() {
     let file = open("models/stories260K.gguf");
     let watch = Watch::default();
     let mut model = start(&file, &options(2, &watch));
     let shared = logits(&mut model, 0, &ids(70));
     model.share_prefix(0, 1, 70).expect("a prefix that is there");
     let free = model.cache_pages().free;
-    // The third micro-batch of three, over two sequences whose last page is shared.
+    // Cancelled in the third of three micro-batches, with two sequences whose last page is shared.
     let all = [batch(&model, 0, &ids(50)), batch(&model, 1, &ids(50))].concat();
     let mut micro_batches = 0;
     let mut cancel = |layer: usize, _: &[f32]| {
@@ -82,7 +82,7 @@ fn what_a_cancelled_batch_had_done_before_is_taken_back_too() {
     };
     assert_eq!(model.forward_traced(&all, Some(&mut cancel)).map(drop), Err(ForwardError::Cancelled));
     assert_eq!((model.n_past(0), model.n_past(1)), (70, 70));
-    // The page that both were to write to was copied.
+    // The page that both sequences would have written was copied.
     assert_eq!(model.cache_pages().free, free - 1);
     watch.resume();
     let mut fresh = start(&file, &options(2, &Watch::default()));
@@ -94,7 +94,7 @@ fn what_a_cancelled_batch_had_done_before_is_taken_back_too() {
 }
 
 #[test]
-fn sequences_side_by_side_end_together() {
+fn concurrent_sequences_are_cancelled_together() {
     let file = open("models/stories260K.gguf");
     let watch = Watch::default();
     let mut model = start(&file, &options(2, &watch));
@@ -109,7 +109,7 @@ fn sequences_side_by_side_end_together() {
     assert_eq!(found, [&expected[..], &expected].concat());
 }
 
-/// However the moments fall, a batch is evaluated or it is not.
+/// Whenever the cancellation comes, a batch is evaluated completely or not at all.
 #[test]
 fn another_thread_may_cancel_at_any_moment() {
     let file = open("models/tales-4m-q4_0.gguf");
@@ -150,7 +150,7 @@ fn another_thread_may_cancel_at_any_moment() {
 }
 
 #[test]
-fn setting_up_counts_bytes_and_ends() {
+fn loading_counts_bytes_and_can_be_cancelled() {
     let file = open("models/tales-4m-q4_0.gguf");
     for n_threads in [1, 2] {
         let watch = Watch::default();

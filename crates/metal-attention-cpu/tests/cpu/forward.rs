@@ -1,5 +1,5 @@
-//! The forward pass as its callers see it: however tokens are grouped, the same
-//! bits come out, and a refused batch leaves no trace.
+//! `CpuForwardPass` through its public interface: every division of the tokens into batches gives the same bits, and a
+//! refused batch changes nothing.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
 
-/// A model of the repository, be it a file or in an archive.
+/// Opens a generated model by its name, or a file by its path from the root folder.
 fn open(name: &str) -> GgufFile {
     if let Some(bytes) = metal_attention_testing::models::architectures()
         .get(name)
@@ -20,12 +20,12 @@ fn open(name: &str) -> GgufFile {
     GgufFile::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// F32, Llama with GQA.
+/// The model of `models/stories260K.gguf`: F32, Llama with GQA.
 fn stories() -> GgufFile {
     open("models/stories260K.gguf")
 }
 
-/// Llama and Qwen with every way to scale RoPE, and repacked matrices of several quantised types.
+/// Llama and Qwen models with every kind of RoPE scaling, and models whose quantised matrices are repacked.
 fn all_models() -> Vec<(String, GgufFile)> {
     let mut found = vec![("stories260K".to_owned(), stories())];
     for (name, bytes) in
@@ -46,14 +46,14 @@ fn ids(model: &CpuForwardPass, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % n_vocab) as u32).collect()
 }
 
-/// Logits after every one of `ids`, appended to sequence `seq` in one batch.
+/// Appends `ids` to sequence `seq` in one batch. Returns the logits of every token.
 fn logits(model: &mut CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
     let batch = batch(model, seq, ids);
     model.forward(&batch).expect("a batch that fits").as_slice().to_vec()
 }
 
 #[test]
-fn a_prompt_gives_the_bits_of_its_tokens_one_by_one() {
+fn a_prompt_gives_the_bits_of_single_tokens() {
     for (name, file) in all_models() {
         for isa in Isa::available() {
             for cache_type in [CacheType::F16, CacheType::F32] {
@@ -78,7 +78,7 @@ fn a_prompt_gives_the_bits_of_its_tokens_one_by_one() {
 }
 
 #[test]
-fn neither_ubatch_nor_threads_change_a_bit() {
+fn micro_batches_and_threads_do_not_change_the_bits() {
     for path in ["models/stories260K.gguf", "qwen3.gguf", "Q4_K.gguf"] {
         let file = open(path);
         let mut first = None;
@@ -99,38 +99,38 @@ fn neither_ubatch_nor_threads_change_a_bit() {
 #[test]
 fn sequences_in_one_batch_are_independent() {
     let file = stories();
-    let mut apart = start(&file, &options());
-    let ids = ids(&apart, 60);
+    let mut single = start(&file, &options());
+    let ids = ids(&single, 60);
     let prompts = [&ids[..40], &ids[25..60], &ids[10..11]];
-    let n_vocab = apart.spec().n_vocab;
+    let n_vocab = single.spec().n_vocab;
     let want = prompts.map(|prompt| {
-        apart.reset();
-        logits(&mut apart, 0, prompt)
+        single.reset();
+        logits(&mut single, 0, prompt)
     });
     for n_ubatch in [4, 512] {
-        let mut together = start(&file, &CpuOptions { n_seq: 3, n_ubatch, ..options() });
+        let mut concurrent = start(&file, &CpuOptions { n_seq: 3, n_ubatch, ..options() });
         let tokens: Vec<Vec<BatchToken>> =
-            prompts.iter().enumerate().map(|(seq, prompt)| batch(&together, seq, prompt)).collect();
+            prompts.iter().enumerate().map(|(seq, prompt)| batch(&concurrent, seq, prompt)).collect();
         let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
-        let in_turns: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
-        let mut in_pieces = Vec::new();
+        let alternating: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
+        let mut reversed_runs = Vec::new();
         for i in (0..40).step_by(5) {
-            in_pieces.extend(tokens.iter().rev().flat_map(|t| t.iter().skip(i).take(5)).copied());
+            reversed_runs.extend(tokens.iter().rev().flat_map(|t| t.iter().skip(i).take(5)).copied());
         }
-        for order in [one_after_another, in_turns, in_pieces] {
-            together.reset();
-            let got = together.forward(&order).expect("a batch that fits");
+        for order in [one_after_another, alternating, reversed_runs] {
+            concurrent.reset();
+            let got = concurrent.forward(&order).expect("a batch that fits");
             for (i, token) in order.iter().enumerate() {
                 let want = &want[token.seq][token.pos * n_vocab..][..n_vocab];
                 assert_eq!(bits(got.row(i)), bits(want), "sequence {} position {}", token.seq, token.pos);
             }
-            assert_eq!([0, 1, 2].map(|seq| together.n_past(seq)), [40, 35, 1]);
+            assert_eq!([0, 1, 2].map(|seq| concurrent.n_past(seq)), [40, 35, 1]);
         }
     }
 }
 
 #[test]
-fn sequences_side_by_side_give_the_same_bits() {
+fn concurrent_sequences_give_the_same_bits() {
     const N_SEQ: usize = 7;
     let file = stories();
     for exact in [false, true] {
@@ -139,7 +139,7 @@ fn sequences_side_by_side_give_the_same_bits() {
             let mut model = start(&file, &CpuOptions { n_seq: N_SEQ, n_threads, exact, ..options() });
             let ids = ids(&model, 60);
             let mut got = Vec::new();
-            // Prompts of like lengths, then tokens one by one; some want no logits.
+            // Prompts of similar lengths, then single tokens, some without logits.
             for (step, len) in [9, 1, 1, 2, 1].into_iter().enumerate() {
                 let mut tokens = Vec::new();
                 for seq in (0..N_SEQ).rev() {
@@ -151,8 +151,8 @@ fn sequences_side_by_side_give_the_same_bits() {
                     token.logits = (i + step) % 3 != 0;
                 }
                 let logits = model.forward(&tokens).expect("a batch that fits");
-                let wanted = tokens.iter().filter(|t| t.logits).count();
-                got.extend((0..wanted).flat_map(|i| bits(logits.row(i))));
+                let requested = tokens.iter().filter(|t| t.logits).count();
+                got.extend((0..requested).flat_map(|i| bits(logits.row(i))));
             }
             assert_eq!(got, *want.get_or_insert_with(|| got.clone()), "{n_threads} threads");
         }
@@ -160,9 +160,9 @@ fn sequences_side_by_side_give_the_same_bits() {
 }
 
 #[test]
-fn a_profile_is_of_the_path_that_runs() {
+fn a_profile_measures_the_path_that_runs() {
     let file = stories();
-    // Sequences side by side on two threads, and one alone, matrix by matrix.
+    // Concurrent sequences on two threads, and one sequence, whose matrix products use all threads.
     for (n_seq, n_parts) in [(4, 2), (1, 1)] {
         let mut model = start(&file, &CpuOptions { n_seq, ..options() });
         let ids = ids(&model, 3);
@@ -185,7 +185,8 @@ fn a_profile_is_of_the_path_that_runs() {
         assert_eq!((step.phase, step.n_tokens, profile.note), (Phase::Decode, n_seq, None));
         for part in 0..n_parts {
             let kernels: Vec<_> = step.kernels.iter().filter(|run| run.part == part).collect();
-            // Five layers of nine kernels, embedding and RoPE table before these, norm and head after them.
+            // Five layers of nine kernels, the embedding and the RoPE cos/sin table before them, the norm and the head after
+            // them.
             assert_eq!(kernels.len(), 5 * 9 + 4, "part {part}");
             assert_eq!((&*kernels[0].kernel, &*kernels[48].kernel), ("embedding", "matmul_output"));
             assert!(step.start <= kernels[0].start);
@@ -198,7 +199,7 @@ fn a_profile_is_of_the_path_that_runs() {
 }
 
 #[test]
-fn cutting_back_and_going_on_is_like_a_fresh_start() {
+fn a_sequence_that_was_cut_back_continues_as_a_new_one() {
     for (name, file) in all_models() {
         let mut model = start(&file, &options());
         let ids = ids(&model, 80);
@@ -229,11 +230,11 @@ fn sequences_that_share_pages_are_independent() {
         ("qwen3.gguf", CacheType::F16),
     ] {
         let file = open(path);
-        let mut apart = start(&file, &CpuOptions { cache_type, ..options() });
+        let mut single = start(&file, &CpuOptions { cache_type, ..options() });
         let pool = CpuOptions { n_seq: N_SEQ, n_cache: Some(8 * PAGE), cache_type, ..options() };
-        let mut together = start(&file, &pool);
-        let n_vocab = apart.spec().n_vocab;
-        let mut texts = vec![Vec::new(); N_SEQ];
+        let mut concurrent = start(&file, &pool);
+        let n_vocab = single.spec().n_vocab;
+        let mut sequences = vec![Vec::new(); N_SEQ];
         let mut state = 7u64;
         let mut random = |n: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -244,78 +245,78 @@ fn sequences_that_share_pages_are_independent() {
             let (seq, other) = (random(N_SEQ), random(N_SEQ));
             match random(4) {
                 0 => {
-                    let n = random(texts[seq].len() + 1);
-                    together.share_prefix(seq, other, n).expect("a prefix that is there");
-                    texts[other] = texts[seq][..n].to_vec();
+                    let n = random(sequences[seq].len() + 1);
+                    concurrent.share_prefix(seq, other, n).expect("a prefix that is there");
+                    sequences[other] = sequences[seq][..n].to_vec();
                     shared += usize::from(seq != other && n > 0);
                 }
                 1 if random(3) == 0 => {
-                    let n = random(texts[seq].len() + 1);
-                    together.rewind(seq, n);
-                    texts[seq].truncate(n);
+                    let n = random(sequences[seq].len() + 1);
+                    concurrent.rewind(seq, n);
+                    sequences[seq].truncate(n);
                 }
                 _ => {
                     let new: Vec<Vec<u32>> = (0..N_SEQ)
                         .map(|_| (0..[0, 1, 5, 70][random(4)]).map(|_| random(n_vocab) as u32).collect())
                         .collect();
-                    let parts = (0..N_SEQ).map(|seq| batch(&together, seq, &new[seq]));
+                    let parts = (0..N_SEQ).map(|seq| batch(&concurrent, seq, &new[seq]));
                     let mut tokens: Vec<BatchToken> = parts.flatten().collect();
                     if random(2) == 0 {
-                        // Interleaved.
+                        // Interleaves the sequences.
                         tokens.sort_by_key(|t| t.pos);
                     }
-                    match together.forward(&tokens) {
+                    match concurrent.forward(&tokens) {
                         Ok(got) => {
                             for (seq, new) in new.iter().enumerate().filter(|(_, new)| !new.is_empty()) {
-                                texts[seq].extend_from_slice(new);
-                                apart.reset();
-                                let want = logits(&mut apart, 0, &texts[seq]);
-                                let at = |t: &BatchToken| t.seq == seq && t.pos + 1 == texts[seq].len();
+                                sequences[seq].extend_from_slice(new);
+                                single.reset();
+                                let want = logits(&mut single, 0, &sequences[seq]);
+                                let at = |t: &BatchToken| t.seq == seq && t.pos + 1 == sequences[seq].len();
                                 let row = tokens.iter().position(at).expect("the last token of the sequence");
                                 assert_eq!(bits(got.row(row)), bits(&want[want.len() - n_vocab..]), "{path} {seq}");
                             }
                         }
                         Err(ForwardError::OutOfPages { .. } | ForwardError::ContextFull { .. }) => {
                             refused += 1;
-                            together.rewind(seq, 0);
-                            texts[seq].clear();
+                            concurrent.rewind(seq, 0);
+                            sequences[seq].clear();
                         }
                         Err(error) => assert_eq!((error, tokens.len()), (ForwardError::EmptyPrompt, 0)),
                     }
                 }
             }
-            assert!((0..N_SEQ).all(|seq| together.n_past(seq) == texts[seq].len()));
+            assert!((0..N_SEQ).all(|seq| concurrent.n_past(seq) == sequences[seq].len()));
         }
         assert!(refused > 3 && shared > 10, "{refused} batches refused, {shared} prefixes shared");
-        together.reset();
-        assert_eq!(together.cache_pages(), PageUse { page_len: PAGE, total: 8, free: 8, ..Default::default() });
+        concurrent.reset();
+        assert_eq!(concurrent.cache_pages(), PageUse { page_len: PAGE, total: 8, free: 8, ..Default::default() });
     }
 }
 
 #[test]
-fn only_wanted_logits_come_back() {
+fn only_requested_logits_are_returned() {
     let mut model = start(&stories(), &CpuOptions { n_ubatch: 16, ..options() });
     let ids = ids(&model, 50);
     let n_vocab = model.spec().n_vocab;
     let all = logits(&mut model, 0, &ids);
-    for wanted in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
+    for requested in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = wanted.contains(&i);
+            token.logits = requested.contains(&i);
         }
         let got = model.forward(&batch).expect("a batch that fits");
-        assert_eq!(got.n_rows(), wanted.len());
-        assert_eq!(got.last().is_none(), wanted.is_empty());
-        for (row, &i) in wanted.iter().enumerate() {
-            assert_eq!(bits(got.row(row)), bits(&all[i * n_vocab..][..n_vocab]), "token {i} of {wanted:?}");
+        assert_eq!(got.n_rows(), requested.len());
+        assert_eq!(got.last().is_none(), requested.is_empty());
+        for (row, &i) in requested.iter().enumerate() {
+            assert_eq!(bits(got.row(row)), bits(&all[i * n_vocab..][..n_vocab]), "token {i} of {requested:?}");
         }
         assert_eq!(model.position(), 50);
     }
 }
 
 #[test]
-fn a_refused_batch_leaves_the_cache_as_it_was() {
+fn a_refused_batch_leaves_the_cache_unchanged() {
     let file = stories();
     let options = CpuOptions { n_ctx: 12, n_seq: 2, ..options() };
     let mut fresh = start(&file, &options);
@@ -350,7 +351,7 @@ fn a_refused_batch_leaves_the_cache_as_it_was() {
     assert_eq!(model.forward_token(1).expect_err("a refusal"), full);
     assert_eq!(model.forward_token_greedy(1).expect_err("a refusal"), full);
     assert_eq!(model.position(), 12);
-    // The other sequence still has room.
+    // The other sequence's context is not full.
     assert_eq!(bits(&logits(&mut model, 1, &ids)[8 * n_vocab..]), bits(&want));
     assert_eq!(
         model.share_prefix(0, 1, 13).expect_err("a refusal"),
@@ -364,7 +365,7 @@ fn a_refused_batch_leaves_the_cache_as_it_was() {
 }
 
 #[test]
-fn a_full_cache_refuses_a_batch_and_stays_as_it_was() {
+fn a_full_cache_refuses_a_batch_and_is_unchanged() {
     let file = stories();
     let mut model = start(&file, &CpuOptions { n_seq: 2, n_cache: Some(2 * PAGE), ..options() });
     let ids = ids(&model, PAGE + 2);
@@ -376,7 +377,7 @@ fn a_full_cache_refuses_a_batch_and_stays_as_it_was() {
     assert_eq!(model.forward(&second).expect_err("a refusal"), full);
     assert_eq!((model.n_past(0), model.n_past(1)), (PAGE - 1, PAGE));
     model.forward(&first[..1]).expect("room for a token");
-    // What one sequence gives back the other one takes.
+    // A page that one sequence frees is used by the other.
     model.rewind(1, 0);
     let got = bits(model.forward(&first[1..]).expect("room for a page").as_slice());
     model.reset();
@@ -406,7 +407,7 @@ fn traced_and_untraced_runs_agree() {
         assert_eq!(layers, (0..spec.n_layer()).collect::<Vec<_>>(), "{name}");
         assert!(states.iter().all(|s| s.1.len() == ids.len() * n_embd), "{name}");
 
-        // One token: the same states, and the head on the last of them gives the logits.
+        // One token: the hidden states are the same, and the head on the last of them gives the logits.
         model.truncate(19);
         let (logits, single) = model.forward_token_debug(ids[19]).expect("room for a token");
         assert_eq!(bits(&logits), bits(&want[19 * spec.n_vocab..]), "{name}");
@@ -424,7 +425,7 @@ fn traced_and_untraced_runs_agree() {
     }
 }
 
-/// The output head on a hidden state in float64.
+/// The logits of one hidden state, `[n_vocab]`, computed in float64.
 fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
     let weights = Weights::load(file, spec).expect("a whole model");
     let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
@@ -463,18 +464,18 @@ fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn memory_use_is_what_the_shapes_say() {
+fn memory_use_follows_from_the_shapes() {
     let file = stories();
     for (cache_type, bytes) in [(CacheType::F16, 2), (CacheType::F32, 4)] {
         let model = start(&file, &CpuOptions { n_ctx: 64, n_seq: 2, cache_type, ..options() });
-        // 5 layers, 4 KV heads of 8 elements, values padded to 16.
+        // 5 layers, 4 KV heads of 8 elements; values are padded to 16.
         assert_eq!(model.kv_cache_bytes(), 2 * 64 * 5 * 4 * (8 + 16) * bytes);
         let memory = model.memory_use();
-        // Gate and up have 172 rows, which are padded to 176.
+        // The gate and up matrices have 172 rows, padded to 176.
         let layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 176 * 64 + 64 * 172;
         assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes() as u64, 4 * (5 * layer + 512 * 64)));
     }
-    // Whole pages.
+    // The KV cache has whole pages.
     let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
     assert_eq!(model.kv_cache_bytes(), 4 * PAGE * 5 * 4 * (8 + 16) * 2);
     let file = open("Q4_K.gguf");
@@ -485,7 +486,7 @@ fn memory_use_is_what_the_shapes_say() {
     assert_eq!(exact.memory_use().weights, 0);
 }
 
-/// The same model with a sliding window.
+/// The model with a sliding window.
 fn with_window(file: &GgufFile, window: usize) -> GgufFile {
     let mut metadata = file.metadata().clone();
     metadata.set("llama.attention.sliding_window", window as u32);
@@ -494,7 +495,7 @@ fn with_window(file: &GgufFile, window: usize) -> GgufFile {
 }
 
 #[test]
-fn a_sliding_window_forgets_what_lies_before_it() {
+fn a_sliding_window_hides_earlier_tokens() {
     const N: usize = 100;
     for path in ["models/stories260K.gguf", "llama-mha.gguf"] {
         let file = open(path);
@@ -514,18 +515,18 @@ fn a_sliding_window_forgets_what_lies_before_it() {
             for i in window..N {
                 assert!(got[i * n_vocab..][..n_vocab] != want[i * n_vocab..][..n_vocab], "{path} {window}: token {i}");
             }
-            // A layer lets a token see `window - 1` tokens back, so the first one is out of sight after
-            // `n_layer * (window - 1)` tokens. Just before that its influence drowns in rounding; over two
-            // layers it does not.
+            // In each layer a token attends to at most `window - 1` earlier ones, so that the first token has no influence
+            // after `n_layer * (window - 1)` tokens. Shortly before that position its influence is lost in rounding; within
+            // the reach of two layers it is not.
             let mut other = ids.clone();
             other[0] = (ids[0] + 1) % n_vocab as u32;
             model.reset();
             let changed = logits(&mut model, 0, &other);
-            let sight = n_layer * (window - 1);
+            let reach = n_layer * (window - 1);
             for i in 0..N {
                 let same = changed[i * n_vocab..][..n_vocab] == got[i * n_vocab..][..n_vocab];
-                if i > sight || i <= 2 * (window - 1) {
-                    assert_eq!(same, i > sight, "{path} window {window}: token {i} of a sight of {sight}");
+                if i > reach || i <= 2 * (window - 1) {
+                    assert_eq!(same, i > reach, "{path} window {window}: token {i} of a reach of {reach}");
                 }
             }
         }

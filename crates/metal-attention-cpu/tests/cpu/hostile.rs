@@ -1,11 +1,11 @@
-//! Files whose metadata and tensors were made to break the engine: they are refused with an error, or run.
+//! Files with hostile metadata and tensors: loading fails with an error, or the model runs.
 
 use metal_attention_cpu::{CpuForwardPass, CpuOptions};
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType, Value};
 use metal_attention_model::{BatchToken, ForwardPass, Mixer, ModelError, ModelShape, ModelSpec, TensorSpec, Weights};
 use proptest::prelude::*;
 
-/// Most elements of a model that is written.
+/// Maximum of elements in a model that is written.
 const MAX_ELEMENTS: usize = 1 << 18;
 
 /// Metadata of a small model: 2 layers, 32 wide, 4 heads over 2 KV heads of 8.
@@ -25,13 +25,13 @@ fn metadata(architecture: &'static str) -> Metadata {
     .metadata()
 }
 
-/// Some number between -0.5 and 0.5 for every element of every tensor.
+/// A number in [-0.5, 0.5) for each element of each tensor.
 fn number(tensor: usize, element: usize) -> f32 {
     let mixed = (tensor * 7919 + element).wrapping_mul(2_654_435_761) >> 8;
     (mixed % 1024) as f32 / 1024.0 - 0.5
 }
 
-/// A file of these tensors in F32; `special` gives the numbers of some.
+/// A GGUF file of these tensors in F32. `special` may replace values, by tensor name and element.
 fn file(metadata: &Metadata, tensors: &[TensorSpec], special: impl Fn(&str, usize) -> Option<f32>) -> GgufFile {
     let declare = |t: &TensorSpec| TensorDecl { name: t.name.clone(), shape: t.shape.clone(), ty: TensorType::F32 };
     let declared: Vec<_> = tensors.iter().map(declare).collect();
@@ -45,12 +45,14 @@ fn file(metadata: &Metadata, tensors: &[TensorSpec], special: impl Fn(&str, usiz
     GgufFile::from_bytes(&writer.finish().unwrap()).unwrap()
 }
 
-/// The same numbers for a tensor whatever the others are: divisors of frequencies above 0, others as they come.
+/// Values of RoPE factors (divisors of the frequencies), which must be above 0 and must not depend on other tensors. `None`
+/// for other tensors.
 fn divisors(name: &str, element: usize) -> Option<f32> {
     name.starts_with("rope_f").then_some(1.0 + element as f32)
 }
 
-/// Opens the model as `info` does to tell whether it runs, and runs it: nothing may go wrong where opening went well.
+/// Loads the model by the checks that `info` uses, then evaluates `tokens`. Returns the logits, or the loading error; after
+/// a successful load nothing may fail.
 fn logits(file: &GgufFile, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
     let spec = ModelSpec::from_metadata(file.metadata())?;
     let weights = Weights::load(file, &spec)?;
@@ -93,14 +95,14 @@ fn layers_with_other_numbers_of_heads_have_heads_as_long_as_the_first() {
                 "{heads:?}"
             );
         }
-        // With divisors of the frequencies, of which there are as many for each layer.
+        // With RoPE factors, whose number is the same for each layer.
         let tensors = spec.tensors();
         assert!(tensors.iter().any(|t| t.name == "rope_freqs.weight"));
         let found = logits(&file(&without, &tensors, divisors), &TOKENS).unwrap();
         assert!(found.iter().all(|x| x.is_finite()), "{heads:?}");
         assert_eq!(found, logits(&file(&with, &tensors, divisors), &TOKENS).unwrap(), "{heads:?}");
     }
-    // Where only the second layer's heads would divide the width.
+    // Only the second layer's heads would divide the width.
     let mut odd = metadata("llama");
     odd.remove("llama.attention.key_length").unwrap();
     odd.set("llama.attention.head_count", vec![5u32, 4]);
@@ -127,7 +129,7 @@ fn divisors_of_frequencies_fit_every_layer_and_are_above_0() {
         let file = file(&metadata, &tensors, |name, i| divisors(name, i).map(|_| value));
         logits(&file, &TOKENS).unwrap();
     }
-    // A description that was not read from metadata may rotate less in one layer.
+    // A spec that was not read from metadata may rotate fewer elements in one layer.
     let file = file(&metadata, &tensors, divisors);
     for layer in [0, 1] {
         let Mixer::Attention(a) = &mut spec.layers[layer].mixer else { panic!("not attention") };
@@ -140,7 +142,7 @@ fn divisors_of_frequencies_fit_every_layer_and_are_above_0() {
     }
 }
 
-/// Numbers that sizes of small models may have, and some that none has.
+/// Plausible sizes of a small model, and impossible ones.
 fn any_size() -> impl Strategy<Value = u64> {
     prop_oneof![
         12 => prop::sample::select(vec![1u64, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64]),
@@ -177,7 +179,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Every key that sizes are read from; "" stands for the tokens.
+/// The metadata keys that sizes are read from; "" is the list of tokens.
 const KEYS: &[&str] = &[
     "",
     "vocab_size",
@@ -208,18 +210,18 @@ const KEYS: &[&str] = &[
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the metadata say: where the model can be opened, it runs.
+    /// With any metadata a model that loads also runs.
     #[test]
-    fn what_opens_runs(
+    fn models_that_load_run(
         architecture in prop::sample::select(vec!["llama", "qwen2", "qwen3"]),
-        // Without these more of the numbers that follow make a model.
+        // Removed keys, so that the sizes below are consistent more often.
         without in prop::collection::vec(prop::sample::select(vec![
             "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
         ]), 0..5),
         changes in prop::collection::vec((0..KEYS.len(), prop::option::weighted(0.9, any_value())), 0..4),
         optional in any::<u64>(),
         odd in prop::sample::select(vec![None, None, None, Some(f32::NAN), Some(f32::INFINITY), Some(0.0), Some(1e38)]),
-        as_it_was in prop::bool::weighted(0.2),
+        has_original_tensors in prop::bool::weighted(0.2),
     ) {
         let original = metadata(architecture);
         let mut m = original.clone();
@@ -236,8 +238,8 @@ proptest! {
                 None => drop(m.remove(&key)),
             }
         }
-        // The tensors that the metadata ask for, or those of the unchanged model.
-        let spec = ModelSpec::from_metadata(if as_it_was { &original } else { &m });
+        // The tensors that the metadata describe, or those of the original model.
+        let spec = ModelSpec::from_metadata(if has_original_tensors { &original } else { &m });
         let Ok(spec) = spec else { return Ok(()) };
         let mut tensors = spec.tensors();
         let mut i = 0;
@@ -253,7 +255,7 @@ proptest! {
         }
         let special = |name: &str, i: usize| odd.filter(|_| i % 5 == 3).or_else(|| divisors(name, i));
         let opened = logits(&file(&m, &tensors, special), &TOKENS);
-        if !as_it_was && odd.is_none() {
+        if !has_original_tensors && odd.is_none() {
             prop_assert!(opened.is_ok(), "{}", opened.unwrap_err());
         }
     }

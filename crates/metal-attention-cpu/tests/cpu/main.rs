@@ -1,4 +1,4 @@
-//! The CPU backend: attention, batches, hostile input, and whole models against the references.
+//! Tests of the CPU backend: attention, batches, cancellation, hostile files, and whole models against reference values.
 
 mod attention;
 mod cancel;

@@ -1,4 +1,4 @@
-//! Whole models against the float64 references in `tests/data/reference`.
+//! Whole models on the CPU against the float64 references in `tests/data/reference`, with every instruction set.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
     CpuOptions { n_ctx: 512, n_threads: 2, cache_type, exact, ..CpuOptions::default() }
 }
 
-/// Logits after every one of `ids`, in one batch.
+/// Evaluates `ids` in one batch. Returns the logits of every token.
 fn all_logits(model: &mut CpuForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
     model.reset();
     let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
@@ -32,7 +32,7 @@ fn all_logits(model: &mut CpuForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
     (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
 }
 
-/// The `n` ids that greedy decoding appends to `ids`.
+/// The `n` ids that greedy decoding generates after `ids`.
 fn greedy(model: &mut CpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     model.reset();
     let mut out = vec![model.forward_prompt(ids).expect("a prompt that fits")];
@@ -50,28 +50,37 @@ fn nmse(got: &[f32], want: &[f64]) -> f64 {
     error / want.iter().map(|w| (w - mean).powi(2)).sum::<f64>()
 }
 
+/// The contents of `stories260K.json` and `tales-4m.json`: prompts with their logits and greedy continuations.
 #[derive(Deserialize)]
 struct Continuations {
     cases: Vec<Case>,
 }
 
+/// Reference values of one prompt.
 #[derive(Deserialize)]
 struct Case {
     prompt: String,
+    /// Token ids of `prompt`.
     tokens: Vec<u32>,
+    /// The logits of the last token, `[n_vocab]`.
     logits_last: Vec<f64>,
+    /// The token with the largest logit after each token.
     argmax_all: Vec<u32>,
+    /// The tokens that greedy decoding generates.
     greedy: Vec<u32>,
+    /// The difference of the two largest logits at each of those.
     #[serde(default)]
     greedy_margins: Vec<f64>,
 }
 
+/// The contents of `quants.json` and `architectures.json`: reference values of several models for one prompt.
 #[derive(Deserialize)]
 struct Models {
     tokens: Vec<u32>,
     models: BTreeMap<String, ModelCase>,
 }
 
+/// Reference values of one model.
 #[derive(Deserialize)]
 struct ModelCase {
     logits_last: Vec<f64>,
@@ -113,7 +122,7 @@ fn tales_continuations() {
     for case in read::<Continuations>("tales-4m.json").cases {
         let error = nmse(&all_logits(&mut exact, &case.tokens)[case.tokens.len() - 1], &case.logits_last);
         assert!(error <= 1e-6, "{:?}: NMSE {error:e}", case.prompt);
-        // Greedy ids are certain until the two best logits are nearly equal.
+        // Greedy ids are compared up to the first where the two largest logits are nearly equal.
         let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
         assert_eq!(greedy(&mut exact, &case.tokens, certain), case.greedy[..certain], "{:?} exact", case.prompt);
         let n = certain.min(16);
@@ -127,7 +136,7 @@ fn quantised_types() {
     check_quantised_types("small-quants.json", small_quants(), 9);
 }
 
-/// Holds the models in `files` to their logits in `reference`, which has those of others, too.
+/// Compares the models in `files` with their logits in `reference`, which may also have other models.
 fn check_quantised_types(reference: &str, files: &Files, n: usize) {
     let Models { tokens, mut models } = read(reference);
     models.retain(|name, _| files.contains_key(name));

@@ -1,5 +1,5 @@
-// How a block runs on a CPU: each of its threads is a fiber, a function with its own stack, and all fibers of a block share one
-// thread of the operating system, which switches to another fiber where one has to wait.
+// How a block runs on a CPU: each of its threads is a fiber, a function with its own stack. All fibers of a block share one
+// operating system thread, which switches to another fiber when one must wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,10 +12,10 @@ struct Index {
     unsigned x, y, z;
 };
 
-// An operation of a whole warp: called once, by the last of the lanes `arrived`, with a pointer from each of them.
+// A warp-wide operation. The last of the lanes `arrived` (a mask) calls it once; `given` has a pointer from each of them.
 typedef void Perform(void* const (&given)[32], uint32_t arrived);
 
-// Lanes of a warp that wait for each other.
+// Lanes of a warp that wait for each other in one operation.
 struct Meeting {
     uint32_t mask, arrived;
     Perform* perform;
@@ -30,27 +30,28 @@ struct Warp {
     Meeting meetings[MEETINGS];
 };
 
-// An asynchronous copy to shared memory.
+// An asynchronous copy to shared memory. `zeros`: zeros are written instead.
 struct Copy {
     void* to;
     const void* from;
     uint32_t bytes;
     bool zeros;
 };
-// The copies of a thread, and the end of each committed group.
+// The copies of a thread in order, and the end of each committed group.
 struct Copies {
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     size_t n_copied, n_groups_copied;
 };
 
-// What all threads of a block have in common.
+// The values that all threads of a block share.
 struct Place {
     Index block_index, block_size, grid_size;
     unsigned char* shared_memory;
 };
 
 struct Block;
+// A thread of a block.
 struct Fiber {
     void* stack_pointer;
     Index thread;
@@ -62,8 +63,8 @@ struct Fiber {
     Copies copies;
 };
 
-// A fiber's stack begins at a multiple of its size. It has the `Fiber` itself, at one of several offsets, so that fibers do not
-// compete for the same cache sets; a guard page; and the stack proper.
+// A fiber's stack begins at a multiple of its size. It consists of the `Fiber` itself, at one of several offsets, so that
+// fibers do not compete for the same cache sets; a guard page; and the stack proper.
 constexpr uintptr_t STACK = 128 << 10, PAGE = 4096;
 constexpr uintptr_t PLACES = 16;
 static_assert(sizeof(Fiber) <= PAGE / PLACES);
@@ -71,7 +72,7 @@ inline Fiber* fiber_of_stack(uintptr_t inside) {
     const uintptr_t begin = inside & ~(STACK - 1);
     return (Fiber*)(begin + begin / STACK % PLACES * (PAGE / PLACES));
 }
-// The fiber that runs.
+// The current fiber.
 inline Fiber* fiber() {
     uintptr_t inside;
 #if defined(__x86_64__)
@@ -84,22 +85,24 @@ inline Fiber* fiber() {
     return fiber_of_stack(inside);
 }
 
-// Waits until all lanes of `mask` that have not returned have arrived.
+// Waits until all lanes of `mask` that have not returned have arrived, and performs the operation. `what` names it in
+// messages.
 void meet(uint32_t mask, const char* what, Perform* perform, void* given);
 // Waits for `n_threads` threads at barrier `id`; 0: all threads of the block that have not returned.
 void block_barrier(unsigned id, unsigned n_threads);
-// Counts at the barrier without waiting.
+// Counts the current thread at the barrier without waiting.
 void block_arrive(unsigned id, unsigned n_threads);
-// Lets other fibers, and other threads of the operating system, run.
+// Lets other fibers and other operating system threads run.
 void pause();
-// Ends the kernel with an error.
+// Fails the kernel with an error.
 [[noreturn]] void fail(const char* why);
 
+// Asynchronous copies (cp.async): starts one, commits a group, waits until at most `but_last_groups` groups are unfinished.
 void copy_later(void* to, const void* from, uint32_t bytes, bool zeros);
 void commit_copies();
 void finish_copies(size_t but_last_groups);
 
-// mbarriers in shared memory, and the copies that they count.
+// mbarriers in shared memory, and the bulk copies that they count.
 void barrier_init(uint64_t* barrier, uint32_t count);
 void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes);
 bool barrier_ended(uint64_t* barrier, uint32_t phase);
@@ -124,18 +127,19 @@ struct Kernels {
     Kernels(const Kernel* kernels, size_t n);
 };
 
+// A kernel launch.
 struct Launch {
     const Kernel* kernel;
     Index grid, block;
     uint32_t shared_bytes;
-    bool cooperative; // all blocks at once
+    bool cooperative; // all blocks run at the same time
     std::vector<unsigned char> argument;
 };
-// Runs all blocks. Returns false if one of them failed, which has been printed.
+// Runs all blocks. Returns false if one of them failed; the reason has been printed.
 bool run(const Launch& launch);
 const Kernel* find_kernel(const char* name);
 
-// The number in environment variable `name`, or `otherwise`.
+// The number in the environment variable `name`; `otherwise` if it is not set.
 long setting(const char* name, long otherwise);
 
 }  // namespace software

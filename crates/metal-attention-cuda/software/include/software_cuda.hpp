@@ -1,4 +1,4 @@
-// CUDA's keywords, types and functions for a C++ compiler, as far as the kernels use them.
+// The part of CUDA's keywords, types and functions that the kernels use, for a C++ compiler.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(N) __attribute__((aligned(N)))
-// One variable for each block: all threads of a block run on one thread of the operating system.
+// One variable for each block, because all threads of a block run on one operating system thread.
 #define __shared__ static thread_local
 
 #define threadIdx (software::fiber()->thread)
@@ -61,21 +61,21 @@ template <typename To, typename From> inline To as(From from) {
     return to;
 }
 
-// The dynamic shared memory of a launch, which behaves like an array wherever it is declared.
+// The dynamic shared memory of a launch, which converts to an array of any type.
 template <typename T> struct SharedMemory {
     operator T*() const { return (T*)fiber()->place->shared_memory; }
     template <typename U> explicit operator U*() const { return (U*)fiber()->place->shared_memory; }
 };
 
-// The value that a lane passes to other lanes of its warp, and the one that it receives.
+// The value that a lane passes to other lanes of its warp, and the one that it receives from `lane`.
 struct Exchange {
     uint64_t given, taken;
     unsigned lane;
 };
 inline void exchange(void* const (&given)[32], uint32_t arrived) {
     if (arrived == ~0u) {
-        for (void* const of : given) {
-            Exchange& mine = *(Exchange*)of;
+        for (void* const lane_exchange : given) {
+            Exchange& mine = *(Exchange*)lane_exchange;
             mine.taken = ((const Exchange*)given[mine.lane % 32])->given;
         }
         return;
@@ -149,7 +149,7 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __nanosleep(unsigned) { software::pause(); }
 
-// Loads and stores with cache hints, which are ignored.
+// Loads and stores with cache hints, which have no effect.
 template <typename T> inline T __ldg(const T* p) { return *p; }
 template <typename T> inline T __ldcg(const T* p) { return *(const volatile T*)p; }
 template <> inline float2 __ldcg(const float2* p) { return software::as<float2>(__atomic_load_n((const uint64_t*)p, __ATOMIC_RELAXED)); }
@@ -201,7 +201,8 @@ inline unsigned __float_as_uint(float v) { return software::as<unsigned>(v); }
 inline float __uint_as_float(unsigned v) { return software::as<float>(v); }
 inline int __float_as_int(float v) { return software::as<int>(v); }
 inline float __int_as_float(int v) { return software::as<float>(v); }
-// Each byte of the result is one of the eight bytes of b and a; a selector with its highest bit set repeats that byte's sign.
+// Each byte of the result is one of the eight bytes of b and a. A selector with its highest bit set repeats that byte's sign
+// bit.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     unsigned result = 0;

@@ -1,4 +1,4 @@
-// The counterpart of `kernels/ptx.cuh`. A kernel starts after all before it have ended, so waiting for those does nothing.
+// Replaces `kernels/ptx.cuh`. A kernel starts after all earlier ones have ended, so that waiting for them does nothing.
 #pragma once
 #include "software_half.hpp"
 
@@ -15,15 +15,15 @@ inline uint2 load_stream(const uint2* p) { return *p; }
 inline u32 load_stream(const u32* p) { return *p; }
 
 namespace software {
-// A lane's fragments of a product.
+// A lane's fragments of an F16 matrix product.
 struct Product {
     u32 a[4], b[2];
     float* c;
 };
-// Multiplies the fragments of all lanes; sums are F32, in the order of the columns of a.
+// Multiplies the fragments of all lanes. Sums are F32, in the order of the columns of a.
 void multiply(void* const (&given)[32], u32 arrived);
 
-// A lane's fragments of a product of bytes.
+// A lane's fragments of a product of 8-bit integers.
 struct CodeProduct {
     u32 a[4], b[2];
     int* d;
@@ -35,7 +35,7 @@ struct Rows {
     const half* row;
     u32* to;
 };
-// A product with N columns of b, as `wide_mma` of kernels/ptx.cuh computes it; each warp of a group computes its part.
+// A product with N columns of b, as `wide_mma` of kernels/ptx.cuh computes it. Each warp of a warp group computes its rows.
 struct WideProduct {
     const u32* a;
     const half* b;
@@ -97,7 +97,7 @@ inline void commit_copies() { software::commit_copies(); }
 template <int N> inline void wait_for_copies() { software::finish_copies(N); }
 
 inline void barrier_init(u64_t* barrier, u32 count) { software::barrier_init((uint64_t*)barrier, count); }
-inline void barriers_are_ready() {}
+inline void fence_barrier_init() {}
 inline void barrier_arrive(u64_t* barrier) { software::barrier_arrive((uint64_t*)barrier, 0); }
 inline void barrier_arrive_expecting(u64_t* barrier, u32 bytes) { software::barrier_arrive((uint64_t*)barrier, bytes); }
 inline bool barrier_try_wait(u64_t* barrier, u32 phase) {
@@ -112,7 +112,7 @@ inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
 inline u64_t evict_first_policy() { return 0; }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t) { copy_bulk(to, from, bytes, barrier); }
 
-// A word of 16 bytes is read and written as two halves.
+// 16 bytes are read and written as two words of 8.
 inline u32 load_relaxed(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline uint2 load_relaxed(const uint2* p) { return software::as<uint2>(__atomic_load_n((const uint64_t*)p, __ATOMIC_RELAXED)); }
 inline uint4 load_relaxed(const uint4* p) {

@@ -1,4 +1,5 @@
-// Kernels that do what the project's do, with results that are known, and kernels with the mistakes that the device is to find.
+// Tests of the software CUDA device: kernels with known results that use what the project's kernels use, and kernels with
+// the mistakes that the device must detect.
 #include <software_ptx.hpp>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,48 +30,48 @@ __global__ void sum_of_block(Args a) {
     atomicAdd(a.words, 1u);
 }
 
-// d = a b, 16 x 16 by 16 x 8, whole numbers.
+// d = a b, of 16 x 16 and 16 x 8 small integers.
 __global__ void product(Args a) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
     auto pair = [](int x, int y) { return software::as<u32>(__floats2half2_rn((float)x, (float)y)); };
-    auto of_a = [](int row, int k) { return row - 2 * k; };
-    auto of_b = [](int k, int column) { return k * column - 3; };
+    auto a_at = [](int row, int k) { return row - 2 * k; };
+    auto b_at = [](int k, int column) { return k * column - 3; };
     u32 f[4], h[2];
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i % 2), k = 2 * t + 8 * (i / 2);
-        f[i] = pair(of_a(row, k), of_a(row, k + 1));
+        f[i] = pair(a_at(row, k), a_at(row, k + 1));
     }
-    for (int i = 0; i < 2; i++) h[i] = pair(of_b(2 * t + 8 * i, g), of_b(2 * t + 8 * i + 1, g));
+    for (int i = 0; i < 2; i++) h[i] = pair(b_at(2 * t + 8 * i, g), b_at(2 * t + 8 * i + 1, g));
     float c[4];
     mma_new(c, f[0], f[1], f[2], f[3], h[0], h[1]);
     mma(c, f[0], f[1], f[2], f[3], h[0], h[1]);
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
         int sum = 0;
-        for (int k = 0; k < 16; k++) sum += of_a(row, k) * of_b(k, column);
+        for (int k = 0; k < 16; k++) sum += a_at(row, k) * b_at(k, column);
         a.floats[row * 8 + column] = c[i] - 2.0f * (float)sum;
     }
 }
 
-// Four 8 x 8 matrices, straight and turned.
+// Loads four 8 x 8 matrices, also transposed.
 __global__ void matrices(Args a) {
     SHARED_MEMORY(16, half, memory);
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
     for (int i = lane; i < 256; i += 32) memory[i] = __float2half_rn((float)i);
     __syncwarp();
-    u32 straight[4], turned[4];
+    u32 straight[4], transposed[4];
     load_matrices(straight, memory + 8 * lane);
-    load_matrices_transposed(turned, memory + 8 * lane);
+    load_matrices_transposed(transposed, memory + 8 * lane);
     u32 wrong = 0;
     for (int i = 0; i < 4; i++) {
-        const half2 s = software::as<half2>(straight[i]), u = software::as<half2>(turned[i]);
+        const half2 s = software::as<half2>(straight[i]), u = software::as<half2>(transposed[i]);
         wrong += __low2float(s) != (float)(64 * i + 8 * g + 2 * t) || __high2float(s) != (float)(64 * i + 8 * g + 2 * t + 1);
         wrong += __low2float(u) != (float)(64 * i + 16 * t + g) || __high2float(u) != (float)(64 * i + 16 * t + 8 + g);
     }
     atomicAdd(a.words, wrong);
 }
 
-// A pipeline of copies that a barrier counts, the first warp's work, and another warp that uses them.
+// A pipeline of bulk copies that mbarriers count: the first warp copies, another one uses the data.
 __global__ void bulk_copies(Args a) {
     SHARED_MEMORY(128, float, memory);
     __shared__ u64_t full[2], empty[2];
@@ -99,7 +100,7 @@ __global__ void bulk_copies(Args a) {
     if (threadIdx.x == 32) a.floats[0] = sum;
 }
 
-// Blocks that wait for each other, again and again.
+// Blocks that wait for each other repeatedly.
 __global__ void steps_together(Args a) {
     for (u32 step = 1; step <= a.n; step++) {
         if (threadIdx.x == 0) {
@@ -111,7 +112,7 @@ __global__ void steps_together(Args a) {
     if (threadIdx.x == 0) store_relaxed((uint4*)a.floats + blockIdx.x, make_uint4(a.n, blockIdx.x, 2, 3));
 }
 
-// Mistakes.
+// Kernels with mistakes.
 __global__ void writes_too_far(Args a) { a.words[a.n] = 7; }
 __global__ void writes_shared_too_far(Args) {
     SHARED_MEMORY(16, u32, memory);
@@ -197,15 +198,15 @@ static Result launch(const char* name, unsigned blocks, unsigned threads, unsign
     return cuLaunchKernelEx(&config, function, arguments, nullptr);
 }
 
-// Whether the kernel fails, or the process ends: in a process of its own.
-static bool is_found(const char* name, unsigned threads, unsigned n) {
+// Whether the kernel fails, or ends the process. It runs in a process of its own.
+static bool is_detected(const char* name, unsigned threads, unsigned n) {
     const pid_t child = fork();
     if (child == 0) {
         if (!freopen("/dev/null", "w", stderr)) _exit(0);
         Buffer<u32> words(16);
         const Result result = launch(name, 1, threads, 256, {words.p(), (float*)words.p(), (const float*)words.p(), n});
         if (result == LAUNCH_FAILED && launch("product", 1, 32, 0, {}) == LAUNCH_FAILED) _exit(2);
-        // A process with an error of the sanitizer has ended by now; one with an overrun ends here.
+        // An error that a sanitizer finds has ended the process before; an overrun ends it here.
         cuMemFree_v2(words.address);
         _exit(0);
     }
@@ -217,18 +218,18 @@ static bool is_found(const char* name, unsigned threads, unsigned n) {
 int main() {
     setenv("SOFTWARE_CUDA_PATIENCE", "1", 1);
     unsetenv("SOFTWARE_CUDA_EARLY_COPIES");
-    // Mistakes first: the process has no threads yet.
-    EXPECT(!is_found("writes_too_far", 1, 15));
-    EXPECT(is_found("writes_too_far", 1, 16));
-    EXPECT(is_found("writes_too_far", 1, ~0u));
-    EXPECT(is_found("writes_shared_too_far", 1, 0));
-    EXPECT(is_found("does_not_meet", 64, 0));
-    EXPECT(is_found("meets_for_others", 32, 0));
-    EXPECT(is_found("ends_itself", 32, 0));
-    EXPECT(is_found("copies_unaligned", 1, 0));
-    EXPECT(!is_found("reads_unaligned", 1, 4));
-    EXPECT(is_found("reads_unaligned", 1, 5));
-    EXPECT(is_found("waits_forever", 32, 0));
+    // The mistakes are tested first, while the process has no threads to fork.
+    EXPECT(!is_detected("writes_too_far", 1, 15));
+    EXPECT(is_detected("writes_too_far", 1, 16));
+    EXPECT(is_detected("writes_too_far", 1, ~0u));
+    EXPECT(is_detected("writes_shared_too_far", 1, 0));
+    EXPECT(is_detected("does_not_meet", 64, 0));
+    EXPECT(is_detected("meets_for_others", 32, 0));
+    EXPECT(is_detected("ends_itself", 32, 0));
+    EXPECT(is_detected("copies_unaligned", 1, 0));
+    EXPECT(!is_detected("reads_unaligned", 1, 4));
+    EXPECT(is_detected("reads_unaligned", 1, 5));
+    EXPECT(is_detected("waits_forever", 32, 0));
 
     constexpr unsigned BLOCKS = 5, THREADS = 128;
     std::vector<float> values(BLOCKS * THREADS);
@@ -237,7 +238,7 @@ int main() {
     {
         const Buffer<u32> words(std::vector<u32>(4));
         const Buffer<float> sums(BLOCKS);
-        // By itself, then as part of a graph that runs twice.
+        // By itself, then in a CUDA graph that runs twice.
         EXPECT(launch("sum_of_block", BLOCKS, THREADS, 0, {words.p(), sums.p(), from.p(), 0}) == SUCCESS);
         Stream* stream;
         Graph *graph, *exec;
@@ -267,7 +268,7 @@ int main() {
         float want = 0.0f;
         for (const float v : values) want += v;
         EXPECT(sum.read()[0] == want);
-        // What was never waited for is no number.
+        // A copy that was not awaited leaves NaN.
         const Buffer<float> copied(4);
         EXPECT(launch("does_not_wait", 1, 1, 16, {nullptr, copied.p(), from.p() + 4, 0}) == SUCCESS);
         EXPECT(isnan(copied.read()[0]) && copied.read()[1] == values[4]);

@@ -20,7 +20,7 @@ pub(crate) struct GroupedMatvecArgs {
     pub(crate) y: u64,
     pub(crate) y_stride: u32,
     pub(crate) first_item: u32,
-    pub(crate) warps_a_tile: u32,
+    pub(crate) warps_per_tile: u32,
     pub(crate) output: u32,
     pub(crate) activation: u32,
     pub(crate) unused: u32,

@@ -258,7 +258,7 @@ pub(crate) struct SideProductArgs {
     pub(crate) y: u64,
     pub(crate) n_in: u32,
     pub(crate) end: u32,
-    pub(crate) warps_a_tile: u32,
+    pub(crate) warps_per_tile: u32,
     pub(crate) function: u32,
 }
 

@@ -19,8 +19,8 @@ pub(super) const CONSUMER_WARPS: usize = 8;
 pub(super) const PRODUCER_WARPS: usize = 4;
 /// Ops of a layer at most: `MAX_OPS` of `decode.cuh`.
 pub(super) const MAX_OPS: usize = 5;
-/// Query heads of a unit of attention: `HEADS_PER_UNIT` of `decode.cuh`.
-pub(super) const HEADS_PER_UNIT: usize = 4;
+/// Query heads of an attention task: `HEADS_PER_TASK` of `decode.cuh`.
+pub(super) const HEADS_PER_TASK: usize = 4;
 /// Copies of vectors that all blocks read: `COPIES` of `decode.cuh`.
 pub(super) const COPIES: usize = 4;
 /// Tiles of the output head of which a group of warps has sums at once: `HEAD_TILES_PER_ROUND` of `decode.cuh`.
@@ -57,7 +57,7 @@ pub(super) struct OpArgs {
     /// `1 / n_in`.
     pub(super) inverse_n_in: f32,
     /// Index of the op's first matrix among those of the model.
-    pub(super) first_matrix: u32,
+    pub(super) first_matrix_index: u32,
     /// Matrices of the op, 1 to 3.
     pub(super) n_matrices: u32,
     /// Rows of each matrix.
@@ -68,18 +68,18 @@ pub(super) struct OpArgs {
     pub(super) tag_out: u32,
     /// 1: quantised matrices; 0: F16 or F32.
     pub(super) has_codes: u16,
-    /// 1: a matrix has offsets (mins).
-    pub(super) has_offsets: u16,
+    /// 1: a matrix has mins.
+    pub(super) has_mins: u16,
     /// Copies of the result words.
-    pub(super) copies: u32,
+    pub(super) n_copies: u32,
     /// Elements of the result.
     pub(super) n_out: u32,
     /// Panels of a unit.
     pub(super) panels_per_unit: u32,
     /// Units of a row.
     pub(super) units_per_row: u32,
-    /// log2 of the warps that share the columns of a tile.
-    pub(super) log_split: u16,
+    /// log2 of the warps of a block that share the columns of a tile.
+    pub(super) log_warps_per_tile: u16,
     /// 0 or 1: the region of the partial sums.
     pub(super) region: u16,
     /// 1: a matrix has scales of half quantisation blocks.
@@ -98,7 +98,7 @@ pub(super) struct OpMatrixArgs {
     pub(super) tile_bytes: u32,
     /// Tiles of the matrix.
     pub(super) n_tiles: u32,
-    /// Index of its first tile among those of the op.
+    /// Index of its first tile among the op's, where q, k and v lie one below the other.
     pub(super) first_tile: u32,
     /// Tiles of the op that are divided among blocks together.
     pub(super) op_tiles: u32,
@@ -109,7 +109,7 @@ pub(super) struct OpMatrixArgs {
     /// [`WeightLayout`].
     pub(super) format: u16,
     /// log2 of the warps that share the columns of a tile.
-    pub(super) log_split: u16,
+    pub(super) log_warps_per_tile: u16,
     /// Units of a row.
     pub(super) units_per_row: u16,
     /// Records of a unit.
@@ -153,7 +153,7 @@ pub(super) struct LayerArgs {
     /// `Mask` of `masks.cuh`.
     pub(super) mask: u32,
     /// Positions of the mask's window or chunk.
-    pub(super) reach: u32,
+    pub(super) mask_positions: u32,
     /// `Activation` of `common.cuh`, of the gate.
     pub(super) activation: u32,
     /// Cap of attention scores; 0: none.
@@ -162,10 +162,10 @@ pub(super) struct LayerArgs {
     pub(super) residual_scale: f32,
     /// Query heads that share a KV head.
     pub(super) heads_per_kv_head: u32,
-    /// Groups of [`HEADS_PER_UNIT`] of these, rounded up.
+    /// Groups of [`HEADS_PER_TASK`] of these, rounded up.
     pub(super) head_groups_per_kv_head: u32,
-    /// Units of one split of positions.
-    pub(super) units_per_split: u32,
+    /// Attention tasks of one split of positions.
+    pub(super) tasks_per_split: u32,
     /// `2^32 / head_dim + 1`, for division by multiplication.
     pub(super) inverse_head_dim: u32,
     /// Parameter of the activation.
@@ -200,9 +200,9 @@ pub(super) struct DecodeArgs {
     /// Words of queries, keys and values.
     pub(super) qkv: u64,
     /// Words `[COPIES, split, n_head * head_dim / 2]` of attention.
-    pub(super) att: u64,
+    pub(super) attention: u64,
     /// Words `[COPIES, split, n_head]` of its maxima and sums.
-    pub(super) att_states: u64,
+    pub(super) attention_max_sums: u64,
     /// Layers of the model.
     pub(super) n_layer: u32,
     /// Elements of the residual stream.
@@ -218,11 +218,11 @@ pub(super) struct DecodeArgs {
     /// Stages of a consumer warp.
     pub(super) stages_per_warp: u32,
     /// Floats from the gate's partial sums to those of up.
-    pub(super) region_floats: u32,
-    /// Words of a copy of `att`.
-    pub(super) att_copy_words: u32,
-    /// Words of a copy of `att_states`.
-    pub(super) states_copy_words: u32,
+    pub(super) gate_to_up_floats: u32,
+    /// Words of a copy of `attention`.
+    pub(super) attention_copy_words: u32,
+    /// Words of a copy of `attention_max_sums`.
+    pub(super) max_sums_copy_words: u32,
     /// Offset of the warps' inputs in shared memory, in bytes; see `SharedMemoryLayout` for this and the following offsets.
     pub(super) inputs_at: u32,
     /// Bytes of a warp's inputs.
@@ -236,7 +236,7 @@ pub(super) struct DecodeArgs {
     /// Offset of the spans of attention.
     pub(super) spans_at: u32,
     /// Offset of the constants of heads.
-    pub(super) heads_at: u32,
+    pub(super) head_constants_at: u32,
     /// Offset of the rings' mbarriers.
     pub(super) barriers_at: u32,
     /// Offset of the scratch of routing.
@@ -251,7 +251,7 @@ pub(super) struct DecodeArgs {
     pub(super) n_tokens: u32,
     /// Number of the first token's decode step.
     pub(super) first_step_number: u32,
-    /// Time that a split of positions saves, relative to the cost of merging it.
+    /// Time of a KV page, divided by the time of merging an element (`DecodeArgs` of `decode.cuh`).
     pub(super) split_gain: f32,
     /// Stages of a warp whose copies may be outstanding.
     pub(super) max_stages_in_flight: u32,
@@ -270,7 +270,7 @@ pub(super) struct DecodeOnRanksArgs {
     pub(super) unused: u32,
 }
 
-/// The division of an op's products in a block: `1 << log_split` warps are a group and share the columns of a tile; the groups take
+/// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a group and share the columns of a tile; the groups take
 /// the block's tiles alternately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkSplit {
@@ -279,7 +279,7 @@ pub(super) struct WorkSplit {
     /// Units of a row, rounded up.
     units_per_row: usize,
     /// log2 of the warps of a group.
-    log_split: u32,
+    log_warps_per_tile: u32,
     /// Most tiles that a block has: of q/k/v together, of other ops of one matrix.
     n_tiles: usize,
     /// Whether the matrices are quantised.
@@ -294,15 +294,19 @@ impl WorkSplit {
         let panels_per_unit = matrices.iter().map(panels_of).max().unwrap_or(1);
         let units_per_row = matrices[0].n_in.div_ceil(PANEL).div_ceil(panels_per_unit);
         let n_tiles = op_tiles(kind, matrices).div_ceil(n_blocks);
-        let of_warp =
-            |log_split: u32| n_tiles.div_ceil(CONSUMER_WARPS >> log_split) * units_per_row.div_ceil(1 << log_split);
-        let log_split = (0..=CONSUMER_WARPS.ilog2()).rev().min_by_key(|&log_split| of_warp(log_split)).unwrap_or(0);
-        Self { panels_per_unit, units_per_row, log_split, n_tiles, has_codes: matrices[0].format.has_codes() }
+        let of_warp = |log_warps_per_tile: u32| {
+            n_tiles.div_ceil(CONSUMER_WARPS >> log_warps_per_tile) * units_per_row.div_ceil(1 << log_warps_per_tile)
+        };
+        let log_warps_per_tile = (0..=CONSUMER_WARPS.ilog2())
+            .rev()
+            .min_by_key(|&log_warps_per_tile| of_warp(log_warps_per_tile))
+            .unwrap_or(0);
+        Self { panels_per_unit, units_per_row, log_warps_per_tile, n_tiles, has_codes: matrices[0].format.has_codes() }
     }
 
     /// Panels of a row that the busiest warp has.
     pub(super) fn panels_per_warp(self) -> usize {
-        self.units_per_row.div_ceil(1 << self.log_split) * self.panels_per_unit
+        self.units_per_row.div_ceil(1 << self.log_warps_per_tile) * self.panels_per_unit
     }
 
     /// Most tiles of a block, if the op is small: each warp can preload its weights into registers. Otherwise 0.
@@ -312,7 +316,7 @@ impl WorkSplit {
             OpKind::GateAndUp => 2 * self.n_tiles,
             OpKind::Router | OpKind::OutputHead => return 0,
         };
-        let of_all_warps = 1 << self.log_split == CONSUMER_WARPS;
+        let of_all_warps = 1 << self.log_warps_per_tile == CONSUMER_WARPS;
         let is_dense = matrices.iter().all(|m| m.experts.is_none());
         let fits = self.has_codes
             && of_all_warps
@@ -330,7 +334,7 @@ impl WorkSplit {
     /// Rows of a block that have partial sums at the same time, at most: all of them, except in the output head.
     pub(super) fn rows_at_once(self, kind: OpKind) -> usize {
         let tiles = match kind {
-            OpKind::OutputHead => self.n_tiles.min(HEAD_TILES_PER_ROUND * (CONSUMER_WARPS >> self.log_split)),
+            OpKind::OutputHead => self.n_tiles.min(HEAD_TILES_PER_ROUND * (CONSUMER_WARPS >> self.log_warps_per_tile)),
             OpKind::Qkv | OpKind::AttentionOutput | OpKind::Router | OpKind::GateAndUp | OpKind::Down => self.n_tiles,
         };
         tiles * TILE
@@ -358,7 +362,7 @@ fn op_tiles(kind: OpKind, matrices: &[OpMatrix]) -> usize {
 
 /// The first block that has a tile of an op, if the op has fewer tiles than blocks. Rows of the residual stream belong to the last blocks, and
 /// q/k/v to those before them: where there are enough blocks, a block with rows of the residual stream has no rows of q/k/v, whose weights it
-/// would copy too late. Units of attention begin with the first block.
+/// would copy too late. Attention tasks begin with the first block.
 fn first_block(kind: OpKind, matrices: &[OpMatrix], n_blocks: usize) -> usize {
     let n_tiles = op_tiles(kind, matrices);
     match kind {
@@ -385,7 +389,7 @@ pub(super) fn matrices_args(
         }
         let [expert_stride, tiles_per_expert, records_per_expert] = matrix
             .experts
-            .map_or([0; 3], |of| [of.stride_bytes, of.tiles_per_expert, of.records_per_row].map(|n| n as u32));
+            .map_or([0; 3], |of| [of.stride_bytes, of.tiles_per_expert, of.records_per_expert].map(|n| n as u32));
         OpMatrixArgs {
             records: matrix.records,
             tile_bytes: matrix.tile_bytes as u32,
@@ -395,7 +399,7 @@ pub(super) fn matrices_args(
             record_bytes: record.bytes as u16,
             records_per_stage: records_per_stage(matrix.format, stage_bytes) as u16,
             format: matrix.format as u16,
-            log_split: split.log_split as u16,
+            log_warps_per_tile: split.log_warps_per_tile as u16,
             units_per_row: split.units_per_row as u16,
             records_per_unit: (split.panels_per_unit / record.panels) as u16,
             routed_layers: matrix.experts.map_or(0, |_| layer as u32 + 1),
@@ -432,7 +436,7 @@ impl OpKind {
     }
 
     /// Copies of its result words. Queries, keys and values are read by few blocks, and the output head writes no vector.
-    fn copies(self) -> usize {
+    fn n_copies(self) -> usize {
         match self {
             Self::Qkv | Self::OutputHead => 1,
             Self::AttentionOutput | Self::Router | Self::GateAndUp | Self::Down => COPIES,
@@ -472,18 +476,18 @@ pub(super) fn op_args(
         n_in: matrices[0].n_in as u32,
         eps: 0.0,
         inverse_n_in: 1.0 / matrices[0].n_in as f32,
-        first_matrix: index.matrix as u32,
+        first_matrix_index: index.matrix as u32,
         n_matrices: matrices.len() as u32,
         n_rows,
         tag_in,
         tag_out,
         has_codes: u16::from(split.has_codes),
-        has_offsets: u16::from(matrices.iter().any(|m| m.format.has_offsets())),
-        copies: kind.copies() as u32,
+        has_mins: u16::from(matrices.iter().any(|m| m.format.has_mins())),
+        n_copies: kind.n_copies() as u32,
         n_out: matrices[0].n_rows as u32,
         panels_per_unit: split.panels_per_unit as u32,
         units_per_row: split.units_per_row as u32,
-        log_split: split.log_split as u16,
+        log_warps_per_tile: split.log_warps_per_tile as u16,
         region: (index.op % 2) as u16,
         has_half_scales: u16::from(matrices.iter().any(|m| m.format.has_halves())),
         preload_tiles: split.preload_tiles(kind, matrices) as u16,
@@ -498,7 +502,7 @@ pub(super) struct WordBuffers {
     /// Queries, keys and values.
     pub(super) qkv: u64,
     /// Attention's weighted sums of values.
-    pub(super) att: u64,
+    pub(super) attention: u64,
     /// Products of the router.
     pub(super) router: u64,
     /// The feed-forward's gated rows.
@@ -510,7 +514,7 @@ impl WordBuffers {
     pub(super) fn of(self, kind: OpKind) -> [u64; 2] {
         match kind {
             OpKind::Qkv => [self.residual, self.qkv],
-            OpKind::AttentionOutput => [self.att, self.residual],
+            OpKind::AttentionOutput => [self.attention, self.residual],
             OpKind::Router => [self.residual, self.router],
             OpKind::GateAndUp => [self.residual, self.gated],
             OpKind::Down => [self.gated, self.residual],
@@ -532,12 +536,12 @@ pub(super) fn layer_args(
     let [k_cache, v_cache] = cache.layer_addresses(i);
     let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_kv_head;
-    let head_groups = heads.div_ceil(HEADS_PER_UNIT);
+    let head_groups = heads.div_ceil(HEADS_PER_TASK);
     let mut ops = [OpArgs::zeroed(); MAX_OPS];
     for (to, (kind, matrices)) in ops.iter_mut().zip(&layer.ops) {
         let norm = match kind {
             OpKind::Qkv => Some(layer.mixer_norm),
-            OpKind::Router | OpKind::GateAndUp => Some(layer.norm),
+            OpKind::Router | OpKind::GateAndUp => Some(layer.feed_forward_norm),
             OpKind::AttentionOutput | OpKind::Down | OpKind::OutputHead => None,
         };
         *to = OpArgs {
@@ -560,13 +564,13 @@ pub(super) fn layer_args(
         n_kv_head: a.n_kv_head as u32,
         head_dim: a.head_dim as u32,
         mask: a.mask,
-        reach: a.reach,
+        mask_positions: a.reach,
         activation,
         soft_cap: a.soft_cap,
         residual_scale: layer.residual_scale,
         heads_per_kv_head: heads as u32,
         head_groups_per_kv_head: head_groups as u32,
-        units_per_split: (a.n_kv_head * head_groups) as u32,
+        tasks_per_split: (a.n_kv_head * head_groups) as u32,
         inverse_head_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
         activation_limit,
         expert_bias: layer.experts().map_or([0; 3], |experts| {

@@ -8,7 +8,15 @@
 //! Terms: an *op* is one product of a layer with its prologue and epilogue (q/k/v, attention output, router, gate and up, down). A
 //! *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile, and a *record* the codes and scales of one to four panels of a
 //! tile, which lie together in memory (`kernels/formats.cuh`). A *code* is the integer of a quantised weight; the formats F16 and F32
-//! have no codes.
+//! have no codes. A *stack* ([`CudaStack`]) is the matrices of all experts of a layer, one below the other in memory.
+//!
+//! The experts that a token is routed to are evaluated as one feed-forward. Of a token with experts a and b:
+//!
+//! ```text
+//! gate, up: stacked by rows           down: stacked by columns; its product sums over the experts
+//!   rows of a   [n_ff, n_embd]          [n_embd, n_ff] of a | [n_embd, n_ff] of b
+//!   rows of b   [n_ff, n_embd]
+//! ```
 
 use metal_attention_model::{Activation, Residual};
 
@@ -50,14 +58,15 @@ pub(super) struct ExpertLayout {
     pub(super) stride_bytes: usize,
     /// Tiles of one expert's matrix.
     pub(super) tiles_per_expert: usize,
-    /// Records of one expert in a row of tiles.
-    pub(super) records_per_row: usize,
+    /// Records of a tile that belong to one expert: all of them for gate and up; for down those of one expert's columns.
+    pub(super) records_per_expert: usize,
 }
 
 impl OpMatrix {
     /// A matrix of the model.
     pub(super) fn of(matrix: &CudaMatrix) -> Self {
         Self {
+            // The address alone: the row of the result at which a matrix begins (here 0) is not used.
             records: matrix.args(0).records,
             format: matrix.layout,
             n_rows: matrix.n_rows,
@@ -68,25 +77,25 @@ impl OpMatrix {
     }
 
     /// The matrices of `n_used` experts, one below the other: gate and up.
-    fn below(stack: &CudaStack, n_used: usize) -> Self {
-        let one = Self::of_one(stack);
-        Self { n_rows: n_used * stack.n_rows, ..one }
+    fn stacked_by_rows(stack: &CudaStack, n_used: usize) -> Self {
+        let expert = Self::of_expert(stack);
+        Self { n_rows: n_used * stack.n_rows, ..expert }
     }
 
     /// The matrices of `n_used` experts, side by side: down, whose product then sums over the experts.
-    fn beside(stack: &CudaStack, n_used: usize) -> Self {
-        let one = Self::of_one(stack);
-        Self { n_in: n_used * stack.n_in(), ..one }
+    fn stacked_by_columns(stack: &CudaStack, n_used: usize) -> Self {
+        let expert = Self::of_expert(stack);
+        Self { n_in: n_used * stack.n_in(), ..expert }
     }
 
-    /// The matrix of one expert.
-    fn of_one(stack: &CudaStack) -> Self {
+    /// The matrix of one expert, the first of the layer.
+    fn of_expert(stack: &CudaStack) -> Self {
         let (args, tile_bytes) = stack.args();
         let tiles = stack.n_rows.div_ceil(TILE);
         let experts = ExpertLayout {
             stride_bytes: tiles * tile_bytes as usize,
             tiles_per_expert: tiles,
-            records_per_row: records_per_row(stack),
+            records_per_expert: records_per_expert(stack),
         };
         Self {
             records: args.records,
@@ -98,8 +107,8 @@ impl OpMatrix {
         }
     }
 
-    /// Bytes that are read for one token.
-    pub(super) fn bytes(&self) -> usize {
+    /// Bytes of the matrix that are read for one token; of experts, of the chosen ones.
+    pub(super) fn bytes_per_token(&self) -> usize {
         let record = self.format.record();
         self.n_tiles() * self.n_in.div_ceil(PANEL * record.panels) * record.bytes
     }
@@ -110,8 +119,9 @@ impl OpMatrix {
     }
 }
 
-/// Records in a row of tiles of one expert's matrix.
-fn records_per_row(stack: &CudaStack) -> usize {
+/// Records of one tile of one expert's matrix. They divide the row exactly: only formats of 256 columns (K-quants) have records of several
+/// panels.
+fn records_per_expert(stack: &CudaStack) -> usize {
     stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
 
@@ -131,7 +141,7 @@ pub(super) struct DecodeLayer<'a> {
     /// The attention.
     pub(super) attention: &'a CudaAttention,
     /// Norm of the input of the feed-forward, and of the router.
-    pub(super) norm: &'a CudaNorm,
+    pub(super) feed_forward_norm: &'a CudaNorm,
     feed_forward: GatedFeedForward<'a>,
     /// Factor on what is added to the residual stream.
     pub(super) residual_scale: f32,
@@ -156,7 +166,7 @@ impl<'a> DecodeLayer<'a> {
             output_scale,
         } = layer;
         let CudaMixer::Attention(attention) = mixer else { return None };
-        // The kernel adds each half to the residual stream before the next half reads it, and has norms of inputs only.
+        // The kernel adds the attention's result to the residual stream before the feed-forward reads it, and has norms of inputs only.
         let residual_scale = match *residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => return None,
@@ -165,7 +175,9 @@ impl<'a> DecodeLayer<'a> {
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the kernel.
         let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // Causal masks, norms of single heads and RoPE are what `decode_attention.cuh` does.
+        // `decode_attention.cuh` does what the paged kernels do when they make queries, keys and values themselves: causal masks, also with a
+        // window or chunks; no ALiBi (`AttentionKernels::Paged`); norms of single heads, RoPE, and nothing else in between (no
+        // `separate_inputs`). `attention_kernels` of `support.rs` decides both.
         let is_paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         // Layers without keys or values of their own have fewer matrices: they read another layer's cache, or use keys as values.
         if has_result_norms || has_extras || !is_paged || attention.qkv.len() != 3 {
@@ -177,7 +189,8 @@ impl<'a> DecodeLayer<'a> {
         ];
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
-                // With a gate whose activation a product's epilogue applies, and without biases of gate and up.
+                // `fuses_activation`: a product's epilogue can apply the gate's activation; this implies that gate and up have no biases, and one
+                // weight layout.
                 let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
                 ops.push((OpKind::GateAndUp, vec![OpMatrix::of(gate), OpMatrix::of(&dense.up)]));
                 ops.push((OpKind::Down, vec![OpMatrix::of(&dense.down.weight)]));
@@ -186,20 +199,27 @@ impl<'a> DecodeLayer<'a> {
             CudaFeedForward::Experts(experts) => {
                 let (gate, n_used) = (experts.gate.as_ref().filter(|_| are_supported(experts))?, experts.spec.n_used);
                 ops.push((OpKind::Router, vec![OpMatrix::of(&experts.router.weight)]));
-                let gate_and_up = [gate, &experts.up].map(|stack| OpMatrix::below(stack, n_used));
+                let gate_and_up = [gate, &experts.up].map(|stack| OpMatrix::stacked_by_rows(stack, n_used));
                 ops.push((OpKind::GateAndUp, gate_and_up.to_vec()));
-                ops.push((OpKind::Down, vec![OpMatrix::beside(&experts.down, n_used)]));
+                ops.push((OpKind::Down, vec![OpMatrix::stacked_by_columns(&experts.down, n_used)]));
                 GatedFeedForward::Experts(experts)
             }
             CudaFeedForward::ChannelMix(_) | CudaFeedForward::None => return None,
         };
         // The matrices of an op share its inputs, which are stored as digits for codes, or as F16 parts for floats: never both.
         let share_inputs = |of: &[OpMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
-        let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(has_aligned_rows);
+        let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(reads_whole_quads);
         // Only RMSNorms without a bias: the norm's factor is applied to the product's rows.
-        let rms = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
-        let (mixer_norm, norm) = (rms(mixer_norm)?, rms(feed_forward_norm)?);
-        ops.iter().all(is_supported).then_some(Self { mixer_norm, attention, norm, feed_forward, residual_scale, ops })
+        let rms_norm = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
+        let (mixer_norm, feed_forward_norm) = (rms_norm(mixer_norm)?, rms_norm(feed_forward_norm)?);
+        ops.iter().all(is_supported).then_some(Self {
+            mixer_norm,
+            attention,
+            feed_forward_norm,
+            feed_forward,
+            residual_scale,
+            ops,
+        })
     }
 
     /// The experts; `None`: the feed-forward is dense.
@@ -238,7 +258,8 @@ impl<'a> DecodeLayer<'a> {
     }
 }
 
-/// The largest number of rows of an op of kind `wanted`, of its first matrix; 0: no layer has such an op.
+/// The largest number of rows that the result of an op of kind `wanted` has: those of its first matrix, since gate and up give one row for each
+/// pair and the others have one matrix. Not for q/k/v. 0: no layer has such an op.
 pub(super) fn max_rows(layers: &[DecodeLayer<'_>], wanted: OpKind) -> usize {
     let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(kind, _)| *kind == wanted);
     of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
@@ -261,6 +282,7 @@ fn are_supported(experts: &CudaExperts) -> bool {
         shared_gate,
         expert_norms,
         activation: _,
+        // `has_known_activation`, which is private: it concerns other kernels. The activation is checked below.
         ..
     } = experts;
     // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
@@ -289,7 +311,7 @@ pub(super) fn is_table_only(embedding: &CudaEmbedding) -> bool {
     has_no_sum && per_layer.is_none() && streams.is_none()
 }
 
-/// Whether the length of the matrix's rows, that is, of its input vector, is a multiple of 4: inputs are read in pairs of words, two elements each.
-pub(super) fn has_aligned_rows(matrix: &OpMatrix) -> bool {
+/// Whether the length of the matrix's input vector is a multiple of 4: inputs are read as quads, that is, pairs of words of two elements each.
+pub(super) fn reads_whole_quads(matrix: &OpMatrix) -> bool {
     matrix.n_in.is_multiple_of(4)
 }

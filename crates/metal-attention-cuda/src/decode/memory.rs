@@ -1,7 +1,7 @@
 //! The layout of a block's shared memory in the persistent decode kernel (`kernels/decode.cu`): the consumer warps' rings of weights first, then
 //! everything else. Whatever is not needed otherwise goes to the rings.
 
-use super::args::{CONSUMER_WARPS, HEADS_PER_UNIT, OpKind, SMALL_OP_FLOATS, SUMS_STRIDE, WorkSplit, records_per_stage};
+use super::args::{CONSUMER_WARPS, HEADS_PER_TASK, OpKind, SMALL_OP_FLOATS, SUMS_STRIDE, WorkSplit, records_per_stage};
 use super::layers::{DecodeLayer, OpMatrix, max_rows};
 use crate::device::CudaSummary;
 use crate::matrix::{PANEL, TILE, WeightLayout};
@@ -24,7 +24,7 @@ const STATIC_SHARED: usize = 4096;
 const BLOCK_SHARE_BYTES: usize = 32;
 /// Bytes of `AttentionSpan` of `decode_attention.cuh`.
 const SPAN_BYTES: usize = 32;
-/// Bytes of scratch for each expert in routing: `Choice` of `routing.cuh`.
+/// Bytes of scratch for each expert in routing: `RoutingScratch` of `routing.cuh`.
 const ROUTING_BYTES_PER_EXPERT: usize = 14;
 
 /// Offsets in a block's shared memory, in bytes. The rings of stages begin at 0.
@@ -43,7 +43,7 @@ pub(super) struct SharedMemoryLayout {
     /// The two regions of partial sums.
     pub(super) regions_at: [usize; 2],
     /// Floats from the gate's partial sums to those of up.
-    pub(super) region_floats: usize,
+    pub(super) gate_to_up_floats: usize,
     /// The block's rows of the residual stream, F32.
     pub(super) residual_at: usize,
     /// The block's share of each matrix.
@@ -51,7 +51,7 @@ pub(super) struct SharedMemoryLayout {
     /// The span of attention of each layer.
     pub(super) spans_at: usize,
     /// Cosines, sines and weights of norms of heads.
-    pub(super) heads_at: usize,
+    pub(super) head_constants_at: usize,
     /// Scratch of routing.
     pub(super) routing_at: usize,
     /// mbarriers of the rings, and 16 bytes of zeros.
@@ -82,12 +82,12 @@ impl SharedMemoryLayout {
         let input_stride = splits().map(|(_, split)| split.input_bytes()).max().unwrap_or(0).next_multiple_of(16);
         let of_attention = head_dim().map(attention_bytes).max().unwrap_or(0);
         let n_rows = splits().map(|(kind, split)| split.rows_at_once(kind)).max().unwrap_or(0);
-        let region_floats = n_rows * SUMS_STRIDE;
+        let gate_to_up_floats = n_rows * SUMS_STRIDE;
         // A region holds the sums of gate and up, where an op of gate and up uses it.
         let has_gate =
             |place: usize| all_ops().enumerate().any(|(i, (kind, _))| i % 2 == place && *kind == OpKind::GateAndUp);
         let floats_of =
-            |place: usize| SMALL_OP_FLOATS.max(if has_gate(place) { 2 * region_floats } else { region_floats });
+            |place: usize| SMALL_OP_FLOATS.max(if has_gate(place) { 2 * gate_to_up_floats } else { gate_to_up_floats });
         let n_matrices = layers.iter().flat_map(DecodeLayer::matrices).count() + 1;
 
         // Everything behind the rings.
@@ -101,7 +101,7 @@ impl SharedMemoryLayout {
         let residual_at = take(n_embd.div_ceil(TILE).div_ceil(n_blocks) * TILE * 4);
         let shares_at = take(BLOCK_SHARE_BYTES * n_matrices);
         let spans_at = take(SPAN_BYTES * layers.len());
-        let heads_at = take(12 * head_dim().max().unwrap_or(0).next_multiple_of(4));
+        let head_constants_at = take(12 * head_dim().max().unwrap_or(0).next_multiple_of(4));
         let routing_at = take((ROUTING_BYTES_PER_EXPERT * max_rows(layers, OpKind::Router)).next_multiple_of(16));
         // Two mbarriers of 8 bytes a stage, and 16 bytes of zeros.
         let barriers_at = take(16 * CONSUMER_WARPS * MAX_STAGES + 16);
@@ -132,11 +132,11 @@ impl SharedMemoryLayout {
             inputs_at: rings + inputs_at,
             input_stride,
             regions_at: regions.map(|at| rings + at),
-            region_floats,
+            gate_to_up_floats,
             residual_at: rings + residual_at,
             shares_at: rings + shares_at,
             spans_at: rings + spans_at,
-            heads_at: rings + heads_at,
+            head_constants_at: rings + head_constants_at,
             routing_at: rings + routing_at,
             barriers_at: rings + barriers_at,
             bytes: rings + rest,
@@ -177,7 +177,7 @@ fn best_stages<'a>(matrices: impl Iterator<Item = &'a OpMatrix>, bytes_per_warp:
 /// Bytes of scratch of attention: queries in two F16 parts, the token's own key and value, and the teams' weighted sums, maxima and sums of weights.
 fn attention_bytes(head_dim: usize) -> usize {
     let padded = head_dim.next_multiple_of(64).next_power_of_two();
-    let halves = 2 * HEADS_PER_UNIT * (padded + 8) + 2 * padded;
-    let floats = HEADS_PER_UNIT + CONSUMER_WARPS * HEADS_PER_UNIT * head_dim + 2 * CONSUMER_WARPS * HEADS_PER_UNIT;
+    let halves = 2 * HEADS_PER_TASK * (padded + 8) + 2 * padded;
+    let floats = HEADS_PER_TASK + CONSUMER_WARPS * HEADS_PER_TASK * head_dim + 2 * CONSUMER_WARPS * HEADS_PER_TASK;
     2 * halves + 4 * floats
 }

@@ -94,8 +94,8 @@ impl ModelRunner {
         let n_panels = n_in.div_ceil(PANEL);
         let n_tiles = p.first.n_rows.div_ceil(TILE);
         let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-        let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * n_items).clamp(1, max_warps));
-        let n_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
+        let warps_per_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * n_items).clamp(1, max_warps));
+        let n_groups = n_tiles.div_ceil(WARPS / warps_per_tile);
         // A block prepares its input once and then takes several tiles.
         let blocks = (2 * self.gpu.summary().n_sm).div_ceil(n_items).clamp(1, n_groups);
         let parts = if p.second.is_some() && p.epilogue != Epilogue::Gated { 2 } else { 1 };
@@ -115,7 +115,7 @@ impl ModelRunner {
                 y: p.y,
                 y_stride: p.y_stride as u32,
                 first_item: first_item as u32,
-                warps_a_tile: warps_a_tile as u32,
+                warps_per_tile: warps_per_tile as u32,
                 output: p.epilogue as u32,
                 activation: p.activation,
                 unused: 0,

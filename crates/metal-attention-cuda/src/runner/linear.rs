@@ -325,25 +325,25 @@ impl ModelRunner {
         let n_panels = n_in.div_ceil(PANEL);
         // As few warps for each tile as keep the memory busy, and no more than have a full prefetch of panels each.
         let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-        let warps_a_tile = WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two();
-        let warps_a_tile = if warps_a_tile > max_warps { warps_a_tile / 2 } else { warps_a_tile };
+        let warps_per_tile = WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two();
+        let warps_per_tile = if warps_per_tile > max_warps { warps_per_tile / 2 } else { warps_per_tile };
         let shared = gemv_shared_bytes(p.matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, n_tokens);
         let summary = self.gpu.summary();
         let fit = BLOCKS_PER_SM * (shared + RESERVED_SHARED) <= summary.max_shared;
         let most_blocks = summary.n_sm * if fit || n_tiles * TILE * n_in > LARGE_MATRIX { BLOCKS_PER_SM } else { 1 };
-        let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
+        let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_per_tile));
         let n_groups: usize = groups.clone().sum();
         let blocks_for = |groups: usize| {
             if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
         };
-        let mut blocks = [0; MAX_PARTS];
+        let mut block_ends = [0; MAX_PARTS];
         let mut n_blocks = 0;
-        for (end, groups) in blocks.iter_mut().zip(groups) {
+        for (end, groups) in block_ends.iter_mut().zip(groups) {
             n_blocks += blocks_for(groups);
             *end = n_blocks as u32;
         }
-        let warps_a_tile = warps_a_tile as u32;
-        let args = MatvecArgs { blocks, warps_a_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
+        let warps_per_tile = warps_per_tile as u32;
+        let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, y, rows, ..p.gemv_args(&p.matrices, n_in) };
         let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
         self.launch(["matvec_1", "matvec_2", "matvec_3", "matvec_4"][n_tokens - 1], p.label, grid, &args)
     }
@@ -364,12 +364,12 @@ impl ModelRunner {
         for matrices in products {
             let (n_tiles, n_panels) = (matrices[0].0.n_tiles(), n_in.div_ceil(PANEL));
             let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * groups).clamp(1, max_warps));
-            let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
+            let warps_per_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * groups).clamp(1, max_warps));
+            let tile_groups = n_tiles.div_ceil(WARPS / warps_per_tile);
             // A block prepares its input once and then takes several tiles.
             let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
-            let (blocks_of, warps_a_tile) = ([blocks as u32; MAX_PARTS], warps_a_tile as u32);
-            let args = MatvecArgs { blocks: blocks_of, warps_a_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
+            let (block_ends, warps_per_tile) = ([blocks as u32; MAX_PARTS], warps_per_tile as u32);
+            let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
             let shared = gemv_shared_bytes(matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, GEMV_TOKENS);
             let grid = LaunchGrid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };
             self.launch("matvec_rows", p.label, grid, &args)?;

@@ -37,7 +37,7 @@ pub(crate) fn few_tokens(gpu: &CudaSummary, n_embd: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FewTokensPlan {
     /// Warps of a block that share the panels of the same row tiles; the other warps have other tiles.
-    warps_a_tile: usize,
+    warps_per_tile: usize,
     /// Blocks that share the panels of the same row tiles (split-K).
     n_splits: usize,
 }
@@ -56,22 +56,22 @@ impl FewTokensPlan {
         let resident_blocks = BLOCKS_PER_SM * n_sm;
         let blocks =
             |warps: usize| n_groups * tiles.clone().map(|n| n.div_ceil(tiles_per_block(warps, gated))).sum::<usize>();
-        let warps_a_tile =
+        let warps_per_tile =
             [WARPS, WARPS / 2, WARPS / 4].into_iter().find(|warps| blocks(*warps) <= resident_blocks).unwrap_or(1);
-        let panels_per_warp = n_panels / warps_a_tile;
+        let panels_per_warp = n_panels / warps_per_tile;
         let max_splits = if panels_per_warp < SPLIT_K_PANELS {
             1
         } else {
-            (resident_blocks / blocks(warps_a_tile)).clamp(1, panels_per_warp / 2)
+            (resident_blocks / blocks(warps_per_tile)).clamp(1, panels_per_warp / 2)
         };
         // Rounded so that each split has panels.
-        Self { warps_a_tile, n_splits: n_panels.div_ceil(n_panels.div_ceil(max_splits)) }
+        Self { warps_per_tile, n_splits: n_panels.div_ceil(n_panels.div_ceil(max_splits)) }
     }
 }
 
 /// Row tiles of a block; of a gated product, those of the gate.
-fn tiles_per_block(warps_a_tile: usize, gated: bool) -> usize {
-    WARPS / warps_a_tile * if gated { 1 } else { 2 }
+fn tiles_per_block(warps_per_tile: usize, gated: bool) -> usize {
+    WARPS / warps_per_tile * if gated { 1 } else { 2 }
 }
 
 impl ModelRunner {
@@ -90,9 +90,9 @@ impl ModelRunner {
         let n_groups = n_token_tiles.div_ceil(tiles);
         let rows = p.stacked_matrices(matrices).iter().map(|(matrix, _)| matrix.n_tiles());
         let n_sm = self.gpu.summary().n_sm;
-        let FewTokensPlan { warps_a_tile, n_splits } =
+        let FewTokensPlan { warps_per_tile, n_splits } =
             FewTokensPlan::new(&rows, gated, parts[0].n_panels as usize, n_groups, n_sm);
-        let (blocks, n_blocks) = p.count_blocks(matrices, tiles_per_block(warps_a_tile, gated));
+        let (blocks, n_blocks) = p.count_blocks(matrices, tiles_per_block(warps_per_tile, gated));
         let args = MatmulFewArgs {
             parts,
             n_parts: matrices.len() as u32,
@@ -108,7 +108,7 @@ impl ModelRunner {
             y: p.y,
             packed: p.packed,
             y_token_tiles: n_token_tiles as u32,
-            warps_a_tile: warps_a_tile as u32,
+            warps_per_tile: warps_per_tile as u32,
             n_splits: n_splits as u32,
             unused: 0,
             sums: self.buffers.split_sums.ptr(),
@@ -132,17 +132,17 @@ mod tests {
         let plan =
             |tiles: &[usize], gated, n_panels| FewTokensPlan::new(&tiles.iter().copied(), gated, n_panels, 1, 132);
         // llama-3.2-1b: queries, keys and values; gate and up; down, which has many panels; the output head.
-        assert_eq!(plan(&[128, 32, 32], false, 32), FewTokensPlan { warps_a_tile: 8, n_splits: 1 });
-        assert_eq!(plan(&[512], true, 32), FewTokensPlan { warps_a_tile: 4, n_splits: 1 });
-        assert_eq!(plan(&[128], false, 128), FewTokensPlan { warps_a_tile: 8, n_splits: 4 });
-        assert_eq!(plan(&[8016], false, 32), FewTokensPlan { warps_a_tile: 1, n_splits: 1 });
+        assert_eq!(plan(&[128, 32, 32], false, 32), FewTokensPlan { warps_per_tile: 8, n_splits: 1 });
+        assert_eq!(plan(&[512], true, 32), FewTokensPlan { warps_per_tile: 4, n_splits: 1 });
+        assert_eq!(plan(&[128], false, 128), FewTokensPlan { warps_per_tile: 8, n_splits: 4 });
+        assert_eq!(plan(&[8016], false, 32), FewTokensPlan { warps_per_tile: 1, n_splits: 1 });
         for (tiles, n_panels) in [(1, 1), (1, 1000), (7, 129), (64, 131), (132, 300), (4000, 64)] {
             for n_groups in [1, 2] {
-                let FewTokensPlan { warps_a_tile, n_splits } =
+                let FewTokensPlan { warps_per_tile, n_splits } =
                     FewTokensPlan::new(&[tiles].into_iter(), false, n_panels, n_groups, 132);
                 let each = n_panels.div_ceil(n_splits);
                 assert!((n_splits - 1) * each < n_panels, "{tiles} {n_panels}: a split without panels");
-                let blocks = n_groups * tiles.div_ceil(tiles_per_block(warps_a_tile, false));
+                let blocks = n_groups * tiles.div_ceil(tiles_per_block(warps_per_tile, false));
                 assert!(n_splits == 1 || blocks * n_splits <= 264, "{tiles} {n_panels}: no room for sums");
             }
         }

@@ -74,7 +74,7 @@ struct LowRank<'w> {
 }
 
 /// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
-struct TokenShift {
+struct TokenShiftOp {
     /// The previous inputs.
     states: StatesArgs,
     /// Address of the interpolation weights, `[n_mix, width]`.
@@ -136,17 +136,17 @@ impl ModelRunner {
             let matrix = &product.linear.weight;
             let n_panels = matrix.n_in.div_ceil(PANEL);
             let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_a_tile = previous_power_of_two(
+            let warps_per_tile = previous_power_of_two(
                 WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two().min(max_warps),
             );
-            let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
-            (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
+            let groups = matrix.n_tiles().div_ceil(WARPS / warps_per_tile);
+            (warps_per_tile, groups, groups * n_panels.div_ceil(warps_per_tile))
         });
         let shares: Vec<_> = shares.collect();
         let work: usize = shares.iter().map(|(_, _, work)| work).sum();
         let mut args = SideProductsArgs::zeroed();
         let (mut n_blocks, mut shared) = (0, 0);
-        for ((to, product), (warps_a_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
+        for ((to, product), (warps_per_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
             let matrix = &product.linear.weight;
             n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
             shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
@@ -156,7 +156,7 @@ impl ModelRunner {
                 y: product.y,
                 n_in: matrix.n_in as u32,
                 end: n_blocks as u32,
-                warps_a_tile: warps_a_tile as u32,
+                warps_per_tile: warps_per_tile as u32,
                 function: product.function as u32,
             };
         }
@@ -166,7 +166,7 @@ impl ModelRunner {
     }
 
     /// Launches a token shift of the normalised input in `h`.
-    fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShift) -> Result<(), CudaError> {
+    fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShiftOp) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(batch);
         let args = TokenShiftArgs {
             runs,
@@ -213,7 +213,7 @@ impl ModelRunner {
         // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
         // after the second time.
         let once =
-            TokenShift { states, lerps: w.lerp_x.ptr(), offsets: 0, out: mixed, width, n_mix: 1, advance: false };
+            TokenShiftOp { states, lerps: w.lerp_x.ptr(), offsets: 0, out: mixed, width, n_mix: 1, advance: false };
         self.shift(batch, &once)?;
         self.store_rows(batch, "token shift", &w.mix_down, mixed, offsets_low)?;
         self.elementwise(batch, ElementwiseFunction::Tanh, offsets_low, 0, RWKV6_MIXES * spec.mix_rank)?;
@@ -231,7 +231,7 @@ impl ModelRunner {
             y_stride: width,
         };
         self.grouped_gemv(&up, RWKV6_MIXES * batch.size.n_tokens)?;
-        self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once })?;
+        self.shift(batch, &TokenShiftOp { lerps: w.lerps.ptr(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once })?;
         // The mixed inputs in order: decay, keys, values, receptance, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
         self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
@@ -278,7 +278,7 @@ impl ModelRunner {
         let lerps = w.lerps.ptr();
         self.shift(
             batch,
-            &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
+            &TokenShiftOp { states, lerps, offsets: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
         )?;
         // The mixed inputs in order: receptance, decay, keys, values, rate, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
@@ -369,7 +369,7 @@ impl ModelRunner {
         let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
         let states = batch.recurrent.of_layer(i, w.state);
         let (lerps, width, n_mix) = (w.lerps.ptr(), spec.n_embd, spec.n_mix());
-        self.shift(batch, &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix, advance: true })?;
+        self.shift(batch, &TokenShiftOp { states, lerps, offsets: 0, out: mixed, width, n_mix, advance: true })?;
         self.store_rows(batch, "channel mix keys", &w.key, mixed, keys)?;
         self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
         let Some(linear) = &w.receptance else {

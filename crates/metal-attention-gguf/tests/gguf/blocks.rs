@@ -1,17 +1,18 @@
-//! The block formats against gguf-py: see `make_blocks.py`.
+//! Quantisation and dequantisation of every tensor type against gguf-py. `make_blocks.py` writes the expected values.
 
 use metal_attention_gguf::{GgufFile, TensorType, blocks};
 
+/// The file that `make_blocks.py` writes.
 fn expected_values() -> GgufFile {
     GgufFile::from_bytes(&metal_attention_testing::unpacked("tests/data/gguf/blocks.gguf")).unwrap()
 }
 
 #[test]
-fn dequantises_as_gguf_py_does_bit_for_bit() {
+fn dequantises_like_gguf_py_bit_for_bit() {
     let file = expected_values();
     for ty in TensorType::ALL {
         if matches!(ty, TensorType::Q1_0 | TensorType::Q2_0) {
-            continue; // gguf-py has not these: see SUMS
+            continue; // gguf-py does not have these; SUMS covers them
         }
         let tensor = file.tensor(ty.name()).unwrap();
         assert_eq!(tensor.ty(), *ty);
@@ -20,7 +21,7 @@ fn dequantises_as_gguf_py_does_bit_for_bit() {
         let found: Vec<u32> = tensor.to_f32().iter().map(|x| x.to_bits()).collect();
         assert_eq!(found, expected, "{ty}");
 
-        // The same from bytes that are aligned to nothing.
+        // The same bytes without alignment.
         let shifted = [&[0], tensor.bytes()].concat();
         let mut values = vec![0.0; tensor.n_elements()];
         ty.dequantize(&shifted[1..], &mut values);
@@ -28,7 +29,7 @@ fn dequantises_as_gguf_py_does_bit_for_bit() {
     }
 }
 
-/// What `make_blocks.py` prints: of each type sum (2 i + 1) bits(x[i]), modulo 2^64.
+/// The checksums that `make_blocks.py` prints: for each type the sum of (2 i + 1) bits(x[i]) modulo 2^64.
 const SUMS: [(TensorType, u64); 25] = [
     (TensorType::Q4_0, 0x8e1b727f837bac00),
     (TensorType::Q4_1, 0x3d5cf081e9a5ab16),
@@ -58,7 +59,7 @@ const SUMS: [(TensorType, u64); 25] = [
 ];
 
 #[test]
-fn every_code_and_every_scale_means_what_it_does_to_gguf_py() {
+fn every_code_and_every_scale_is_dequantised_like_gguf_py() {
     const BLOCKS: usize = 65_536;
     for &ty in TensorType::ALL.iter().filter(|ty| ty.block_len() > 1) {
         let (_, expected) = SUMS.iter().find(|(other, _)| *other == ty).unwrap();
@@ -87,7 +88,7 @@ fn every_code_and_every_scale_means_what_it_does_to_gguf_py() {
         };
         let mut blocks = split_mix_64(20_261_122, BLOCKS * ty.block_bytes());
         for (i, block) in blocks.chunks_exact_mut(ty.block_bytes()).enumerate() {
-            // Each half once; infinities and NaN become subnormal.
+            // Each 16-bit float once; infinities and NaN are replaced with subnormals.
             let half = |k: usize| {
                 let h = (i * (2 * k + 1) % BLOCKS) as u16;
                 if h & 0x7c00 == 0x7c00 { h & 0x83ff } else { h }
@@ -109,7 +110,7 @@ fn every_code_and_every_scale_means_what_it_does_to_gguf_py() {
     }
 }
 
-/// `n` bytes of `SplitMix64`, `n` a multiple of eight.
+/// `n` bytes of `SplitMix64`. `n` is a multiple of eight.
 fn split_mix_64(seed: u64, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
     for (i, bytes) in (1..).zip(bytes.as_chunks_mut::<8>().0) {
@@ -122,7 +123,7 @@ fn split_mix_64(seed: u64, n: usize) -> Vec<u8> {
 }
 
 #[test]
-fn random_blocks_stay_within_their_size() {
+fn random_blocks_stay_within_the_requested_size() {
     for &ty in TensorType::ALL {
         let mut values = vec![0.0f32; 256 * 64];
         ty.dequantize(&blocks::random_blocks(ty, values.len(), 7, 3.0), &mut values);
@@ -132,7 +133,7 @@ fn random_blocks_stay_within_their_size() {
 }
 
 #[test]
-fn quantises_as_gguf_py_does_byte_for_byte() {
+fn quantises_like_gguf_py_byte_for_byte() {
     let file = expected_values();
     let mut compared = 0;
     for ty in TensorType::ALL {
@@ -145,7 +146,7 @@ fn quantises_as_gguf_py_does_byte_for_byte() {
     assert_eq!(compared, 7);
 }
 
-/// 8192 numbers that look like weights: a bell curve from sums of a linear congruential generator.
+/// 8192 values distributed like weights, nearly normal: sums of a linear congruential generator's numbers.
 fn weights() -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {
@@ -156,11 +157,11 @@ fn weights() -> Vec<f32> {
 }
 
 #[test]
-fn quantisation_keeps_the_error_that_its_bits_allow() {
-    // Root mean square error relative to the values', for the quantiser to stay below.
+fn quantisation_error_is_within_the_limit_of_its_bits() {
+    // Limits of the root mean square error relative to that of the values.
     let limits =
         [0.0, 3e-4, 2e-3, 0.085, 0.08, 0.043, 0.039, 0.0055, 0.265, 0.152, 0.069, 0.0345, 0.0178, 0.077, 0.0765];
-    // Of the codebook types, 4-bit floats, and one and two bits.
+    // Limits for the codebook types, 4-bit floats, and types of one and two bits.
     let more = [0.152, 0.203, 0.265, 0.32, 0.38, 0.51, 0.555, 0.113, 0.089, 0.79, 0.79, 0.71, 0.6];
     let x = weights();
     assert_eq!(limits.len() + more.len(), TensorType::ALL.len());
@@ -175,7 +176,7 @@ fn quantisation_keeps_the_error_that_its_bits_allow() {
         let error = (error / x.iter().map(|&x| square(x)).sum::<f64>()).sqrt();
         assert!(error <= limit, "{ty}: {error}");
 
-        // A second round changes almost nothing: what a type can hold, it holds.
+        // Quantising the dequantised values again changes them little.
         blocks.clear();
         ty.quantize(&y, &mut blocks).unwrap();
         let mut z = vec![0.0; x.len()];
@@ -183,10 +184,10 @@ fn quantisation_keeps_the_error_that_its_bits_allow() {
         let drift: f64 = y.iter().zip(&z).map(|(y, z)| square(y - z)).sum();
         let drift = (drift / x.iter().map(|&x| square(x)).sum::<f64>()).sqrt();
         let limit = match ty {
-            // All is made a tenth longer, again and again.
+            // Each quantisation makes the values a tenth larger.
             TensorType::IQ1_S | TensorType::IQ1_M => 0.12,
-            // The search may end at another block that is about as good: other codes with another minimum, or scales that
-            // are other whole numbers of another factor.
+            // The search may find another block that is about as good: other codes with another minimum, or other integer
+            // scales with another factor.
             TensorType::Q2_K | TensorType::Q4_K | TensorType::Q5_K | TensorType::IQ4_XS => 0.15 * limit,
             _ => 0.03 * limit,
         };
@@ -195,25 +196,25 @@ fn quantisation_keeps_the_error_that_its_bits_allow() {
 }
 
 #[test]
-fn zeros_and_constants_and_extremes_stay_finite() {
+fn zeros_constants_and_extremes_stay_finite() {
     let tiny = [1e-30f32; 256];
     let large = std::array::from_fn::<f32, 256, _>(|i| if i % 3 == 0 { 30000.0 } else { -1e-6 });
-    let alone = std::array::from_fn::<f32, 256, _>(|i| if i == 77 { -3.0 } else { 0.0 });
+    let single = std::array::from_fn::<f32, 256, _>(|i| if i == 77 { -3.0 } else { 0.0 });
     for &ty in TensorType::ALL {
         for (name, x) in
-            [("zeros", [0.0; 256]), ("ones", [1.0; 256]), ("tiny", tiny), ("large", large), ("alone", alone)]
+            [("zeros", [0.0; 256]), ("ones", [1.0; 256]), ("tiny", tiny), ("large", large), ("single", single)]
         {
             let mut blocks = Vec::new();
             ty.quantize(&x, &mut blocks).unwrap();
             let mut y = [f32::NAN; 256];
             ty.dequantize(&blocks, &mut y);
             let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-            // A codebook need not have a point of equal elements.
+            // A codebook may have no point with equal elements.
             let tolerance = if ty.bits_per_weight() < 3.4375 || ty == TensorType::IQ3_S { 1.2 } else { 0.15 };
             let tolerance = if ty == TensorType::Q2_K { 0.15 } else { tolerance };
-            // 448 times 6 is the largest number of NVFP4.
-            let largest_held = if ty == TensorType::NVFP4 { 2688.0 } else { f32::INFINITY };
-            for (x, y) in x.map(|x| x.min(largest_held)).iter().zip(y) {
+            // The largest number of NVFP4 is 448 times 6.
+            let max_value = if ty == TensorType::NVFP4 { 2688.0 } else { f32::INFINITY };
+            for (x, y) in x.map(|x| x.min(max_value)).iter().zip(y) {
                 assert!((x - y).abs() <= largest * tolerance + 1e-6, "{ty} {name}: {x} became {y}");
             }
         }
@@ -242,7 +243,7 @@ fn type_table_is_consistent() {
 
 #[test]
 #[should_panic(expected = "do not hold")]
-fn dequantise_refuses_lengths_that_differ() {
+fn dequantise_refuses_mismatched_lengths() {
     TensorType::Q8_0.dequantize(&[0; 34], &mut [0.0; 64]);
 }
 

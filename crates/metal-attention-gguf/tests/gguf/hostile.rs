@@ -1,10 +1,10 @@
-//! Damaged, foreign and malicious files: each is an error that says what is wrong and where.
+//! Damaged, foreign and malicious files: each gives an error that names the fault and its position.
 
 use metal_attention_gguf::{ErrorKind, GgufError, GgufFile, Value};
 
 use crate::support::Raw;
 
-/// Asserts the variant, and that the message contains all of the texts.
+/// Asserts that reading fails with the error variant, and that the message contains all the strings.
 macro_rules! assert_error {
     ($raw:expr, $pattern:pat, $($text:literal),+) => {
         let error = GgufFile::from_bytes(&$raw.0).expect_err("a damaged file was read");
@@ -15,7 +15,7 @@ macro_rules! assert_error {
     };
 }
 
-/// One metadata entry whose value is still to come.
+/// A header with one metadata entry, whose value follows.
 fn entry(key: &str, ty: u32) -> Raw {
     Raw::new(0, 1).string(key.as_bytes()).u32(ty)
 }
@@ -44,7 +44,7 @@ fn every_prefix_of_a_file_is_truncated() {
     GgufFile::from_bytes(&bytes[..data_end]).unwrap();
 }
 
-/// Bytes of the tensor data with the padding after each tensor.
+/// Bytes of the tensor data, with the padding after each tensor.
 fn padded_data(file: &GgufFile) -> usize {
     file.tensors().iter().map(|tensor| tensor.bytes().len().next_multiple_of(file.alignment())).sum()
 }
@@ -67,7 +67,7 @@ fn foreign_formats_are_recognised() {
 }
 
 #[test]
-fn other_versions_and_byte_orders_are_named() {
+fn unsupported_versions_and_byte_orders_are_named() {
     let version = |bytes: [u8; 4]| Raw(b"GGUF".to_vec()).bytes(&bytes).u64(0).u64(0);
     assert_error!(version([1, 0, 0, 0]), GgufError::UnsupportedVersion { version: 1 }, "version 1", "convert");
     assert_error!(version([4, 0, 0, 0]), GgufError::UnsupportedVersion { version: 4 }, "version 4");
@@ -97,7 +97,7 @@ fn bad_values_are_located() {
     assert_error!(twice, GgufError::DuplicateKey { offset: 38, .. }, "`k` occurs twice", "byte 38");
 }
 
-/// Bytes that are no UTF-8 are escaped, and a string that is looked up ends at its first zero byte.
+/// Bytes that are not valid UTF-8 are escaped. A string that is looked up ends at its first zero byte.
 #[test]
 fn strings_of_any_bytes_are_read() {
     let metadata = |raw: Raw| GgufFile::from_bytes(&raw.data(0).0).unwrap().metadata().clone();
@@ -108,7 +108,7 @@ fn strings_of_any_bytes_are_read() {
     assert_eq!(zero.get("k"), Some(&Value::String("llama\0\0x".into())));
     let key = metadata(Raw::new(0, 1).string(b"k\xff").u32(0).bytes(&[7]));
     assert_eq!(key.get("k\\xff"), Some(&Value::U8(7)));
-    // Each half of a character is escaped, though together they are valid.
+    // The halves of a character in two strings are each escaped, although they are valid together.
     let halves = metadata(entry("k", 9).u32(8).u64(4).string(b"ok").string(b"\xc3").string(b"\xbc").string(b""));
     let strings: Vec<_> = halves.strings("k").unwrap().unwrap().iter().collect();
     assert_eq!(strings, ["ok", "\\xc3", "\\xbc", ""]);
@@ -173,7 +173,7 @@ fn tensors_may_not_share_names_or_bytes() {
 }
 
 #[test]
-fn paths_that_are_no_files_are_explained() {
+fn missing_files_and_directories_are_explained() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["smollm-135m-q4_0.gguf", "qwen.gguf", "notes.txt"] {
         std::fs::write(folder.path().join(name), "").unwrap();

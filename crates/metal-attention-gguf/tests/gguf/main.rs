@@ -1,4 +1,4 @@
-//! Reading and writing GGUF files, sound and damaged ones.
+//! Tests of reading and writing GGUF files: block formats, valid files, damaged and hostile files, split models.
 
 mod blocks;
 mod hostile;

@@ -1,14 +1,15 @@
-//! Valid files with random damage: whatever still opens can be walked and written again.
+//! Valid files with random damage: a damaged file that opens can be read completely and written again.
 
 use std::sync::LazyLock;
 
 use metal_attention_gguf::GgufFile;
 use proptest::prelude::*;
 
+/// A valid file with every value type and tensor type.
 static VALID: LazyLock<Vec<u8>> = LazyLock::new(|| crate::support::every_kind(3));
 
-/// Reads damaged bytes and uses everything that opens.
-fn use_all(bytes: &[u8]) {
+/// Reads a damaged file. If it opens, reads all tensors, and writes and reads it again.
+fn read_completely(bytes: &[u8]) {
     let Ok(file) = GgufFile::from_bytes(bytes) else { return };
     for tensor in file.tensors() {
         assert_eq!(tensor.to_f32().len(), tensor.n_elements());
@@ -31,27 +32,27 @@ proptest! {
         for (i, bit) in flips {
             bytes[i] ^= 1u8 << bit;
         }
-        use_all(&bytes);
+        read_completely(&bytes);
     }
 
     #[test]
-    fn cut_and_joined(start in 0..VALID.len(), len in 0..VALID.len()) {
+    fn removed_bytes(start in 0..VALID.len(), len in 0..VALID.len()) {
         let mut bytes = VALID.clone();
         bytes.drain(start..(start + len).min(VALID.len()));
-        use_all(&bytes);
+        read_completely(&bytes);
     }
 
     #[test]
     fn replaced_lengths(i in 0..VALID.len() - 8, value in any::<u64>(), shift in 0..64u32) {
         let mut bytes = VALID.clone();
         bytes[i..i + 8].copy_from_slice(&(value >> shift).to_le_bytes());
-        use_all(&bytes);
+        read_completely(&bytes);
     }
 
     #[test]
     fn inserted_bytes(i in 0..VALID.len(), inserted in prop::collection::vec(any::<u8>(), 1..40)) {
         let mut bytes = VALID.clone();
         bytes.splice(i..i, inserted);
-        use_all(&bytes);
+        read_completely(&bytes);
     }
 }

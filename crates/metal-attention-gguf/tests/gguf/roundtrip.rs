@@ -1,12 +1,12 @@
-//! What the writer writes is what the reader read.
+//! Files that are read and written again are equal, and the writer refuses what the reader could not read.
 
 use metal_attention_gguf::{
     Array, ErrorKind, GgufError, GgufFile, GgufWriter, Metadata, TensorDecl, TensorType, Value,
 };
 
 #[test]
-fn files_of_other_tools_are_written_again_byte_for_byte() {
-    let mut seen = 0;
+fn files_of_other_tools_are_rewritten_byte_for_byte() {
+    let mut n_files = 0;
     let dir = tempfile::tempdir().unwrap();
     for (name, bytes) in metal_attention_testing::models::architectures() {
         std::fs::write(dir.path().join(name), bytes).unwrap();
@@ -19,10 +19,10 @@ fn files_of_other_tools_are_written_again_byte_for_byte() {
             assert_eq!(file.file_size(), bytes.len() as u64);
             assert!(crate::support::rewrite(&file).unwrap() == bytes, "{}", path.display());
             assert!(crate::support::rewrite(&GgufFile::from_bytes(&bytes).unwrap()).unwrap() == bytes);
-            seen += 1;
+            n_files += 1;
         }
     }
-    assert!(seen >= 10, "{seen} files");
+    assert!(n_files >= 10, "{n_files} files");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_vocabulary_without_tensors_ends_after_its_metadata() {
 }
 
 #[test]
-fn gaps_between_tensors_and_bytes_after_them_are_read_and_left_out() {
+fn gaps_between_tensors_and_trailing_bytes_are_read_and_not_written() {
     let raw = crate::support::Raw::new(2, 0).tensor("b", &[1], 0, 64).tensor("a", &[2], 0, 0).data(100);
     let file = GgufFile::from_bytes(&raw.0).unwrap();
     assert_eq!(file.tensors()[0].name(), "b");
@@ -87,7 +87,7 @@ fn gaps_between_tensors_and_bytes_after_them_are_read_and_left_out() {
 }
 
 #[test]
-fn typed_getters_convert_what_fits_and_explain_what_does_not() {
+fn typed_getters_convert_values_or_explain_why_not() {
     let metadata = crate::support::every_value();
     assert_eq!(metadata.u32("u8").unwrap(), Some(255));
     assert_eq!(metadata.usize("u64").unwrap(), Some(usize::MAX));
@@ -138,7 +138,7 @@ fn decl(name: &str, shape: &[usize], ty: TensorType) -> TensorDecl {
 }
 
 #[test]
-fn the_writer_refuses_what_could_not_be_read() {
+fn the_writer_refuses_files_that_could_not_be_read() {
     let none = Metadata::new();
     let new = |metadata: &Metadata, tensors: &[TensorDecl]| {
         GgufWriter::new(Vec::new(), 3, metadata, tensors).unwrap_err().to_string()
@@ -180,7 +180,7 @@ fn the_writer_counts_the_data() {
         writer.write(&[0; 15]).unwrap_err().to_string(),
         "3 bytes were written beyond the 12 that the declared tensors hold"
     );
-    // One piece for both tensors is the same as a byte at a time.
+    // Writing both tensors at once equals writing single bytes.
     let (mut one, mut many) = (new(), new());
     one.write(&[1; 12]).unwrap();
     (0..12).for_each(|_| many.write(&[1]).unwrap());

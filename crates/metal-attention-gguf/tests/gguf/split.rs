@@ -1,29 +1,35 @@
-//! Models in several files.
+//! Models that are split among several files (parts).
 
 use std::path::{Path, PathBuf};
 
 use metal_attention_gguf::{ErrorKind, GgufError, GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
-/// What the parts say about themselves.
+/// The split.* keys and the tensor of one part.
 #[derive(Clone, Copy)]
-struct Part {
+struct SplitPart {
+    /// `split.no`, from 0 on.
     no: u16,
+    /// `split.count`, the number of parts.
     count: u16,
+    /// `split.tensors.count`, the number of tensors in all parts.
     tensors: i32,
+    /// The name of its only tensor.
     name: &'static str,
 }
 
-const PARTS: [Part; 3] = [
-    Part { no: 0, count: 3, tensors: 3, name: "a" },
-    Part { no: 1, count: 3, tensors: 3, name: "b" },
-    Part { no: 2, count: 3, tensors: 3, name: "c" },
+const PARTS: [SplitPart; 3] = [
+    SplitPart { no: 0, count: 3, tensors: 3, name: "a" },
+    SplitPart { no: 1, count: 3, tensors: 3, name: "b" },
+    SplitPart { no: 2, count: 3, tensors: 3, name: "c" },
 ];
 
+/// The path of part `no` of three.
 fn path(folder: &Path, no: usize) -> PathBuf {
     folder.join(format!("model-q4-{:05}-of-00003.gguf", no + 1))
 }
 
-fn write(path: &Path, part: Part) {
+/// Writes a part.
+fn write(path: &Path, part: SplitPart) {
     let mut metadata = Metadata::new();
     if part.no == 0 {
         metadata.set("general.architecture", "llama");
@@ -37,7 +43,8 @@ fn write(path: &Path, part: Part) {
     std::fs::write(path, writer.finish().unwrap()).unwrap();
 }
 
-fn model(parts: &[Part]) -> tempfile::TempDir {
+/// A folder with these parts.
+fn model(parts: &[SplitPart]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (i, &part) in parts.iter().enumerate() {
         write(&path(folder.path(), i), part);
@@ -60,7 +67,7 @@ fn any_part_opens_the_whole_model() {
         assert_eq!(file.tensor_bytes(), 24);
         let on_disk: u64 = (0..3).map(|i| path(folder.path(), i).metadata().unwrap().len()).sum();
         assert_eq!(file.file_size(), on_disk);
-        // What was joined is written as one file.
+        // A model that was read from several parts is written as one file.
         GgufFile::from_bytes(&crate::support::rewrite(&file).unwrap()).unwrap();
     }
 }
@@ -78,7 +85,7 @@ fn a_missing_part_is_named() {
 
 #[test]
 fn parts_that_disagree_are_named() {
-    let check = |changed: Part, at: usize, key: &str| {
+    let check = |changed: SplitPart, at: usize, key: &str| {
         let mut parts = PARTS;
         parts[at] = changed;
         let folder = model(&parts);
@@ -87,11 +94,11 @@ fn parts_that_disagree_are_named() {
         let message = error.to_string();
         assert!(message.contains(key) && message.contains(&format!("{:05}-of", at + 1)), "{message}");
     };
-    check(Part { no: 2, ..PARTS[1] }, 1, "split.no");
-    check(Part { count: 4, ..PARTS[2] }, 2, "split.count");
-    check(Part { count: 2, ..PARTS[0] }, 0, "number of parts");
-    check(Part { no: 1, ..PARTS[0] }, 0, "part number");
-    check(Part { tensors: 4, ..PARTS[1] }, 1, "split.tensors.count is 4, expected 3");
+    check(SplitPart { no: 2, ..PARTS[1] }, 1, "split.no");
+    check(SplitPart { count: 4, ..PARTS[2] }, 2, "split.count");
+    check(SplitPart { count: 2, ..PARTS[0] }, 0, "number of parts");
+    check(SplitPart { no: 1, ..PARTS[0] }, 0, "part number");
+    check(SplitPart { tensors: 4, ..PARTS[1] }, 1, "split.tensors.count is 4, expected 3");
 }
 
 #[test]
@@ -140,7 +147,7 @@ fn a_renamed_part_is_explained() {
 fn a_whole_model_may_have_any_name() {
     let folder = tempfile::tempdir().unwrap();
     let single = folder.path().join("model.gguf");
-    write(&single, Part { no: 0, count: 1, tensors: 1, name: "a" });
+    write(&single, SplitPart { no: 0, count: 1, tensors: 1, name: "a" });
     let file = GgufFile::open(&single).unwrap();
     assert_eq!((file.n_parts(), file.paths()), (1, &[single][..]));
 }

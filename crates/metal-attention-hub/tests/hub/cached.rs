@@ -1,22 +1,22 @@
-//! What is in the cache: found, listed, replaced, removed.
+//! Models in the cache: finding, listing, updating and removing them.
 
 use std::fs;
 use std::path::PathBuf;
 
 use metal_attention_hub::{Environment, Hub, HubError, ModelName, Quiet};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 
 const LATER: &str = "ffffffffffffffffffffffffffffffffffffffff";
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     folder: tempfile::TempDir,
 }
 
 impl Setup {
-    /// A hub with the files, of which the types named are in the cache.
+    /// A hub with `files`, of which the tensor types `pulled` are in the cache.
     fn with(files: &[(&str, &[u8])], pulled: &[&str]) -> Self {
-        let s = Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() };
+        let s = Self { server: HubServer::with(files), folder: tempfile::tempdir().unwrap() };
         for quant in pulled {
             s.hub().pull(&name(&format!(":{quant}")), &mut Quiet).unwrap();
         }
@@ -60,14 +60,14 @@ fn files() -> [(&'static str, &'static [u8]); 3] {
 }
 
 #[test]
-fn a_cached_model_takes_no_request() {
+fn a_cached_model_needs_no_request() {
     let s = Setup::with(&files(), &["Q8_0"]);
     for which in ["", ":q8_0", ":t-Q8_0.gguf"] {
         let model = s.hub().get(&name(which), &mut Quiet).unwrap();
         assert_eq!(fs::read(&model.files[0]).unwrap(), [8; 2000]);
     }
     assert_eq!(s.server.requests(), []);
-    // What is not there is fetched, and offline it is an error.
+    // A missing file is downloaded; offline it is an error.
     let error = s.hub_where(true).get(&name(":Q4_0"), &mut Quiet).unwrap_err().to_string();
     assert!(
         error.contains("HF_HUB_OFFLINE")
@@ -81,7 +81,7 @@ fn a_cached_model_takes_no_request() {
 }
 
 #[test]
-fn pull_brings_what_is_new_and_the_old_one_stays() {
+fn pull_adds_the_new_version_and_keeps_the_old_one() {
     let s = Setup::with(&files(), &["Q4_0", "Q8_0"]);
     s.server.change().commit = LATER.into();
     s.server.change().files[0].1 = vec![5; 1500];
@@ -89,7 +89,7 @@ fn pull_brings_what_is_new_and_the_old_one_stays() {
     assert_eq!(s.hub().pull(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1500);
     assert_eq!(s.hub().get(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1500);
     s.server.requests();
-    // The newest commit has no Q8_0 here, an older one has.
+    // In the cache only an older commit has Q8_0.
     assert_eq!(s.hub().get(&name(":Q8_0"), &mut Quiet).unwrap().commit, COMMIT);
     assert_eq!(s.server.requests(), []);
     let models = s.hub().models().unwrap();
@@ -101,9 +101,9 @@ fn pull_brings_what_is_new_and_the_old_one_stays() {
 }
 
 #[test]
-fn removing_a_file_keeps_what_others_refer_to() {
+fn removing_a_file_keeps_blobs_that_others_use() {
     let s = Setup::with(&files(), &["Q4_0", "Q8_0", "F16"]);
-    // Another program's file, and one outside that a link leads to.
+    // A file of another program, and a link to a file outside the cache.
     let snapshot = s.repo().join("snapshots").join(COMMIT);
     let outside = s.folder.path().join("outside.gguf");
     fs::write(&outside, "mine").unwrap();
@@ -118,7 +118,7 @@ fn removing_a_file_keeps_what_others_refer_to() {
     assert_eq!(s.remove(":F16").unwrap(), 1);
     assert_eq!(s.blobs(), [sha256(&[8; 2000])]);
     assert!(matches!(s.remove(":F16"), Err(HubError::NotCached { .. })));
-    // Where a link leads out of the cache it is none of the hub's models.
+    // The link out of the cache does not count as a model.
     assert_eq!(s.remove("").unwrap(), 1);
     assert_eq!(s.blobs(), <[String; 0]>::default());
     assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
@@ -127,14 +127,14 @@ fn removing_a_file_keeps_what_others_refer_to() {
 }
 
 #[test]
-fn with_the_last_file_the_folder_goes() {
+fn the_folder_is_removed_with_the_last_file() {
     let s = Setup::with(&files(), &["Q4_0", "Q8_0"]);
     fs::write(s.repo().join("blobs/abc.incomplete"), "begun").unwrap();
     assert_eq!(s.remove("").unwrap(), 2);
     assert!(!s.repo().exists());
     assert_eq!(fs::read_dir(s.folder.path().join("hub/.locks")).unwrap().count(), 0);
 
-    // A download that was only begun can be removed by the repository's name.
+    // An unfinished download can be removed by the repository's name.
     fs::create_dir_all(s.repo().join("blobs")).unwrap();
     fs::write(s.repo().join("blobs/abc.incomplete"), "begun").unwrap();
     assert!(matches!(s.remove(":Q4_0"), Err(HubError::NotCached { .. })));
@@ -149,12 +149,12 @@ fn nothing_outside_the_cache_is_removed() {
     let elsewhere = s.folder.path().join("elsewhere");
     fs::rename(s.repo(), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, s.repo()).unwrap();
-    // It is found there, but not removed.
+    // A linked repository is found, but not removed.
     assert_eq!(s.hub().models().unwrap().len(), 1);
     assert!(matches!(s.remove(""), Err(HubError::OutsideCache { .. })));
     assert_eq!(fs::read_dir(elsewhere.join("blobs")).unwrap().count(), 1);
 
-    // Nor is a snapshot that is a link looked into.
+    // A linked snapshot is not read.
     fs::remove_file(s.repo()).unwrap();
     fs::create_dir_all(s.repo().join("snapshots")).unwrap();
     let snapshot = elsewhere.join("snapshots").join(COMMIT);
@@ -165,7 +165,7 @@ fn nothing_outside_the_cache_is_removed() {
 }
 
 #[test]
-fn a_commit_that_leads_elsewhere_is_not_followed() {
+fn a_reference_with_a_path_is_ignored() {
     let s = Setup::with(&files(), &["Q4_0"]);
     fs::write(s.repo().join("refs/main"), "../../../../etc").unwrap();
     let model = s.hub().find(&name("")).unwrap().unwrap();
@@ -174,7 +174,7 @@ fn a_commit_that_leads_elsewhere_is_not_followed() {
 
 #[cfg(unix)]
 #[test]
-fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
+fn links_in_a_snapshot_must_lead_to_blobs_of_the_repository() {
     use std::os::unix::fs::symlink;
     let s = Setup::with(&files(), &["Q4_0"]);
     let snapshot = s.repo().join("snapshots").join(COMMIT);
@@ -182,7 +182,7 @@ fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
     fs::write(&outside, [9; 1000]).unwrap();
     fs::create_dir(snapshot.join("deep")).unwrap();
     let inside = s.repo().join("blobs").join(sha256(&[4; 1000]));
-    // A blob that is a link, links of links, folders, what is not there, and itself.
+    // Links to a blob that is a link, to links, to folders, to missing files, and to themselves.
     symlink(&outside, s.repo().join("blobs/planted")).unwrap();
     for (name, target) in [
         ("a-Q2_K.gguf", outside.clone()),
@@ -200,7 +200,7 @@ fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
     ] {
         symlink(target, snapshot.join(name)).unwrap();
     }
-    // By whatever way they lead to a blob of the repository.
+    // These lead to a blob of the repository, directly or through another link.
     symlink(&inside, snapshot.join("deep/l-Q8_0.gguf")).unwrap();
     symlink("t-Q4_0.gguf", snapshot.join("m-IQ4_NL.gguf")).unwrap();
     let models = s.hub().models().unwrap();
@@ -214,7 +214,7 @@ fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
 
 #[cfg(unix)]
 #[test]
-fn a_reference_that_is_no_file_is_passed_over() {
+fn a_reference_that_is_no_file_is_ignored() {
     let s = Setup::with(&files(), &["Q4_0"]);
     let main = s.repo().join("refs/main");
     for target in ["/dev/zero", "/etc/passwd", "main", "nowhere"] {

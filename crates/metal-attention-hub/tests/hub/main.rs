@@ -1,4 +1,4 @@
-//! Downloads from a hub that a server of the tests plays, and the cache.
+//! Tests of downloads from a local server in place of the Hugging Face hub, and of the cache of downloaded models.
 
 mod cached;
 mod pull;

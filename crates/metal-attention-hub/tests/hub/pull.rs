@@ -1,4 +1,5 @@
-//! Downloads from a server that plays the hub.
+//! Downloads: layout of the cache, access tokens, split models, resuming, checksums, errors of the server, and hostile content
+//! of the cache.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -6,23 +7,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, HubError, HubToken, ModelName, Quiet};
-use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+use metal_attention_testing::hub_server::{COMMIT, HubServer, REPO, sha256};
 
 const FILE: &str = "tiny-Q4_0.gguf";
 
-/// Bytes that are all a download cares for.
+/// A file's content, 300 000 bytes that depend on `seed`. Downloads do not read its format.
 fn content(seed: u8) -> Vec<u8> {
     (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
 }
 
 struct Setup {
-    server: Server,
+    server: HubServer,
     folder: tempfile::TempDir,
 }
 
 impl Setup {
     fn with(files: &[(&str, &[u8])]) -> Self {
-        Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() }
+        Self { server: HubServer::with(files), folder: tempfile::tempdir().unwrap() }
     }
 
     fn environment(&self) -> Environment {
@@ -50,10 +51,11 @@ impl Setup {
         self.repo().join(format!("blobs/{}.incomplete", sha256(bytes)))
     }
 
-    /// Where the requests for files since the last call begin, by origin.
-    fn starts(&self, elsewhere: bool) -> Vec<usize> {
+    /// The byte offsets of the requests for files since the last call. `to_storage`: those to the storage server, otherwise to
+    /// the hub.
+    fn starts(&self, to_storage: bool) -> Vec<usize> {
         let requests = self.server.requests().into_iter();
-        let files = requests.filter(|r| r.elsewhere == elsewhere && r.method == "GET" && !r.path.starts_with("/api"));
+        let files = requests.filter(|r| r.to_storage == to_storage && r.method == "GET" && !r.path.starts_with("/api"));
         files.map(|r| r.range.map_or(0, |range| range["bytes=".len()..range.len() - 1].parse().unwrap())).collect()
     }
 }
@@ -70,7 +72,7 @@ fn fails(result: Result<CachedModel, HubError>, parts: &[&str]) {
     }
 }
 
-/// Stops when so many bytes are there, and keeps what it was told.
+/// An observer that records the reports and stops the download at `stop_at` bytes.
 #[derive(Default)]
 struct Watch {
     stop_at: Option<u64>,
@@ -95,7 +97,7 @@ impl DownloadObserver for Watch {
 }
 
 #[test]
-fn a_file_is_put_where_other_programs_find_it() {
+fn a_file_is_stored_in_the_layout_of_the_hub_cache() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes), ("README.md", b"hello\n")]);
     let model = s.pull("").unwrap();
@@ -110,7 +112,7 @@ fn a_file_is_put_where_other_programs_find_it() {
     assert_eq!(fs::read_to_string(s.repo().join("refs/main")).unwrap(), COMMIT);
     assert!(!s.partial(&bytes).exists());
 
-    // Once more: the list is asked for, the file is not.
+    // A second pull requests the list of files only.
     s.server.requests();
     assert_eq!(s.pull(":q4_0").unwrap().files, [pointer]);
     let paths: Vec<_> = s.server.requests().into_iter().map(|r| r.path).collect();
@@ -118,10 +120,10 @@ fn a_file_is_put_where_other_programs_find_it() {
 }
 
 #[test]
-fn the_token_stays_with_the_hub() {
+fn the_token_is_sent_to_the_hub_only() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
+    s.server.change().redirects = true;
     s.server.change().refuses = Some((401, "RepoNotFound"));
     fails(s.pull(""), &[REPO, "HF_TOKEN", "private or gated"]);
     let with = |token: &str| Environment { token: HubToken::new(token, "HF_TOKEN").unwrap(), ..s.environment() };
@@ -129,12 +131,12 @@ fn the_token_stays_with_the_hub() {
     s.server.requests();
     let model = Hub::new(with("hf_secret")).pull(&name(""), &mut Quiet).unwrap();
     assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.elsewhere, r.authorization.is_some())).collect();
+    let seen: Vec<_> = s.server.requests().into_iter().map(|r| (r.to_storage, r.authorization.is_some())).collect();
     assert_eq!(seen, [(false, true), (false, true), (true, false)]);
 }
 
 #[test]
-fn parts_of_a_split_model_come_together() {
+fn all_parts_of_a_split_model_are_downloaded() {
     let (one, two) = (content(1), content(2));
     let parts = ["q8/tiny-Q8_0-00001-of-00002.gguf", "q8/tiny-Q8_0-00002-of-00002.gguf"];
     let s = Setup::with(&[(parts[1], &two), (FILE, &content(0)), (parts[0], &one)]);
@@ -149,23 +151,23 @@ fn parts_of_a_split_model_come_together() {
 }
 
 #[test]
-fn a_broken_connection_is_made_anew_where_it_broke() {
+fn a_broken_download_is_resumed_at_its_offset() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         s.server.change().cuts = VecDeque::from([100_000, 0, 50_000]);
         let mut watch = Watch::default();
         let model = s.hub().pull(&name(""), &mut watch).unwrap();
         assert_eq!(fs::read(&model.files[0]).unwrap(), bytes);
-        assert_eq!(s.starts(elsewhere), [0, 100_000, 100_000, 150_000]);
+        assert_eq!(s.starts(redirects), [0, 100_000, 100_000, 150_000]);
         assert_eq!(watch.files, [(FILE.to_owned(), 0, 300_000)]);
         assert_eq!(watch.notes.len(), 3, "{:?}", watch.notes);
     }
 }
 
 #[test]
-fn a_later_download_goes_on_where_an_earlier_one_gave_up() {
+fn a_later_download_resumes_a_failed_one() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
     s.server.change().cuts = VecDeque::from([100_000, 0, 0, 0]);
@@ -190,11 +192,11 @@ fn a_later_download_goes_on_where_an_earlier_one_gave_up() {
 }
 
 #[test]
-fn passing_failures_are_tried_again_and_lasting_ones_told() {
+fn temporary_failures_are_retried_and_lasting_ones_reported() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
-    s.server.change().elsewhere = true;
-    // The storage's address has expired, the server is busy.
+    s.server.change().redirects = true;
+    // 403: the storage's address has expired; 503 and 429: the server is busy.
     s.server.change().failures = VecDeque::from([403, 503, 429]);
     assert!(s.pull("").is_ok());
     let other = content(1);
@@ -206,7 +208,7 @@ fn passing_failures_are_tried_again_and_lasting_ones_told() {
 }
 
 #[test]
-fn two_at_once_download_once() {
+fn two_concurrent_pulls_download_once() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
     std::thread::scope(|scope| {
@@ -219,7 +221,7 @@ fn two_at_once_download_once() {
 }
 
 #[test]
-fn a_server_without_ranges_sends_all_of_it() {
+fn a_server_without_ranges_sends_the_whole_file_again() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
     s.server.change().ignores_range = true;
@@ -227,7 +229,7 @@ fn a_server_without_ranges_sends_all_of_it() {
     assert_eq!(fs::read(&s.pull("").unwrap().files[0]).unwrap(), bytes);
     assert_eq!(s.starts(false), [0, 100_000]);
 
-    // One that never comes further is given up.
+    // A download without progress is aborted.
     s.server.change().files[0].1 = content(1);
     s.server.change().cuts = VecDeque::from([100_000; 8]);
     fails(s.pull(""), &["broke off"]);
@@ -235,9 +237,9 @@ fn a_server_without_ranges_sends_all_of_it() {
 }
 
 #[test]
-fn what_lies_in_the_cache_is_not_trusted() {
+fn content_of_the_cache_is_not_trusted() {
     let bytes = content(0);
-    // Longer than the file, or other bytes: the first starts over, the second is found out.
+    // A partial file that is too long is discarded. One with wrong bytes fails the checksum.
     let s = Setup::with(&[(FILE, &bytes)]);
     fs::create_dir_all(s.repo().join("blobs")).unwrap();
     fs::write(s.partial(&bytes), vec![0; 300_001]).unwrap();
@@ -250,14 +252,14 @@ fn what_lies_in_the_cache_is_not_trusted() {
     assert!(s.starts(false).is_empty());
     assert!(s.pull("").is_ok());
 
-    // A blob that was cut off is downloaded again.
+    // A truncated blob is downloaded again.
     let blob = s.repo().join("blobs").join(sha256(&bytes));
     fs::write(&blob, &bytes[..1000]).unwrap();
     assert_eq!(fs::read(&s.pull("").unwrap().files[0]).unwrap(), bytes);
 }
 
 #[test]
-fn a_wrong_checksum_removes_the_file_and_says_so() {
+fn a_wrong_checksum_removes_the_file_and_is_reported() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
     s.server.change().damages = true;
@@ -271,7 +273,7 @@ fn a_wrong_checksum_removes_the_file_and_says_so() {
 
 #[test]
 fn small_files_have_the_checksum_of_git() {
-    // What the server's id belongs to.
+    // The hub's id of a small file is git's SHA-1 of this content.
     let s = Setup::with(&[(FILE, b"hello\n")]);
     let model = s.pull("").unwrap();
     assert_eq!(fs::read(&model.files[0]).unwrap(), b"hello\n");
@@ -281,12 +283,12 @@ fn small_files_have_the_checksum_of_git() {
 }
 
 #[test]
-fn sizes_are_not_believed() {
+fn sizes_sent_by_the_server_are_checked() {
     let bytes = content(0);
     let s = Setup::with(&[(FILE, &bytes)]);
     s.server.change().content_length = Some(1 << 60);
     fails(s.pull(""), &["makes no sense", "300000 bytes"]);
-    // A part that claims to be longer than what is left, too, ends with the file.
+    // A partial response that claims to be longer than the rest ends at the file's size.
     s.server.change().content_length = None;
     s.server.change().cuts = VecDeque::from([100_000, 0, 0, 0]);
     fails(s.pull(""), &["broke off"]);
@@ -297,18 +299,18 @@ fn sizes_are_not_believed() {
 #[test]
 fn a_list_without_checksums_is_completed_file_by_file() {
     let bytes = content(0);
-    for elsewhere in [false, true] {
+    for redirects in [false, true] {
         let s = Setup::with(&[(FILE, &bytes)]);
         s.server.change().bare_list = true;
-        s.server.change().elsewhere = elsewhere;
+        s.server.change().redirects = redirects;
         assert_eq!(fs::read(&s.pull("").unwrap().files[0]).unwrap(), bytes);
         let heads = s.server.requests().into_iter().filter(|r| r.method == "HEAD");
-        assert_eq!(heads.map(|r| r.elsewhere).collect::<Vec<_>>(), [false]);
+        assert_eq!(heads.map(|r| r.to_storage).collect::<Vec<_>>(), [false]);
     }
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn errors_of_the_hub_name_the_remedy() {
     let s = Setup::with(&[(FILE, &content(0))]);
     s.server.change().refuses_files = Some((401, "GatedRepo"));
     fails(s.pull(""), &["gated", &format!("{}/{REPO}", s.server.url), "HF_TOKEN"]);
@@ -321,19 +323,19 @@ fn refusals_say_what_to_do() {
     fails(s.pull(""), &["there is no tester/tiny-GGUF on 127.0.0.1"]);
     s.server.change().refuses = Some((500, ""));
     fails(s.pull(""), &["status 500"]);
-    let nobody = Environment { endpoint: "http://127.0.0.1:1".into(), ..s.environment() };
-    fails(Hub::new(nobody).pull(&name(""), &mut Quiet), &["cannot reach 127.0.0.1"]);
+    let unreachable = Environment { endpoint: "http://127.0.0.1:1".into(), ..s.environment() };
+    fails(Hub::new(unreachable).pull(&name(""), &mut Quiet), &["cannot reach 127.0.0.1"]);
 }
 
 #[test]
-fn what_there_is_is_listed_where_the_choice_is_unclear() {
+fn the_models_are_listed_if_the_choice_is_ambiguous() {
     let s = Setup::with(&[("a-Q8_0.gguf", &content(0)), ("a-Q2_K.gguf", &content(1)), ("x.txt", &content(2))]);
     fails(s.pull(""), &["several", "\n  Q2_K ", "0.3 MiB  a-Q2_K.gguf", "\n  Q8_0 "]);
     fails(s.pull(":Q4_0"), &["no Q4_0", "\n  Q2_K ", "\n  Q8_0 "]);
     fails(s.pull(":b.gguf"), &["no b.gguf", "a-Q8_0.gguf"]);
     s.server.change().files.drain(..2);
     fails(s.pull(""), &["no GGUF file"]);
-    // Nor is one that is outside the repository.
+    // A path out of the repository does not count as a file.
     s.server.change().files.push(("../../evil-Q4_0.gguf".into(), content(3)));
     fails(s.pull(""), &["no GGUF file"]);
     s.server.change().commit = "../../../evil".into();
@@ -357,7 +359,7 @@ fn files_in_deep_folders_are_found_again() {
     }
 }
 
-/// Where an attacker who may write to the cache would like a download to write to.
+/// Links and pipes that an attacker with access to the cache planted, so that a download would write elsewhere.
 #[cfg(unix)]
 mod planted {
     use std::os::unix::fs::symlink;
@@ -367,10 +369,10 @@ mod planted {
 
     const MINE: &[u8] = b"this is mine";
 
-    /// Puts something at the second path; the first is a file of the user's.
+    /// Puts something at the second path. The first path is a file of the user's.
     type Plant = fn(&Path, &Path);
 
-    /// A hub with one file, whose download finds what `plant` put into the cache; gets that and a file of the user's.
+    /// Pulls `file` after `plant(setup, mine)` has changed the cache. Checks that the user's file `mine` is unchanged.
     fn pull_after(file: &str, plant: impl Fn(&Setup, &Path)) -> (Setup, Result<CachedModel, HubError>) {
         let s = Setup::with(&[(file, &content(0))]);
         let mine = s.folder.path().join("mine.gguf");
@@ -385,7 +387,7 @@ mod planted {
     }
 
     #[test]
-    fn links_in_the_place_of_files_are_replaced() {
+    fn planted_links_in_place_of_files_are_replaced() {
         let bytes = content(0);
         let sha = sha256(&bytes);
         let places = [
@@ -420,7 +422,7 @@ mod planted {
     }
 
     #[test]
-    fn a_link_to_a_file_as_long_as_the_wanted_one_is_no_download() {
+    fn a_link_to_a_file_of_the_same_size_is_no_download() {
         let bytes = content(0);
         let (s, model) = pull_after(FILE, |s, mine| {
             fs::write(mine.with_extension("other"), vec![0; bytes.len()]).unwrap();
@@ -431,7 +433,7 @@ mod planted {
     }
 
     #[test]
-    fn folders_that_lead_elsewhere_are_refused() {
+    fn linked_folders_are_rejected() {
         let file = "sub/mine.gguf";
         for place in ["blobs", "refs", "snapshots", &format!("snapshots/{COMMIT}"), &format!("snapshots/{COMMIT}/sub")]
         {
@@ -448,7 +450,7 @@ mod planted {
     }
 
     #[test]
-    fn a_repository_whose_folder_is_elsewhere_works() {
+    fn a_linked_repository_works() {
         let (_setup, model) = pull_after(FILE, |s, mine| {
             let elsewhere = mine.with_extension("disk");
             fs::rename(s.repo(), &elsewhere).unwrap();
@@ -458,7 +460,7 @@ mod planted {
     }
 
     #[test]
-    fn a_pipe_does_not_hold_a_download_up() {
+    fn a_pipe_does_not_block_a_download() {
         let (send, receive) = mpsc::channel();
         std::thread::spawn(move || {
             let (_setup, model) = pull_after(FILE, |s, _| {

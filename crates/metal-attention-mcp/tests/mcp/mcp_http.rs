@@ -1,4 +1,4 @@
-//! Servers that answer HTTP requests, good ones and others.
+//! MCP servers over HTTP: sessions, streams of events, errors and timeouts. The servers are threads of the test.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metal_attention_mcp::{Consent, Consents, McpClient, McpError, ServerOptions, Toolbox, Transport};
-use metal_attention_testing::http_server::{HttpServer, Request, reply, result_of};
+use metal_attention_testing::http_server::{HttpServer, ReceivedRequest, reply, result_of};
 use serde_json::{Map, Value, json};
 
 fn options(url: &str) -> ServerOptions {
@@ -32,12 +32,13 @@ fn text(text: &str) -> Map<String, Value> {
     serde_json::from_value(json!({"text": text})).unwrap()
 }
 
-fn failure(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> McpError {
+/// The error of a client's start with a server that responds with `answer`.
+fn failure(answer: impl Fn(&ReceivedRequest, &mut TcpStream) + Send + Sync + 'static) -> McpError {
     McpClient::start(&options(&HttpServer::start(answer).url()), &never).err().expect("an error")
 }
 
 /// The response to a request as the data of an event.
-fn event(request: &Request) -> String {
+fn event(request: &ReceivedRequest) -> String {
     let result = result_of(request).unwrap();
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}))
 }
@@ -78,7 +79,7 @@ fn answers_are_streams_of_events() {
             let note = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
             let body = format!(": hello\n\nevent: message\ndata: {note}\n\n{}", event(request));
             let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n{body}");
-            // The stream stays open, and the answer is taken all the same.
+            // The client must use the response although the stream stays open.
             std::thread::sleep(Duration::from_secs(2));
         }
         None => reply(stream, "202 Accepted", "", ""),
@@ -89,7 +90,7 @@ fn answers_are_streams_of_events() {
 }
 
 #[test]
-fn what_is_no_server_fails() {
+fn invalid_servers_are_errors() {
     let url = |url: &str| McpClient::start(&options(url), &never).err().expect("an error");
     for wrong in ["", "file:///x", "localhost:80", "http://"] {
         assert!(matches!(url(wrong), McpError::Url { .. }), "{wrong}");
@@ -108,7 +109,7 @@ fn what_is_no_server_fails() {
     assert!(matches!(McpClient::start(&wrong, &never), Err(McpError::Header { name }) if name == "X-Key"));
     let error = failure(|_, stream| reply(stream, "401 Unauthorized", "", "no\u{1b}key"));
     assert!(error.to_string().ends_with("answered with status 401: no key"), "{error}");
-    // No redirect is followed: the key would go along.
+    // Redirects are not followed, since the key would be sent to the other server.
     let error = failure(|_, stream| reply(stream, "307 Go", "Location: http://127.0.0.1:1/\r\n", ""));
     assert!(matches!(error, McpError::Status { status: 307, .. }), "{error}");
     let json = "Content-Type: application/json\r\n";
@@ -116,14 +117,14 @@ fn what_is_no_server_fails() {
     assert!(matches!(failure(move |_, stream| reply(stream, "202 Accepted", "", "")), McpError::Ended { .. }));
     let long = "x".repeat(5 << 20);
     assert!(matches!(failure(move |_, stream| reply(stream, "200 OK", json, &long)), McpError::MessageTooLong));
-    let cut = |_: &Request, stream: &mut TcpStream| {
+    let cut = |_: &ReceivedRequest, stream: &mut TcpStream| {
         let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {{}}");
     };
     assert!(matches!(failure(cut), McpError::Ended { .. }));
 }
 
 #[test]
-fn a_server_that_hangs_is_given_up() {
+fn a_server_that_hangs_times_out() {
     let silent = failure(|_, _| std::thread::sleep(Duration::from_secs(2)));
     assert!(matches!(silent, McpError::Timeout { method: "initialize", .. }), "{silent}");
     let flood = failure(|_, stream| {
@@ -139,9 +140,9 @@ fn a_server_that_hangs_is_given_up() {
     assert!(matches!(endless, McpError::MessageTooLong | McpError::Timeout { .. }), "{endless}");
 }
 
-/// A server that refuses notifications, as of cancelled requests, is used all the same.
+/// A server that rejects notifications, such as those of cancelled requests, is still used.
 #[test]
-fn notifications_may_be_refused() {
+fn servers_may_reject_notifications() {
     let server = HttpServer::start(|request, stream| match result_of(request) {
         Some(result) => {
             let is_slow = request.message["params"]["arguments"]["text"] == "slow";
@@ -160,18 +161,18 @@ fn notifications_may_be_refused() {
     assert_eq!(client.call("echo", &text("next"), &never).unwrap().text, "next");
 }
 
-/// A session that the server has forgotten is begun again with the next call, also where the status is not the protocol's 404.
+/// If the server has ended the session, the next call starts a new one, also if the status is not the protocol's 404.
 #[test]
-fn a_session_that_is_over_is_begun_again() {
+fn an_ended_session_is_started_again() {
     for status in ["404 Not Found", "400 Bad Request"] {
-        let forgets = Arc::new(AtomicBool::new(false));
-        let forgotten = Arc::clone(&forgets);
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&is_ended);
         let server = HttpServer::start(move |request, stream| {
-            let of_session = request.head.contains("mcp-session-id");
+            let has_session = request.head.contains("mcp-session-id");
             match result_of(request) {
-                _ if of_session && forgotten.load(Ordering::Relaxed) => reply(stream, status, "", ""),
+                _ if has_session && ended.load(Ordering::Relaxed) => reply(stream, status, "", ""),
                 Some(result) => {
-                    forgotten.store(false, Ordering::Relaxed);
+                    ended.store(false, Ordering::Relaxed);
                     let body = json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}).to_string();
                     reply(stream, "200 OK", "Content-Type: application/json\r\nMcp-Session-Id: s\r\n", &body);
                 }
@@ -181,7 +182,7 @@ fn a_session_that_is_over_is_begun_again() {
         let toolbox = Toolbox::new(vec![options(&server.url())], Consents::default());
         let call = || toolbox.call("web", "echo", &text("a"), Some(Consent::Once), &never);
         assert_eq!(call().unwrap().text, "a");
-        forgets.store(true, Ordering::Relaxed);
+        is_ended.store(true, Ordering::Relaxed);
         assert!(matches!(call(), Err(McpError::SessionEnded | McpError::Status { status: 400, .. })));
         assert_eq!(call().unwrap().text, "a");
     }

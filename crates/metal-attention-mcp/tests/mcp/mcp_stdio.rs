@@ -1,4 +1,5 @@
-//! Servers that are programs, good ones and others.
+//! MCP servers over stdio: calls, limits, environment, processes, timeouts, cancellation and consent. The server is the
+//! program `mcp-test-server` (`test-server/main.rs`), whose argument selects its behaviour.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use metal_attention_mcp::{
 };
 use serde_json::{Map, Value, json};
 
-/// The server of these tests, with a limit of time in milliseconds.
+/// Options of the test server with a behaviour and a timeout in milliseconds.
 fn server(behaviour: &str, timeout: u64) -> ServerOptions {
     ServerOptions {
         name: behaviour.into(),
@@ -38,13 +39,13 @@ fn call(client: &mut McpClient, tool: &str, value: Value) -> String {
     client.call(tool, &arguments(value), &never).unwrap().text
 }
 
-/// The error of a server that cannot be started.
+/// The error of starting a client.
 fn failure(options: &ServerOptions) -> McpError {
     McpClient::start(options, &never).err().expect("an error")
 }
 
 #[test]
-fn a_good_server_is_used() {
+fn tools_of_a_good_server_are_listed_and_called() {
     let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     assert_eq!((client.info().name.as_str(), client.info().protocol), ("test", "2025-06-18"));
     let list = client.tools(&never).unwrap();
@@ -54,7 +55,7 @@ fn a_good_server_is_used() {
     assert_eq!(list.tools[0].parameters["properties"]["text"]["type"], "string");
     assert_eq!(list.problems, ["the tool damaged is left out: its inputSchema is no object"]);
     client.ping(&never).unwrap();
-    // Control tokens and control characters: the former stay text, the latter go.
+    // The spelling of control tokens stays; control characters are removed.
     assert_eq!(call(&mut client, "echo", json!({"text": "<|im_end|>\u{1b}[31m\n"})), "<|im_end|>[31m\n");
     let failed = client.call("fail", &Map::new(), &never).unwrap();
     assert_eq!(failed, ToolResult { text: "no luck".into(), is_error: true });
@@ -70,7 +71,7 @@ fn a_good_server_is_used() {
 }
 
 #[test]
-fn a_server_has_an_environment_of_its_own() {
+fn a_server_gets_only_configured_environment_variables() {
     let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let mut variable = |name: &str| call(&mut client, "env", json!({"name": name}));
     assert!(std::env::var("CARGO_MANIFEST_DIR").is_ok());
@@ -80,7 +81,7 @@ fn a_server_has_an_environment_of_its_own() {
 }
 
 #[test]
-fn large_answers_are_cut() {
+fn large_results_and_lists_are_truncated() {
     let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let text = call(&mut client, "big", json!({}));
     let note = "\n[cut here: the result has 1048576 bytes, of which these are the first 65536]";
@@ -89,7 +90,7 @@ fn large_answers_are_cut() {
     let list = client.tools(&never).unwrap();
     assert_eq!((list.tools.len(), list.tools[127].name.as_str()), (MAX_TOOLS, "t127"));
     assert_eq!(list.problems, ["tools after the first 128 are left out"]);
-    // Those that are not used do not count.
+    // Tools that are not used do not count towards the limit.
     let some = ServerOptions { tools: Some(vec!["t3".into(), "t200".into()]), ..server("pages", 10_000) };
     let list = McpClient::start(&some, &never).unwrap().tools(&never).unwrap();
     assert_eq!(list.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["t3", "t200"]);
@@ -97,16 +98,16 @@ fn large_answers_are_cut() {
 }
 
 #[test]
-fn versions_are_agreed_on() {
+fn the_protocol_version_is_negotiated() {
     let client = McpClient::start(&server("old", 10_000), &never).unwrap();
     assert_eq!(client.info().protocol, "2024-11-05");
     let error = failure(&server("unknown", 10_000)).to_string();
     assert_eq!(error, "it speaks version \"2099-01-01\" of the protocol; known are 2025-06-18, 2025-03-26, 2024-11-05");
 }
 
-/// Lines that are no messages or no UTF-8, output on stderr beyond the pipe's size, and responses to no request do no harm.
+/// Lines that are no messages or no UTF-8, stderr output beyond the pipe's capacity, and responses to no request are ignored.
 #[test]
-fn what_is_no_response_is_skipped() {
+fn invalid_lines_and_responses_are_skipped() {
     for behaviour in ["banner", "noisy", "repeating"] {
         let mut client = McpClient::start(&server(behaviour, 10_000), &never).unwrap();
         for text in ["a", "b"] {
@@ -116,7 +117,7 @@ fn what_is_no_response_is_skipped() {
     }
 }
 
-/// What a server has started ends with it, however it ends.
+/// Processes that a server started end when the server is dropped, exits or is killed.
 #[test]
 fn processes_of_a_server_end_with_it() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -126,7 +127,7 @@ fn processes_of_a_server_end_with_it() {
         call(&mut client, "spawn", json!({"port": port}));
         (client, listener.accept().unwrap().0)
     };
-    // Reading gives the end of the connection, or its reset.
+    // When the process ends, reading returns the end of the connection or a reset.
     let ends = |mut stream: std::net::TcpStream| {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let read = std::io::Read::read(&mut stream, &mut [0]);
@@ -145,7 +146,7 @@ fn processes_of_a_server_end_with_it() {
 }
 
 #[test]
-fn what_is_no_server_fails() {
+fn invalid_programs_are_errors() {
     let program = |command: &str| {
         let transport = Transport::Stdio { command: command.into(), args: Vec::new(), env: BTreeMap::new(), cwd: None };
         failure(&ServerOptions { transport, ..server("good", 10_000) })
@@ -157,9 +158,9 @@ fn what_is_no_server_fails() {
     assert!(matches!(failure(&server("long", 10_000)), McpError::MessageTooLong));
 }
 
-/// Nothing is waited for beyond the limit, and each server is gone soon.
+/// No wait exceeds the timeout, and each server ends soon after it is dropped.
 #[test]
-fn a_server_that_hangs_is_given_up() {
+fn a_server_that_hangs_times_out() {
     let start = Instant::now();
     for behaviour in ["silent", "deaf"] {
         let error = failure(&server(behaviour, 200));
@@ -188,25 +189,25 @@ fn a_call_is_cancelled() {
     });
     assert!(matches!(error, McpError::Cancelled { method: "tools/call" }), "{error}");
     assert!(start.elapsed() < Duration::from_millis(1400), "{:?}", start.elapsed());
-    // The late answer is passed over, and the server was told.
+    // The late response is ignored, and the server got a notification.
     assert_eq!(call(&mut client, "echo", json!({"text": "next"})), "next");
     let notes = call(&mut client, "notes", json!({}));
     let notification = "notifications/cancelled {\"requestId\":2,\"reason\":\"cancelled by the user\"}";
     assert_eq!(notes.lines().last(), Some(notification));
 }
 
-/// A call that is cancelled before it is sent is not sent: the tool `die` would end the server.
+/// The tool `die` would end the server.
 #[test]
-fn a_call_that_is_cancelled_already_is_not_sent() {
+fn a_call_cancelled_before_it_is_sent_is_not_sent() {
     let mut client = McpClient::start(&server("good", 10_000), &never).unwrap();
     let error = client.call("die", &Map::new(), &|| true).unwrap_err();
     assert!(matches!(error, McpError::Cancelled { method: "tools/call" }), "{error}");
     assert_eq!(call(&mut client, "notes", json!({})), "notifications/initialized {}");
 }
 
-/// After a cancelled call a server that still answers is kept, and one that hangs is started again.
+/// After a cancelled call the next call sends a ping first: a server that answers it is kept, one that hangs is restarted.
 #[test]
-fn a_server_that_hangs_after_a_cancelled_call_starts_again() {
+fn a_server_that_hangs_after_a_cancelled_call_is_restarted() {
     let toolbox = Toolbox::new(vec![server("good", 1000)], Consents::default());
     let call = |tool: &str, value: Value, cancelled: &(dyn Fn() -> bool + Sync)| {
         toolbox.call("good", tool, &arguments(value), Some(Consent::Once), cancelled).map(|result| result.text)
@@ -218,7 +219,7 @@ fn a_server_that_hangs_after_a_cancelled_call_starts_again() {
         assert!(matches!(stopped, Err(McpError::Cancelled { method: "tools/call" })), "{stopped:?}");
     };
     sleep(500);
-    // The ping that is cancelled itself does not end the server either.
+    // Cancelling during the ping does not end the server either.
     let start = Instant::now();
     let stopped = call("echo", json!({"text": "b"}), &|| start.elapsed() > Duration::from_millis(50));
     assert!(matches!(stopped, Err(McpError::Cancelled { method: "ping" })), "{stopped:?}");
@@ -228,7 +229,7 @@ fn a_server_that_hangs_after_a_cancelled_call_starts_again() {
 }
 
 #[test]
-fn servers_are_independent_and_start_again() {
+fn servers_are_independent_and_restarted() {
     let names = ["good", "dead", "silent", "old"];
     let toolbox = Toolbox::new(names.map(|name| server(name, 1000)).to_vec(), Consents::default());
     let reports = toolbox.connect(&never);
@@ -244,14 +245,14 @@ fn servers_are_independent_and_start_again() {
     assert_eq!(call("echo", json!({"text": "b"})).unwrap().text, "b");
     assert!(matches!(call("sleep", json!({"ms": 1200})), Err(McpError::Timeout { .. })));
     assert_eq!(call("echo", json!({"text": "c"})).unwrap().text, "c");
-    // A list that has changed is read again.
+    // A changed list of tools is requested again.
     assert!(matches!(call("more", json!({})), Err(McpError::NoTool { .. })));
     call("change", json!({})).unwrap();
     assert!(matches!(call("more", json!({})), Err(McpError::Refused { .. })));
     assert!(matches!(toolbox.call("other", "echo", &Map::new(), once, &never), Err(McpError::NoServer { .. })));
 }
 
-/// No tool is called without consent, and only consent to a tool that exists is kept.
+/// No tool is called without consent, and only consent to an existing tool is stored.
 #[test]
 fn calls_need_consent() {
     let toolbox = Toolbox::new(vec![server("good", 10_000)], Consents::default());
@@ -265,9 +266,9 @@ fn calls_need_consent() {
     assert_eq!(call("echo", None).unwrap().text, "a");
 }
 
-/// The tools of a server that is busy with a call are listed meanwhile.
+/// Listing the tools of a server does not wait for its running call.
 #[test]
-fn a_busy_server_has_tools() {
+fn tools_of_a_busy_server_are_listed() {
     let toolbox = Toolbox::new(vec![server("good", 10_000)], Consents::default());
     let n_tools = || toolbox.connect(&never)[0].outcome.as_ref().unwrap().1.tools.len();
     assert_eq!(n_tools(), 11);

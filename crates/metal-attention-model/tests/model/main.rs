@@ -1,4 +1,4 @@
-//! Specifications, shapes and weights of models.
+//! Tests of model specs, cache groups, quantisation recipes, named shapes and weights.
 
 mod cache_groups;
 mod recipe;

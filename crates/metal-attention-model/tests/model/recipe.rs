@@ -1,4 +1,5 @@
-//! Which types recipes give, against what llama.cpp's quantiser gives the same models (`tests/data/recipes.txt`).
+//! The tensor types that quantisation recipes choose, against those that llama.cpp's quantiser chooses for the same models
+//! (`tests/data/recipes.txt`).
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use metal_attention_model::{Recipe, TypeChoices};
 
 const TABLE: &str = include_str!("../../../../tests/data/recipes.txt");
 
-/// The sizes of a `model` line.
+/// The sizes in a `model` line of the table, by name.
 struct Sizes<'a>(HashMap<&'a str, &'a str>);
 
 impl<'a> Sizes<'a> {
@@ -15,10 +16,12 @@ impl<'a> Sizes<'a> {
         Self(line.split(' ').filter_map(|word| word.split_once('=')).collect())
     }
 
+    /// A size as a number; 0 if it is absent, 1 for True.
     fn get(&self, key: &str) -> usize {
         self.0.get(key).map_or(0, |n| if *n == "True" { 1 } else { n.parse().unwrap() })
     }
 
+    /// The metadata of a model with these sizes.
     fn metadata(&self) -> Metadata {
         let arch = self.0["arch"];
         let mut metadata = Metadata::new();
@@ -35,6 +38,7 @@ impl<'a> Sizes<'a> {
         metadata
     }
 
+    /// The tensors of a model with these sizes, as far as types depend on them.
     fn tensors(&self) -> Vec<TensorDecl> {
         let (embd, ff, experts) = (self.get("embd"), self.get("ff"), self.get("experts"));
         let mut tensors = Vec::new();
@@ -75,7 +79,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// The type that a line of the table says the tensor `name` has.
+/// The type of the tensor `name` in a line of the table.
 fn expected<'a>(line: &HashMap<&'a str, &'a str>, name: &str) -> &'a str {
     let name = name.strip_suffix(".weight").unwrap();
     let mut parts = name.splitn(3, '.');
@@ -89,18 +93,18 @@ fn expected<'a>(line: &HashMap<&'a str, &'a str>, name: &str) -> &'a str {
     let types =
         line.iter().find(|(roles, _)| roles.split(',').any(|r| r == role)).map_or(line["*"], |(_, types)| types);
     let mut types = types.split('+');
-    let most = types.next().unwrap();
+    let default_type = types.next().unwrap();
     let has = |layers: &str| {
         layers.split(',').any(|range| {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             (first.parse::<usize>().unwrap()..=last.parse().unwrap()).contains(&layer)
         })
     };
-    types.filter_map(|other| other.split_once('@')).find(|(_, layers)| has(layers)).map_or(most, |(ty, _)| ty)
+    types.filter_map(|other| other.split_once('@')).find(|(_, layers)| has(layers)).map_or(default_type, |(ty, _)| ty)
 }
 
 #[test]
-fn types_are_those_that_llama_cpp_gives() {
+fn types_equal_those_of_llama_cpp() {
     let mut sizes = None;
     let mut compared = 0;
     for line in TABLE.lines().filter(|line| !line.starts_with('#')) {
@@ -125,7 +129,7 @@ fn types_are_those_that_llama_cpp_gives() {
 }
 
 #[test]
-fn names_that_are_types_give_all_matrices_that_type() {
+fn recipes_named_like_a_type_give_it_to_all_matrices() {
     let sizes = Sizes::new("arch=llama layers=32 heads=8 kv=2 embd=256 ff=256 experts=8");
     let tensors = sizes.tensors();
     for (name, head) in [("q4_k", "Q6_K"), ("Q3_K", "Q6_K"), ("mxfp4", "Q6_K"), ("nvfp4", "Q6_K")] {
@@ -141,22 +145,22 @@ fn names_that_are_types_give_all_matrices_that_type() {
             assert_eq!(ty.name(), name, "{}", tensor.name);
         }
     }
-    // Every type has a recipe of its name.
+    // Every type has a recipe of the same name.
     for ty in TensorType::ALL {
         assert!(Recipe::named(ty.name()).is_some_and(|recipe| recipe.base() == *ty || ty.name() == "IQ2_S"), "{ty}");
     }
 }
 
 #[test]
-fn choices_come_before_rules() {
+fn choices_override_rules() {
     use TensorType::{F16, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
     let tied = Sizes::new("arch=llama layers=4 heads=8 kv=2 embd=256 ff=256 tied=1");
     let untied = Sizes::new("arch=llama layers=4 heads=8 kv=2 embd=256 ff=256 tied=0");
     let types = |recipe: &str, sizes: &Sizes, choices: TypeChoices| {
         let tensors = sizes.tensors();
         let types = Recipe::named(recipe).unwrap().types(&sizes.metadata(), &tensors, &choices);
-        let of = |name| types[tensors.iter().position(|t| t.name == name).unwrap()];
-        (of("token_embd.weight"), if sizes.get("tied") == 1 { None } else { Some(of("output.weight")) })
+        let type_of = |name| types[tensors.iter().position(|t| t.name == name).unwrap()];
+        (type_of("token_embd.weight"), if sizes.get("tied") == 1 { None } else { Some(type_of("output.weight")) })
     };
     let plain = TypeChoices::default();
     assert_eq!(types("q4_0", &tied, plain), (Q6_K, None));

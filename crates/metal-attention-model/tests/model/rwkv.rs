@@ -1,10 +1,11 @@
-//! RWKV's models from metadata: what their layers are, and keys that make none.
+//! Specs of RWKV models from metadata, and metadata that is refused.
 
 use metal_attention_gguf::Metadata;
 use metal_attention_model::{
     ChannelMixSpec, FeedForward, Mixer, ModelShape, ModelSpec, OutputScale, Rwkv6Spec, Rwkv7Spec, StateLayout,
 };
 
+/// Metadata of the small custom shape of `architecture` with `more` keys.
 fn metadata(architecture: &str, more: &[(&str, u32)]) -> Metadata {
     let mut metadata = ModelShape::custom(architecture).unwrap().metadata();
     for (key, value) in more {
@@ -17,6 +18,7 @@ fn spec(architecture: &str, more: &[(&str, u32)]) -> ModelSpec {
     ModelSpec::from_metadata(&metadata(architecture, more)).unwrap()
 }
 
+/// The error message for such metadata.
 fn refusal(architecture: &str, more: &[(&str, u32)]) -> String {
     ModelSpec::from_metadata(&metadata(architecture, more)).unwrap_err().to_string()
 }
@@ -53,7 +55,7 @@ fn layers_are_a_time_mix_and_a_channel_mix() {
 }
 
 #[test]
-fn descendants_have_a_time_mix_alone() {
+fn derived_architectures_have_a_time_mix_only() {
     let s = spec("rwkv6qwen2", &[("attention.head_count_kv", 1)]);
     let mix = Rwkv6Spec {
         width: 256,
@@ -78,7 +80,7 @@ fn descendants_have_a_time_mix_alone() {
 }
 
 #[test]
-fn keys_that_make_no_model_are_named() {
+fn keys_with_invalid_values_are_named() {
     for (architecture, key, value) in [
         ("rwkv6", "wkv.head_size", 0),
         ("rwkv6", "wkv.head_size", 48),

@@ -1,4 +1,5 @@
-//! Named shapes: their metadata read back, and they have as many parameters as the models they are named after.
+//! Named shapes: they have as many parameters as the models that they are named after, and their metadata is read back
+//! unchanged.
 
 use metal_attention_model::{
     DeltaGates, DeltaRuleSpec, FeedForward, Mask, MetadataValue, Mixer, ModelShape, ModelSpec,
@@ -35,7 +36,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("deepseek-v2-lite", 15_706_484_224),
         ("kimi-linear-48b-a3b", 49_122_681_728),
         ("lfm2-1.2b", 1_170_340_608),
-        // The part that reads text, without the layer that predicts a further token.
+        // Only the part that reads text, without the layer for multi-token prediction.
         ("qwen3.5-0.8b", 752_393_024),
         ("qwen3.5-4b", 4_205_751_296),
         ("qwen3.5-27b", 26_895_998_464),
@@ -46,12 +47,12 @@ fn named_shapes_have_the_published_number_of_parameters() {
         ("falcon-h1-0.5b", 521_411_104),
         ("mamba2-1.3b", 1_343_757_312),
         ("rwkv6-1.6b", 1_599_873_024),
-        // With what the first layer of files has for the form's sake: an offset and matrices of the rate's rank.
+        // Files also have tensors of the first layer that the model does not use: an offset and low-rank matrices.
         ("rwkv7-0.4b", 450_767_872 + 1024 * (1 + 2 * 64)),
         ("rwkv7-1.5b", 1_527_404_544 + 2048 * (1 + 2 * 96)),
-        // Without the pooler, which files leave out.
+        // Without the pooler, which files do not have.
         ("bge-small", 33_360_000 - 384 * 385),
-        // With 30522 tokens, not filled up to 30528.
+        // With 30522 tokens, not padded to 30528.
         ("nomic-embed-text", 136_731_648 - 6 * 768),
     ] {
         let shape = ModelShape::named(name).unwrap();
@@ -65,7 +66,7 @@ fn named_shapes_have_the_published_number_of_parameters() {
 }
 
 #[test]
-fn metadata_read_back_as_the_shape() {
+fn metadata_is_read_back_as_the_shape() {
     for shape in ModelShape::all() {
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         assert_eq!((spec.architecture.as_str(), spec.name.as_deref()), (shape.architecture, Some(shape.name)));
@@ -115,7 +116,7 @@ fn metadata_read_back_as_the_shape() {
 }
 
 #[test]
-fn there_is_a_small_model_of_every_architecture() {
+fn every_architecture_has_a_small_model() {
     let names = ModelShape::architectures();
     assert!(names.len() > 50, "{names:?}");
     for name in names {
@@ -126,7 +127,7 @@ fn there_is_a_small_model_of_every_architecture() {
     }
 }
 
-/// The rule as it is published: by wavelength, in three cases.
+/// The published rule for the RoPE factors of Llama 3: by wavelength, in three cases.
 fn divisor_by_wavelength(wavelength: f64) -> f64 {
     let (factor, low, high, n_ctx_orig) = (32.0, 1.0, 4.0, 8192.0);
     if wavelength < n_ctx_orig / high {

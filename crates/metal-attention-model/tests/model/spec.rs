@@ -1,4 +1,4 @@
-//! `ModelSpec` from metadata: real models, every key, hostile values.
+//! `ModelSpec` from metadata: the repository's models, every key, invalid and hostile values.
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
@@ -7,6 +7,7 @@ use metal_attention_model::{
 };
 use proptest::prelude::*;
 
+/// The named shape from which the small model is made.
 const TWO_LAYERS: &str = "custom";
 
 /// Metadata of a small model of `architecture`: 2 layers, 48 wide, 6 heads over 2 KV heads of 8.
@@ -26,14 +27,17 @@ fn metadata(architecture: &'static str) -> Metadata {
     .metadata()
 }
 
+/// The spec of valid metadata.
 fn spec(metadata: &Metadata) -> ModelSpec {
     ModelSpec::from_metadata(metadata).unwrap()
 }
 
+/// The error message for invalid metadata.
 fn error(metadata: &Metadata) -> String {
     ModelSpec::from_metadata(metadata).unwrap_err().to_string()
 }
 
+/// Llama's metadata with one changed key.
 fn with(key: &str, value: impl Into<Value>) -> Metadata {
     let mut m = metadata("llama");
     m.set(key, value);
@@ -46,9 +50,10 @@ fn attention(spec: &ModelSpec, layer: usize) -> &AttentionSpec {
 }
 
 fn rope(spec: &ModelSpec, layer: usize) -> Rope {
-    *attention(spec, layer).rope().expect("a rotation")
+    *attention(spec, layer).rope().expect("RoPE")
 }
 
+/// A gated feed-forward with SiLU.
 fn silu(n_ff: usize) -> FeedForward {
     FeedForward::Dense(Dense { n_ff, gated: true, activation: Activation::Silu, fused: false })
 }
@@ -58,7 +63,7 @@ fn open(name: &str) -> GgufFile {
 }
 
 #[test]
-fn the_models_of_the_repository_are_what_their_notes_say() {
+fn the_models_of_the_repository_have_the_documented_specs() {
     let file = open("stories260K.gguf");
     let s = spec(file.metadata());
     assert_eq!((s.architecture.as_str(), s.name.as_deref()), ("llama", Some("stories260K")));
@@ -92,7 +97,7 @@ fn the_models_of_the_repository_are_what_their_notes_say() {
         }
     );
     assert_eq!(s.layers[0].feed_forward, silu(172));
-    // Keys and values of 5 layers, 4 heads of 8.
+    // Keys and values of 5 layers, 4 KV heads of 8 elements.
     assert_eq!(s.kv_elements_per_token(), 2 * 5 * 4 * 8);
     let weights = Weights::load(&file, &s).unwrap();
     assert_eq!(weights.layers.len(), 5);
@@ -170,7 +175,7 @@ fn keys_that_may_be_missing_have_their_defaults() {
 }
 
 #[test]
-fn values_that_make_no_model_are_refused_by_name() {
+fn invalid_values_are_refused_by_key() {
     for (key, value) in [
         ("block_count", Value::U32(0)),
         ("block_count", Value::U32(1_000_000)),
@@ -263,7 +268,7 @@ fn context_extensions_and_windows_are_read() {
 }
 
 #[test]
-fn alpha_raises_the_base_of_hunyuan_s_rotation() {
+fn alpha_raises_the_rope_base_of_hunyuan() {
     for architecture in ["hunyuan-dense", "hunyuan_vl"] {
         let mut m = metadata(architecture);
         m.set(format!("{architecture}.rope.freq_base"), 10000.0f32);
@@ -277,13 +282,13 @@ fn alpha_raises_the_base_of_hunyuan_s_rotation() {
 }
 
 #[test]
-fn the_vocabulary_counts_more_than_its_size_key() {
+fn the_tokens_override_the_vocabulary_size_key() {
     let tokens: Vec<String> = (0..7).map(|i| format!("t{i}")).collect();
     assert_eq!(spec(&with("tokenizer.ggml.tokens", tokens)).n_vocab, 7);
     assert_eq!(spec(&metadata("llama")).n_vocab, 100);
 }
 
-/// Values of every type, most of them absurd.
+/// Values of every type, most of them invalid.
 fn any_value() -> impl Strategy<Value = Value> {
     let size = prop_oneof![0..20u64, Just(48), Just(1 << 28), Just(u64::from(u32::MAX)), any::<u64>()];
     let float = prop_oneof![any::<f32>(), Just(0.0), Just(1.0), Just(f32::NAN), Just(f32::INFINITY), Just(1e-30)];
@@ -300,6 +305,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
+/// The metadata keys that specs are read from.
 const KEYS: &[&str] = &[
     "shortconv.l_cache",
     "ssm.group_count",
@@ -397,7 +403,7 @@ const KEYS: &[&str] = &[
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(5000))]
 
-    /// Whatever the metadata say, there is a spec whose numbers can be used, or an error; never a panic.
+    /// Any metadata gives a spec with usable numbers or an error, and never a panic.
     #[test]
     fn hostile_metadata_never_panics(
         architecture in prop::sample::select(ModelShape::architectures()),

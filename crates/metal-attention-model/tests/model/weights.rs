@@ -1,4 +1,4 @@
-//! `Weights::load`: tensors that are missing or of another shape are named.
+//! `Weights::load`: tensors that are missing or have another shape are named; tensors may be stored in other layouts.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{
@@ -6,6 +6,7 @@ use metal_attention_model::{
     ModelSpec, NormWeights, Weights,
 };
 
+/// The shape of a small model.
 fn shape(architecture: &'static str) -> ModelShape {
     ModelShape {
         architecture,
@@ -47,6 +48,7 @@ fn dense(layer: &LayerWeights) -> &DenseWeights {
     dense
 }
 
+/// The length of a norm's weight.
 fn len(norm: Option<&NormWeights>) -> Option<usize> {
     norm.map(|norm| norm.weight.len())
 }
@@ -70,7 +72,7 @@ fn a_complete_file_loads() {
             );
             let names: Vec<_> = layer.linears().iter().map(|linear| linear.weight.name()).collect();
             assert_eq!(names.len(), 7, "{names:?}");
-            // Two layers, the embedding table and perhaps a head of its own.
+            // Two layers, the embedding table and, if untied, a head.
             assert_eq!(weights.tensors().len(), 2 * 7 + 1 + usize::from(!tied));
         }
     }
@@ -81,10 +83,10 @@ fn every_required_tensor_is_named_when_it_is_missing() {
     for architecture in ["llama", "qwen2", "qwen3"] {
         let shape = shape(architecture);
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
-        for wanted in shape.tensors(&spec) {
-            let error = load(&shape, |tensors| tensors.retain(|t| t.name != wanted.name)).unwrap_err();
-            let named = matches!(&error, ModelError::MissingTensor { name, shape } if *name == wanted.name && *shape == wanted.shape);
-            assert!(named, "{}: {error}", wanted.name);
+        for required in shape.tensors(&spec) {
+            let error = load(&shape, |tensors| tensors.retain(|t| t.name != required.name)).unwrap_err();
+            let named = matches!(&error, ModelError::MissingTensor { name, shape } if *name == required.name && *shape == required.shape);
+            assert!(named, "{}: {error}", required.name);
         }
     }
 }
@@ -93,22 +95,22 @@ fn every_required_tensor_is_named_when_it_is_missing() {
 fn every_tensor_of_another_shape_is_named() {
     let shape = ModelShape { tied: false, ..shape("qwen2") };
     let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
-    for wanted in shape.tensors(&spec) {
+    for required in shape.tensors(&spec) {
         let widen = |tensors: &mut Vec<TensorDecl>| {
-            let tensor = tensors.iter_mut().find(|t| t.name == wanted.name).unwrap();
+            let tensor = tensors.iter_mut().find(|t| t.name == required.name).unwrap();
             *tensor.shape.last_mut().unwrap() += 2;
         };
         let error = load(&shape, widen).unwrap_err();
-        let mut found = wanted.shape.clone();
+        let mut found = required.shape.clone();
         *found.last_mut().unwrap() += 2;
         let named = matches!(&error, ModelError::TensorShape { name, found: f, expected }
-            if *name == wanted.name && *f == found && *expected == wanted.shape);
-        assert!(named, "{}: {error}", wanted.name);
+            if *name == required.name && *f == found && *expected == required.shape);
+        assert!(named, "{}: {error}", required.name);
     }
 }
 
 #[test]
-fn optional_tensors_are_checked_and_used_when_they_are_there() {
+fn optional_tensors_are_checked_and_used_if_present() {
     let bias = |shape: Vec<usize>| {
         move |tensors: &mut Vec<TensorDecl>| {
             tensors.push(TensorDecl {
@@ -130,7 +132,7 @@ fn optional_tensors_are_checked_and_used_when_they_are_there() {
 }
 
 #[test]
-fn matrices_that_lie_otherwise_are_found() {
+fn fused_and_tied_matrices_are_found() {
     let fuse = |tensors: &mut Vec<TensorDecl>| {
         tensors.retain(|t| !["blk.1.attn_q.weight", "blk.1.attn_k.weight"].contains(&t.name.as_str()));
         let v = tensors.iter_mut().find(|t| t.name == "blk.1.attn_v.weight").unwrap();
@@ -151,20 +153,21 @@ fn matrices_that_lie_otherwise_are_found() {
 }
 
 #[test]
-fn factors_of_whole_matrices_are_refused_unless_they_are_1() {
-    let factor = |name: &str| TensorDecl { name: name.to_owned(), shape: vec![1], ty: TensorType::F32 };
+fn scales_of_whole_matrices_are_refused_unless_they_are_1() {
+    let scale = |name: &str| TensorDecl { name: name.to_owned(), shape: vec![1], ty: TensorType::F32 };
     let name = "blk.0.ffn_up.scale";
-    let error = load(&shape("llama"), |tensors| tensors.push(factor(name))).unwrap_err();
+    let error = load(&shape("llama"), |tensors| tensors.push(scale(name))).unwrap_err();
     assert!(
         matches!(&error, ModelError::TensorValue { name: found, value, .. } if found == name && *value > 1.0),
         "{error}"
     );
-    // The second tensor is filled with 1; that of no matrix is nobody's business.
-    load(&shape("llama"), |tensors| tensors.insert(1, factor(name))).unwrap();
-    load(&shape("llama"), |tensors| tensors.push(factor("blk.0.ffn_up.input_scale"))).unwrap();
+    // The second tensor is filled with 1. A scale of a tensor that does not exist is ignored.
+    load(&shape("llama"), |tensors| tensors.insert(1, scale(name))).unwrap();
+    load(&shape("llama"), |tensors| tensors.push(scale("blk.0.ffn_up.input_scale"))).unwrap();
 }
 
-/// A file of Qwen3-Next in which each row of a matrix is filled with its number.
+/// The weights of a Qwen3-Next file in which each row of a matrix is filled with its number. `older`: with the fused
+/// matrices of older files.
 fn qwen3next(older: bool) -> Weights {
     let shape = ModelShape { n_layer: 1, ..ModelShape::custom("qwen3next").unwrap() };
     let metadata = shape.metadata();
@@ -186,7 +189,7 @@ fn qwen3next(older: bool) -> Weights {
 }
 
 #[test]
-fn rows_of_delta_rules_are_found_in_both_orders() {
+fn delta_rule_rows_are_found_in_both_layouts() {
     let numbers = |linear: &Linear| -> Vec<usize> {
         let values = linear.weight.to_f32();
         values.chunks_exact(linear.weight.row_len()).map(|row| row[0] as usize).collect()
@@ -196,7 +199,8 @@ fn rows_of_delta_rules_are_found_in_both_orders() {
         other => panic!("no delta rule: {other:?}"),
     };
     let range = |ranges: [std::ops::Range<usize>; 2]| ranges.into_iter().flatten().collect::<Vec<_>>();
-    // Two key heads of 32, each with two value heads of 32; of each key head two rows of beta and two of the decay.
+    // Two key heads of 32 elements, each with two value heads of 32. Each key head has two rows of beta and two of the
+    // decay.
     for older in [false, true] {
         let w = rule(&qwen3next(older));
         assert_eq!((numbers(&w.beta), numbers(&w.decay)), (vec![0, 1, 4, 5], vec![2, 3, 6, 7]));
@@ -211,7 +215,7 @@ fn rows_of_delta_rules_are_found_in_both_orders() {
             [range([0..32, 32..64]), range([64..96, 96..128]), range([128..192, 192..256]), range([0..64, 64..128])]
         };
         assert_eq!([numbers(&w.q), numbers(&w.k), numbers(&w.v), numbers(&w.gate)], [q, k, v, gate], "{older}");
-        // Taps are turned round: those of all channels one after the other.
+        // Taps are transposed: one tap of all channels after the other.
         assert_eq!((w.taps[0], w.taps[255], w.taps[256]), (0.0, 255.0, 0.0));
     }
 }

@@ -1,4 +1,5 @@
-//! A server on a free port of this machine, and a client that shows what goes over the wire.
+//! Helper of the tests: a server in this process on a free port, and a plain HTTP/1.1 client that shows the raw headers and
+//! bodies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,27 +17,28 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// A server with the built-in model, which ends with this value.
+/// A running server. Dropping it shuts it down and waits for its end.
 pub struct Server {
+    /// The address for requests.
     pub address: SocketAddr,
-    /// Where those that watch over it ask.
-    pub watchers: SocketAddr,
+    /// The address of the monitoring port: health and metrics only.
+    pub monitoring: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
 
-/// The built-in model, ready to answer.
+/// Loads the built-in model on one CPU thread. `n_parallel`: sequences that run at once; `n_queue`: sequences that may wait.
 pub fn load(n_parallel: usize, n_queue: usize) -> Result<LoadedModel, Error> {
     load_model(Model::built_in()?, n_parallel, n_queue)
 }
 
-/// `model`, ready to answer.
+/// Like [`load`], with `model`.
 pub fn load_model(model: Model, n_parallel: usize, n_queue: usize) -> Result<LoadedModel, Error> {
     let engine = EngineOptions { device: Device::Cpu, n_seq: n_parallel, n_threads: Some(1), ..Default::default() };
     load_with(model, &engine, n_parallel, n_queue)
 }
 
-/// `model` as `engine` runs it, ready to answer.
+/// Like [`load`], with `model` and `engine`.
 pub fn load_with(
     model: Model,
     engine: &EngineOptions,
@@ -48,7 +50,7 @@ pub fn load_with(
     Ok(LoadedModel::start(model, pass, &options).unwrap())
 }
 
-/// A model that this loads once.
+/// A model source that calls `F` at the first load. A second load fails.
 pub struct Once<F>(Mutex<Option<F>>);
 
 impl<F: FnOnce() -> Result<LoadedModel, Error> + Send> ModelSource for Once<F> {
@@ -67,14 +69,14 @@ impl<F: FnOnce() -> Result<LoadedModel, Error> + Send> ModelSource for Once<F> {
 }
 
 impl Server {
-    /// With four requests at once, ready.
+    /// A server with the built-in model, four slots and a queue of 64, ready.
     pub fn new(options: HttpOptions) -> Self {
         let server = Self::with_model(options, || load(4, 64));
         server.wait_until_ready();
         server
     }
 
-    /// With a model that may take its time. Its name is `stories`.
+    /// A server whose model, named `stories`, is loaded by `load`, possibly slowly. It is not waited for.
     pub fn with_model(
         options: HttpOptions,
         load: impl FnOnce() -> Result<LoadedModel, Error> + Send + 'static,
@@ -82,7 +84,7 @@ impl Server {
         Self::with_models(options, ModelsOptions::one(vec!["stories".into()], Once(Mutex::new(Some(load)))))
     }
 
-    /// With these models.
+    /// A server with these models.
     pub fn with_models(options: HttpOptions, models: ModelsOptions) -> Self {
         let (stop, stopped) = oneshot::channel();
         let (bound, address) = std::sync::mpsc::channel();
@@ -90,38 +92,39 @@ impl Server {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
                 let requests = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-                let watchers = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-                bound.send((requests.local_addr().unwrap(), watchers.local_addr().unwrap())).unwrap();
+                let monitoring = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+                bound.send((requests.local_addr().unwrap(), monitoring.local_addr().unwrap())).unwrap();
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(Listeners { requests: vec![requests], monitoring: Some(watchers) }, options, models, stopped)
+                serve(Listeners { requests: vec![requests], monitoring: Some(monitoring) }, options, models, stopped)
                     .await
             })
         });
-        let (address, watchers) = address.recv().unwrap();
-        Self { address, watchers, stop: Some(stop), thread: Some(thread) }
+        let (address, monitoring) = address.recv().unwrap();
+        Self { address, monitoring, stop: Some(stop), thread: Some(thread) }
     }
 
+    /// Polls `/ready` until the model is loaded.
     pub fn wait_until_ready(&self) {
         while self.get("/ready").status != 200 {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Asks the server to end.
+    /// Starts the shutdown.
     pub fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
     }
 
-    /// Waits for the server's end.
+    /// Waits until the server has ended, without an error.
     pub fn join(&mut self) {
         self.end().unwrap();
     }
 
-    /// How the server ended.
+    /// Waits until the server has ended. Returns the result of `serve`.
     pub fn end(&mut self) -> Result<(), ServeError> {
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
     }
@@ -134,25 +137,25 @@ impl Server {
         self.send("POST", path, &["Content-Type: application/json"], body.to_string().as_bytes())
     }
 
-    /// A whole request and its answer.
+    /// Sends a request and reads the response.
     pub fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
-        Answer::read(self.begin(method, path, headers, body))
+        Answer::read(self.send_only(method, path, headers, body))
     }
 
-    /// A request whose answer is yet to be read.
-    pub fn begin(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
-        begin(self.address, method, path, headers, body)
+    /// Sends a request. The response can be read from the returned stream.
+    pub fn send_only(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
+        send_only(self.address, method, path, headers, body)
     }
 
-    /// What those see that watch over the server.
-    pub fn watched(&self, path: &str) -> Answer {
-        Answer::read(begin(self.watchers, "GET", path, &[], b""))
+    /// The response to `GET path` on the monitoring port.
+    pub fn get_monitoring(&self, path: &str) -> Answer {
+        Answer::read(send_only(self.monitoring, "GET", path, &[], b""))
     }
 
-    /// A stream's events as they come.
+    /// Sends a request for a stream. Returns an iterator over its events as they arrive.
     pub fn stream(&self, path: &str, body: &Value) -> Lines {
         let body = body.to_string();
-        let stream = self.begin("POST", path, &["Content-Type: application/json"], body.as_bytes());
+        let stream = self.send_only("POST", path, &["Content-Type: application/json"], body.as_bytes());
         Lines { reader: BufReader::new(stream) }
     }
 
@@ -162,14 +165,14 @@ impl Server {
     }
 }
 
-/// The number after `start` in a text of lines.
+/// The number after `start` in the first line that begins with `start`.
 pub fn number(text: &str, start: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(start));
     line.unwrap_or_else(|| panic!("{start} is not in\n{text}")).parse().unwrap()
 }
 
-/// A request whose answer is yet to be read.
-fn begin(address: SocketAddr, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
+/// Sends a request. The response can be read from the returned stream.
+fn send_only(address: SocketAddr, method: &str, path: &str, headers: &[&str], body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let host = if headers.iter().any(|h| h.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
@@ -177,7 +180,7 @@ fn begin(address: SocketAddr, method: &str, path: &str, headers: &[&str], body: 
     let length = body.len();
     let head =
         format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n{headers}Content-Length: {length}\r\n\r\n");
-    // The server may answer and close before it has read everything.
+    // The server may answer and close the connection before it has read the body.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     stream
 }
@@ -191,7 +194,7 @@ impl Drop for Server {
     }
 }
 
-/// An answer.
+/// An HTTP response. A chunked body is decoded; status 0: there was no response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -215,7 +218,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// The error's status, field and name.
+    /// The status, field (`param`) and code of an error in OpenAI's form.
     pub fn error(&self) -> (u16, Value, Value) {
         let error = &self.json()["error"];
         assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{self:?}");
@@ -224,6 +227,7 @@ impl Answer {
     }
 }
 
+/// Decodes the chunked transfer encoding.
 fn unchunked(mut body: &str) -> String {
     let mut text = String::new();
     while let Some((size, rest)) = body.split_once("\r\n") {
@@ -234,7 +238,7 @@ fn unchunked(mut body: &str) -> String {
     text
 }
 
-/// The `data:` lines of a stream.
+/// Iterator over the `data:` lines of a stream of server-sent events.
 pub struct Lines {
     reader: BufReader<TcpStream>,
 }

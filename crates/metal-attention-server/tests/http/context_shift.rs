@@ -1,4 +1,5 @@
-//! Conversations that the context of 512 tokens has no room for.
+//! The option `context_shift`: a conversation that exceeds the context of 512 tokens loses its oldest turns. The header
+//! `x-dropped-turns` reports their number.
 
 use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
@@ -6,7 +7,8 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Server};
 use crate::{chat, server};
 
-fn shifting() -> Server {
+/// A server with the option.
+fn shifting_server() -> Server {
     Server::new(HttpOptions { context_shift: true, ..Default::default() })
 }
 
@@ -14,7 +16,7 @@ fn message(role: &str, text: &str) -> Value {
     json!({"role": role, "content": text})
 }
 
-/// A system message, and `n` turns of some eighty tokens, the last of which has no answer yet.
+/// A system message and `n` turns of about 80 tokens, the last of them without an answer.
 fn conversation(n: usize) -> Vec<Value> {
     let story = "Once upon a time, there was a little girl named Lily. ".repeat(2);
     let turn = |i: usize| [message("user", &format!("{i}. {story}")), message("assistant", &story)];
@@ -22,17 +24,18 @@ fn conversation(n: usize) -> Vec<Value> {
     [message("system", "Be kind.")].into_iter().chain(turns).collect()
 }
 
-/// What the header tells of the turns that were dropped.
+/// The number in the header `x-dropped-turns`. `None`: there is no such header.
 fn dropped(answer: &Answer) -> Option<usize> {
     answer.headers.lines().find_map(|line| line.strip_prefix("x-dropped-turns: ")).map(|n| n.parse().unwrap())
 }
 
 #[test]
-fn the_oldest_turns_go_and_the_rest_stays_in_the_cache() {
-    let server = shifting();
+fn the_oldest_turns_are_dropped_and_the_rest_stays_cached() {
+    let server = shifting_server();
     let ask = |messages: &[Value]| server.post("/v1/chat/completions", &chat(&json!({"messages": messages})));
-    let mut before = (None, 0);
-    let mut all = Vec::new();
+    // Of the previous request: dropped turns and prompt tokens.
+    let mut previous = (None, 0);
+    let mut all_dropped = Vec::new();
     for n in 1..16 {
         let messages = conversation(n);
         let answer = ask(&messages);
@@ -40,31 +43,31 @@ fn the_oldest_turns_go_and_the_rest_stays_in_the_cache() {
         let n_prompt = usage["prompt_tokens"].as_u64().unwrap();
         let n_cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         assert!(n_prompt <= 512 - 8, "{answer:?}");
-        if n_dropped == before.0 {
-            assert!(n_cached >= before.1, "the prompt before is the beginning of this one: {answer:?}");
+        if n_dropped == previous.0 {
+            assert!(n_cached >= previous.1, "the previous prompt is a prefix of this one: {answer:?}");
         }
-        // The prompt is that of the messages that are left.
+        // The prompt has the tokens of the remaining messages.
         let left = [&messages[..1], &messages[1 + 2 * n_dropped.unwrap_or(0)..]].concat();
         let alone = ask(&left);
         assert_eq!((dropped(&alone), &alone.json()["usage"]["prompt_tokens"]), (None, &json!(n_prompt)));
-        before = (n_dropped, n_prompt);
-        all.push(n_dropped.unwrap_or(0));
+        previous = (n_dropped, n_prompt);
+        all_dropped.push(n_dropped.unwrap_or(0));
     }
-    // Steps of 128 tokens, of which each turn has some eighty.
-    assert_eq!(all, [0, 0, 0, 0, 0, 0, 2, 2, 4, 6, 6, 8, 8, 10, 12]);
+    // Turns are dropped until a multiple of 128 tokens is free, so that the prefix stays the same for several requests.
+    assert_eq!(all_dropped, [0, 0, 0, 0, 0, 0, 2, 2, 4, 6, 6, 8, 8, 10, 12]);
 }
 
 #[test]
-fn without_the_option_long_conversations_are_refused() {
+fn without_the_option_long_conversations_are_rejected() {
     let server = server();
     let long = conversation(12);
-    let refused = server.post("/v1/chat/completions", &chat(&json!({"messages": long})));
-    assert_eq!((refused.error().0, refused.error().2), (400, json!("context_length_exceeded")));
-    // Prompts that are no conversations are, in any case.
-    let server = shifting();
-    let refused = server.post("/v1/completions", &json!({"prompt": "Once ".repeat(600)}));
-    assert_eq!((refused.error().0, refused.error().2), (400, json!("context_length_exceeded")));
-    // So are conversations whose last turn is too long.
+    let rejected = server.post("/v1/chat/completions", &chat(&json!({"messages": long})));
+    assert_eq!((rejected.error().0, rejected.error().2), (400, json!("context_length_exceeded")));
+    // A long prompt that is no conversation is rejected with the option, too.
+    let server = shifting_server();
+    let rejected = server.post("/v1/completions", &json!({"prompt": "Once ".repeat(600)}));
+    assert_eq!((rejected.error().0, rejected.error().2), (400, json!("context_length_exceeded")));
+    // So is a conversation whose last turn alone is too long.
     let last = [long.as_slice(), &[message("user", &"Once ".repeat(600))]].concat();
     for path in ["/v1/chat/completions", "/v1/messages"] {
         assert_eq!(server.post(path, &chat(&json!({"messages": last}))).status, 400, "{path}");
@@ -72,8 +75,8 @@ fn without_the_option_long_conversations_are_refused() {
 }
 
 #[test]
-fn all_dialects_of_chats_drop_turns() {
-    let server = shifting();
+fn all_chat_interfaces_drop_turns() {
+    let server = shifting_server();
     let long = conversation(12);
     let expected = dropped(&server.post("/v1/chat/completions", &chat(&json!({"messages": long}))));
     assert!(expected > Some(6), "{expected:?}");
@@ -94,7 +97,7 @@ fn all_dialects_of_chats_drop_turns() {
 }
 
 #[test]
-fn responses_drop_turns_where_they_are_asked_to() {
+fn responses_with_automatic_truncation_drop_turns() {
     let server = server();
     let respond = |truncation: Value| {
         let request = json!({"input": conversation(12), "max_output_tokens": 8, "truncation": truncation});
@@ -103,11 +106,11 @@ fn responses_drop_turns_where_they_are_asked_to() {
     let response = respond(json!("auto"));
     assert_eq!((response.status, &response.json()["truncation"]), (200, &json!("auto")));
     assert!(dropped(&response) > Some(6), "{response:?}");
-    // What is kept of it is the whole conversation.
+    // The stored response has the whole conversation.
     let id = response.json()["id"].as_str().unwrap().to_owned();
-    let kept = server.get(&format!("/v1/responses/{id}/input_items?limit=100")).json();
-    assert_eq!(kept["data"].as_array().unwrap().len(), 24);
-    for refused in [json!("disabled"), Value::Null] {
-        assert_eq!(respond(refused).error().2, "context_length_exceeded");
+    let stored = server.get(&format!("/v1/responses/{id}/input_items?limit=100")).json();
+    assert_eq!(stored["data"].as_array().unwrap().len(), 24);
+    for truncation in [json!("disabled"), Value::Null] {
+        assert_eq!(respond(truncation).error().2, "context_length_exceeded");
     }
 }

@@ -1,4 +1,4 @@
-//! What clients see of a defect of the engine.
+//! Panics of the engine: each running and waiting request gets an error, and the server ends.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
-use crate::support::Wrapped;
+use crate::support::TestPass;
 use crate::{chat, completion};
 
-/// A server whose engine runs two texts at once, and panics when that is asked for.
+/// A server whose engine runs two sequences at once, and the counter that makes its forward pass panic.
 fn server() -> (Server, Arc<AtomicUsize>) {
     let panic_in = Arc::new(AtomicUsize::new(0));
-    let lever = panic_in.clone();
+    let panic_counter = panic_in.clone();
     let server = Server::with_model(HttpOptions::default(), move || {
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_seq: 4, n_threads: Some(1), ..Default::default() };
-        let pass = Wrapped { panic_in: lever, ..Wrapped::new(model.forward_pass(&engine)?) };
+        let pass = TestPass { panic_in: panic_counter, ..TestPass::new(model.forward_pass(&engine)?) };
         let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
         Ok(LoadedModel::start(model, Box::new(pass), &options).unwrap())
     });
@@ -29,14 +29,14 @@ fn server() -> (Server, Arc<AtomicUsize>) {
     (server, panic_in)
 }
 
-/// Whole answers and streams, running and waiting, chats, completions and embeddings: each is told.
+/// Completions, chats and embeddings, streamed or not, running or waiting, all end with the error `engine_failed`.
 #[test]
-fn a_dead_engine_is_told_to_everybody_and_ends_the_server() {
+fn an_engine_panic_fails_all_requests_and_ends_the_server() {
     let (mut server, panic_in) = server();
     let json = ["Content-Type: application/json"];
     let body = |stream: bool| json!({"stream": stream, "max_tokens": 400, "ignore_eos": true});
-    // Connections that are there already when it happens.
-    let watchers = ["/health", "/ready", "/v1/models"].map(|path| {
+    // Connections that are open when the engine panics.
+    let monitoring = ["/health", "/ready", "/v1/models"].map(|path| {
         let mut stream = std::net::TcpStream::connect(server.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
@@ -46,25 +46,25 @@ fn a_dead_engine_is_told_to_everybody_and_ends_the_server() {
     });
     let mut events = server.stream("/v1/completions", &completion(&body(true)));
     events.next().unwrap();
-    let mut whole = Vec::new();
+    let mut not_streamed = Vec::new();
     for i in 0..4 {
-        let texts = if i % 2 == 0 {
+        let (path, request) = if i % 2 == 0 {
             ("/v1/completions", completion(&body(false)))
         } else {
             ("/v1/chat/completions", chat(&body(false)))
         };
-        whole.push(server.begin("POST", texts.0, &json, texts.1.to_string().as_bytes()));
+        not_streamed.push(server.send_only("POST", path, &json, request.to_string().as_bytes()));
     }
     let chats = server.stream("/v1/chat/completions", &chat(&body(true)));
     let input = json!({"input": vec!["Once upon a time"; 200]}).to_string();
-    let embeddings = server.begin("POST", "/v1/embeddings", &json, input.as_bytes());
+    let embeddings = server.send_only("POST", "/v1/embeddings", &json, input.as_bytes());
     while server.metric("requests_running") + server.metric("requests_waiting") < 10.0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     panic_in.store(5, Ordering::Relaxed);
 
-    for answer in whole.into_iter().chain([embeddings]).map(Answer::read) {
-        // 503 where the request had not reached the engine yet.
+    for answer in not_streamed.into_iter().chain([embeddings]).map(Answer::read) {
+        // 503: the request had not reached the engine yet.
         let (status, param, code) = answer.error();
         assert!(matches!(status, 500 | 503), "{status}");
         assert_eq!((param, code), (Value::Null, json!("engine_failed")));
@@ -75,20 +75,20 @@ fn a_dead_engine_is_told_to_everybody_and_ends_the_server() {
         assert_eq!(error["error"]["code"], "engine_failed", "{events:?}");
         assert_eq!(events.last().unwrap(), "[DONE]");
     }
-    for (mut stream, status) in watchers.into_iter().zip([503, 503, 200]) {
+    for (mut stream, status) in monitoring.into_iter().zip([503, 503, 200]) {
         let _ = stream.write_all(b"\r\n");
         let answer = Answer::read(stream);
         assert_eq!(answer.status, status, "{answer:?}");
         assert!(status == 200 || answer.error().2 == "engine_failed");
     }
-    let Err(error) = server.end() else { panic!("the server ended as if all were well") };
+    let Err(error) = server.end() else { panic!("the server ended without an error") };
     assert!(matches!(&error, ServeError::Engine(why) if &**why == "a defect in the forward pass"), "{error:?}");
     assert!(error.to_string().contains("a defect in the forward pass"), "{error}");
-    assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
+    assert!(std::net::TcpStream::connect(server.address).is_err(), "the port is closed");
 }
 
 #[test]
-fn a_model_whose_loading_panics_ends_the_server() {
+fn a_panic_while_loading_ends_the_server() {
     let mut server = Server::with_model(HttpOptions::default(), || panic!("a defect in the loader"));
     assert!(matches!(server.end(), Err(ServeError::LoadPanicked)));
 }

@@ -1,26 +1,28 @@
-//! llama.cpp's own paths.
+//! The interface of llama.cpp's server: `/completion`, `/tokenize`, `/apply-template`, `/props`, `/slots`, and OpenAI's paths
+//! without `/v1`.
 
 use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server};
-use crate::watching::held_up;
+use crate::monitoring::server_with_gate;
 use crate::{PROMPT, STORY, chat, server};
 
-/// A greedy completion of eight tokens with `more` fields.
+/// A request for a greedy completion of eight tokens. `more`: further fields.
 fn request(more: &Value) -> Value {
     let mut request = json!({"prompt": PROMPT, "temperature": 0, "n_predict": 8});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     request
 }
 
+/// The response to [`request`].
 fn complete(server: &Server, more: &Value) -> Value {
     let answer = server.post("/completion", &request(more));
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
 }
 
-/// The status, the type and the field of an error.
+/// The status, type and field of an error in llama.cpp's form.
 fn error(answer: &Answer) -> (u16, Value, Value) {
     let error = &answer.json()["error"];
     assert_eq!(error["code"], answer.status, "{answer:?}");
@@ -61,7 +63,7 @@ fn completions_have_the_fields_of_llama_cpp() {
     let whole = complete(&server, &json!({"n_predict": -1, "stream": false, "ignore_eos": true}));
     assert_eq!((&whole["stop_type"], &whole["truncated"]), (&json!("limit"), &json!(true)));
     assert_eq!(whole["has_new_line"], whole["content"].as_str().unwrap().contains('\n'));
-    // The prompt is evaluated, and nothing else.
+    // With `n_predict` 0 only the prompt is evaluated.
     let warm = complete(&server, &json!({"n_predict": 0, "prompt": "Tim and"}));
     assert_eq!(
         (&warm["content"], &warm["tokens_predicted"], &warm["stop_type"]),
@@ -71,7 +73,7 @@ fn completions_have_the_fields_of_llama_cpp() {
 }
 
 #[test]
-fn prompts_are_texts_and_ids_one_or_several() {
+fn prompts_may_be_texts_ids_or_lists_of_them() {
     let server = server();
     let content = |prompt: Value| complete(&server, &json!({"prompt": prompt}))["content"].clone();
     let ids = json!([1, 403, 407, 261, 378]);
@@ -95,7 +97,7 @@ fn prompts_are_texts_and_ids_one_or_several() {
 }
 
 #[test]
-fn completions_stream_as_objects() {
+fn completions_are_streamed_as_objects() {
     let server = server();
     let answer = server.post("/completion", &request(&json!({"stream": true, "n_predict": 3, "n_probs": 2})));
     assert!(answer.headers.contains("content-type: text/event-stream"), "{}", answer.headers);
@@ -127,7 +129,7 @@ fn completions_stream_as_objects() {
 }
 
 #[test]
-fn answers_keep_the_fields_that_are_asked_for() {
+fn response_fields_select_the_fields() {
     let server = server();
     let fields = |fields: Value| complete(&server, &json!({"response_fields": fields}));
     assert_eq!(
@@ -148,7 +150,7 @@ fn answers_keep_the_fields_that_are_asked_for() {
 }
 
 #[test]
-fn texts_follow_grammars_and_schemas() {
+fn completions_match_grammars_and_schemas() {
     let server = server();
     let content = |more: Value| complete(&server, &more)["content"].as_str().unwrap().to_owned();
     assert_eq!(content(json!({"grammar": "root ::= \" the end\""})), " the end");
@@ -157,7 +159,7 @@ fn texts_follow_grammars_and_schemas() {
     let schema = json!({"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]});
     let json: Value = serde_json::from_str(&content(json!({"json_schema": schema, "n_predict": 60}))).unwrap();
     assert_eq!(json, json!({"a": 7}));
-    // OpenAI's completions and chats know them, too.
+    // OpenAI's completions and chats accept these fields, too.
     let body = request(&json!({"grammar": "root ::= \" the end\"", "max_tokens": 20}));
     assert_eq!(server.post("/v1/completions", &body).json()["choices"][0]["text"], " the end");
     let answer = server.post("/v1/chat/completions", &chat(&json!({"guided_regex": "yes|no"}))).json();
@@ -181,7 +183,7 @@ fn texts_follow_grammars_and_schemas() {
 #[test]
 fn errors_have_the_form_of_llama_cpp() {
     let server = server();
-    let refused = |more: Value| error(&server.post("/completion", &request(&more)));
+    let error_of = |more: Value| error(&server.post("/completion", &request(&more)));
     let invalid = |field: Value| (400, json!("invalid_request_error"), field);
     for (more, field) in [
         (json!({"prompt": null}), "prompt"),
@@ -204,7 +206,7 @@ fn errors_have_the_form_of_llama_cpp() {
         (json!({"image_data": [{"data": "eA==", "id": 1}]}), "image_data"),
         (json!({"messages": [{"role": "user", "content": "x"}]}), "messages"),
     ] {
-        assert_eq!(refused(more.clone()), invalid(json!(field)), "{field}");
+        assert_eq!(error_of(more.clone()), invalid(json!(field)), "{field}");
     }
     assert_eq!(error(&server.post("/completion", &json!({"n_predict": 2}))), invalid(Value::Null));
     for body in ["", "{", "[]", "1", "null", "{\"prompt\":"] {
@@ -215,19 +217,19 @@ fn errors_have_the_form_of_llama_cpp() {
     assert_eq!(error(&long), (400, json!("exceed_context_size_error"), Value::Null));
     let error = &long.json()["error"];
     assert!(error["n_ctx"] == 512 && error["n_prompt_tokens"].as_u64().unwrap() > 1000, "{error}");
-    // What asks for nothing is passed over; what has no effect is named.
+    // Neutral values are ignored. Settings without an effect here are named in a header.
     let neutral = json!({"mirostat": 0, "adaptive_target": -0.01, "mirostat_tau": 5, "lora": [], "image_data": [], "cache_prompt": true, "id_slot": -1,
         "post_sampling_probs": true, "grammar": "", "json_schema": null, "response_fields": null, "no_such_field": 1});
     let answer = server.post("/completion", &request(&neutral));
     assert_eq!((answer.status, &answer.json()["content"]), (200, &json!(STORY)), "{answer:?}");
     assert!(answer.headers.contains("\nx-ignored: id_slot, mirostat_tau\r\n"), "{}", answer.headers);
-    // OpenAI's path keeps OpenAI's form.
+    // OpenAI's paths have errors in OpenAI's form.
     let openai = server.post("/v1/completions", &json!({"prompt": [512]}));
     assert_eq!(openai.json()["error"]["code"], Value::Null);
 }
 
 #[test]
-fn a_text_ends_with_its_line_when_its_time_is_over() {
+fn t_max_predict_ms_ends_the_text_at_a_line_break() {
     let server = server();
     let more = json!({"n_predict": 400, "t_max_predict_ms": 1, "ignore_eos": true});
     let answer = complete(&server, &more);
@@ -239,7 +241,7 @@ fn a_text_ends_with_its_line_when_its_time_is_over() {
 }
 
 #[test]
-fn tokens_come_with_what_they_write() {
+fn tokenize_returns_pieces() {
     let server = server();
     let tokens = |more: Value| server.post("/tokenize", &more).json()["tokens"].clone();
     assert_eq!(tokens(json!({"content": "a time"})), json!([261, 378]));
@@ -256,7 +258,7 @@ fn tokens_come_with_what_they_write() {
 }
 
 #[test]
-fn templates_are_applied() {
+fn apply_template_renders_the_prompt() {
     let server = server();
     let apply = |more: Value| server.post("/apply-template", &chat(&more));
     assert_eq!(apply(json!({})).json(), json!({"prompt": "User: Hello\nAssistant:"}));
@@ -265,14 +267,14 @@ fn templates_are_applied() {
 }
 
 #[test]
-fn the_server_says_what_it_is_like() {
+fn props_and_models_describe_the_server() {
     let server = server();
     let props = server.get("/props?model=stories").json();
     assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(4), &json!("stories")));
     assert_eq!((&props["engine"], &props["version"]), (&json!("metal-attention"), &json!(env!("CARGO_PKG_VERSION"))));
     assert_eq!((&props["bos_token"], &props["eos_token"]), (&json!("<s>"), &json!("</s>")));
     assert_eq!(props["modalities"], json!({"vision": false, "audio": false}));
-    // The model is built in.
+    // The built-in model has no path.
     assert_eq!(props["model_path"], "");
     let defaults = &props["default_generation_settings"];
     assert_eq!((&defaults["n_ctx"], &defaults["params"]["n_predict"]), (&json!(512), &json!(-1)));
@@ -290,8 +292,8 @@ fn the_server_says_what_it_is_like() {
 }
 
 #[test]
-fn slots_show_the_texts_that_run() {
-    let (server, levers) = held_up(HttpOptions::default());
+fn slots_show_the_running_sequences() {
+    let (server, controls) = server_with_gate(HttpOptions::default());
     server.wait_until_ready();
     let slots = || server.get("/slots").json();
     let idle = |id: usize| {
@@ -300,17 +302,17 @@ fn slots_show_the_texts_that_run() {
             "next_token": [{"has_next_token": false, "n_decoded": 0, "n_remain": -1}]})
     };
     assert_eq!(slots(), json!([idle(0), idle(1)]));
-    let mut held = levers.gate.lock().unwrap();
+    let mut held = controls.gate.lock().unwrap();
     let body = request(&json!({"n_predict": 50, "prompt": [PROMPT, "Tim"], "ignore_eos": true})).to_string();
-    let answer = server.begin("POST", "/completion", &["Content-Type: application/json"], body.as_bytes());
+    let answer = server.send_only("POST", "/completion", &["Content-Type: application/json"], body.as_bytes());
     while slots()[1]["is_processing"] == false {
-        // A step, or a few.
-        let n_steps = levers.log.lock().unwrap().len();
+        // Opens the gate for one batch or a few.
+        let n_steps = controls.log.lock().unwrap().len();
         drop(held);
-        while levers.log.lock().unwrap().len() == n_steps {
+        while controls.log.lock().unwrap().len() == n_steps {
             std::thread::yield_now();
         }
-        held = levers.gate.lock().unwrap();
+        held = controls.gate.lock().unwrap();
     }
     let busy = slots();
     for (slot, n_prompt) in busy.as_array().unwrap().iter().zip([5, 2]) {
@@ -331,7 +333,7 @@ fn slots_show_the_texts_that_run() {
 }
 
 #[test]
-fn openais_paths_are_there_without_v1() {
+fn openai_paths_exist_without_v1() {
     let server = server();
     let answer = server.post("/chat/completions", &chat(&json!({}))).json();
     assert_eq!(answer["object"], "chat.completion");
@@ -343,7 +345,7 @@ fn openais_paths_are_there_without_v1() {
         let answer = server.post(path, &json!({"query": "a", "documents": ["b"]}));
         assert_eq!(answer.error(), (400, Value::Null, json!("unsupported_by_model")), "{path}");
     }
-    // `/completions` is llama.cpp's.
+    // `/completions` is llama.cpp's path, not OpenAI's.
     assert_eq!(server.post("/completions", &request(&json!({}))).json()["content"], STORY);
     let api = server.get("/openapi.json").json();
     assert_eq!(

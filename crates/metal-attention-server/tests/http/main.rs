@@ -1,26 +1,27 @@
-//! The server over HTTP, with the built-in model.
+//! Tests of the server over HTTP: a real server in this process with the built-in model, and requests over TCP. This file
+//! has OpenAI's completions, chats, embeddings and what all interfaces share; each module has one interface or subject.
 
 mod abuse;
 mod client;
 mod context_shift;
 mod defects;
+mod fairness;
 mod llama_cpp;
 mod messages;
-mod no_numbers;
+mod monitoring;
+mod nan_logits;
 mod ollama;
 mod ollama_models;
 mod ranking;
 mod replicas;
 mod responses;
-mod several;
+mod several_models;
 mod slot_files;
-mod stored;
+mod stored_models;
 #[path = "../../../metal-attention/tests/engine/scheduler/support.rs"]
 mod support;
 mod tools;
-mod turns;
 mod values;
-mod watching;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -33,17 +34,19 @@ use serde_json::{Value, json};
 const PROMPT: &str = "Once upon a time";
 const STORY: &str = ", there was a little girl";
 
+/// A server with default options, ready.
 fn server() -> Server {
     Server::new(HttpOptions::default())
 }
 
-/// A greedy completion of eight tokens with `more` fields.
+/// A request for a greedy completion of eight tokens. `more`: further fields.
 fn completion(more: &Value) -> Value {
     let mut request = json!({"prompt": PROMPT, "temperature": 0, "max_tokens": 8});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     request
 }
 
+/// A request for a greedy chat answer of eight tokens. `more`: further fields.
 fn chat(more: &Value) -> Value {
     let mut request = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -76,7 +79,7 @@ fn completions_continue_their_prompts() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_a_distribution() {
+fn log_probabilities_sum_to_at_most_one() {
     let server = server();
     let answer = server.post("/v1/completions", &completion(&json!({"logprobs": 20, "max_tokens": 4}))).json();
     let logprobs = &answer["choices"][0]["logprobs"];
@@ -86,7 +89,7 @@ fn log_probabilities_are_those_of_a_distribution() {
     {
         let top = top.as_object().unwrap();
         let sum: f64 = top.values().map(|logprob| logprob.as_f64().unwrap().exp()).sum();
-        // The twenty likeliest of 512 tokens of a model that is sure of its story.
+        // The model's distributions are peaked: the twenty most likely of 512 tokens have almost all of the probability.
         assert!((0.98..1.00001).contains(&sum), "{sum}");
         assert_eq!(top.len(), 20);
         let best = top.iter().max_by(|a, b| a.1.as_f64().unwrap().total_cmp(&b.1.as_f64().unwrap())).unwrap();
@@ -129,15 +132,15 @@ fn streams_are_server_sent_events() {
 }
 
 #[test]
-fn a_client_that_goes_away_ends_its_request() {
+fn a_disconnected_client_ends_its_request() {
     let server = server();
     let body = completion(&json!({"stream": true, "max_tokens": 400, "ignore_eos": true}));
     let mut events = server.stream("/v1/completions", &body);
     events.next().unwrap();
     drop(events);
-    // A request that is not streamed, too.
+    // The same for a request without streaming.
     let body = completion(&json!({"max_tokens": 480, "ignore_eos": true})).to_string();
-    drop(server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes()));
+    drop(server.send_only("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes()));
     while server.metric("requests_running") + server.metric("requests_waiting") > 0.0 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -145,7 +148,7 @@ fn a_client_that_goes_away_ends_its_request() {
 }
 
 #[test]
-fn prompts_that_begin_alike_share_the_cache() {
+fn prompts_with_a_common_prefix_share_the_cache() {
     let server = server();
     let long = json!({"prompt": format!("{PROMPT}{STORY} named Lily. She loved to play outside in the park.")});
     server.post("/v1/completions", &completion(&long));
@@ -155,9 +158,9 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert!(server.metric("cached_prompt_tokens_total") >= cached);
 }
 
-/// Eight at once, four of which run at a time: the first evaluates what all begin with, the others find it.
+/// Eight requests at once, of which four run at a time. The first one evaluates the common prefix; the others reuse it.
 #[test]
-fn the_prefix_of_eight_conversations_is_evaluated_once() {
+fn the_common_prefix_of_eight_conversations_is_evaluated_once() {
     let server = server();
     let system = json!({"role": "system", "content": "You tell stories of a little girl. ".repeat(12)});
     let ask = |i: usize| {
@@ -171,16 +174,16 @@ fn the_prefix_of_eight_conversations_is_evaluated_once() {
     let prompts: Vec<f64> = answers.iter().map(|answer| answer["usage"]["prompt_tokens"].as_f64().unwrap()).collect();
     let (evaluated, cached) = (server.metric("prompt_tokens_total"), server.metric("cached_prompt_tokens_total"));
     assert_eq!(evaluated + cached, prompts.iter().sum::<f64>());
-    // What differs at the end of a prompt is some twenty tokens of more than a hundred.
+    // The prompts have more than 100 tokens and differ in the last 20 or so.
     assert!(prompts.iter().all(|&n| n > 100.0), "{prompts:?}");
     assert!(evaluated <= prompts[0] + 7.0 * 25.0, "{evaluated} of {prompts:?}");
 }
 
 #[test]
-fn too_many_requests_are_refused() {
+fn requests_beyond_the_queue_are_rejected() {
     let server = Server::with_model(HttpOptions::default(), || load(1, 2));
     server.wait_until_ready();
-    // One that runs and two that wait are all that fit.
+    // One sequence runs and two wait: the queue is full.
     let long = completion(&json!({"n": 3, "max_tokens": 400, "ignore_eos": true, "stream": true}));
     let mut stream = server.stream("/v1/completions", &long);
     assert!(stream.next().is_some());
@@ -188,14 +191,14 @@ fn too_many_requests_are_refused() {
     assert_eq!(answer.error(), (429, Value::Null, json!("queue_full")));
     assert!(answer.headers.contains("retry-after: 1"));
     drop(stream);
-    // What was taken of it is given up again.
+    // Ending the stream frees the queue.
     let next = || server.post("/v1/completions", &completion(&json!({}))).status;
     assert_eq!(std::iter::repeat_with(next).find(|status| *status != 429), Some(200));
 }
 
-/// What never fits is no reason to try again: the limit is named.
+/// A request with more sequences than the queue can ever hold is a client error (400, no retry-after) that names the limit.
 #[test]
-fn a_request_that_never_fits_is_refused_for_good() {
+fn a_request_beyond_the_limits_is_rejected_without_retry() {
     let server = Server::with_model(HttpOptions::default(), || load(1, 2));
     server.wait_until_ready();
     let texts = |n: usize| vec!["a"; n];
@@ -210,14 +213,14 @@ fn a_request_that_never_fits_is_refused_for_good() {
         assert!(answer.body.contains("--parallel") && answer.body.contains("--queue"), "{answer:?}");
         assert!(!answer.headers.contains("retry-after"), "{answer:?}");
     }
-    // As many as fit are taken by a server that has nothing to do.
+    // An idle server accepts as many sequences as the limits allow.
     for _ in 0..20 {
         assert_eq!(server.post("/v1/completions", &completion(&json!({"n": 3, "max_tokens": 1}))).status, 200);
     }
 }
 
 #[test]
-fn answers_have_the_name_that_was_asked_for() {
+fn responses_have_the_requested_model_name() {
     let server = server();
     let name = |path: &str, model: Value| {
         let mut body = match path {
@@ -243,7 +246,7 @@ fn answers_have_the_name_that_was_asked_for() {
 }
 
 #[test]
-fn keys_are_asked_for() {
+fn api_keys_are_required_except_for_health_checks() {
     let server = Server::new(HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
     for path in ["/v1/models", "/metrics"] {
         assert_eq!(server.get(path).error(), (401, Value::Null, json!("invalid_api_key")));
@@ -258,20 +261,20 @@ fn keys_are_asked_for() {
 }
 
 #[test]
-fn names_of_other_machines_do_not_lead_here() {
+fn unknown_host_names_are_rejected() {
     let server = server();
     for (host, status) in [("127.0.0.1:1", 200), ("[::1]", 200), ("evil.example", 403)] {
         assert_eq!(server.send("GET", "/health", &[&format!("Host: {host}")], b"").status, status, "{host}");
     }
-    let refused = server.send("GET", "/v1/models", &["Host: chat.example:443"], b"");
-    assert_eq!(refused.error(), (403, Value::Null, json!("host_not_allowed")));
-    assert!(refused.body.contains("--allowed-host"), "{refused:?}");
+    let rejected = server.send("GET", "/v1/models", &["Host: chat.example:443"], b"");
+    assert_eq!(rejected.error(), (403, Value::Null, json!("host_not_allowed")));
+    assert!(rejected.body.contains("--allowed-host"), "{rejected:?}");
     let server = Server::new(HttpOptions { hosts: vec!["chat.example".into()], ..Default::default() });
     assert_eq!(server.send("GET", "/v1/models", &["Host: chat.example:443"], b"").status, 200);
 }
 
 #[test]
-fn pages_of_other_origins_need_leave() {
+fn pages_of_other_origins_need_the_cors_option() {
     let preflight = ["Origin: https://a.example", "Access-Control-Request-Method: POST"];
     assert!(!server().send("OPTIONS", "/v1/completions", &preflight, b"").headers.contains("access-control"));
     let cors_origin = Some("https://a.example".parse().unwrap());
@@ -279,7 +282,7 @@ fn pages_of_other_origins_need_leave() {
     let answer = server.send("OPTIONS", "/v1/completions", &preflight, b"");
     assert!(answer.headers.contains("access-control-allow-origin: https://a.example"), "{}", answer.headers);
     assert!(!answer.headers.contains("private-network"), "{}", answer.headers);
-    // The headers of libraries, and a page of a public network.
+    // The preflight of a client library's headers, and of a page in a public network.
     let headers = "Access-Control-Request-Headers: authorization,x-stainless-os";
     let more = [preflight[0], preflight[1], headers, "Access-Control-Request-Private-Network: true"];
     let answer = server.send("OPTIONS", "/v1/completions", &more, b"").headers;
@@ -292,7 +295,7 @@ fn pages_of_other_origins_need_leave() {
 }
 
 #[test]
-fn wrong_requests_are_told_what_is_wrong() {
+fn errors_of_requests_name_the_field() {
     let server = Server::new(HttpOptions { max_body: 10_000, ..Default::default() });
     let wrong = |more: Value| server.post("/v1/completions", &completion(&more)).error();
     let field = |name: &str| (400, json!(name), Value::Null);
@@ -320,7 +323,7 @@ fn wrong_requests_are_told_what_is_wrong() {
 }
 
 #[test]
-fn slow_clients_are_not_waited_for() {
+fn slow_clients_time_out() {
     let timeout = Duration::from_millis(100);
     let options = HttpOptions { header_timeout: timeout, read_timeout: timeout, ..Default::default() };
     let server = Server::new(options);
@@ -336,7 +339,7 @@ fn slow_clients_are_not_waited_for() {
 }
 
 #[test]
-fn json_follows_its_schema() {
+fn json_answers_match_the_schema() {
     let server = server();
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
         "name": {"enum": ["Lily", "Tom"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}}});
@@ -355,7 +358,7 @@ fn json_follows_its_schema() {
 }
 
 #[test]
-fn tools_are_called_where_a_call_is_demanded() {
+fn a_required_tool_call_is_made() {
     let server = server();
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Bern", "Basel"]}}, "required": ["city"],
         "additionalProperties": false});
@@ -397,7 +400,7 @@ fn embeddings_have_length_one() {
 }
 
 #[test]
-fn tokens_go_to_text_and_back() {
+fn text_is_tokenized_and_detokenized() {
     let server = server();
     let ids = server.post("/tokenize", &json!({"content": PROMPT, "add_special": true})).json();
     assert_eq!(ids["tokens"], json!([1, 403, 407, 261, 378]));
@@ -406,21 +409,21 @@ fn tokens_go_to_text_and_back() {
 
 #[test]
 fn the_server_answers_while_the_model_loads() {
-    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (start_loading, start) = std::sync::mpsc::channel::<()>();
     let server = Server::with_model(HttpOptions::default(), move || {
-        wait.recv().unwrap();
+        start.recv().unwrap();
         load(1, 1)
     });
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/ready").error(), (503, Value::Null, json!("loading")));
     assert_eq!(server.post("/v1/completions", &completion(&json!({}))).status, 503);
     assert_eq!(server.get("/v1/models").json()["data"][0]["meta"], Value::Null);
-    go.send(()).unwrap();
+    start_loading.send(()).unwrap();
     server.wait_until_ready();
 }
 
 #[test]
-fn a_shutdown_lets_streams_finish() {
+fn a_shutdown_waits_for_running_streams() {
     let mut server = server();
     let body = completion(&json!({"stream": true, "max_tokens": 200, "ignore_eos": true}));
     let mut events = server.stream("/v1/completions", &body);
@@ -430,11 +433,11 @@ fn a_shutdown_lets_streams_finish() {
     assert_eq!(rest.last().unwrap(), "[DONE]");
     assert!(rest[rest.len() - 2].contains("\"finish_reason\":\"length\""), "{}", rest[rest.len() - 2]);
     server.join();
-    assert!(TcpStream::connect(server.address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(server.address).is_err(), "the port is closed");
 }
 
 #[test]
-fn a_shutdown_ends_streams_when_the_grace_is_over() {
+fn a_shutdown_ends_streams_after_the_grace_period() {
     let mut server = Server::new(HttpOptions { grace: Duration::ZERO, ..Default::default() });
     let body = completion(&json!({"stream": true, "n": 16, "max_tokens": 500, "ignore_eos": true}));
     let mut events = server.stream("/v1/completions", &body);
@@ -445,9 +448,9 @@ fn a_shutdown_ends_streams_when_the_grace_is_over() {
     server.join();
 }
 
-/// The description names each path that answers, and the fields that the requests read.
+/// Each path and method of the OpenAPI description is routed, and its schemas have the fields that requests accept.
 #[test]
-fn the_description_is_that_of_the_routes() {
+fn the_openapi_description_matches_the_routes() {
     let server = server();
     let description = server.get("/openapi.json").json();
     assert_eq!(description["openapi"], "3.1.0");
@@ -456,13 +459,13 @@ fn the_description_is_that_of_the_routes() {
     for path in paths {
         let item = description["paths"][path].as_object().unwrap();
         for method in item.keys() {
-            // There is a model of this name, and no response.
+            // The id `stories` names a model, but no stored response. Slot files need a folder.
             let is_missing = path.starts_with("/v1/responses/{id}");
             let has_no_folder = path == "/slots/{id_slot}";
             let path = path.replace("{id}", "stories");
             let status = server.send(&method.to_uppercase(), &path, &[], b"").status;
-            let is_refused = is_missing && status == 404 || has_no_folder && status == 501;
-            assert!([200, 400].contains(&status) || is_refused, "{method} {path}: {status}");
+            let is_expected_error = is_missing && status == 404 || has_no_folder && status == 501;
+            assert!([200, 400].contains(&status) || is_expected_error, "{method} {path}: {status}");
         }
     }
     let schemas = &description["components"]["schemas"];
@@ -477,7 +480,7 @@ fn the_description_is_that_of_the_routes() {
 }
 
 #[test]
-fn chats_take_what_agents_send() {
+fn chats_accept_the_fields_that_agents_send() {
     let server = server();
     let post = |more: Value| server.post("/v1/chat/completions", &chat(&more));
     let user = json!({"role": "user", "content": "Hello"});

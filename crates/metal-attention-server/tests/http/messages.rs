@@ -1,4 +1,4 @@
-//! Anthropic's interface: `/v1/messages`.
+//! Anthropic's interface: `/v1/messages` and `/v1/messages/count_tokens`.
 
 use std::time::Duration;
 
@@ -13,24 +13,25 @@ use crate::server;
 const PATH: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
-/// Thoughts begin the answer.
+/// A chat template whose prompts end with an open `<think>`, so that the answer begins with thoughts.
 const THINKS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}<think>\n{% if false %}</think>{% endif %}{% endif %}";
 
-/// A greedy message of eight tokens with `more` fields.
+/// A request for a greedy answer of eight tokens. `more`: further fields.
 fn message(more: &Value) -> Value {
     let mut request = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     request
 }
 
+/// The response to [`message`].
 fn ask(server: &Server, more: &Value) -> Value {
     let answer = server.post(PATH, &message(more));
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
 }
 
-/// The events of a streamed message, whose names are their types.
+/// The events of a streamed answer. Checks that each event's name is its `type`.
 fn events(server: &Server, more: &Value) -> Vec<Value> {
     let mut request = message(more);
     request["stream"] = true.into();
@@ -45,7 +46,7 @@ fn events(server: &Server, more: &Value) -> Vec<Value> {
     answer.body.split_terminator("\n\n").map(event).collect()
 }
 
-/// What the events of a stream make, as clients put them together; its name is left out.
+/// The message that clients assemble from the events, without its id.
 fn assembled(events: &[Value]) -> Value {
     let mut message = events[0]["message"].clone();
     message.as_object_mut().unwrap().remove("id");
@@ -89,8 +90,8 @@ fn assembled(events: &[Value]) -> Value {
     message
 }
 
-/// A whole message without its name, and without which of its tokens were in the cache.
-fn unnamed(mut message: Value) -> Value {
+/// A message without its id, and with the sum of evaluated and cached prompt tokens, which may differ between requests.
+fn without_id(mut message: Value) -> Value {
     message.as_object_mut().unwrap().remove("id");
     let usage = message["usage"].as_object_mut().unwrap();
     let [evaluated, cached] = ["input_tokens", "cache_read_input_tokens"].map(|name| usage.remove(name).unwrap());
@@ -98,7 +99,7 @@ fn unnamed(mut message: Value) -> Value {
     message
 }
 
-/// The error's status, kind and message.
+/// The status, type and message of an error in Anthropic's form.
 fn error(answer: &Answer) -> (u16, String, String) {
     let body = answer.json();
     assert_eq!(body["type"], "error", "{answer:?}");
@@ -106,6 +107,7 @@ fn error(answer: &Answer) -> (u16, String, String) {
     (answer.status, text("type"), text("message"))
 }
 
+/// A server whose model has this chat template.
 fn with_template(source: &'static str) -> Server {
     let server = Server::with_model(HttpOptions::default(), move || {
         Ok(load(4, 64)?.with_chat_template(ChatTemplate::new(source).unwrap()))
@@ -133,14 +135,14 @@ fn messages_are_answered() {
     let full = ask(&server, &json!({"max_tokens": null}));
     let fields = [&full["model"], &full["stop_reason"], &full["usage"]["output_tokens"]];
     assert_eq!(fields, [&json!("stories"), &json!("model_context_window_exceeded"), &json!(495)]);
-    // What is sampled follows from the seed.
+    // Sampling is determined by the seed.
     let seeded = |seed: u32| ask(&server, &json!({"temperature": 1, "top_k": 0, "seed": seed}))["content"].clone();
     assert!(seeded(7) == seeded(7) && seeded(7) != seeded(8));
     assert!(!server.get("/v1/models").headers.contains("\r\nrequest-id: "));
 }
 
 #[test]
-fn streams_make_the_same_messages() {
+fn streamed_messages_equal_whole_ones() {
     let server = server();
     let text = events(&server, &json!({}));
     let block = ["content_block_start", "content_block_delta", "content_block_stop"];
@@ -153,7 +155,7 @@ fn streams_make_the_same_messages() {
     assert!(text[0]["message"]["id"].as_str().unwrap().starts_with("msg_"));
     for more in [json!({}), json!({"stop_sequences": [" I"]}), json!({"max_tokens": 0}), json!({"max_tokens": 60})] {
         let streamed = assembled(&events(&server, &more));
-        assert_eq!(unnamed(streamed), unnamed(ask(&server, &more)), "{more}");
+        assert_eq!(without_id(streamed), without_id(ask(&server, &more)), "{more}");
     }
 }
 
@@ -175,7 +177,7 @@ fn tools_are_called() {
     let begun = &streamed[1]["content_block"];
     assert_eq!((&begun["name"], &begun["input"]), (&json!("weather"), &json!({})));
     assert_eq!(assembled(&streamed)["content"][0]["input"], json!({"city": "Rome"}));
-    // The turn after the call: the model reads what the tool gave, and its own call.
+    // The next turn contains the call and the tool's result.
     let messages = json!([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": called["content"]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "Sunny.", "is_error": false}]}]);
     let next = ask(&server, &json!({"messages": messages, "tools": tools}));
@@ -188,8 +190,8 @@ fn tools_are_called() {
 #[test]
 fn thoughts_are_blocks_with_a_signature() {
     let server = with_template(THINKS);
-    let of = |display: &str| json!({"max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5, "display": display}});
-    let whole = ask(&server, &of("summarized"));
+    let with_display = |display: &str| json!({"max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5, "display": display}});
+    let whole = ask(&server, &with_display("summarized"));
     let [thoughts, text] = [&whole["content"][0], &whole["content"][1]];
     assert_eq!(
         (&thoughts["type"], &text["type"], whole["content"].as_array().unwrap().len()),
@@ -197,17 +199,17 @@ fn thoughts_are_blocks_with_a_signature() {
     );
     assert!(!thoughts["thinking"].as_str().unwrap().is_empty());
     assert_eq!(thoughts["signature"], "bWV0YWwtYXR0ZW50aW9uIA==");
-    let streamed = assembled(&events(&server, &of("summarized")));
-    assert_eq!(unnamed(streamed), unnamed(whole.clone()));
-    // Left out of the answer, the thoughts are in the signature, and in the prompt of the next turn.
-    let omitted = ask(&server, &of("omitted"));
+    let streamed = assembled(&events(&server, &with_display("summarized")));
+    assert_eq!(without_id(streamed), without_id(whole.clone()));
+    // Thoughts that are omitted from the answer are stored in the signature and restored in the prompt of the next turn.
+    let omitted = ask(&server, &with_display("omitted"));
     assert_eq!((&omitted["content"][0]["thinking"], &omitted["content"][1]), (&json!(""), text));
-    let streamed = assembled(&events(&server, &of("omitted")));
-    assert_eq!(unnamed(streamed), unnamed(omitted.clone()));
-    let shown = with_template("{{ raise_exception(messages[0].reasoning_content) }}");
+    let streamed = assembled(&events(&server, &with_display("omitted")));
+    assert_eq!(without_id(streamed), without_id(omitted.clone()));
+    let shows_thoughts = with_template("{{ raise_exception(messages[0].reasoning_content) }}");
     for answer in [&whole, &omitted] {
         let messages = json!([{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "a"}]);
-        let (status, kind, message) = error(&shown.post(PATH, &message(&json!({"messages": messages}))));
+        let (status, kind, message) = error(&shows_thoughts.post(PATH, &message(&json!({"messages": messages}))));
         assert_eq!((status, &*kind), (400, "invalid_request_error"));
         assert!(message.contains(thoughts["thinking"].as_str().unwrap()), "{message}");
     }
@@ -216,7 +218,7 @@ fn thoughts_are_blocks_with_a_signature() {
 }
 
 #[test]
-fn counting_agrees_with_usage() {
+fn counted_tokens_equal_the_usage() {
     let server = server();
     let tools =
         json!([{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "s"}]);
@@ -230,7 +232,7 @@ fn counting_agrees_with_usage() {
         let mut counted = message(&more);
         counted.as_object_mut().unwrap().remove("max_tokens");
         let count = server.post(&format!("{COUNT}?beta=true"), &counted).json();
-        assert_eq!(count, json!({"input_tokens": unnamed(ask(&server, &more))["usage"]["prompt"]}), "{more}");
+        assert_eq!(count, json!({"input_tokens": without_id(ask(&server, &more))["usage"]["prompt"]}), "{more}");
     }
     assert_eq!(server.post(COUNT, &message(&json!({}))).json(), json!({"input_tokens": 18}));
 }
@@ -251,9 +253,9 @@ fn a_last_message_of_the_assistant_is_continued() {
     }
 }
 
-/// The first line of the system prompt differs with each request. What came before is not evaluated again.
+/// Claude Code's billing header, which differs in each request, does not prevent reuse of the prefix.
 #[test]
-fn a_second_turn_evaluates_what_is_new() {
+fn a_second_turn_evaluates_only_new_tokens() {
     let engine =
         EngineOptions { device: Device::Cpu, n_ctx: Some(2048), n_seq: 2, n_threads: Some(1), ..Default::default() };
     let server = Server::with_model(HttpOptions::default(), move || load_with(Model::built_in()?, &engine, 2, 8));
@@ -271,7 +273,7 @@ fn a_second_turn_evaluates_what_is_new() {
     assert_eq!(tokens(&first), (1279, 0));
     let messages = json!([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first["content"]},
         {"role": "user", "content": "And then?"}]);
-    // All full pages of the first turn.
+    // All full KV pages of the first turn are reused.
     assert_eq!(tokens(&ask(&server, &json!({"system": system(2), "messages": messages}))), (28, 1280));
     assert_eq!(server.metric("prompt_tokens_total"), 1279.0 + 28.0);
 }
@@ -279,16 +281,16 @@ fn a_second_turn_evaluates_what_is_new() {
 #[test]
 fn errors_have_the_form_of_anthropic() {
     let server = server();
-    let refused = |more: Value| error(&server.post(PATH, &message(&more)));
+    let error_of = |more: Value| error(&server.post(PATH, &message(&more)));
     let invalid = |message: &str| (400, "invalid_request_error".to_owned(), message.to_owned());
     let content = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
-    assert_eq!(refused(json!({"messages": []})), invalid("messages is empty: give at least one message"));
-    assert_eq!(refused(json!({"max_tokens": -1})), invalid("max_tokens: invalid value: integer `-1`, expected usize"));
+    assert_eq!(error_of(json!({"messages": []})), invalid("messages is empty: give at least one message"));
+    assert_eq!(error_of(json!({"max_tokens": -1})), invalid("max_tokens: invalid value: integer `-1`, expected usize"));
     assert_eq!(
-        refused(json!({"mcp_servers": [{"url": "x"}]})),
+        error_of(json!({"mcp_servers": [{"url": "x"}]})),
         invalid("mcp_servers is not supported: give the tools of MCP servers in tools, and call them yourself")
     );
-    for (block, message) in [
+    for (block, expected) in [
         (json!({"type": "teapot"}), "messages[0].content[0]: a block of type \"teapot\" cannot be read"),
         (json!({"type": "image", "source": {}}), "messages[0].content[0]: this model sees no pictures: "),
         (
@@ -298,12 +300,12 @@ fn errors_have_the_form_of_anthropic() {
         (json!({"type": "text", "text": 1}), "messages[0].content[0]: text must be a string"),
         (json!({"type": "tool_use"}), "messages[0].content[0]: a block of type \"tool_use\" has no place"),
     ] {
-        let (status, kind, told) = refused(content(block));
+        let (status, kind, message) = error_of(content(block));
         assert_eq!((status, &*kind), (400, "invalid_request_error"));
-        assert!(told.starts_with(message), "{told}");
+        assert!(message.starts_with(expected), "{message}");
     }
-    // Claude Code shortens the conversation where it reads these words.
-    let long = refused(json!({"system": "a ".repeat(1000)}));
+    // Claude Code recognises these words and shortens the conversation.
+    let long = error_of(json!({"system": "a ".repeat(1000)}));
     assert!(long.2.starts_with("prompt is too long: the prompt has 1019 tokens"), "{long:?}");
     let send = |body: &str| error(&server.send("POST", PATH, &["Content-Type: application/json"], body.as_bytes()));
     assert!(send("{\"messages\": ").2.starts_with("the body is no JSON: "));
@@ -317,11 +319,11 @@ fn errors_have_the_form_of_anthropic() {
     assert!(message.contains("No dogs."), "{message}");
 }
 
-/// Bodies that are made to cost much are refused at once.
+/// Bodies with excessive depth or numbers of values are rejected before they are processed.
 #[test]
-fn hostile_bodies_are_refused() {
+fn hostile_bodies_are_rejected() {
     let server = server();
-    let refused = |body: String| {
+    let rejection = |body: String| {
         let answer = server.send("POST", PATH, &["Content-Type: application/json"], body.as_bytes());
         let (status, kind, message) = error(&answer);
         assert_eq!((status, &*kind), (400, "invalid_request_error"), "{message}");
@@ -332,17 +334,17 @@ fn hostile_bodies_are_refused() {
         let block = r#"[{"type":"tool_result","content":"#;
         format!("{}null{}", block.repeat(n), "}]".repeat(n))
     };
-    assert!(refused(user(&nested(20))).contains("only text may stand here"));
-    assert!(refused(user(&nested(100_000))).contains("deep inside each other"));
+    assert!(rejection(user(&nested(20))).contains("only text may stand here"));
+    assert!(rejection(user(&nested(100_000))).contains("deep inside each other"));
     let blocks = format!("[{}]", vec!["{}"; 70_000].join(","));
-    assert!(refused(user(&blocks)).contains("holds more than 65536 values"));
+    assert!(rejection(user(&blocks)).contains("holds more than 65536 values"));
     let results = format!("[{}]", vec![r#"{"type":"tool_result"}"#; 5000].join(","));
-    assert!(refused(user(&results)).contains("more than 4096 messages"));
+    assert!(rejection(user(&results)).contains("more than 4096 messages"));
     let schema =
         format!(r#"{{"format": {{"type": "json_schema", "schema": {{"enum": [{}]}}}}}}"#, vec!["1"; 9000].join(","));
     let config = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], "output_config": {schema}}}"#);
-    assert!(refused(config).contains("output_config holds more than 8192 values"));
-    let message = refused(format!(
+    assert!(rejection(config).contains("output_config holds more than 8192 values"));
+    let message = rejection(format!(
         r#"{{"messages": [{{"role": "user", "content": "a"}}], "stop_sequences": ["{}"]}}"#,
         "x".repeat(2000)
     ));
@@ -351,7 +353,7 @@ fn hostile_bodies_are_refused() {
 }
 
 #[test]
-fn keys_and_pages_of_other_origins() {
+fn keys_and_cors_headers_work() {
     let keys = ApiKeys::new(["secret".to_owned()]).unwrap();
     let options = HttpOptions { keys, cors_origin: Some("*".parse().unwrap()), ..Default::default() };
     let server = Server::new(options);
@@ -375,7 +377,7 @@ fn keys_and_pages_of_other_origins() {
 }
 
 #[test]
-fn a_stream_that_fails_says_so() {
+fn a_failed_stream_ends_with_an_error_event() {
     let mut server = Server::new(HttpOptions { grace: Duration::ZERO, ..Default::default() });
     let mut lines = server.stream(PATH, &message(&json!({"stream": true, "max_tokens": 500})));
     lines.next().unwrap();
@@ -388,7 +390,7 @@ fn a_stream_that_fails_says_so() {
 }
 
 #[test]
-fn the_description_has_the_errors_of_each_interface() {
+fn the_openapi_description_has_the_errors_of_each_interface() {
     let description = server().get("/openapi.json").json();
     let body = |path: &str, status: &str| {
         let responses = &description["paths"][path]["post"]["responses"];

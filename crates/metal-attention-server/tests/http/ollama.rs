@@ -1,4 +1,5 @@
-//! ollama's interface.
+//! Ollama's interface: `/api/generate`, `/api/chat`, `/api/embed`, `/api/version`. `ollama_models.rs` has the paths that list
+//! and change models.
 
 use metal_attention_server::http::{ApiKeys, HttpOptions};
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Server};
 use crate::{PROMPT, STORY, server};
 
-/// A greedy text of eight tokens with `more` fields.
+/// A request for a greedy raw completion of eight tokens. `more`: further fields.
 fn generate(more: &Value) -> Value {
     with(
         json!({"model": "stories", "prompt": PROMPT, "raw": true, "stream": false,
@@ -15,6 +16,7 @@ fn generate(more: &Value) -> Value {
     )
 }
 
+/// A request for a greedy chat answer of eight tokens. `more`: further fields.
 fn chat(more: &Value) -> Value {
     with(
         json!({"model": "stories", "messages": [{"role": "user", "content": "Hello"}], "stream": false,
@@ -23,11 +25,13 @@ fn chat(more: &Value) -> Value {
     )
 }
 
+/// `request` with further fields.
 fn with(mut request: Value, more: &Value) -> Value {
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     request
 }
 
+/// The JSON of a successful response.
 fn ok(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
@@ -37,14 +41,14 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
     answer.headers.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// The status and the text of an error.
-fn refused(answer: &Answer) -> (u16, String) {
+/// The status and message of an error in Ollama's form, whose only field is `error`.
+fn error_of(answer: &Answer) -> (u16, String) {
     let body = answer.json();
     assert_eq!(body.as_object().unwrap().len(), 1, "{answer:?}");
     (answer.status, body["error"].as_str().unwrap().to_owned())
 }
 
-/// The objects of a stream.
+/// The objects of a stream of JSON lines.
 fn lines(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(header(answer, "content-type"), Some("application/x-ndjson"));
@@ -52,7 +56,7 @@ fn lines(answer: &Answer) -> Vec<Value> {
     answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Checks what an answer says at its end.
+/// Checks the fields of the last object of an answer: why it ended, token counts, durations.
 fn check_end(answer: &Value, reason: &str, prompt: u64, generated: u64) {
     assert_eq!((&answer["done"], &answer["done_reason"]), (&json!(true), &json!(reason)), "{answer}");
     assert_eq!((&answer["prompt_eval_count"], &answer["eval_count"]), (&json!(prompt), &json!(generated)));
@@ -76,13 +80,13 @@ fn a_raw_prompt_is_continued() {
         ok(&server.post("/api/generate", &generate(&json!({"options": {"temperature": 0, "stop": [" girl"]}}))));
     assert_eq!(stopped["response"], ", there was a little");
     check_end(&stopped, "stop", 5, 8);
-    // As much as the context holds: 512 tokens and one that needs no place.
+    // `num_predict` -1: no limit but the context's length.
     let options = json!({"temperature": 0, "num_predict": -1, "stop": [" little"]});
     assert_eq!(ok(&server.post("/api/generate", &generate(&json!({"options": options}))))["response"], ", there was a");
 }
 
 #[test]
-fn answers_are_streamed_as_json_on_lines() {
+fn answers_are_streamed_as_json_lines() {
     let server = server();
     let mut request = generate(&json!({}));
     request.as_object_mut().unwrap().remove("stream");
@@ -101,36 +105,37 @@ fn answers_are_streamed_as_json_on_lines() {
 }
 
 #[test]
-fn a_context_goes_on() {
+fn a_context_of_token_ids_is_continued() {
     let server = server();
     let request = |more: Value| generate(&with(json!({"raw": false}), &more));
     let first = ok(&server.post("/api/generate", &request(json!({}))));
     let context = first["context"].as_array().unwrap();
     let prompt = first["prompt_eval_count"].as_u64().unwrap();
     assert_eq!(context.len() as u64, prompt + 8);
-    assert_eq!(context[0], 1, "it begins with the token that begins a text");
+    assert_eq!(context[0], 1, "the first token is BOS");
     let second = ok(&server.post("/api/generate", &request(json!({"context": context}))));
-    // The second prompt has none.
+    // The second prompt has no BOS of its own.
     assert_eq!(second["prompt_eval_count"], context.len() as u64 + prompt - 1);
-    // What has no room is left out, in steps of 128 tokens: the context has 512 tokens, of which the answer has 8.
+    // The oldest tokens are dropped in steps of 128, until prompt and answer (8 tokens) fit the context of 512.
     let long = vec![json!(403); 600];
     let answer = server.post("/api/generate", &request(json!({"context": long})));
     assert_eq!(header(&answer, "x-truncated"), Some("context"));
     let cut = ok(&answer);
     assert_eq!(cut["prompt_eval_count"], 600 - 128 + prompt);
     assert_eq!(cut["context"][0], 1);
-    // So that a longer one begins alike.
+    // The steps make the prompt after a slightly longer context begin with the same tokens, which are cached.
     let evaluated = server.metric("prompt_tokens_total");
     let longer = vec![json!(403); 604];
     let answer = ok(&server.post("/api/generate", &request(json!({"context": longer}))));
     assert_eq!(answer["prompt_eval_count"], 604 - 128 + prompt);
     assert_eq!(server.metric("prompt_tokens_total") - evaluated, (4 + prompt - 1) as f64);
-    let (status, error) = refused(&server.post("/api/generate", &request(json!({"context": long, "truncate": false}))));
+    let (status, error) =
+        error_of(&server.post("/api/generate", &request(json!({"context": long, "truncate": false}))));
     assert!(status == 400 && error.contains("512"), "{error}");
 }
 
 #[test]
-fn old_messages_make_room() {
+fn old_messages_are_dropped_from_a_full_context() {
     let server = server();
     let story = "Once upon a time, there was a little girl. ".repeat(24);
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
@@ -143,8 +148,8 @@ fn old_messages_make_room() {
     ]);
     let answer = server.post("/api/chat", &chat(&json!({"messages": messages})));
     assert_eq!((header(&answer, "x-dropped-turns"), header(&answer, "x-truncated")), (Some("1"), None));
-    let kept = json!([messages[0], messages[3], messages[4]]);
-    let expected = ok(&server.post("/api/chat", &chat(&json!({"messages": kept}))));
+    let remaining = json!([messages[0], messages[3], messages[4]]);
+    let expected = ok(&server.post("/api/chat", &chat(&json!({"messages": remaining}))));
     let answer = ok(&answer);
     assert_eq!(
         (&answer["message"], &answer["prompt_eval_count"]),
@@ -153,13 +158,13 @@ fn old_messages_make_room() {
     for more in
         [json!({"messages": messages, "truncate": false}), json!({"messages": [message("user", &story.repeat(3))]})]
     {
-        let (status, error) = refused(&server.post("/api/chat", &chat(&more)));
+        let (status, error) = error_of(&server.post("/api/chat", &chat(&more)));
         assert!(status == 400 && error.contains("context"), "{error}");
     }
 }
 
 #[test]
-fn forms_and_calls_are_followed() {
+fn answers_match_the_requested_format() {
     let server = server();
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]});
     let options = json!({"temperature": 0, "num_predict": 200});
@@ -175,7 +180,7 @@ fn forms_and_calls_are_followed() {
 }
 
 #[test]
-fn log_probabilities_come_with_the_text() {
+fn log_probabilities_are_returned() {
     let server = server();
     let answer = ok(&server.post("/api/generate", &generate(&json!({"logprobs": true, "top_logprobs": 2}))));
     let logprobs = answer["logprobs"].as_array().unwrap();
@@ -190,7 +195,7 @@ fn log_probabilities_come_with_the_text() {
 }
 
 #[test]
-fn what_has_no_effect_is_named() {
+fn options_without_an_effect_are_named_in_a_header() {
     let server = server();
     let options = json!({"temperature": 0, "num_ctx": 513, "num_gpu": 1, "numa": false, "made_up": 1});
     let answer = server.post("/api/chat", &chat(&json!({"options": options, "shift": true, "think": false})));
@@ -200,7 +205,7 @@ fn what_has_no_effect_is_named() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
+fn unsupported_and_invalid_fields_are_rejected_by_name() {
     let server = server();
     let user = |more: Value| json!({"messages": [with(json!({"role": "user", "content": "x"}), &more)]});
     for (path, more, status, named) in [
@@ -236,18 +241,18 @@ fn what_cannot_be_done_is_refused_by_name() {
         ("generate", json!({"prompt": ["x"]}), 400, "prompt"),
     ] {
         let request = if path == "chat" { chat(&more) } else { generate(&more) };
-        let (got, error) = refused(&server.post(&format!("/api/{path}"), &request));
+        let (got, error) = error_of(&server.post(&format!("/api/{path}"), &request));
         assert!(got == status && error.contains(named), "{more}: {got} {error}");
     }
     for body in ["", "{", "[]", "{\"messages\": []}", "{\"model\": \"stories\", \"options\": {\"a\": 1e999}}"] {
         let answer = server.send("POST", "/api/chat", &["Content-Type: application/json"], body.as_bytes());
-        assert_eq!(refused(&answer).0, 400, "{body}");
+        assert_eq!(error_of(&answer).0, 400, "{body}");
     }
     assert_eq!(server.get("/api/chat").status, 405);
 }
 
 #[test]
-fn hostile_bodies_are_refused_early() {
+fn hostile_bodies_are_rejected() {
     let server = server();
     let list = |n: usize, item: &str| vec![item; n].join(",");
     for body in [
@@ -269,13 +274,13 @@ fn hostile_bodies_are_refused_early() {
             _ => "/api/chat",
         };
         let answer = server.send("POST", path, &["Content-Type: application/json"], body.as_bytes());
-        assert_eq!(refused(&answer).0, 400, "{body:.80}: {answer:?}");
+        assert_eq!(error_of(&answer).0, 400, "{body:.80}: {answer:?}");
     }
     assert_eq!(ok(&server.post("/api/generate", &generate(&json!({}))))["response"], STORY);
 }
 
 #[test]
-fn texts_become_vectors() {
+fn texts_are_embedded() {
     let server = server();
     let embed = |more: Value| server.post("/api/embed", &with(json!({"model": "stories"}), &more));
     let vectors = |more: Value| ok(&embed(more))["embeddings"].as_array().unwrap().clone();
@@ -294,16 +299,16 @@ fn texts_become_vectors() {
     let cut = &vectors(json!({"input": PROMPT, "dimensions": 8}))[0];
     let length: f64 = cut.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
     assert!(cut.as_array().unwrap().len() == 8 && (length - 1.0).abs() < 1e-6, "{cut}");
-    // The context has 512 tokens.
+    // The second input exceeds the context of 512 tokens and is truncated to it.
     let long = json!({"input": ["x", "Once upon a time ".repeat(300)]});
     let answer = embed(long.clone());
     assert_eq!(header(&answer, "x-truncated"), Some("input[1]"));
     assert_eq!(ok(&answer)["prompt_eval_count"], 512 + 3);
-    assert_eq!(refused(&embed(with(long, &json!({"truncate": false})))).0, 400);
+    assert_eq!(error_of(&embed(with(long, &json!({"truncate": false})))).0, 400);
 }
 
 #[test]
-fn a_request_for_nothing_loads_the_model() {
+fn a_request_without_a_prompt_loads_the_model() {
     let server = server();
     for (path, more) in [
         ("chat", json!({})),
@@ -320,25 +325,25 @@ fn a_request_for_nothing_loads_the_model() {
 }
 
 #[test]
-fn clients_find_ollama() {
+fn clients_recognise_the_server_as_ollama() {
     let server = server();
     assert_eq!(server.get("/").body, "Ollama is running");
     assert_eq!(server.send("HEAD", "/", &[], b"").status, 200);
     let page = server.send("GET", "/", &["Accept: text/html,application/xhtml+xml"], b"");
     assert!(page.body.contains("<html") && page.headers.contains("content-security-policy"));
     assert_eq!(ok(&server.get("/api/version")), json!({"version": "0.12.11"}));
-    // What `curl -d` sends, and what a page elsewhere could have a browser send.
+    // `curl -d` sends this content type. A foreign page could make a browser send it, too, but with an Origin.
     let form = "Content-Type: application/x-www-form-urlencoded";
     let body = generate(&json!({})).to_string();
     assert_eq!(ok(&server.send("POST", "/api/generate", &[form], body.as_bytes()))["response"], STORY);
     let from_page = server.send("POST", "/api/generate", &[form, "Origin: http://evil.example"], body.as_bytes());
-    assert_eq!(refused(&from_page).0, 400);
+    assert_eq!(error_of(&from_page).0, 400);
 }
 
 #[test]
-fn keys_hold_for_ollama() {
+fn ollama_paths_need_the_api_key() {
     let server = Server::new(HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() });
-    assert_eq!(refused(&server.get("/api/version")).0, 401);
+    assert_eq!(error_of(&server.get("/api/version")).0, 401);
     assert_eq!(server.send("GET", "/api/version", &["Authorization: Bearer secret"], b"").status, 200);
     assert_eq!(server.get("/").body, "Ollama is running");
 }

@@ -1,4 +1,4 @@
-//! ollama's paths that tell of models and change them.
+//! Ollama's paths that list, show, create, copy, pull and delete models, and `keep_alive`. The model store is a stub.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Server, load};
 use crate::{PROMPT, STORY};
 
-/// The built-in model, which can be loaded and deleted.
+/// A source of the built-in model that reports made-up memory needs.
 struct Source;
 
 impl ModelSource for Source {
@@ -30,7 +30,7 @@ impl ModelSource for Source {
     }
 }
 
-/// A store whose models are those that were pulled.
+/// A store in memory that contains the names that were pulled. Pulling `absent` or `broken` fails.
 #[derive(Default)]
 struct Store(Mutex<Vec<String>>);
 
@@ -60,6 +60,7 @@ impl ModelStore for Store {
     }
 }
 
+/// A server with the model `stories` and a [`Store`].
 fn serve(options: HttpOptions) -> Server {
     let stories = ModelConfig {
         names: vec!["stories".into()],
@@ -79,10 +80,12 @@ fn ok(answer: &Answer) -> Value {
     if answer.body.is_empty() { Value::Null } else { answer.json() }
 }
 
-fn refused(answer: &Answer) -> (u16, String) {
+/// The status and message of an error in Ollama's form.
+fn error_of(answer: &Answer) -> (u16, String) {
     (answer.status, answer.json()["error"].as_str().unwrap().to_owned())
 }
 
+/// A greedy completion of eight tokens.
 fn text(server: &Server, model: &str, more: &Value) -> Value {
     let mut request = json!({"model": model, "prompt": PROMPT, "raw": true, "stream": false,
         "options": {"temperature": 0, "num_predict": 8}});
@@ -90,7 +93,7 @@ fn text(server: &Server, model: &str, more: &Value) -> Value {
     ok(&server.post("/api/generate", &request))["response"].clone()
 }
 
-/// The models that are loaded, by name, with the seconds that they stay.
+/// The loaded models: name, and seconds until they are unloaded.
 fn loaded(server: &Server) -> Vec<(String, i64)> {
     let models = ok(&server.get("/api/ps"))["models"].as_array().unwrap().clone();
     let left = |model: &Value| {
@@ -135,14 +138,14 @@ fn models_are_described() {
         assert_eq!(show["capabilities"], json!(["completion"]));
         assert_eq!(show["modelfile"], "FROM stories\n");
     }
-    assert_eq!(refused(&server.post("/api/show", &json!({"model": "nope"}))).0, 404);
-    assert_eq!(refused(&server.post("/api/show", &json!({}))).0, 400);
-    // None of it loads a model.
+    assert_eq!(error_of(&server.post("/api/show", &json!({"model": "nope"}))).0, 404);
+    assert_eq!(error_of(&server.post("/api/show", &json!({}))).0, 400);
+    // Describing a model does not load it.
     assert_eq!(loaded(&server), []);
 }
 
 #[test]
-fn a_model_stays_as_long_as_requests_say() {
+fn keep_alive_sets_how_long_a_model_stays_loaded() {
     let server = serve(HttpOptions::default());
     for (keep_alive, seconds) in
         [(Value::Null, 300), (json!("10m"), 600), (json!(120), 120), (json!("1h30m"), 5400), (json!(-1), 3_153_600_000)]
@@ -172,7 +175,7 @@ fn a_model_stays_as_long_as_requests_say() {
 }
 
 #[test]
-fn models_are_made_of_others() {
+fn models_are_created_from_others() {
     let server = serve(HttpOptions::default());
     let create = |more: Value| {
         let mut request = json!({"model": "mario", "from": "stories:latest"});
@@ -180,9 +183,10 @@ fn models_are_made_of_others() {
         server.post("/api/create", &request)
     };
     let parameters = json!({"temperature": 0, "stop": [" little"], "num_predict": 6, "num_gpu": 1});
-    let made = create(json!({"system": "You are Mario.", "parameters": parameters}));
-    assert!(made.headers.contains("content-type: application/x-ndjson") && made.headers.contains("x-ignored: num_gpu"));
-    assert_eq!(made.body.lines().last(), Some(r#"{"status":"success"}"#));
+    let created = create(json!({"system": "You are Mario.", "parameters": parameters}));
+    let headers = &created.headers;
+    assert!(headers.contains("content-type: application/x-ndjson") && headers.contains("x-ignored: num_gpu"));
+    assert_eq!(created.body.lines().last(), Some(r#"{"status":"success"}"#));
     assert_eq!(names(&server), ["stories:latest", "mario:latest"]);
     assert_eq!(text(&server, "mario", &json!({"options": {"num_predict": 3}})), ", there was");
     assert_eq!(text(&server, "mario:latest", &json!({"options": null})), ", there was a");
@@ -191,9 +195,9 @@ fn models_are_made_of_others() {
     let lines: Vec<_> =
         show["parameters"].as_str().unwrap().lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
     assert_eq!(lines, [vec!["temperature", "0"], vec!["num_predict", "6"], vec!["stop", "\"", "little\""]]);
-    // Its own model is another's, too.
-    let made = create(json!({"model": "luigi", "from": "mario", "parameters": {"stop": [" a"]}, "stream": false}));
-    assert_eq!(ok(&made), json!({"status": "success"}));
+    // A created model can be the base of another one.
+    let created = create(json!({"model": "luigi", "from": "mario", "parameters": {"stop": [" a"]}, "stream": false}));
+    assert_eq!(ok(&created), json!({"status": "success"}));
     assert_eq!(text(&server, "luigi", &json!({"options": null})), ", there was");
     assert_eq!(ok(&server.post("/api/show", &json!({"model": "luigi"})))["system"], "You are Mario.");
 
@@ -201,7 +205,7 @@ fn models_are_made_of_others() {
     assert_eq!(text(&server, "peach", &json!({"options": null})), ", there was a");
     for name in ["mario", "luigi:latest", "peach"] {
         assert_eq!(delete(&server, name).status, 200);
-        assert_eq!(refused(&delete(&server, name)).0, 404);
+        assert_eq!(error_of(&delete(&server, name)).0, 404);
     }
     assert_eq!(names(&server), ["stories:latest"]);
     assert_eq!(text(&server, "stories", &json!({})), STORY);
@@ -218,17 +222,17 @@ fn models_are_made_of_others() {
         (json!({"parameters": {"mirostat": 1}}), 400, "mirostat"),
         (json!({"parameters": []}), 400, "object"),
     ] {
-        let (got, error) = refused(&create(more.clone()));
+        let (got, error) = error_of(&create(more.clone()));
         assert!(got == status && error.contains(named), "{more}: {got} {error}");
     }
-    let (status, error) = refused(&delete(&server, "stories"));
+    let (status, error) = error_of(&delete(&server, "stories"));
     assert!(status == 400 && error.contains("stories"), "{error}");
-    assert_eq!(refused(&server.post("/api/copy", &json!({"source": "nope", "destination": "x"}))).0, 404);
+    assert_eq!(error_of(&server.post("/api/copy", &json!({"source": "nope", "destination": "x"}))).0, 404);
 }
 
-/// The engine of the only model is watched and counted as before.
+/// The metrics still have those of the only engine.
 #[test]
-fn a_copy_of_the_only_model_is_no_other_one() {
+fn a_copy_of_the_only_model_shares_its_engine() {
     let server = Server::new(HttpOptions::default());
     assert_eq!(server.post("/api/copy", &json!({"source": "stories", "destination": "tales"})).status, 200);
     assert_eq!(text(&server, "tales", &json!({})), STORY);
@@ -248,19 +252,19 @@ fn models_are_pulled() {
     assert_eq!(text(&server, "new:1b", &json!({})), STORY);
     assert_eq!(ok(&pull("other", false)), json!({"status": "success"}));
     assert_eq!(delete(&server, "new:1b").status, 200);
-    // What fails at once has a status, what fails later a line.
-    let (status, error) = refused(&pull("absent", true));
+    // A pull that fails before any progress has an error status. A later failure is a line of the stream.
+    let (status, error) = error_of(&pull("absent", true));
     assert!(status == 400 && error.contains("the hub has no such model"), "{error}");
     let last: Value = serde_json::from_str(pull("broken", true).body.lines().last().unwrap()).unwrap();
     assert!(last["error"].as_str().unwrap().contains("broke off"), "{last}");
-    assert_eq!(refused(&pull("broken", false)).0, 400);
-    // A request loads no model that is not there, whatever the hub has.
+    assert_eq!(error_of(&pull("broken", false)).0, 400);
+    // Other requests never download a model.
     let chat = json!({"model": "hf:ggml-org/models", "messages": [{"role": "user", "content": "x"}]});
-    assert_eq!(refused(&server.post("/api/chat", &chat)).0, 404);
+    assert_eq!(error_of(&server.post("/api/chat", &chat)).0, 404);
 }
 
 #[test]
-fn strangers_change_nothing() {
+fn servers_open_to_others_reject_changes_of_models() {
     let server = serve(HttpOptions { cors_origin: Some("*".parse().unwrap()), ..Default::default() });
     for (path, body) in [
         ("create", json!({"model": "x", "from": "stories"})),
@@ -269,16 +273,16 @@ fn strangers_change_nothing() {
         ("generate", json!({"model": "stories", "keep_alive": 0})),
         ("chat", json!({"model": "stories", "messages": [], "keep_alive": 0})),
     ] {
-        let (status, error) = refused(&server.post(&format!("/api/{path}"), &body));
+        let (status, error) = error_of(&server.post(&format!("/api/{path}"), &body));
         assert!(status == 403 && error.contains("--allow-manage"), "{path}: {status} {error}");
     }
-    assert_eq!(refused(&delete(&server, "stories")).0, 403);
+    assert_eq!(error_of(&delete(&server, "stories")).0, 403);
     let body = json!({"model": "stories", "prompt": PROMPT, "stream": false, "keep_alive": -1});
     let answer = server.post("/api/generate", &body);
     assert!(answer.status == 200 && answer.headers.contains("x-ignored: keep_alive"), "{answer:?}");
     assert!(loaded(&server)[0].1 <= 300);
     for path in ["/api/push", "/api/blobs/sha256:00"] {
-        let (status, error) = refused(&server.post(path, &json!({"model": "stories"})));
+        let (status, error) = error_of(&server.post(path, &json!({"model": "stories"})));
         assert!(status == 400 && error.contains(path), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Rerankers and encoders over HTTP, which write no text.
+//! Rerankers and encoders over HTTP: `/v1/rerank`, `/v1/embeddings`, and the errors for what such models cannot do.
 
 use std::time::Duration;
 
@@ -9,25 +9,27 @@ use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
 
 use crate::client::{Server, load_model};
-use crate::watching::held_up_with;
+use crate::monitoring::server_with_gate_of;
 use crate::{chat, completion, server};
 use metal_attention_testing::encoder::{N_CTX, N_EMBD, encoder};
 
 const QUERY: &str = "the moon";
 const DOCUMENTS: [&str; 4] = ["of the sun", "it is far", "", "the moon is far from the sun"];
 
+/// The tests' encoder, with the classifier of a reranker or without it.
 fn model(is_reranker: bool) -> Model {
     let file = GgufFile::from_bytes(&encoder(is_reranker)).unwrap();
     Model::from_gguf(file, &ModelOptions::default()).unwrap()
 }
 
+/// A server with that model, ready.
 fn start(is_reranker: bool) -> Server {
     let server = Server::with_model(HttpOptions::default(), move || load_model(model(is_reranker), 2, 300));
     server.wait_until_ready();
     server
 }
 
-/// What the model makes of a text that is evaluated alone.
+/// The model's pooled output for one sequence that is evaluated alone, without the server.
 fn outputs(model: &Model, ids: &[u32]) -> Vec<f32> {
     let options = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
     let mut pass = model.forward_pass(&options).unwrap();
@@ -37,6 +39,7 @@ fn outputs(model: &Model, ids: &[u32]) -> Vec<f32> {
     pooler.finish(pooled)
 }
 
+/// A request to rank [`DOCUMENTS`]. `more`: further fields.
 fn rank(more: &Value) -> Value {
     let mut request = json!({"query": QUERY, "documents": DOCUMENTS});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -62,8 +65,8 @@ fn documents_are_ranked_by_the_models_scores() {
         let results = answer["results"].as_array().unwrap();
         assert_eq!(results.len(), 4);
         for result in results {
-            let want = f64::from(scores[result["index"].as_u64().unwrap() as usize]);
-            assert!((result["relevance_score"].as_f64().unwrap() - want).abs() < 1e-6, "{result} {want}");
+            let expected = f64::from(scores[result["index"].as_u64().unwrap() as usize]);
+            assert!((result["relevance_score"].as_f64().unwrap() - expected).abs() < 1e-6, "{result} {expected}");
             assert_eq!(result["document"], Value::Null);
         }
         assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() > b["relevance_score"].as_f64()));
@@ -80,7 +83,7 @@ fn documents_are_ranked_by_the_models_scores() {
 }
 
 #[test]
-fn wrong_requests_to_rank_are_told_what_is_wrong() {
+fn errors_of_ranking_requests_name_the_field() {
     let server = start(true);
     let wrong = |more: Value| server.post("/v1/rerank", &rank(&more)).error();
     let field = |name: &str| (400, json!(name), Value::Null);
@@ -100,7 +103,7 @@ fn wrong_requests_to_rank_are_told_what_is_wrong() {
     let too_long = |name: &str| (400, json!(name), json!("context_length_exceeded"));
     assert_eq!(wrong(json!({"documents": ["a", "far ".repeat(N_CTX)]})), too_long("documents[1]"));
     assert_eq!(wrong(json!({"query": "far ".repeat(N_CTX)})), too_long("documents[0]"));
-    // Texts that would take long to tell, and nesting without end.
+    // Texts that would take long to tokenize, and deep nesting.
     assert_eq!(wrong(json!({"query": "x ".repeat(1 << 20)})), too_long("query"));
     assert_eq!(wrong(json!({"query": "x ".repeat(1 << 18), "documents": vec!["a"; 256]})), too_long("documents[0]"));
     let mut nested = json!("a");
@@ -117,26 +120,26 @@ fn wrong_requests_to_rank_are_told_what_is_wrong() {
 }
 
 #[test]
-fn what_a_model_cannot_do_is_told_at_once() {
-    let refused = |server: &Server, path: &str, request: &Value, instead: &str| {
+fn unsupported_requests_are_rejected_with_an_alternative() {
+    let assert_rejected = |server: &Server, path: &str, request: &Value, instead: &str| {
         let answer = server.post(path, request);
         assert_eq!(answer.error(), (400, Value::Null, json!("unsupported_by_model")), "{path}");
         assert!(answer.body.contains(instead), "{answer:?}");
     };
-    let writer = server();
-    refused(&writer, "/v1/rerank", &rank(&json!({})), "/v1/embeddings");
+    let generator = server();
+    assert_rejected(&generator, "/v1/rerank", &rank(&json!({})), "/v1/embeddings");
     for is_reranker in [true, false] {
         let server = start(is_reranker);
         for stream in [true, false] {
-            refused(&server, "/v1/completions", &completion(&json!({"stream": stream})), "writes no text");
-            refused(&server, "/v1/completions", &completion(&json!({"max_tokens": 0})), "writes no text");
-            refused(&server, "/v1/chat/completions", &chat(&json!({"stream": stream})), "writes no text");
+            assert_rejected(&server, "/v1/completions", &completion(&json!({"stream": stream})), "writes no text");
+            assert_rejected(&server, "/v1/completions", &completion(&json!({"max_tokens": 0})), "writes no text");
+            assert_rejected(&server, "/v1/chat/completions", &chat(&json!({"stream": stream})), "writes no text");
         }
         let embed = json!({"input": "far"});
         if is_reranker {
-            refused(&server, "/v1/embeddings", &embed, "/v1/rerank");
+            assert_rejected(&server, "/v1/embeddings", &embed, "/v1/rerank");
         } else {
-            refused(&server, "/v1/rerank", &rank(&json!({})), "/v1/embeddings");
+            assert_rejected(&server, "/v1/rerank", &rank(&json!({})), "/v1/embeddings");
         }
         let (path, request) = if is_reranker { ("/v1/rerank", rank(&json!({}))) } else { ("/v1/embeddings", embed) };
         assert_eq!(server.post(path, &request).status, 200);
@@ -144,9 +147,9 @@ fn what_a_model_cannot_do_is_told_at_once() {
     }
 }
 
-/// A text is one piece for an encoder, however few tokens a step has room for, and ends with its learned positions.
+/// An encoder evaluates a sequence in one micro-batch, even if `n_ubatch` is smaller. Its learned positions limit the length.
 #[test]
-fn an_encoder_embeds_texts_as_long_as_its_context() {
+fn an_encoder_embeds_texts_up_to_its_context_length() {
     let engine = EngineOptions {
         device: Device::Cpu,
         n_ctx: Some(10 * N_CTX),
@@ -168,8 +171,8 @@ fn an_encoder_embeds_texts_as_long_as_its_context() {
         let answer = server.post("/v1/embeddings", &json!({"input": [text(n), text(3)], "dimensions": N_EMBD}));
         assert_eq!(answer.status, 200, "{answer:?}");
         let got: Vec<f64> = serde_json::from_value(answer.json()["data"][0]["embedding"].clone()).unwrap();
-        let want = outputs(&model, &ids);
-        assert!(got.len() == N_EMBD && got.iter().zip(&want).all(|(a, &b)| (a - f64::from(b)).abs() < 1e-6));
+        let expected = outputs(&model, &ids);
+        assert!(got.len() == N_EMBD && got.iter().zip(&expected).all(|(a, &b)| (a - f64::from(b)).abs() < 1e-6));
     }
     let embed = |more: Value| server.post("/v1/embeddings", &more);
     assert_eq!(embed(json!({"input": text(N_CTX + 1)})).error(), (400, Value::Null, json!("context_length_exceeded")));
@@ -179,17 +182,17 @@ fn an_encoder_embeds_texts_as_long_as_its_context() {
     assert_eq!(base64["data"][0]["embedding"].as_str().unwrap().len(), (N_EMBD * 4).div_ceil(3) * 4);
 }
 
-/// The engine stands still until the answer is there: an answer that comes late but before the clock is looked at is given.
+/// The engine is blocked until the response arrives, since a late result that precedes the check of the time is returned.
 #[test]
-fn what_takes_longer_than_the_server_allows_is_given_up() {
-    let in_no_time = || HttpOptions { timeout: Some(Duration::from_millis(1)), ..HttpOptions::default() };
+fn requests_beyond_the_time_limit_time_out() {
+    let options = || HttpOptions { timeout: Some(Duration::from_millis(1)), ..HttpOptions::default() };
     for (is_reranker, path, request) in [
         (true, "/v1/rerank", json!({"query": QUERY, "documents": DOCUMENTS})),
         (false, "/v1/embeddings", json!({"input": DOCUMENTS})),
     ] {
-        let (server, levers) = held_up_with(model(is_reranker), in_no_time());
+        let (server, controls) = server_with_gate_of(model(is_reranker), options());
         server.wait_until_ready();
-        let held = levers.gate.lock().unwrap();
+        let held = controls.gate.lock().unwrap();
         let answer = server.post(path, &request);
         assert_eq!((answer.status, &answer.json()["error"]["code"]), (504, &json!("timeout")), "{path}");
         drop(held);

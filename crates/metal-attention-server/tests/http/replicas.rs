@@ -1,4 +1,4 @@
-//! One server with two replicas of the model.
+//! A server with two replicas of the model: distribution of requests, and the failure of a replica.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,47 +9,49 @@ use metal_attention_server::http::{HttpOptions, LoadedModel, ServeError};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
-use crate::support::Wrapped;
+use crate::support::TestPass;
 use crate::{STORY, completion};
 
-/// What tests hold of a replica.
+/// A test's access to the forward pass of a replica.
 #[derive(Default, Clone)]
-struct Levers {
+struct ReplicaControls {
+    /// See `Wrapped::panic_in`.
     panic_in: Arc<AtomicUsize>,
+    /// The tokens of each batch.
     log: Arc<Mutex<Vec<Vec<u32>>>>,
 }
 
-impl Levers {
+impl ReplicaControls {
     fn n_tokens(&self) -> usize {
         self.log.lock().unwrap().iter().map(Vec::len).sum()
     }
 }
 
-/// `n` replicas with four places each.
-fn servers(n: usize) -> (Server, Vec<Levers>) {
-    let levers: Vec<_> = (0..n).map(|_| Levers::default()).collect();
-    let held = levers.clone();
+/// A server with `n` replicas of four slots each.
+fn server_with_replicas(n: usize) -> (Server, Vec<ReplicaControls>) {
+    let controls: Vec<_> = (0..n).map(|_| ReplicaControls::default()).collect();
+    let moved = controls.clone();
     let server = Server::with_model(HttpOptions::default(), move || {
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
         let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
         let engine = options.engine(&model, &engine);
-        let pass = |Levers { panic_in, log }| {
-            let pass = Wrapped { panic_in, log, ..Wrapped::new(model.forward_pass(&engine)?) };
+        let pass = |ReplicaControls { panic_in, log }| {
+            let pass = TestPass { panic_in, log, ..TestPass::new(model.forward_pass(&engine)?) };
             Ok(Box::new(pass) as Box<dyn ForwardPass>)
         };
-        let passes = held.into_iter().map(pass).collect::<Result<_, metal_attention::Error>>()?;
+        let passes = moved.into_iter().map(pass).collect::<Result<_, metal_attention::Error>>()?;
         Ok(LoadedModel::start_replicas(model.clone(), passes, &options).unwrap())
     });
     server.wait_until_ready();
-    // Without the first tokens that were evaluated before requests came.
-    for lever in &levers {
-        lever.log.lock().unwrap().clear();
+    // Removes the token that each replica evaluated at its start.
+    for control in &controls {
+        control.log.lock().unwrap().clear();
     }
-    (server, levers)
+    (server, controls)
 }
 
-/// What the `i`-th of many clients asks: half of them greedily, half of them sampled with a seed.
+/// The request of the `i`-th client: even ones are greedy, odd ones are sampled with a seed.
 fn question(i: usize) -> Value {
     let temperature = if i.is_multiple_of(2) { 0.0 } else { 1.0 };
     let prompt = format!("{} had a dog. One day", ["Lily", "Tom", "Ben", "Mia"][i % 4]);
@@ -62,9 +64,9 @@ fn choice(answer: &Answer) -> Value {
 }
 
 #[test]
-fn sixteen_clients_get_from_two_replicas_what_one_gives_each() {
-    let (one, _) = servers(1);
-    let (two, levers) = servers(2);
+fn two_replicas_give_the_answers_of_one() {
+    let (one, _) = server_with_replicas(1);
+    let (two, controls) = server_with_replicas(2);
     let expected: Vec<Value> = (0..16).map(|i| choice(&one.post("/v1/completions", &question(i)))).collect();
     let answers: Vec<Value> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..16)
@@ -78,7 +80,7 @@ fn sixteen_clients_get_from_two_replicas_what_one_gives_each() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(answers, expected);
-    assert!(levers.iter().all(|lever| lever.n_tokens() > 24), "both had work");
+    assert!(controls.iter().all(|control| control.n_tokens() > 24), "both had work");
     assert_eq!((two.metric("generated_tokens_total"), two.metric("replicas")), (16.0 * 24.0, 2.0));
     let pages = |server: &Server| server.metric("kv_cache_pages_used") + server.metric("kv_cache_pages_free");
     assert_eq!(pages(&two), 2.0 * pages(&one));
@@ -87,16 +89,16 @@ fn sixteen_clients_get_from_two_replicas_what_one_gives_each() {
 }
 
 #[test]
-fn a_prompt_goes_where_its_beginning_lies() {
-    let (server, levers) = servers(2);
+fn a_prompt_is_sent_to_the_replica_with_its_prefix() {
+    let (server, controls) = server_with_replicas(2);
     let ask = |prompt: &str| {
         let answer = server.post("/v1/completions", &completion(&json!({"prompt": prompt}))).json();
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
     let stories =
         ["The cat sat on the mat and slept all day. ".repeat(8), "A big red bus came to the park. ".repeat(8)];
-    let n_steps = || levers.iter().map(|lever| lever.log.lock().unwrap().len()).collect::<Vec<_>>();
-    // Both are idle: the first one takes it. While it has another text the next one goes to the other replica.
+    let n_steps = || controls.iter().map(|control| control.log.lock().unwrap().len()).collect::<Vec<_>>();
+    // Both replicas are idle: the first one gets the prompt. While that one is busy the second one gets the next prompt.
     assert_eq!(ask(&stories[0]), 0);
     assert!(n_steps()[0] > 0 && n_steps()[1] == 0, "{:?}", n_steps());
     let long = json!({"prompt": "Once", "stream": true, "max_tokens": 400, "ignore_eos": true});
@@ -105,20 +107,20 @@ fn a_prompt_goes_where_its_beginning_lies() {
     assert_eq!(ask(&stories[1]), 0);
     drop(events);
     assert!(n_steps()[1] > 0);
-    // Each finds its own, whichever is asked first.
+    // Each prompt is sent to the replica that has its prefix, in any order.
     for story in [&stories[1], &stories[0], &stories[1]] {
         assert!(ask(&format!("{story}Then")) >= 64);
     }
-    // Few words are no page.
+    // A prompt shorter than a KV page shares nothing.
     assert!(ask("Once upon a time") < 16);
 }
 
 #[test]
-fn a_replica_that_fails_leaves_the_others() {
-    let (mut server, levers) = servers(2);
+fn the_others_serve_after_a_replica_failed() {
+    let (mut server, controls) = server_with_replicas(2);
     let ask = || server.post("/v1/completions", &completion(&json!({})));
-    // The first of two that are idle takes it, and panics.
-    levers[0].panic_in.store(3, Ordering::Relaxed);
+    // The first of two idle replicas gets the request and panics.
+    controls[0].panic_in.store(3, Ordering::Relaxed);
     assert_eq!(ask().error(), (500, Value::Null, json!("engine_failed")));
     assert_eq!((server.metric("replicas"), server.metric("replicas_failed")), (1.0, 1.0));
     for path in ["/health", "/ready"] {
@@ -129,9 +131,9 @@ fn a_replica_that_fails_leaves_the_others() {
     }
     let input = json!({"input": "Once upon a time"});
     assert_eq!(server.post("/v1/embeddings", &input).status, 200);
-    // The last one takes the server with it.
-    levers[1].panic_in.store(3, Ordering::Relaxed);
+    // The failure of the last replica ends the server.
+    controls[1].panic_in.store(3, Ordering::Relaxed);
     assert_eq!(ask().error(), (500, Value::Null, json!("engine_failed")));
-    let Err(error) = server.end() else { panic!("the server ended as if all were well") };
+    let Err(error) = server.end() else { panic!("the server ended without an error") };
     assert!(matches!(&error, ServeError::Engine(why) if &**why == "a defect in the forward pass"), "{error:?}");
 }

@@ -1,4 +1,4 @@
-//! OpenAI's Responses interface, with the built-in model.
+//! OpenAI's Responses interface: `/v1/responses`, stored responses and their items.
 
 use metal_attention_server::http::{ApiKeys, HttpOptions, ResponseStore, StoreLimits};
 use serde_json::{Value, json};
@@ -8,18 +8,20 @@ use crate::server;
 
 const PATH: &str = "/v1/responses";
 
-/// A greedy response of eight tokens with `more` fields.
+/// A request for a greedy response of eight tokens. `more`: further fields.
 fn request(more: &Value) -> Value {
     let mut request = json!({"input": "Hello", "temperature": 0, "max_output_tokens": 8});
     request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     request
 }
 
+/// A function tool with one possible argument.
 fn weather() -> Value {
     json!({"type": "function", "name": "weather", "parameters": {"type": "object",
         "properties": {"city": {"type": "string", "enum": ["Rome"]}}, "required": ["city"]}})
 }
 
+/// A request whose answer must be a call of the custom tool `pick`, whose input has the format.
 fn pick(format: &Value) -> Value {
     let tool = json!({"type": "custom", "name": "pick", "format": format});
     request(&json!({"tools": [tool], "tool_choice": {"type": "custom", "name": "pick"}, "max_output_tokens": 60}))
@@ -32,11 +34,11 @@ fn stream(server: &Server, body: &Value) -> Vec<Value> {
     server.stream(PATH, &body).map(|data| serde_json::from_str(&data).unwrap()).collect()
 }
 
-/// The kinds of events, each once where it repeats.
-fn kinds(events: &[Value]) -> String {
-    let mut kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    kinds.dedup();
-    kinds.join(" ")
+/// The types of the events, separated by spaces; repetitions are left out.
+fn event_types(events: &[Value]) -> String {
+    let mut types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    types.dedup();
+    types.join(" ")
 }
 
 #[test]
@@ -72,9 +74,9 @@ fn a_response_has_all_its_fields() {
             "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": response["top_p"],
             "truncation": "disabled", "user": "me"})
     );
-    // A path without /v1 leads to the same place.
-    let kept = server.get(&format!("/responses/{id}")).json();
-    assert_eq!((&kept["id"], &kept["output"][0]["content"][0]["text"]), (&json!(id), &json!(text)));
+    // The path without /v1 returns the stored response.
+    let stored = server.get(&format!("/responses/{id}")).json();
+    assert_eq!((&stored["id"], &stored["output"][0]["content"][0]["text"]), (&json!(id), &json!(text)));
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn a_stream_has_events_in_order() {
     let server = server();
     let events = stream(&server, &request(&json!({})));
     assert_eq!(
-        kinds(&events),
+        event_types(&events),
         "response.created response.in_progress response.output_item.added response.content_part.added \
          response.output_text.delta response.output_text.done response.content_part.done response.output_item.done \
          response.incomplete"
@@ -100,7 +102,7 @@ fn a_stream_has_events_in_order() {
 }
 
 #[test]
-fn calls_are_items() {
+fn tool_calls_are_output_items() {
     let server = server();
     let body = request(&json!({"tools": [weather()], "tool_choice": "required", "parallel_tool_calls": false,
         "max_output_tokens": 100}));
@@ -115,20 +117,20 @@ fn calls_are_items() {
     assert!(call["call_id"].as_str().unwrap().starts_with("call_"));
     let events = stream(&server, &body);
     assert!(
-        kinds(&events).ends_with(
+        event_types(&events).ends_with(
             "response.output_item.added response.function_call_arguments.delta response.function_call_arguments.done \
              response.output_item.done response.completed"
         ),
         "{}",
-        kinds(&events)
+        event_types(&events)
     );
-    // A call that is demanded has no text that could be in a form.
-    let mut formed = body.clone();
-    formed["text"] = json!({"format": {"type": "json_object"}});
-    let answer = server.post(PATH, &formed);
+    // A required call has no text to which a format could apply.
+    let mut with_format = body.clone();
+    with_format["text"] = json!({"format": {"type": "json_object"}});
+    let answer = server.post(PATH, &with_format);
     assert!(answer.headers.contains("x-ignored: text.format"), "{answer:?}");
     assert_eq!(answer.json()["output"].as_array().unwrap().last().unwrap()["type"], "function_call");
-    // A function of a namespace is called by its own name.
+    // A call of a namespace's function has the function's name and the namespace's.
     let tools = json!([{"type": "namespace", "name": "mcp__sky__", "tools": [weather()]}]);
     let body = request(&json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false,
         "max_output_tokens": 100}));
@@ -162,7 +164,7 @@ fn a_call_that_is_cut_off_is_incomplete() {
 }
 
 #[test]
-fn a_custom_tool_gets_a_text() {
+fn a_custom_tool_gets_text_input() {
     let server = server();
     for (format, texts) in [
         (json!({"type": "grammar", "syntax": "regex", "definition": "yes|no"}), ["yes", "no"]),
@@ -177,13 +179,13 @@ fn a_custom_tool_gets_a_text() {
         assert!(texts.contains(&call["input"].as_str().unwrap()), "{call}");
         let events = stream(&server, &pick(&format));
         assert_eq!(
-            kinds(&events),
+            event_types(&events),
             "response.created response.in_progress response.output_item.added response.custom_tool_call_input.delta \
              response.custom_tool_call_input.done response.output_item.done response.completed"
         );
         assert_eq!(events[events.len() - 3]["input"], call["input"]);
     }
-    // Without a grammar the function that stands for the tool is called.
+    // Without a grammar the input is free text.
     let response = server.post(PATH, &pick(&json!({"type": "text"}))).json();
     assert_eq!(response["output"][0]["type"], "custom_tool_call", "{response}");
     for (syntax, definition) in [("regex", "("), ("lark", "start: missing"), ("lark", "x")] {
@@ -194,7 +196,7 @@ fn a_custom_tool_gets_a_text() {
 }
 
 #[test]
-fn turns_go_on_from_each_other() {
+fn a_response_continues_a_stored_one() {
     let server = server();
     let first = server.post(PATH, &request(&json!({"instructions": "Be kind."}))).json();
     let (id, text) = (first["id"].as_str().unwrap(), first["output"][0]["content"][0]["text"].as_str().unwrap());
@@ -215,14 +217,14 @@ fn turns_go_on_from_each_other() {
         let answer = server.get(&format!("{PATH}/{}/input_items{query}", second["id"].as_str().unwrap()));
         assert_eq!(answer.status, 200, "{answer:?}");
         let list = answer.json();
-        let said = list["data"].as_array().unwrap().iter().map(|item| item["content"][0]["text"].as_str().unwrap());
-        let said: Vec<String> = said.map(str::to_owned).collect();
+        let texts = list["data"].as_array().unwrap().iter().map(|item| item["content"][0]["text"].as_str().unwrap());
+        let texts: Vec<String> = texts.map(str::to_owned).collect();
         assert_eq!(list["first_id"], list["data"][0]["id"]);
-        (said, list["has_more"].as_bool().unwrap(), list["last_id"].as_str().unwrap_or_default().to_owned())
+        (texts, list["has_more"].as_bool().unwrap(), list["last_id"].as_str().unwrap_or_default().to_owned())
     };
     assert_eq!(items("").0, ["And?", text, "Hello"]);
-    let (said, more, last) = items("?order=asc&limit=2");
-    assert_eq!((said, more), (vec!["Hello".into(), text.to_owned()], true));
+    let (texts, more, last) = items("?order=asc&limit=2");
+    assert_eq!((texts, more), (vec!["Hello".into(), text.to_owned()], true));
     assert_eq!(items(&format!("?order=asc&after={last}")).0, ["And?"]);
     for query in ["?limit=0", "?limit=101", "?limit=x", "?order=x", "?after=x"] {
         let answer = server.get(&format!("{PATH}/{id}/input_items{query}"));
@@ -231,8 +233,8 @@ fn turns_go_on_from_each_other() {
 
     assert_eq!(server.post(&format!("{PATH}/{id}/cancel"), &json!({})).error().0, 400);
     assert_eq!(server.get(&format!("{PATH}/{id}?stream=true")).error().0, 400);
-    let gone = server.send("DELETE", &format!("{PATH}/{id}"), &[], b"").json();
-    assert_eq!(gone, json!({"id": id, "object": "response", "deleted": true}));
+    let deleted = server.send("DELETE", &format!("{PATH}/{id}"), &[], b"").json();
+    assert_eq!(deleted, json!({"id": id, "object": "response", "deleted": true}));
     let missing = (404, json!("id"), json!("response_not_found"));
     for path in ["", "/input_items"] {
         assert_eq!(server.get(&format!("{PATH}/{id}{path}")).error(), missing);
@@ -242,20 +244,20 @@ fn turns_go_on_from_each_other() {
     let answer = server.post(PATH, &request(&next));
     assert_eq!(answer.error(), (400, json!("previous_response_id"), json!("previous_response_not_found")));
     assert!(answer.body.contains(id));
-    // The second response has what it needs of the first.
+    // The second response has its own copy of the first one's items.
     let third = json!({"previous_response_id": second["id"]});
     assert_eq!(server.post(PATH, &request(&third)).status, 200);
     assert_eq!(server.post(PATH, &request(&referred)).error(), (400, json!("input[1]"), json!("item_not_found")));
 }
 
 #[test]
-fn a_response_is_of_one_key() {
+fn stored_responses_belong_to_one_key() {
     let keys = ApiKeys::new(["one".to_owned(), "two".to_owned()]).unwrap();
     let limits = StoreLimits { responses: 2, ..Default::default() };
     let server = Server::new(HttpOptions { keys, responses: ResponseStore::in_memory(limits), ..Default::default() });
     let send = |key: &str, method: &str, path: &str, body: &str| {
         let headers = ["Content-Type: application/json", &format!("Authorization: Bearer {key}")];
-        Answer::read(server.begin(method, path, &headers, body.as_bytes()))
+        Answer::read(server.send_only(method, path, &headers, body.as_bytes()))
     };
     let make = || send("one", "POST", PATH, &request(&json!({})).to_string()).json()["id"].as_str().unwrap().to_owned();
     let id = make();
@@ -270,11 +272,11 @@ fn a_response_is_of_one_key() {
     assert_eq!(send("none", "GET", &path, "").status, 401);
     make();
     make();
-    assert_eq!(send("one", "GET", &path, "").status, 404, "others have taken its place");
+    assert_eq!(send("one", "GET", &path, "").status, 404, "two later responses are stored instead");
 }
 
 #[test]
-fn a_schema_and_log_probabilities() {
+fn schemas_and_log_probabilities_are_supported() {
     let server = server();
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]});
     let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
@@ -299,11 +301,11 @@ fn a_schema_and_log_probabilities() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
+fn unsupported_and_invalid_fields_are_rejected_by_name() {
     let server = server();
-    let refused = |more: Value| server.post(PATH, &request(&more)).error();
+    let error_of = |more: Value| server.post(PATH, &request(&more)).error();
     for field in ["background", "conversation", "prompt", "context_management", "moderation"] {
-        assert_eq!(refused(json!({field: {"id": "x"}})), (400, json!(field), json!("unsupported_parameter")));
+        assert_eq!(error_of(json!({field: {"id": "x"}})), (400, json!(field), json!("unsupported_parameter")));
     }
     for (more, field) in [
         (json!({"input": []}), "input"),
@@ -329,7 +331,7 @@ fn what_cannot_be_done_is_refused_by_name() {
         (json!({"previous_response_id": "../../etc/passwd"}), "previous_response_id"),
         (json!({"include": vec!["x"; 100]}), "include"),
     ] {
-        let (status, param, _) = refused(more.clone());
+        let (status, param, _) = error_of(more.clone());
         assert_eq!((status, param), (400, json!(field)), "{}", &more.to_string()[..100.min(more.to_string().len())]);
     }
     assert_eq!(

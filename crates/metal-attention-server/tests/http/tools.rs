@@ -1,4 +1,4 @@
-//! `/mcp/`: tools for the page, and for no other client.
+//! `/mcp/`: the tools of MCP servers (Model Context Protocol) for the server's web page, which no other client may call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn options(name: &str, url: String) -> ServerOptions {
     }
 }
 
-/// A server whose page has the tools of a good MCP server and of one that never answers.
+/// A server whose page has the tools of a working MCP server, `web`, and of one that never answers, `silent`.
 fn with_tools(mcp: &HttpServer, is_remote: bool, keys: &[&str]) -> Server {
     let silent = HttpServer::start(|_, _| std::thread::sleep(Duration::from_secs(3)));
     let servers = vec![options("web", mcp.url()), options("silent", silent.url())];
@@ -31,6 +31,7 @@ fn with_tools(mcp: &HttpServer, is_remote: bool, keys: &[&str]) -> Server {
     Server::new(HttpOptions { tools: Some(Arc::new(tools)), keys, ..Default::default() })
 }
 
+/// The header that a browser adds to requests of the server's own page.
 const PAGE: &str = "Sec-Fetch-Site: same-origin";
 
 fn call(server: &Server, header: &str, body: &Value) -> Answer {
@@ -63,14 +64,14 @@ fn the_page_calls_tools_with_consent() {
         |name: &str, tool: &str| call(&server, PAGE, &json!({"server": name, "tool": tool, "consent": "once"})).error();
     assert_eq!(unknown("other", "echo"), (404, Value::Null, json!("server_not_found")));
     assert_eq!(unknown("web", "other"), (404, Value::Null, json!("tool_not_found")));
-    // Consent to a tool that does not exist is not kept.
+    // Consent to a tool that does not exist is not stored.
     let always = json!({"server": "web", "tool": "other", "consent": "always"});
     assert_eq!(call(&server, PAGE, &always).error(), (404, Value::Null, json!("tool_not_found")));
     let other = call(&server, PAGE, &json!({"server": "web", "tool": "other"}));
     assert_eq!(other.error(), (403, Value::Null, json!("consent_needed")));
     echo["consent"] = "maybe".into();
     assert_eq!(call(&server, PAGE, &echo).error(), (400, json!("consent"), Value::Null));
-    // One that hangs is an answer after its time, and holds up no other.
+    // A call of a server that hangs returns an error after the timeout and does not block other calls.
     let slow = std::thread::scope(|scope| {
         let slow = scope.spawn(|| call(&server, PAGE, &json!({"server": "silent", "tool": "x", "consent": "once"})));
         echo["consent"] = Value::Null;
@@ -82,20 +83,20 @@ fn the_page_calls_tools_with_consent() {
 }
 
 #[test]
-fn nobody_else_calls_tools() {
+fn other_clients_cannot_call_tools() {
     let mcp = HttpServer::good();
     let server = with_tools(&mcp, false, &[]);
     let allowed = json!({"server": "web", "tool": "fail"});
     for header in ["X: y", "Sec-Fetch-Site: cross-site", "Origin: http://evil.example", "Origin: null"] {
-        let refused = (403, Value::Null, json!("page_only"));
-        assert_eq!(call(&server, header, &allowed).error(), refused, "{header}");
-        assert_eq!(server.send("GET", "/mcp/tools", &[header], b"").error(), refused, "{header}");
+        let rejected = (403, Value::Null, json!("page_only"));
+        assert_eq!(call(&server, header, &allowed).error(), rejected, "{header}");
+        assert_eq!(server.send("GET", "/mcp/tools", &[header], b"").error(), rejected, "{header}");
     }
     let elsewhere = server.send("GET", "/mcp/tools", &[PAGE, "Host: evil.example"], b"");
     assert_eq!(elsewhere.error(), (403, Value::Null, json!("host_not_allowed")));
     let forwarded = server.send("GET", "/mcp/tools", &[PAGE, "X-Forwarded-For: 10.0.0.1"], b"");
     assert_eq!(forwarded.error(), (403, Value::Null, json!("page_only")));
-    // A model that is offered a function of a tool's name calls nothing here.
+    // A client's function with the name of a tool is not called by the server.
     let function = json!({"type": "function", "function": {"name": "fail"}});
     let answer = server.post("/v1/chat/completions", &chat(&json!({"tools": [function], "tool_choice": "required"})));
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -103,7 +104,7 @@ fn nobody_else_calls_tools() {
 }
 
 #[test]
-fn elsewhere_tools_need_a_key() {
+fn remote_pages_need_a_key_for_tools() {
     let mcp = HttpServer::good();
     let server = with_tools(&mcp, true, &["secret"]);
     let list = |headers: &[&str]| server.send("GET", "/mcp/tools", headers, b"");
@@ -114,9 +115,9 @@ fn elsewhere_tools_need_a_key() {
     assert_eq!(other.error(), (403, Value::Null, json!("page_only")));
 }
 
-/// Neither the names of `--allowed-host` nor a remote page without a key let others in.
+/// Neither a host name of `--allowed-host` nor the option for remote pages opens the tools without a key.
 #[test]
-fn without_a_key_tools_are_for_this_machine() {
+fn without_a_key_tools_work_on_this_machine_only() {
     let mcp = HttpServer::good();
     let tools = |is_remote| {
         let toolbox = Toolbox::new(vec![options("web", mcp.url())], Consents::default());
@@ -125,16 +126,16 @@ fn without_a_key_tools_are_for_this_machine() {
     let server =
         Server::new(HttpOptions { tools: tools(false), hosts: vec!["box.local".into()], ..Default::default() });
     let list = |server: &Server, headers: &[&str]| server.send("GET", "/mcp/tools", headers, b"");
-    let refused = (403, Value::Null, json!("page_only"));
-    assert_eq!(list(&server, &[PAGE, "Host: box.local"]).error(), refused);
+    let rejected = (403, Value::Null, json!("page_only"));
+    assert_eq!(list(&server, &[PAGE, "Host: box.local"]).error(), rejected);
     assert_eq!(list(&server, &[PAGE]).status, 200);
     let server = Server::new(HttpOptions { tools: tools(true), ..Default::default() });
-    assert_eq!(list(&server, &[]).error(), refused);
+    assert_eq!(list(&server, &[]).error(), rejected);
     assert_eq!(list(&server, &[PAGE]).status, 200);
 }
 
 #[test]
-fn without_servers_there_are_no_paths() {
+fn without_mcp_servers_the_paths_do_not_exist() {
     let server = server();
     assert_eq!(server.send("GET", "/mcp/tools", &[PAGE], b"").error(), (404, Value::Null, json!("route_not_found")));
     assert!(!server.get("/openapi.json").body.contains("mcp"));

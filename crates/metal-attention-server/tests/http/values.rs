@@ -1,4 +1,5 @@
-//! Values that other servers take: limits, sampling, stop tokens, log probabilities of prompts, gaps between texts.
+//! Fields of completions and chats with the names and values of other servers (vLLM, llama.cpp): limits, samplers, stop
+//! tokens, log probabilities of prompts, infilling (`suffix`, `/infill`), dimensions of embeddings.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,8 @@ use crate::client::{Answer, Server, load_model};
 use crate::support::{log_probabilities, with_metadata};
 use crate::{PROMPT, STORY, chat, completion, server};
 
-#[expect(clippy::needless_pass_by_value, reason = "as `json!` gives it")]
+/// The response to a completion with further fields `more`.
+#[expect(clippy::needless_pass_by_value, reason = "`json!` gives it by value")]
 fn complete(server: &Server, more: Value) -> Value {
     let answer = server.post("/v1/completions", &completion(&more));
     assert_eq!(answer.status, 200, "{more}: {answer:?}");
@@ -27,7 +29,7 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn seeds_below_zero_are_none() {
+fn negative_seeds_are_random() {
     let server = server();
     let varied = json!({"temperature": 1.9, "min_p": 0, "top_p": 1, "top_k": 0, "max_tokens": 24});
     let texts = |path: &str, body: &dyn Fn(&Value) -> Value, field: &str, seed: i64| {
@@ -45,7 +47,7 @@ fn seeds_below_zero_are_none() {
 }
 
 #[test]
-fn lengths_have_many_names_and_minus_one_is_no_limit() {
+fn max_tokens_has_aliases_and_minus_one_is_no_limit() {
     let server = server();
     for field in
         ["max_tokens", "max_completion_tokens", "n_predict", "num_predict", "max_new_tokens", "max_output_tokens"]
@@ -57,7 +59,7 @@ fn lengths_have_many_names_and_minus_one_is_no_limit() {
         };
         let answer = server.post("/v1/completions", &request(3, json!({}))).json();
         assert_eq!(answer["usage"]["completion_tokens"], 3, "{field}");
-        // Without a limit the text ends where the context does, or before.
+        // Without a limit the text ends at a stop string, EOS or the end of the context.
         let answer = server.post("/v1/completions", &request(-1, json!({"stop": " girl"}))).json();
         assert_eq!(answer["choices"][0]["text"], ", there was a little", "{field}");
         let answer = server.post("/v1/completions", &request(-1, json!({"ignore_eos": true}))).json();
@@ -68,7 +70,7 @@ fn lengths_have_many_names_and_minus_one_is_no_limit() {
 }
 
 #[test]
-fn stop_strings_have_a_budget() {
+fn stop_strings_have_a_limit_in_total() {
     let server = server();
     let stop = |n: usize, bytes: usize| {
         let stop: Vec<String> = (0..n).map(|i| format!("{i:0bytes$}")).collect();
@@ -81,7 +83,7 @@ fn stop_strings_have_a_budget() {
 }
 
 #[test]
-fn tokens_end_a_text_or_must_wait() {
+fn stop_token_ids_and_min_tokens_apply() {
     let server = server();
     let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
     let there = *tokenizer.encode("a there", EncodeOptions::default()).last().unwrap();
@@ -97,7 +99,7 @@ fn tokens_end_a_text_or_must_wait() {
 }
 
 #[test]
-fn samplers_are_those_of_the_request() {
+fn requests_choose_samplers() {
     let server = server();
     let hot = |more: Value| {
         let mut body = json!({"temperature": 5.5, "seed": 1, "min_p": 0, "top_p": 1, "top_k": -1});
@@ -105,7 +107,7 @@ fn samplers_are_those_of_the_request() {
         text(&server, body)
     };
     assert_ne!(hot(json!({})), STORY);
-    // Each of these leaves the likeliest token alone.
+    // Each of these leaves only the most likely token.
     for more in [
         json!({"top_k": 1}),
         json!({"top_k": 1.0, "samplers": ["temp", "top_k"]}),
@@ -118,9 +120,9 @@ fn samplers_are_those_of_the_request() {
     }
     assert_ne!(hot(json!({"top_p": 0, "min_keep": 400})), STORY);
     assert_ne!(hot(json!({"top_k": 1, "samplers": ["temperature"]})), STORY);
-    // Of the two likeliest tokens, where both are likely, XTC leaves the second.
+    // XTC removes the more likely one of two tokens above its threshold.
     assert_ne!(hot(json!({"top_k": 2, "xtc_probability": 1, "xtc_threshold": 0})), STORY);
-    // DRY keeps the text from repeating the prompt.
+    // DRY penalises a repetition of the prompt.
     let again = json!({"prompt": "Tim and Sue. Tim and Sue. Tim and", "max_tokens": 1});
     let mut dry = again.clone();
     dry.as_object_mut()
@@ -145,7 +147,7 @@ fn samplers_are_those_of_the_request() {
 }
 
 #[test]
-fn what_has_no_effect_is_named() {
+fn fields_without_an_effect_are_named_in_a_header() {
     let server = server();
     let more = json!({"user": "me", "metadata": {"a": "b"}, "store": false, "mirostat_tau": 5, "samplers": ["tfs_z", "top_k"],
         "nobody": "knows"});
@@ -158,7 +160,7 @@ fn what_has_no_effect_is_named() {
 }
 
 #[test]
-fn biases_may_be_pairs() {
+fn logit_bias_may_be_a_list_of_pairs() {
     let server = server();
     let comma = text(&server, json!({"max_tokens": 1}));
     assert_eq!(comma, ",");
@@ -170,9 +172,9 @@ fn biases_may_be_pairs() {
     }
 }
 
-/// The recommendations of a file are what holds where a request says nothing.
+/// The sampling values of a model's metadata are the defaults of requests.
 #[test]
-fn a_file_recommends_sampling() {
+fn sampling_defaults_come_from_the_model_file() {
     let greedy = || with_metadata(|metadata| metadata.set("general.sampling.temp", 0.0f32));
     let server = Server::with_model(HttpOptions::default(), move || load_model(greedy(), 2, 8));
     server.wait_until_ready();
@@ -200,29 +202,29 @@ fn echoed_prompts_have_log_probabilities() {
             assert_eq!(logprobs["text_offset"], json!([0, 0, 4, 9, 11, 16, 17, 23][..5 + n]));
             assert_eq!((&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]), (&Value::Null, &Value::Null));
             for (i, expected) in expected.iter().enumerate() {
-                let told = logprobs["token_logprobs"][i + 1].as_f64().unwrap();
-                assert!((told - f64::from(*expected)).abs() < 1e-5, "{told} {expected}");
-                // All of these tokens are the likeliest of their places.
+                let got = logprobs["token_logprobs"][i + 1].as_f64().unwrap();
+                assert!((got - f64::from(*expected)).abs() < 1e-5, "{got} {expected}");
+                // Each of these tokens is the most likely one at its position.
                 assert_eq!(logprobs["top_logprobs"][i + 1][tokens[i + 1]], logprobs["token_logprobs"][i + 1]);
             }
             let text = answer["choices"][0]["text"].as_str().unwrap();
             assert!(text.starts_with(PROMPT) && (n > 0 || text == PROMPT), "{text}");
         }
     }
-    // As a stream.
+    // The same as a stream.
     let body = completion(&json!({"echo": true, "logprobs": 0, "max_tokens": 1, "stream": true}));
     let chunks = server.stream("/v1/completions", &body).take_while(|data| data != "[DONE]");
     let chunks: Vec<Value> = chunks.map(|data| serde_json::from_str(&data).unwrap()).collect();
-    let of = |path: &str| chunks.iter().filter_map(|chunk| chunk.pointer(path)).cloned().collect::<Vec<_>>();
-    assert_eq!(of("/choices/0/text").iter().filter_map(Value::as_str).collect::<String>(), format!("{PROMPT},"));
+    let values = |path: &str| chunks.iter().filter_map(|chunk| chunk.pointer(path)).cloned().collect::<Vec<_>>();
+    assert_eq!(values("/choices/0/text").iter().filter_map(Value::as_str).collect::<String>(), format!("{PROMPT},"));
     let n_tokens =
-        of("/choices/0/logprobs/tokens").iter().map(|tokens| tokens.as_array().unwrap().len()).sum::<usize>();
+        values("/choices/0/logprobs/tokens").iter().map(|tokens| tokens.as_array().unwrap().len()).sum::<usize>();
     assert_eq!(n_tokens, 6);
 }
 
-/// Those who drop the last log probability count on one for the token that ends the text, too.
+/// Clients such as lm-evaluation-harness drop the last log probability, so that EOS must have one, too.
 #[test]
-fn the_token_that_ends_an_echoed_text_is_told() {
+fn the_eos_token_of_an_echoed_text_has_a_log_probability() {
     let server = server();
     let eos = Model::built_in().unwrap().tokenizer().unwrap().eos().unwrap();
     let more = json!({"echo": true, "logprobs": 1, "max_tokens": 1, "logit_bias": {eos.to_string(): 100}});
@@ -233,33 +235,33 @@ fn the_token_that_ends_an_echoed_text_is_told() {
 }
 
 #[test]
-fn prompts_have_log_probabilities_by_ids() {
+fn prompt_logprobs_are_given_by_token_id() {
     let (server, model) = (server(), Model::built_in().unwrap());
     let ids = model.tokenizer().unwrap().encode(PROMPT, EncodeOptions { add_special: true, parse_special: false });
     let expected = log_probabilities(&model, &ids);
     let answer = complete(&server, json!({"prompt_logprobs": 2, "n": 2, "prompt": [PROMPT, PROMPT]}));
     for choice in answer["choices"].as_array().unwrap() {
         assert_eq!((&choice["text"], &choice["logprobs"]), (&json!(STORY), &Value::Null));
-        let told = choice["prompt_logprobs"].as_array().unwrap();
-        assert_eq!((told.len(), &told[0]), (5, &Value::Null));
+        let positions = choice["prompt_logprobs"].as_array().unwrap();
+        assert_eq!((positions.len(), &positions[0]), (5, &Value::Null));
         for (i, expected) in expected.iter().enumerate() {
-            let place = told[i + 1].as_object().unwrap();
-            let own = &place[&ids[i + 1].to_string()];
-            assert!((own["logprob"].as_f64().unwrap() - f64::from(*expected)).abs() < 1e-5, "{own} {expected}");
-            assert_eq!((&own["rank"], place.len()), (&json!(1), 2));
+            let position = positions[i + 1].as_object().unwrap();
+            let token = &position[&ids[i + 1].to_string()];
+            assert!((token["logprob"].as_f64().unwrap() - f64::from(*expected)).abs() < 1e-5, "{token} {expected}");
+            assert_eq!((&token["rank"], position.len()), (&json!(1), 2));
         }
-        assert_eq!(told[1][ids[1].to_string()]["decoded_token"], " Once");
+        assert_eq!(positions[1][ids[1].to_string()]["decoded_token"], " Once");
     }
     let answer = server.post("/v1/chat/completions", &chat(&json!({"prompt_logprobs": 0}))).json();
     let n_prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
-    let told = answer["prompt_logprobs"].as_array().unwrap();
-    assert_eq!((told.len(), &told[0]), (n_prompt, &Value::Null));
-    assert!(told[1..].iter().all(|place| place.as_object().unwrap().len() == 1));
+    let positions = answer["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((positions.len(), &positions[0]), (n_prompt, &Value::Null));
+    assert!(positions[1..].iter().all(|position| position.as_object().unwrap().len() == 1));
     for more in [json!({"prompt_logprobs": 1, "stream": true}), json!({"prompt_logprobs": 21})] {
         let error = server.post("/v1/completions", &completion(&more)).error();
         assert_eq!(error, (400, json!("prompt_logprobs"), Value::Null));
     }
-    // llama.cpp's name for those of the text.
+    // `n_probs` is llama.cpp's name of `logprobs`.
     let answer = complete(&server, json!({"n_probs": 2, "max_tokens": 1}));
     assert_eq!(answer["choices"][0]["logprobs"]["top_logprobs"][0].as_object().unwrap().len(), 2);
     let answer = server.post("/v1/chat/completions", &chat(&json!({"n_probs": 2, "max_tokens": 1}))).json();
@@ -267,7 +269,7 @@ fn prompts_have_log_probabilities_by_ids() {
 }
 
 #[test]
-fn gaps_between_texts_are_filled() {
+fn infilling_writes_the_text_between_prefix_and_suffix() {
     let [prefix, suffix, middle] = [500u32, 501, 502];
     let model = move || {
         with_metadata(|metadata| {
@@ -308,7 +310,7 @@ fn gaps_between_texts_are_filled() {
     let stops: Vec<bool> = events.iter().map(|event| event["stop"].as_bool().unwrap()).collect();
     assert!(stops.last() == Some(&true) && stops[..stops.len() - 1].iter().all(|stop| !stop));
 
-    // Other texts come first; what there is no room for is cut off.
+    // Additional texts precede the prefix. What exceeds the context is cut off.
     let extra = json!([{"filename": "a.txt", "text": "Tim had a ball."}]);
     let with_extra = server.post("/infill", &ask(json!({"input_extra": extra}))).json();
     let n_extra = encode("\n\n--- snippet ---\n\n").len() + encode("Tim had a ball.").len();
@@ -325,7 +327,7 @@ fn gaps_between_texts_are_filled() {
 }
 
 #[test]
-fn embeddings_can_be_cut() {
+fn embeddings_can_be_truncated_to_fewer_dimensions() {
     let server = server();
     let vector = |more: Value| {
         let mut body = json!({"input": PROMPT});

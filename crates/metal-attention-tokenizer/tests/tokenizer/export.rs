@@ -1,4 +1,5 @@
-//! What other programs are told about a tokenizer. tools/test-tokenizer-export checks that they make the same ids of it.
+//! Export of a tokenizer to the JSON files of Hugging Face's `tokenizers` and `transformers`. tools/test-tokenizer-export checks
+//! that these libraries give the same ids.
 
 use metal_attention_gguf::{GgufFile, Metadata, StringArray};
 use metal_attention_tokenizer::{Tokenizer, TokenizerError, TokenizerOptions};
@@ -7,11 +8,13 @@ use std::collections::BTreeMap;
 
 type Files = BTreeMap<&'static str, String>;
 
+/// The exported files: text by file name.
 fn export(metadata: &Metadata) -> Result<Files, TokenizerError> {
     let tokenizer = Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).expect("a tokenizer");
     Ok(tokenizer.export(metadata)?.into_iter().map(|file| (file.name, file.text)).collect())
 }
 
+/// The metadata of a cut-down vocabulary of the repository.
 fn recorded(name: &str) -> Metadata {
     GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(name)).expect("a vocabulary").metadata().clone()
 }
@@ -20,7 +23,7 @@ fn json_of(files: &Files, name: &str) -> Value {
     serde_json::from_str(&files[name]).expect("JSON")
 }
 
-/// A vocabulary with these tokens, types and scores.
+/// The metadata of a vocabulary with these tokens (text, type, score) and merges.
 fn metadata(model: &str, tokens: &[(&str, i32, f32)], merges: &[&str]) -> Metadata {
     let mut metadata = Metadata::new();
     metadata.set("tokenizer.ggml.model", model);
@@ -51,7 +54,7 @@ fn merges_of_sentencepiece_follow_from_scores() {
     let files = export(&metadata("llama", &tokens, &[])).unwrap();
     let tokenizer = json_of(&files, "tokenizer.json");
     let model = &tokenizer["model"];
-    // Of the two ways to "▁ab" the one whose left part is longer comes first; no text is "</s>" or "[PAD7]".
+    // Of the two merges to "▁ab" the one with the longer left part comes first. Control and unused tokens have no merges.
     assert_eq!(model["merges"], json!([["▁", "a"], ["a", "b"], ["▁a", "b"], ["▁", "ab"]]));
     assert_eq!(model["vocab"]["a</s>"], json!(10));
     assert_eq!(model["vocab"]["[PAD7]"], Value::Null);
@@ -82,7 +85,7 @@ fn byte_pairs_keep_their_merges_and_splits() {
     assert_eq!((&steps[0]["behavior"], &steps[1]["use_regex"]), (&json!("Isolated"), &json!(false)));
     let special: Vec<_> = tokenizer["added_tokens"].as_array().unwrap().iter().map(|token| &token["special"]).collect();
     assert_eq!(special, [&json!(true), &json!(false)]);
-    // The default EOS of such files, token 11, is none of this one's; its end of a turn is.
+    // The default EOS of GPT-2, token 11, does not exist here. The end of a turn, token 3, ends the generation.
     assert_eq!(json_of(&files, "generation_config.json"), json!({"eos_token_id": [3]}));
 
     let error = export(&metadata("gpt2", &tokens, &["a b", "ab a"])).unwrap_err();
@@ -91,7 +94,7 @@ fn byte_pairs_keep_their_merges_and_splits() {
 }
 
 #[test]
-fn the_files_say_what_the_model_is() {
+fn the_exported_files_describe_the_model() {
     let mut metadata = recorded("llama-bpe-cut.gguf");
     metadata.set("general.architecture", "qwen2");
     metadata.set("qwen2.context_length", 4096_u32);
@@ -126,7 +129,7 @@ fn the_files_say_what_the_model_is() {
 }
 
 #[test]
-fn every_kind_but_one_can_be_exported() {
+fn every_kind_except_rwkv_can_be_exported() {
     for name in ["gpt-2", "llama-bpe", "gemma-4", "llama-spm", "phi-3", "nomic-bert-moe", "bert-bge"] {
         let metadata = recorded(&format!("{name}-cut.gguf"));
         let files = export(&metadata).unwrap_or_else(|e| panic!("{name}: {e}"));

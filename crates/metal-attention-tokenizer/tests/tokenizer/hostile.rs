@@ -1,4 +1,4 @@
-//! Metadata that is incomplete, inconsistent or made to break the reader.
+//! Tokenizers of metadata that is incomplete, inconsistent or hostile: errors or a working tokenizer, never a panic.
 
 use metal_attention_gguf::{Metadata, StringArray};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerError, TokenizerOptions};
@@ -8,7 +8,7 @@ fn strings<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> StringArray {
     texts.into_iter().collect()
 }
 
-/// A small but complete vocabulary of each kind.
+/// A small but complete vocabulary of the kind `model`.
 fn metadata(model: &str) -> Metadata {
     let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "Ġ", "▁ab", "<0x41>", "[UNK]", "Ċ", "<0xFF>"];
     let types = [2, 3, 3, 1, 1, 1, 1, 1, 1, 6, 2, 1, 6];
@@ -28,7 +28,7 @@ fn build(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_metadata(metadata, &TokenizerOptions::default())
 }
 
-/// Encodes and decodes with every option; only panics matter.
+/// Encodes and decodes with every option. Checks only that ids are in range and nothing panics.
 fn exercise(tokenizer: &Tokenizer, text: &str) {
     for (add_special, parse_special) in [(false, false), (true, false), (false, true), (true, true)] {
         let ids = tokenizer.encode(text, EncodeOptions { add_special, parse_special });
@@ -65,7 +65,7 @@ fn missing_keys_are_named() {
 }
 
 #[test]
-fn unknown_names_are_named_and_the_known_ones_listed() {
+fn errors_for_unknown_kinds_list_the_known_ones() {
     let mut metadata = metadata("gpt2");
     metadata.set("tokenizer.ggml.pre", "no-such-pre");
     let message = build(&metadata).unwrap_err().to_string();
@@ -101,7 +101,7 @@ fn values_of_a_wrong_type_are_errors() {
 }
 
 #[test]
-fn lists_of_other_lengths() {
+fn short_lists_are_errors_and_long_ones_are_accepted() {
     for model in MODELS {
         let mut short = metadata(model);
         short.set("tokenizer.ggml.scores", vec![0.0f32; 3]);
@@ -136,7 +136,7 @@ fn a_vocabulary_of_one_empty_token_works() {
 }
 
 #[test]
-fn special_ids_out_of_range_are_passed_over() {
+fn special_ids_out_of_range_are_ignored() {
     for model in MODELS {
         let mut metadata = metadata(model);
         for key in ["bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "fim_pad", "prefix"] {
@@ -170,7 +170,7 @@ fn merges_cannot_build_control_tokens() {
     assert_eq!(tokenizer.encode("<s>", EncodeOptions::default()), [3, 2]);
     let parse = EncodeOptions { parse_special: true, ..EncodeOptions::default() };
     assert_eq!(tokenizer.encode("<s>", parse), [4]);
-    // Nor does SentencePiece, where the score of a control token beats all others.
+    // Neither does SentencePiece, even if the score of a control token is the highest.
     metadata.set("tokenizer.ggml.model", "llama");
     metadata.set("tokenizer.ggml.add_space_prefix", false);
     metadata.set("tokenizer.ggml.scores", vec![-1.0f32, -1.0, -1.0, -1.0, 0.0]);
@@ -181,7 +181,7 @@ fn merges_cannot_build_control_tokens() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Random characters maps, tokens, merges and kinds.
+    /// Random normalisation maps, tokens, merges and token types.
     #[test]
     fn random_vocabularies_never_panic(
         model in prop::sample::select(MODELS.to_vec()),

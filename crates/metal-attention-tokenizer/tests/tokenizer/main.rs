@@ -1,4 +1,4 @@
-//! Tokenizers over whole vocabularies, hostile ones and exported ones.
+//! Tests of tokenizers: recorded cases of published vocabularies, properties of random texts, hostile metadata, export.
 
 mod export;
 mod hostile;

@@ -1,4 +1,4 @@
-//! What must hold for every text and every sequence of ids.
+//! Properties of encoding and decoding, for random texts and ids.
 
 use metal_attention_gguf::{GgufFile, Metadata, StringArray};
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
@@ -18,11 +18,12 @@ static T5: LazyLock<Tokenizer> = LazyLock::new(|| open("nomic-bert-moe-cut.gguf"
 static BERT: LazyLock<Tokenizer> = LazyLock::new(|| open("bert-bge-cut.gguf"));
 static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| open("rwkv-cut.gguf"));
 
+/// A tokenizer of each kind.
 fn all() -> [&'static Tokenizer; 7] {
     [&GPT2, &LLAMA_BPE, &LLAMA_SPM, &GEMMA, &T5, &BERT, &RWKV]
 }
 
-/// Texts in which words, spaces, special spellings and odd characters meet.
+/// Random texts of words, white space, digits, spellings of special tokens and arbitrary characters.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         "[a-zA-Z']{1,8}",
@@ -36,6 +37,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
+/// The text of `ids`, decoded one by one.
 fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let mut decoder = tokenizer.decoder().continuing();
     let mut text: String = ids.iter().map(|&id| decoder.push(id)).collect();
@@ -46,11 +48,11 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Byte-level and byte-fallback vocabularies lose nothing.
+    /// Vocabularies with byte-level or byte-fallback tokens can encode every text.
     #[test]
-    fn decoding_gives_the_text_back(text in text()) {
+    fn decoding_restores_the_text(text in text()) {
         for tokenizer in [&*GPT2, &*LLAMA_BPE, &*LLAMA_SPM, &*GEMMA, &*RWKV] {
-            // These write "▁" as a blank.
+            // SentencePiece vocabularies decode "▁" as a blank.
             let escapes = !matches!(tokenizer.model(), "gpt2" | "rwkv");
             let expected = if escapes { text.replace('▁', " ") } else { text.clone() };
             let ids = tokenizer.encode(&text, EncodeOptions::default());
@@ -70,9 +72,9 @@ proptest! {
         }
     }
 
-    /// However the tokens fall, the stream is the lossy reading of all their bytes.
+    /// Streamed decoding of any ids equals the lossy UTF-8 decoding of all their bytes.
     #[test]
-    fn the_stream_is_the_lossy_reading_of_all_bytes(ids in prop::collection::vec(0u32..7000, 0..60)) {
+    fn streamed_decoding_equals_from_utf8_lossy(ids in prop::collection::vec(0u32..7000, 0..60)) {
         for tokenizer in all() {
             let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
             prop_assert_eq!(stream(tokenizer, &ids), String::from_utf8_lossy(&bytes));
@@ -91,29 +93,29 @@ proptest! {
         prop_assert_eq!(stream(&GPT2, &ids), String::from_utf8_lossy(&bytes));
     }
 
-    /// What is emitted early is never taken back or delayed beyond a character.
+    /// Streamed text is never revised, and is delayed by at most one character.
     #[test]
-    fn whole_characters_come_at_once(text in "\\PC{0,20}") {
+    fn complete_characters_are_streamed_immediately(text in "\\PC{0,20}") {
         let mut decoder = GPT2.decoder();
-        let mut so_far = String::new();
+        let mut streamed = String::new();
         let mut bytes = 0;
         for id in GPT2.encode(&text, EncodeOptions::default()) {
             bytes += GPT2.token_bytes(id).len();
-            so_far += &decoder.push(id);
-            prop_assert!(text.starts_with(&so_far));
-            prop_assert!(so_far.len() + 4 > bytes);
+            streamed += &decoder.push(id);
+            prop_assert!(text.starts_with(&streamed));
+            prop_assert!(streamed.len() + 4 > bytes);
         }
     }
 }
 
 #[test]
-fn spm_drops_the_blank_that_it_added() {
+fn spm_drops_the_added_leading_blank() {
     let the = LLAMA_SPM.encode("the", EncodeOptions::default());
     assert_eq!(LLAMA_SPM.token_text(the[0]), Some("▁the"));
     assert_eq!(LLAMA_SPM.decode(&the, false), "the");
     let mut decoder = LLAMA_SPM.decoder().continuing();
     assert_eq!(decoder.push(the[0]), " the");
-    // Control tokens before the text change nothing.
+    // Control tokens before the text do not affect this.
     let mut decoder = LLAMA_SPM.decoder();
     assert_eq!(decoder.push(1), "");
     assert_eq!(decoder.push(the[0]), "the");
@@ -132,7 +134,7 @@ fn special_tokens_are_parsed_and_written_on_request() {
 }
 
 #[test]
-fn the_longest_token_is_taken_from_place_to_place() {
+fn rwkv_takes_the_longest_token_at_each_position() {
     let tokens = ["<s>", r"\xe4", r"\xe4\xb8", "ab", "abcd", "cb", r"it\'s", r"\n\n", "ab", "[PAD9]", ""];
     let mut metadata = Metadata::new();
     metadata.set("tokenizer.ggml.model", "rwkv");
@@ -142,10 +144,10 @@ fn the_longest_token_is_taken_from_place_to_place() {
     let build = |metadata: &Metadata| Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).unwrap();
     let tokenizer = build(&metadata);
     let encode = |text: &str| tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
-    // "abc" is the beginning of a token, and "ab" one, of which the last is taken.
+    // "abc" is only the beginning of a token. "ab" is the text of two tokens, of which the later one is used.
     assert_eq!(encode("abcb"), [8, 5]);
     assert_eq!(encode("abcdabc"), [4, 8]);
-    // Of 中, e4 b8 ad, and of a character that begins likewise, e4 b9 80, no token has the end.
+    // No token has the last byte of 中 (e4 b8 ad), nor the last two of a character with the same first byte (e4 b9 80).
     assert_eq!((encode("中"), encode("乀")), (vec![2], vec![1]));
     assert_eq!(encode("it's\n\n\n"), [6, 7]);
     assert_eq!((encode("<s>"), encode("[PAD9]"), encode("")), (vec![], vec![9], vec![]));
@@ -154,13 +156,13 @@ fn the_longest_token_is_taken_from_place_to_place() {
         ("\u{FFFD}it's[PAD9]\n\n".into(), &[7][..])
     );
     assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.unknown()), (None, None, None));
-    // A byte that no token begins with is the unknown token, where there is one.
+    // A byte that begins no token is encoded as the unknown token, if there is one.
     metadata.set("tokenizer.ggml.unknown_token_id", 5u32);
     assert_eq!(build(&metadata).encode("中x", EncodeOptions::default()), [2, 5, 5]);
 }
 
 #[test]
-fn ids_out_of_range_write_nothing() {
+fn ids_out_of_range_decode_to_nothing() {
     for tokenizer in all() {
         let ids = [u32::MAX, tokenizer.n_vocab() as u32];
         assert_eq!(tokenizer.decode(&ids, true), "");

@@ -1,10 +1,10 @@
-//! Recorded cases of many vocabularies.
+//! Recorded encodings of many vocabularies.
 //!
-//! In the repository there are cut-down vocabularies and `cases.json`, packed; see `tests/data/tokenizers/README.md`.
-//! Any other vocabulary can be tried that has `NAME.gguf` with `NAME.gguf.inp`, texts separated by lines
-//! `__ggml_vocab_test__`, and `NAME.gguf.out`, the expected ids of each, without BOS and without
-//! parsing special tokens, as llama.cpp's `models/ggml-vocab-*` do. Name their folder:
-//! `METAL_ATTENTION_TOKENIZERS=DIR cargo test -p metal-attention-tokenizer --test vocabularies`.
+//! The repository has cut-down vocabularies and `cases.json`, compressed; see `tests/data/tokenizers/README.md`.
+//! Other vocabularies can be tested if they have the files of llama.cpp's `models/ggml-vocab-*`: `NAME.gguf`;
+//! `NAME.gguf.inp`, texts separated by lines `__ggml_vocab_test__`; and `NAME.gguf.out`, the expected ids of each text,
+//! without BOS and without parsing special tokens. Set the variable to their folder:
+//! `METAL_ATTENTION_TOKENIZERS=DIR cargo test -p metal-attention-tokenizer --test tokenizer vocabularies`.
 
 use metal_attention_gguf::GgufFile;
 use metal_attention_tokenizer::{EncodeOptions, Tokenizer, TokenizerOptions};
@@ -29,7 +29,7 @@ fn in_repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Checks every case in `folder` and returns how many there were.
+/// Checks all cases in `folder`. Returns their number.
 fn check_folder(folder: &Path) -> usize {
     let mut cases = 0;
     let mut failures = Vec::new();
@@ -59,7 +59,7 @@ fn check_folder(folder: &Path) -> usize {
 }
 
 #[test]
-fn vocabularies_named_by_the_environment_pass() {
+fn vocabularies_of_the_folder_in_the_environment_pass() {
     let Some(folder) = std::env::var_os("METAL_ATTENTION_TOKENIZERS") else {
         println!("not run: METAL_ATTENTION_TOKENIZERS names no folder with larger vocabularies");
         return;

@@ -1,12 +1,12 @@
-//! `argmax` against the CPU's, index for index.
+//! `argmax` against the CPU's argmax: the same index for every row.
 
 use crate::support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{argmax, argmax_scratch_bytes};
 use metal_attention_wgpu::{BatchDims, WgpuDevice, batch_words};
 
-/// The GPU's choice for each row of `logits`, `[n_rows, n_vocab]`.
-fn choose(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
+/// The GPU's argmax of each row of `logits`, `[n_rows, n_vocab]`.
+fn gpu_argmax(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
     let n_rows = logits.len() / n_vocab;
     let logits = gpu.upload("logits", logits).unwrap();
     let scratch = gpu.buffer("scratch", argmax_scratch_bytes(n_vocab, n_rows)).unwrap();
@@ -15,9 +15,10 @@ fn choose(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
     gpu.read(&ids, n_rows).unwrap()
 }
 
-fn assert_as_on_cpu(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32], what: &str) {
+/// Compares the GPU's argmax of each row with the CPU's.
+fn assert_equals_cpu(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32], what: &str) {
     let want: Vec<u32> = logits.chunks(n_vocab).map(metal_attention_model::argmax).collect();
-    assert_eq!(choose(gpu, n_vocab, logits), want, "{what}, vocabulary {n_vocab}");
+    assert_eq!(gpu_argmax(gpu, n_vocab, logits), want, "{what}, vocabulary {n_vocab}");
 }
 
 #[test]
@@ -37,52 +38,53 @@ fn known_rows() {
         ("-infinity and NaN", [nan, nan, -inf, nan, -inf], 2),
         ("-infinity and the lowest number", [-inf, -inf, f32::MIN, -inf, nan], 2),
         ("both zeros are equal", [-1.0, -0.0, 0.0, -0.0, -1.0], 1),
-        ("both zeros, the other way round", [-1.0, 0.0, -0.0, 0.0, -1.0], 1),
+        ("both zeros, in reverse order", [-1.0, 0.0, -0.0, 0.0, -1.0], 1),
         ("denormals", [0.0, tiny, 2.0 * tiny, -tiny, -0.0], 2),
         ("negative denormals", [-3.0 * tiny, -tiny, -2.0 * tiny, -1.0, -tiny], 1),
     ];
     let logits: Vec<f32> = rows.iter().flat_map(|(_, row, _)| *row).collect();
     for gpu in variants() {
-        let got = choose(gpu, 5, &logits);
+        let got = gpu_argmax(gpu, 5, &logits);
         for ((what, row, want), got) in rows.iter().zip(got) {
             assert_eq!(metal_attention_model::argmax(row), *want, "{what}, on the CPU");
             assert_eq!(got, *want, "{what}");
         }
-        assert_as_on_cpu(gpu, 1, &[3.0, nan, -inf], "one element");
-        assert_as_on_cpu(gpu, 2, &[1.0, 1.0, 0.0, 1.0, 1.0, 0.0, nan, -inf, nan, nan], "two elements");
+        assert_equals_cpu(gpu, 1, &[3.0, nan, -inf], "one element");
+        assert_equals_cpu(gpu, 2, &[1.0, 1.0, 0.0, 1.0, 1.0, 0.0, nan, -inf, nan, nan], "two elements");
     }
 }
 
 #[test]
-fn every_size_of_vocabulary_and_number_of_rows() {
+fn vocabularies_and_row_counts_of_all_sizes() {
     for gpu in variants() {
         for (n_vocab, n_rows) in [(1, 1), (3, 7), (1023, 2), (1024, 3), (1025, 2), (49_152, 3), (151_936, 1)] {
             let mut logits = random(n_vocab as u64, n_vocab * n_rows);
-            assert_as_on_cpu(gpu, n_vocab, &logits, "random");
-            // The largest last, and again among equals before it.
+            assert_equals_cpu(gpu, n_vocab, &logits, "random");
+            // The largest value last, then also earlier, so that the earlier one must be returned.
             for row in logits.chunks_mut(n_vocab) {
                 row[n_vocab - 1] = 2.0;
             }
-            assert_as_on_cpu(gpu, n_vocab, &logits, "the last is the largest");
+            assert_equals_cpu(gpu, n_vocab, &logits, "the last is the largest");
             for row in logits.chunks_mut(n_vocab) {
                 row[n_vocab / 2] = 2.0;
                 row[n_vocab / 3] = f32::NAN;
             }
-            assert_as_on_cpu(gpu, n_vocab, &logits, "ties and NaN");
+            assert_equals_cpu(gpu, n_vocab, &logits, "ties and NaN");
         }
         // More chunks than the second stage has invocations.
         let mut logits = vec![-1.0; 300_001];
         logits[299_999] = 0.5;
-        assert_as_on_cpu(gpu, logits.len(), &logits, "a large vocabulary");
+        assert_equals_cpu(gpu, logits.len(), &logits, "a large vocabulary");
     }
 }
 
 #[test]
-fn the_batch_advances() {
+fn argmax_writes_the_next_tokens_into_the_batch() {
     let (n_vocab, n_tokens) = (6, 4);
-    let wanted = [false, true, true, false];
-    let tokens: Vec<_> =
-        (0..n_tokens).map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, logits: wanted[i] }).collect();
+    let has_logits = [false, true, true, false];
+    let tokens: Vec<_> = (0..n_tokens)
+        .map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, logits: has_logits[i] })
+        .collect();
     for gpu in variants() {
         let logits = gpu.upload("logits", &[0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0f32]).unwrap();
         let batch = batch_with_pages(gpu, &tokens, 130, &[vec![7, 8, 9], vec![3, 2, 1]]);
@@ -96,7 +98,7 @@ fn the_batch_advances() {
         want[0][2..].copy_from_slice(&[5, 6]);
         (want[2][0], want[2][1]) = (2, 11);
         (want[3][0], want[3][1]) = (5, 21);
-        // The pages of each sequence, after those of another group.
+        // The KV pages of each sequence, after those of another cache group.
         want.extend([[9, 8, 7, 7], [8, 9, 1, 2], [3, 3, 2, 1]]);
         assert_eq!(gpu.read::<[u32; 4]>(batch.buffer(), want.len()).unwrap(), want);
     }

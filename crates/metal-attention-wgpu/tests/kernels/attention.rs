@@ -10,10 +10,11 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{BatchDims, WgpuDevice, wgpu};
 
-/// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
-/// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
-/// rotated key so near the middle of two numbers that 32 and 64 bits round it to different ones (1 in 2000) is off by
-/// 2^-10 of itself, and where few positions share the weight the result by up to 1e-4, 1e-8 when squared.
+/// The largest NMSE. Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place, give an
+/// error of some 1e-7 of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the kernels
+/// do. But a rotated key so near the midpoint of two F16 numbers that 32 and 64 bits round it differently (1 in 2000) has an
+/// error of 2^-10 of itself. Where few positions share the weight, the result then has an error of up to 1e-4, 1e-8 when
+/// squared.
 fn tolerance(cache: CacheType) -> f64 {
     match cache {
         F32 => 1e-11,
@@ -21,17 +22,19 @@ fn tolerance(cache: CacheType) -> f64 {
     }
 }
 
-/// On 16-bit matrix units queries are off by up to 2^-12 of themselves, evenly spread: of scores that are some 3 by 4e-4,
-/// of as much of the weights they give, and so the result, 2e-7 when squared. Weights rounded to 11 bits add a tenth.
-const ON_UNITS: f64 = 1e-6;
+/// The largest NMSE on 16-bit matrix units. Queries have uniform errors of up to 2^-12 of themselves: scores of about 3 have
+/// errors of 4e-4, and so have the weights and the result, 2e-7 when squared. Weights rounded to 11 bits add a tenth of
+/// that.
+const MATRIX_UNIT_TOLERANCE: f64 = 1e-6;
 
-/// With and without subgroups. Decode attention uses no matrix units: what lies between them would be the first again.
+/// The first and the last variant: with and without subgroups. Decode attention does not use matrix units, so that the
+/// variants between them would repeat the first.
 fn gpus() -> impl Iterator<Item = &'static WgpuDevice> {
     let all = variants();
     all.iter().enumerate().filter(|(i, _)| *i == 0 || *i + 1 == all.len()).map(|(_, gpu)| gpu)
 }
 
-/// A cache on the GPU and its twin.
+/// A KV cache on the GPU and the twin's.
 struct Pair<'a> {
     gpu: &'a WgpuDevice,
     shape: AttentionShape,
@@ -41,7 +44,7 @@ struct Pair<'a> {
     head_params: wgpu::Buffer,
     keys: wgpu::Buffer,
     values: wgpu::Buffer,
-    /// The pages of each sequence.
+    /// The KV pages of each sequence.
     pages: Vec<Vec<u32>>,
     seed: u64,
 }
@@ -71,13 +74,14 @@ fn token(seq: usize, pos: usize) -> BatchToken {
 }
 
 impl<'a> Pair<'a> {
+    /// Creates caches for `n_seq` sequences.
     fn new(gpu: &'a WgpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
-        // Scores are some 3; sinks that matter, and some that leave nothing else.
+        // Scores are about 3. Some sinks take a part of the weight, others nearly all.
         let head_params: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
-        // Rows that nobody wrote must not be used: NaN.
+        // Rows that were not written are NaN, so that a kernel that reads them fails the test.
         let pages = shuffled_pages(n_seq, shape.n_ctx);
         let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
         Self {
@@ -94,12 +98,13 @@ impl<'a> Pair<'a> {
         }
     }
 
+    /// Random queries, keys and values of a batch, `[n_tokens, qkv_row]`.
     fn qkv(&mut self, n_tokens: usize) -> Vec<f32> {
         self.seed += 1;
         random(self.seed, n_tokens * self.shape.qkv_row()).iter().map(|v| 3.0 * v).collect()
     }
 
-    /// Runs kernels over a batch and returns the result.
+    /// Runs the kernels of `how` over a batch. Returns attention's result, `[n_tokens, att_len]`.
     fn run(&self, tokens: &[BatchToken], qkv: &[f32], how: How) -> Vec<f32> {
         let (gpu, shape) = (self.gpu, &self.shape);
         let n = tokens.len();
@@ -139,7 +144,7 @@ impl<'a> Pair<'a> {
         gpu.read(&att, n * shape.att_len()).unwrap()
     }
 
-    /// Appends random keys and values at positions `from..to` of a sequence.
+    /// Appends random keys and values at positions `from..to` of a sequence to both caches.
     fn fill(&mut self, seq: usize, from: usize, to: usize) {
         if from < to {
             let tokens: Vec<_> = (from..to).map(|pos| token(seq, pos)).collect();
@@ -149,32 +154,35 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Computes a batch of random tokens both ways and compares.
+    /// Runs a batch of random tokens on the GPU and in the twin, and compares the results.
     fn check(&mut self, tokens: &[BatchToken], how: How) {
         let qkv = self.qkv(tokens.len());
         let got = self.run(tokens, &qkv, how);
         let want = self.twin.step(tokens, &qkv);
         let error = nmse(&got, &want);
         let tolerance = match how {
-            How::Cooperative if self.gpu.features().cooperative_f16 => ON_UNITS,
+            How::Cooperative if self.gpu.features().cooperative_f16 => MATRIX_UNIT_TOLERANCE,
             _ => tolerance(self.shape.cache),
         };
         assert!(error < tolerance, "{:?}, {how:?} {tokens:?}: {error:e}", self.shape);
     }
 }
 
+/// The kernels that run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
-    /// Only into the cache.
+    /// `rope_append`, which writes the KV cache only.
     Append,
+    /// `decode_attention`, which also writes the KV cache, and its merge.
     Decode,
+    /// `rope_append` and `prefill_attention`.
     Prefill,
-    /// On matrix units, or plain loops in their place.
+    /// `rope_append` and `prefill_attention_cooperative`, on matrix units or, without them, in plain loops.
     Cooperative,
 }
 
 #[test]
-fn decode_attention_matches_its_twin_at_every_kind_of_position() {
+fn decode_attention_matches_its_twin_on_both_sides_of_tile_boundaries() {
     for gpu in gpus() {
         for cache in [F32, F16] {
             let mut pair = Pair::new(gpu, AttentionShape { cache, ..shape(9, 3, 64) }, 1);
@@ -203,10 +211,10 @@ fn prefill_attention_matches_its_twin_for_batches_of_every_size() {
     }
 }
 
-/// Shapes of every kind: heads of any length, groups of 1 to 16, windows, both layouts, norms.
+/// Head sizes, group sizes from 1 to 16, sliding windows, both RoPE layouts, norms, soft caps, sinks and gates.
 fn shapes() -> Vec<AttentionShape> {
     let base = AttentionShape { n_ctx: 300, ..shape(1, 1, 2) };
-    let of = |n_head, n_head_kv, head_dim, window, n_rot, rope_layout, qk_norm_eps, cache| AttentionShape {
+    let with = |n_head, n_head_kv, head_dim, window, n_rot, rope_layout, qk_norm_eps, cache| AttentionShape {
         n_head,
         n_head_kv,
         head_dim,
@@ -219,34 +227,34 @@ fn shapes() -> Vec<AttentionShape> {
         ..base
     };
     vec![
-        of(2, 2, 20, None, 20, Interleaved, None, F32),
-        of(4, 2, 32, Some(1), 32, Halves, None, F32),
-        of(3, 1, 48, Some(100), 24, Halves, None, F16),
-        of(8, 2, 64, Some(256), 64, Interleaved, Some(1e-6), F32),
-        of(7, 1, 80, None, 80, Interleaved, None, F32),
-        of(2, 2, 96, Some(130), 96, Halves, None, F32),
-        of(8, 1, 128, None, 128, Halves, Some(1e-5), F16),
-        of(3, 1, 256, None, 128, Interleaved, None, F32),
-        of(16, 1, 36, Some(33), 36, Interleaved, None, F16),
-        of(2, 1, 31, None, 30, Halves, Some(1e-5), F32),
-        of(2, 1, 124, None, 124, Halves, None, F16),
-        AttentionShape { soft_cap: Some(2.0), ..of(4, 2, 256, Some(150), 256, Halves, None, F32) },
-        AttentionShape { sinks: true, ..of(8, 1, 64, Some(128), 64, Halves, None, F16) },
-        AttentionShape { beside: 37, ..of(4, 2, 20, None, 20, Interleaved, Some(1e-6), F32) },
-        AttentionShape { sinks: true, soft_cap: Some(5.0), ..of(5, 1, 20, None, 20, Interleaved, None, F32) },
-        AttentionShape { gated: true, ..of(4, 2, 64, None, 16, Halves, Some(1e-6), F32) },
-        AttentionShape { gated: true, ..of(6, 1, 256, Some(140), 64, Halves, Some(1e-6), F16) },
-        AttentionShape { gated: true, sinks: true, ..of(3, 1, 31, None, 30, Interleaved, None, F32) },
-        AttentionShape { soft_cap: Some(4.0), ..of(3, 3, 80, None, 80, Halves, Some(1e-6), F32) },
+        with(2, 2, 20, None, 20, Interleaved, None, F32),
+        with(4, 2, 32, Some(1), 32, Halves, None, F32),
+        with(3, 1, 48, Some(100), 24, Halves, None, F16),
+        with(8, 2, 64, Some(256), 64, Interleaved, Some(1e-6), F32),
+        with(7, 1, 80, None, 80, Interleaved, None, F32),
+        with(2, 2, 96, Some(130), 96, Halves, None, F32),
+        with(8, 1, 128, None, 128, Halves, Some(1e-5), F16),
+        with(3, 1, 256, None, 128, Interleaved, None, F32),
+        with(16, 1, 36, Some(33), 36, Interleaved, None, F16),
+        with(2, 1, 31, None, 30, Halves, Some(1e-5), F32),
+        with(2, 1, 124, None, 124, Halves, None, F16),
+        AttentionShape { soft_cap: Some(2.0), ..with(4, 2, 256, Some(150), 256, Halves, None, F32) },
+        AttentionShape { sinks: true, ..with(8, 1, 64, Some(128), 64, Halves, None, F16) },
+        AttentionShape { beside: 37, ..with(4, 2, 20, None, 20, Interleaved, Some(1e-6), F32) },
+        AttentionShape { sinks: true, soft_cap: Some(5.0), ..with(5, 1, 20, None, 20, Interleaved, None, F32) },
+        AttentionShape { gated: true, ..with(4, 2, 64, None, 16, Halves, Some(1e-6), F32) },
+        AttentionShape { gated: true, ..with(6, 1, 256, Some(140), 64, Halves, Some(1e-6), F16) },
+        AttentionShape { gated: true, sinks: true, ..with(3, 1, 31, None, 30, Interleaved, None, F32) },
+        AttentionShape { soft_cap: Some(4.0), ..with(3, 3, 80, None, 80, Halves, Some(1e-6), F32) },
     ]
 }
 
 #[test]
-fn decode_attention_matches_its_twin_for_shapes_of_every_kind() {
+fn decode_attention_matches_its_twin_for_all_shapes() {
     for gpu in gpus() {
         for shape in shapes() {
             let mut pair = Pair::new(gpu, shape, 3);
-            // Sequences at positions of their own, in an order of their own.
+            // Sequences at different positions, not in the order of their numbers.
             pair.check(&[token(2, 0), token(0, 0)], How::Decode);
             pair.fill(0, 1, 128);
             pair.fill(2, 1, 255);
@@ -259,12 +267,12 @@ fn decode_attention_matches_its_twin_for_shapes_of_every_kind() {
 }
 
 #[test]
-fn prefill_attention_matches_its_twin_for_shapes_of_every_kind() {
+fn prefill_attention_matches_its_twin_for_all_shapes() {
     for gpu in gpus() {
         for shape in shapes() {
             let mut pair = Pair::new(gpu, shape, 3);
             pair.fill(1, 0, 127);
-            // Three sequences in one tile of queries, and one sequence twice.
+            // Three sequences in one tile of queries, one of them twice.
             let mut tokens: Vec<_> = (0..5).map(|pos| token(0, pos)).collect();
             tokens.extend((127..140).map(|pos| token(1, pos)));
             tokens.extend((0..20).map(|pos| token(2, pos)));
@@ -290,14 +298,14 @@ fn attention_on_matrix_units_matches_its_twin() {
         let beside = AttentionShape { beside: 20, ..window(32, 40) };
         let capless = AttentionShape { soft_cap: None, ..sinks };
         for shape in [base, window(32, 40), window(96, 1), sinks, capless, gated, beside] {
-            // Plain loops take 32-bit floats, and so twice the memory.
+            // Plain loops use 32-bit floats in place of 16-bit ones, which need twice the shared memory.
             if !gpu.features().cooperative_f16 && shape.head_dim == 64 {
                 continue;
             }
             let mut pair = Pair::new(gpu, shape, 3);
             pair.check(&[token(0, 0)], How::Cooperative);
             pair.fill(1, 0, 127);
-            // Three sequences in one tile of queries, and one sequence twice.
+            // Three sequences in one tile of queries, one of them twice.
             let mut tokens: Vec<_> = (1..5).map(|pos| token(0, pos)).collect();
             tokens.extend((127..140).map(|pos| token(1, pos)));
             tokens.extend((0..20).map(|pos| token(2, pos)));
@@ -309,7 +317,7 @@ fn attention_on_matrix_units_matches_its_twin() {
 }
 
 #[test]
-fn prefill_and_decode_of_the_same_tokens_agree() {
+fn prefill_and_decode_agree() {
     for gpu in gpus() {
         for cache in [F32, F16] {
             let shape = AttentionShape { cache, n_ctx: 300, window: Some(200), ..shape(4, 2, 64) };
@@ -323,7 +331,7 @@ fn prefill_and_decode_of_the_same_tokens_agree() {
             let error = nmse(&at_once, &one_by_one);
             assert!(error < tolerance(cache), "{shape:?}: {error:e}");
 
-            // The caches hold the same: values bit for bit, keys but for the last bit.
+            // The KV caches are equal: values in all bits, keys up to the last bit.
             let n_words = shape.cache_bytes(prefill.pages.concat().len()) as usize / 4;
             let read = |buffer| gpu.read::<u32>(buffer, n_words).unwrap();
             assert!(read(&prefill.values) == read(&decode.values));
@@ -345,7 +353,7 @@ fn extreme_scores_stay_finite() {
     for gpu in gpus() {
         let shape = AttentionShape { n_ctx: 40, scale: 1e6, ..shape(2, 1, 20) };
         for how in [How::Prefill, How::Decode] {
-            // Scores of some 1e7 of either sign: the softmax picks one position.
+            // Scores of about 1e7 of either sign, so that the softmax selects one position.
             let mut pair = Pair::new(gpu, shape, 1);
             pair.fill(0, 0, 33);
             pair.check(&[token(0, 33)], how);
@@ -354,7 +362,7 @@ fn extreme_scores_stay_finite() {
 }
 
 #[test]
-fn heads_beyond_the_kernels_are_refused() {
+fn heads_too_large_for_the_kernels_are_refused() {
     for gpu in gpus() {
         let shape = AttentionShape { n_ctx: 4, ..shape(1, 1, 260) };
         let buffer = gpu.buffer("unused", 16).unwrap();

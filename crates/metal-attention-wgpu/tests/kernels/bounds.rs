@@ -1,5 +1,5 @@
-//! What bounds the accesses of kernels, which release builds do not check: said in each shader, and held by what binds and
-//! records it.
+//! The bounds of buffer accesses, which release builds do not check in shaders: each shader states them in a comment, and
+//! the code that binds buffers and records dispatches checks them.
 
 use std::path::Path;
 
@@ -14,22 +14,22 @@ fn every_shader_states_its_bounds() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
     let paths = |folder: &Path| std::fs::read_dir(folder).expect("a folder").map(|entry| entry.unwrap().path());
     let files: Vec<_> = paths(&folder).chain(paths(&folder.join("recurrent"))).collect();
-    let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "wgsl")) {
-        let stated = text(path).lines().any(|line| line.starts_with("// Bounds: ") && line.len() > 20);
+        let stated = read(path).lines().any(|line| line.starts_with("// Bounds: ") && line.len() > 20);
         assert!(stated, "{} does not say `// Bounds: ...`", path.display());
     }
     for key in catalogue() {
         assert!(files.contains(&folder.join(format!("{}.wgsl", key.file))), "{}: no file {}", key.name, key.file);
     }
-    // A tensor type's file reads a matrix as the one says that all of them include.
+    // The file of each tensor type includes the file that states the bounds of its reads.
     for ty in TensorType::ALL {
-        let own = text(&folder.join(format!("types/{}.wgsl", ty.name().to_lowercase())));
-        let through_another = own.contains("types/two_bits.wgsl");
-        assert!(own.contains("types/unit.wgsl") || through_another, "{own}");
+        let source = read(&folder.join(format!("types/{}.wgsl", ty.name().to_lowercase())));
+        let through_another = source.contains("types/two_bits.wgsl");
+        assert!(source.contains("types/unit.wgsl") || through_another, "{source}");
     }
-    assert!(text(&folder.join("types/two_bits.wgsl")).contains("types/unit.wgsl"));
-    assert!(text(&folder.join("types/unit.wgsl")).contains("// Bounds: "));
+    assert!(read(&folder.join("types/two_bits.wgsl")).contains("types/unit.wgsl"));
+    assert!(read(&folder.join("types/unit.wgsl")).contains("// Bounds: "));
 }
 
 /// Whether `f` panics.
@@ -38,18 +38,18 @@ fn panics(f: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn buffers_too_short_are_refused_when_they_are_bound() {
+fn buffers_that_are_too_short_are_refused_when_bound() {
     let Some(gpu) = gpu() else { return };
     let [long, short] = [256, 64].map(|bytes| gpu.buffer("x", bytes).unwrap());
-    let of = RmsNormShape { n: 32, eps: 1e-5, wanted_only: false };
-    assert!(rmsnorm(gpu, of, &long, &long, &long, &long).is_ok());
-    let error = rmsnorm(gpu, of, &long, &short, &long, &long).unwrap_err();
+    let shape = RmsNormShape { n: 32, eps: 1e-5, wanted_only: false };
+    assert!(rmsnorm(gpu, shape, &long, &long, &long, &long).is_ok());
+    let error = rmsnorm(gpu, shape, &long, &short, &long, &long).unwrap_err();
     assert!(matches!(error, WgpuError::Mismatch { .. }), "{error}");
     assert!(error.to_string().contains("the buffers of rmsnorm cannot be put together: one is too short"), "{error}");
 }
 
 #[test]
-fn steps_beyond_the_buffers_are_not_recorded() {
+fn batches_larger_than_the_buffers_are_not_recorded() {
     let Some(gpu) = gpu() else { return };
     let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
     let add = residual_add(gpu, 32, &x, &x).unwrap();
@@ -64,20 +64,20 @@ fn steps_beyond_the_buffers_are_not_recorded() {
 }
 
 #[test]
-fn batches_hold_what_shaders_may_index_by() {
+fn batches_have_only_valid_indices() {
     let Some(gpu) = gpu() else { return };
     let batch = || BatchBuffer::new(gpu, 2, 3, 130, &[9, 5]).unwrap();
     let token = |seq, pos| BatchToken { id: 0, seq, pos, logits: true };
     let writes = |tokens: &[BatchToken]| !panics(|| batch().write_tokens(gpu, tokens));
     assert!(writes(&[token(2, 129), token(0, 0)]));
-    assert!(!writes(&[token(0, 0); 3]), "more tokens than there is room for");
-    assert!(!writes(&[token(3, 0)]), "a sequence that is not there");
+    assert!(!writes(&[token(0, 0); 3]), "more tokens than the buffer has");
+    assert!(!writes(&[token(3, 0)]), "a sequence that does not exist");
     assert!(!writes(&[token(0, 130)]) && !writes(&[token(0, usize::MAX)]), "a position beyond the context");
     let pages = |seq, pages: &[u32]| !panics(|| batch().write_pages(gpu, 1, seq, pages));
-    assert!(!panics(|| batch().write_pages(gpu, 0, 0, &[8])), "a page that another group has");
-    assert!(panics(|| batch().write_pages(gpu, 2, 0, &[0])), "a group that is not there");
+    assert!(!panics(|| batch().write_pages(gpu, 0, 0, &[8])), "a page of another cache group");
+    assert!(panics(|| batch().write_pages(gpu, 2, 0, &[0])), "a cache group that does not exist");
     assert!(pages(2, &[4, 0, 3]));
     assert!(!pages(0, &[0, 1, 2, 3]), "more pages than a sequence has");
-    assert!(!pages(0, &[0, 5]) && !pages(0, &[u32::MAX]), "a page that is not there");
-    assert!(!pages(3, &[0]), "a sequence that is not there");
+    assert!(!pages(0, &[0, 5]) && !pages(0, &[u32::MAX]), "a page that does not exist");
+    assert!(!pages(3, &[0]), "a sequence that does not exist");
 }

@@ -1,11 +1,11 @@
-//! `WgpuDevice`: contents of buffers, and errors instead of panics.
+//! `WgpuDevice`: contents of buffers, and errors in place of panics.
 
 use crate::support::{gpu, open};
 use metal_attention_wgpu::kernels::residual_add;
 use metal_attention_wgpu::{WgpuError, WgpuOptions};
 
 #[test]
-fn contents_come_back_at_any_length() {
+fn buffers_of_any_length_keep_their_contents() {
     let Some(gpu) = gpu() else { return };
     let bytes: Vec<u8> = (1..=37).collect();
     for n in [1, 3, 4, 5, 16, 18, 37] {
@@ -19,7 +19,7 @@ fn contents_come_back_at_any_length() {
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn buffers_and_grids_that_are_too_large_are_refused() {
     let Some(gpu) = gpu() else { return };
     let max = gpu.summary().max_binding;
     for bytes in [max + 1, u64::MAX] {
@@ -49,7 +49,7 @@ fn a_lost_device_gives_no_buffers() {
 }
 
 #[test]
-fn the_size_of_what_found_no_room_is_told_where_it_is_known() {
+fn out_of_memory_errors_state_the_size_if_it_is_known() {
     let error = |bytes| WgpuError::OutOfMemory { what: "a step".into(), bytes }.to_string();
     let hint = "use a smaller context (-c) or a smaller model, or run on the CPU with --device cpu";
     assert_eq!(error(None), format!("the GPU has no room for a step: {hint}"));

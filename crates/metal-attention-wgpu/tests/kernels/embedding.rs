@@ -1,4 +1,5 @@
-//! `embedding` against the dequantised table: every type, split tables, odd sizes.
+//! `embedding`, the lookup of token embeddings, against the dequantised table: every tensor type, split tables, unusual
+//! sizes.
 
 use crate::support::matrices::{scaled_tensor, tensor, tensors};
 use crate::support::{poisoned, run, variants};
@@ -7,7 +8,8 @@ use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{embedding, embedding_twin};
 use metal_attention_wgpu::{Arena, WgpuDevice, WgpuMatrix, batch_words};
 
-fn look_up(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
+/// The GPU's embeddings of `ids`, `[ids.len(), n_embd]`.
+fn gpu_embeddings(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
     let tokens: Vec<_> =
         ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: false }).collect();
     let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
@@ -16,7 +18,7 @@ fn look_up(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
     gpu.read(&x, ids.len() * table.n_in()).unwrap()
 }
 
-/// What the shader computes is what the file means, up to one rounding where a minimum is added.
+/// Checks that elements are equal up to one rounding, of the addition of a minimum.
 fn assert_equal(got: &[f32], want: &[f32], what: &str) {
     let largest = want.iter().fold(0.0f32, |m, w| m.max(w.abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -25,7 +27,7 @@ fn assert_equal(got: &[f32], want: &[f32], what: &str) {
 }
 
 #[test]
-fn every_type_dequantises_as_the_file_says() {
+fn every_type_gives_the_dequantised_values_of_the_file() {
     for gpu in variants() {
         for &ty in TensorType::ALL {
             for n_blocks in [1, 2, 3] {
@@ -33,7 +35,7 @@ fn every_type_dequantises_as_the_file_says() {
                 let table = tensor(ty, n_embd, n_vocab, 1);
                 let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
                 let ids = [6, 0, 3, 3, 5];
-                let got = look_up(gpu, &matrix, &ids);
+                let got = gpu_embeddings(gpu, &matrix, &ids);
                 let want = embedding_twin(&table.to_f32(), n_embd, &ids);
                 assert_equal(&got, &want, &format!("{ty}, {n_embd}"));
             }
@@ -41,14 +43,14 @@ fn every_type_dequantises_as_the_file_says() {
     }
 }
 
-/// Blocks of 256 elements scale their scales, which often makes those too small for a normal half.
+/// Super-blocks of 256 values multiply scales by a scale, so that scales may be subnormal F16 numbers.
 #[test]
-fn subnormal_halves_keep_their_value() {
+fn subnormal_scales_keep_their_value() {
     for gpu in variants() {
         for &ty in TensorType::ALL {
             let n_embd = 2 * ty.block_len().max(32);
             let scale = match ty {
-                // Scales are eight bits, the smallest normal one 2^-7.
+                // NVFP4's scales have 8 bits, and the smallest normal one is 2^-7.
                 TensorType::NVFP4 => 0.05,
                 _ if ty.block_len() == 256 => 1e-3,
                 _ => 1e-5,
@@ -57,13 +59,13 @@ fn subnormal_halves_keep_their_value() {
             let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
             let want = table.to_f32();
             assert!(want.iter().any(|&w| w != 0.0), "{ty}");
-            assert_equal(&look_up(gpu, &matrix, &[0, 1, 2]), &want, &format!("{ty}"));
+            assert_equal(&gpu_embeddings(gpu, &matrix, &[0, 1, 2]), &want, &format!("{ty}"));
         }
     }
 }
 
 #[test]
-fn awkward_sizes_and_a_whole_vocabulary() {
+fn unusual_sizes_and_a_large_vocabulary() {
     let gpu = &variants()[0];
     for (ty, n_embd, n_vocab) in [
         (TensorType::F32, 1, 1),
@@ -79,7 +81,7 @@ fn awkward_sizes_and_a_whole_vocabulary() {
         let last = n_vocab as u32 - 1;
         let ids = [last, 0, last / 2];
         let want = embedding_twin(&table.to_f32(), n_embd, &ids);
-        assert_equal(&look_up(gpu, &matrix, &ids), &want, &format!("{ty}, {n_vocab} x {n_embd}"));
+        assert_equal(&gpu_embeddings(gpu, &matrix, &ids), &want, &format!("{ty}, {n_vocab} x {n_embd}"));
     }
 }
 
@@ -93,25 +95,25 @@ fn a_split_table_and_one_of_two_types() {
         assert!(matrix.parts().len() > 5);
         let all: Vec<f32> = tables.iter().flat_map(Tensor::to_f32).collect();
         let ids: Vec<u32> = (0..131).rev().collect();
-        assert_equal(&look_up(gpu, &matrix, &ids), &embedding_twin(&all, 64, &ids), "split");
+        assert_equal(&gpu_embeddings(gpu, &matrix, &ids), &embedding_twin(&all, 64, &ids), "split");
 
-        // Rows of two tables in turn.
+        // Rows of two tables alternate.
         let tables = tensors(&[(TensorType::Q4_1, 64, 9), (TensorType::Q8_0, 64, 9)], 4);
         let matrix = WgpuMatrix::interleave(gpu, "table", &tables[0], &tables[1], &mut Arena::default()).unwrap();
         assert!(!matrix.has_pairs());
         let (a, b) = (tables[0].to_f32(), tables[1].to_f32());
         let all: Vec<f32> = a.chunks(64).zip(b.chunks(64)).flat_map(|(a, b)| [a, b].concat()).collect();
         let ids: Vec<u32> = (0..18).collect();
-        assert_equal(&look_up(gpu, &matrix, &ids), &embedding_twin(&all, 64, &ids), "interleaved");
+        assert_equal(&gpu_embeddings(gpu, &matrix, &ids), &embedding_twin(&all, 64, &ids), "interleaved");
     }
 }
 
 #[test]
-fn an_id_outside_the_vocabulary_touches_nothing() {
+fn an_id_outside_the_vocabulary_writes_nothing() {
     let gpu = &variants()[0];
     let table = tensor(TensorType::F32, 8, 3, 5);
     let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
-    let got = look_up(gpu, &matrix, &[3, 1, u32::MAX]);
+    let got = gpu_embeddings(gpu, &matrix, &[3, 1, u32::MAX]);
     assert!(got[..8].iter().all(|x| x.is_nan()) && got[16..].iter().all(|x| x.is_nan()));
     assert_equal(&got[8..16], &table.to_f32()[8..16], "the row between");
 }

@@ -1,4 +1,5 @@
-//! Attention of any kind, from its projections on, and latent attention, against their twins.
+//! `general_attention` with every mask and option, the kernels that prepare its inputs, and those of latent attention,
+//! against their twins.
 
 use crate::support::matrices::tensor;
 use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
@@ -17,18 +18,19 @@ use metal_attention_wgpu::{Arena, BatchBuffer, BatchDims, WgpuDevice, WgpuMatrix
 
 const N_CTX: usize = 400;
 
-fn angles(n_rot: usize) -> Vec<f32> {
+/// The RoPE cos/sin table, `[N_CTX, n_rot]`.
+fn rope_angles(n_rot: usize) -> Vec<f32> {
     let (layout, scaling, factors) = (RopeLayout::Halves, RopeScaling::None, RopeFactors::None);
     let rope = Rope { n_rot, layout, freq_base: 10_000.0, scaling, attn_factor: 1.0, factors };
     rope_table(&rope, None, N_CTX)
 }
 
-/// Tokens `pos..pos + n` of a sequence.
-fn text(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
+/// Batch tokens `pos..pos + n` of a sequence.
+fn batch_tokens(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
     (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, logits: false }).collect()
 }
 
-/// The row of the cache for a position, as floats.
+/// Row `row` of a KV cache in floats.
 fn cached_row(gpu: &WgpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize, dim: usize) -> Vec<f32> {
     let padded = dim.next_multiple_of(4);
     let words: Vec<u32> = gpu.read(cache, cache.size() as usize / 4).unwrap();
@@ -39,34 +41,34 @@ fn cached_row(gpu: &WgpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize,
     }
 }
 
-/// Keys and values by sequence, KV head and position, in both forms: as the twin has them and in the GPU's cache.
-struct Filled {
+/// Keys and values by sequence and KV head, then by position, as the twin reads them; and the same in the GPU's KV cache.
+struct KvCachePair {
     keys: Vec<Vec<Vec<f32>>>,
     values: Vec<Vec<Vec<f32>>>,
     gpu_keys: wgpu::Buffer,
     gpu_values: wgpu::Buffer,
 }
 
-/// A cache of random keys and values of `lens` positions of each sequence.
-fn filled(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<u32>]) -> Filled {
+/// A KV cache with random keys and values of the first `lens[seq]` positions of each sequence.
+fn filled(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], pages: &[Vec<u32>]) -> KvCachePair {
     let n_pages = pages.iter().flatten().count();
     let half = |dim: usize, seed: u64| {
         let padded = dim.next_multiple_of(4);
-        let mut all = vec![0.0; n_pages * of.n_head_kv * PAGE * padded];
+        let mut all = vec![0.0; n_pages * shape.n_head_kv * PAGE * padded];
         let mut rows = Vec::new();
         for (seq, &len) in lens.iter().enumerate() {
-            for head in 0..of.n_head_kv {
-                let seed = seed + (seq * of.n_head_kv + head) as u64;
+            for head in 0..shape.n_head_kv {
+                let seed = seed + (seq * shape.n_head_kv + head) as u64;
                 let values: Vec<Vec<f32>> =
-                    random(seed, len * dim).chunks(dim).map(|row| cached_row_twin(of.cache, row)).collect();
+                    random(seed, len * dim).chunks(dim).map(|row| cached_row_twin(shape.cache, row)).collect();
                 for (pos, row) in values.iter().enumerate() {
                     let page = pages[seq][pos / PAGE] as usize;
-                    all[((page * of.n_head_kv + head) * PAGE + pos % PAGE) * padded..][..dim].copy_from_slice(row);
+                    all[((page * shape.n_head_kv + head) * PAGE + pos % PAGE) * padded..][..dim].copy_from_slice(row);
                 }
                 rows.push(values);
             }
         }
-        let buffer = match of.cache {
+        let buffer = match shape.cache {
             CacheType::F32 => gpu.upload("cache", &all).unwrap(),
             CacheType::F16 => {
                 let halves: Vec<u16> = all.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
@@ -75,21 +77,22 @@ fn filled(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<
         };
         (rows, buffer)
     };
-    let ((keys, gpu_keys), (values, gpu_values)) = (half(of.key_dim, 100), half(of.value_dim, 200));
-    Filled { keys, values, gpu_keys, gpu_values }
+    let ((keys, gpu_keys), (values, gpu_values)) = (half(shape.key_dim, 100), half(shape.value_dim, 200));
+    KvCachePair { keys, values, gpu_keys, gpu_values }
 }
 
-fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
-    let pages = shuffled_pages(lens.len(), of.n_ctx);
-    let cache = filled(gpu, of, lens, &pages);
+/// Runs random queries of `tokens` on the GPU and in the twin, and compares the results. `split`: split-KV with a merge.
+fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
+    let pages = shuffled_pages(lens.len(), shape.n_ctx);
+    let cache = filled(gpu, shape, lens, &pages);
     let n = tokens.len();
-    let q: Vec<f32> = random(1, n * of.n_head * of.key_dim);
-    let slopes = metal_attention_model::alibi_slopes(of.n_head, 8.0);
+    let q: Vec<f32> = random(1, n * shape.n_head * shape.key_dim);
+    let slopes = metal_attention_model::alibi_slopes(shape.n_head, 8.0);
     let head_params: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
     let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &head_params).unwrap());
-    let att = poisoned(gpu, n * of.n_head * of.value_dim);
-    let partial = gpu.buffer("partial", of.partial_bytes(n)).unwrap();
-    let batch = batch_with_pages(gpu, tokens, of.n_ctx, &pages);
+    let att = poisoned(gpu, n * shape.n_head * shape.value_dim);
+    let partial = gpu.buffer("partial", shape.partial_bytes(n)).unwrap();
+    let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
     let buffers = GeneralAttentionBuffers {
         queries: &gq,
         keys: &cache.gpu_keys,
@@ -99,9 +102,9 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
         partial: &partial,
         batch: batch.buffer(),
     };
-    let mut dispatches = vec![general_attention(gpu, of, split, &buffers).unwrap()];
+    let mut dispatches = vec![general_attention(gpu, shape, split, &buffers).unwrap()];
     if split {
-        dispatches.push(general_attention_merge(gpu, of, &buffers).unwrap());
+        dispatches.push(general_attention_merge(gpu, shape, &buffers).unwrap());
     }
     let last = tokens.iter().map(|t| t.pos).max().unwrap_or(0);
     let size =
@@ -109,16 +112,16 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
     run_sized(gpu, &dispatches, size);
     let mut want = Vec::new();
     for (t, &token) in tokens.iter().enumerate() {
-        for h in 0..of.n_head {
-            let kv = token.seq * of.n_head_kv + h / (of.n_head / of.n_head_kv);
-            let q = &q[(t * of.n_head + h) * of.key_dim..][..of.key_dim];
-            let of_head = [head_params[2 * h], head_params[2 * h + 1]];
-            want.extend(general_attention_twin(of, token, q, of_head, &cache.keys[kv], &cache.values[kv]));
+        for h in 0..shape.n_head {
+            let kv = token.seq * shape.n_head_kv + h / (shape.n_head / shape.n_head_kv);
+            let q = &q[(t * shape.n_head + h) * shape.key_dim..][..shape.key_dim];
+            let params = [head_params[2 * h], head_params[2 * h + 1]];
+            want.extend(general_attention_twin(shape, token, q, params, &cache.keys[kv], &cache.values[kv]));
         }
     }
     let error = nmse(&gpu.read::<f32>(&att, want.len()).unwrap(), &want);
-    // Exponentials and a tanh within a few units of 2^-24 of scores of some tens.
-    assert!(error < 1e-10, "{of:?}, split {split}: {error:e}");
+    // Exponentials and a tanh within a few units of 2^-24, of scores of some tens.
+    assert!(error < 1e-10, "{shape:?}, split {split}: {error:e}");
 }
 
 #[test]
@@ -140,20 +143,32 @@ fn general_attention_matches_its_twin() {
     };
     let temperature = Some(QueryTemperature { scale: 0.3, length: 16, offset: 1 });
     for gpu in variants() {
-        for of in [
+        for shape in [
             plain,
             GeneralAttention { soft_cap: Some(2.0), mask: Mask::Window(37), cache: CacheType::F32, ..plain },
             GeneralAttention { sinks: true, mask: Mask::Chunk(50), n_head: 6, n_head_kv: 3, ..plain },
             GeneralAttention { slopes: true, temperature, n_head: 3, n_head_kv: 1, key_dim: 7, value_dim: 7, ..plain },
             GeneralAttention { n_head: 2, n_head_kv: 1, key_dim: 576, value_dim: 512, scale: 0.05, ..plain },
         ] {
-            let decoded = [text(0, 299, 1), text(1, 3, 1), text(2, 256, 1)].concat();
-            check_attention(gpu, &of, &[300, 4, 257], &decoded, true);
-            check_attention(gpu, &of, &[40, 4, 130], &[text(0, 31, 9), text(2, 1, 129)].concat(), false);
+            let decode_step = [batch_tokens(0, 299, 1), batch_tokens(1, 3, 1), batch_tokens(2, 256, 1)].concat();
+            check_attention(gpu, &shape, &[300, 4, 257], &decode_step, true);
+            check_attention(
+                gpu,
+                &shape,
+                &[40, 4, 130],
+                &[batch_tokens(0, 31, 9), batch_tokens(2, 1, 129)].concat(),
+                false,
+            );
         }
         for mask in [Mask::Full, Mask::SymmetricWindow(20)] {
-            let of = GeneralAttention { mask, slopes: true, ..plain };
-            check_attention(gpu, &of, &[40, 1, 150], &[text(0, 0, 40), text(1, 0, 1), text(2, 0, 150)].concat(), false);
+            let shape = GeneralAttention { mask, slopes: true, ..plain };
+            check_attention(
+                gpu,
+                &shape,
+                &[40, 1, 150],
+                &[batch_tokens(0, 0, 40), batch_tokens(1, 0, 1), batch_tokens(2, 0, 150)].concat(),
+                false,
+            );
         }
     }
 }
@@ -207,52 +222,52 @@ fn attention_inputs_match_their_twin() {
         AttentionInputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, false), kv: KvInputs::None, ..plain },
     ];
     for gpu in variants() {
-        for of in shapes {
-            let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
-            let (n, dim) = (tokens.len(), of.head_dim);
-            let n_rot = of.rope.map_or(0, |(n_rot, _)| n_rot);
-            let table = angles(n_rot);
-            let qkv = random(1, n * of.row());
-            let weights = random(2, of.weights_of_norm() * if of.qk_norm_bias { 2 } else { 1 });
+        for shape in shapes {
+            let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
+            let (n, dim) = (tokens.len(), shape.head_dim);
+            let n_rot = shape.rope.map_or(0, |(n_rot, _)| n_rot);
+            let table = rope_angles(n_rot);
+            let qkv = random(1, n * shape.row());
+            let weights = random(2, shape.weights_of_norm() * if shape.qk_norm_bias { 2 } else { 1 });
             let pages = shuffled_pages(2, N_CTX);
-            let cache_len = pages.iter().flatten().count() * of.n_head_kv * PAGE * dim.next_multiple_of(4);
-            let cache = || gpu.buffer("cache", (cache_len * of.cache.bytes()) as u64).unwrap();
+            let cache_len = pages.iter().flatten().count() * shape.n_head_kv * PAGE * dim.next_multiple_of(4);
+            let cache = || gpu.buffer("cache", (cache_len * shape.cache.bytes()) as u64).unwrap();
             let (keys, values) = (cache(), cache());
             let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
-            let queries = poisoned(gpu, n * of.n_head * dim);
+            let queries = poisoned(gpu, n * shape.n_head * dim);
             let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
             let buffers = AttentionInputsBuffers {
                 qkv: &gqkv,
                 queries: &queries,
-                rope: of.rope.map(|_| &grope),
+                rope: shape.rope.map(|_| &grope),
                 qk_norm: Some(&gw),
-                cache: if of.kv == KvInputs::None { None } else { Some((&keys, &values)) },
+                cache: if shape.kv == KvInputs::None { None } else { Some((&keys, &values)) },
                 batch: batch.buffer(),
             };
-            run(gpu, &[attention_inputs(gpu, &of, &buffers).unwrap()], n);
-            let (mut got, mut want) = (gpu.read::<f32>(&queries, n * of.n_head * dim).unwrap(), Vec::new());
+            run(gpu, &[attention_inputs(gpu, &shape, &buffers).unwrap()], n);
+            let (mut got, mut want) = (gpu.read::<f32>(&queries, n * shape.n_head * dim).unwrap(), Vec::new());
             let mut cached = Vec::new();
-            for (token, row) in tokens.iter().zip(qkv.chunks(of.row())) {
+            for (token, row) in tokens.iter().zip(qkv.chunks(shape.row())) {
                 let angles = &table[token.pos * n_rot..][..n_rot];
-                let [q, k, v] = attention_inputs_twin(&of, row, angles, &weights);
+                let [q, k, v] = attention_inputs_twin(&shape, row, angles, &weights);
                 want.extend(q);
-                if of.kv == KvInputs::None {
+                if shape.kv == KvInputs::None {
                     continue;
                 }
                 let page = pages[token.seq][token.pos / PAGE] as usize;
-                for h in 0..of.n_head_kv {
-                    let at = (page * of.n_head_kv + h) * PAGE + token.pos % PAGE;
+                for h in 0..shape.n_head_kv {
+                    let at = (page * shape.n_head_kv + h) * PAGE + token.pos % PAGE;
                     for (cache, half) in [(&keys, &k), (&values, &v)] {
-                        got.extend(cached_row(gpu, cache, of.cache, at, dim));
-                        cached.extend(cached_row_twin(of.cache, &half[h * dim..][..dim]));
+                        got.extend(cached_row(gpu, cache, shape.cache, at, dim));
+                        cached.extend(cached_row_twin(shape.cache, &half[h * dim..][..dim]));
                     }
                 }
             }
             want.extend(cached);
             let error = nmse(&got, &want);
-            // An F16 that rounds to the other side is off by 2^-11 of itself, which one in thousands is.
-            let limit = if of.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
-            assert!(error < limit, "{of:?}: {error:e}");
+            // An F16 that is rounded to the other side has an error of 2^-11 of itself, which happens to one in thousands.
+            let limit = if shape.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
+            assert!(error < limit, "{shape:?}: {error:e}");
         }
     }
 }
@@ -269,7 +284,7 @@ fn latent_inputs_match_their_twin() {
             (512, 64, 128, None, CacheType::F16),
         ] {
             let (n_head, shared_dim) = (3, n_rot);
-            let of = LatentInputsShape {
+            let shape = LatentInputsShape {
                 n_head,
                 n_nope,
                 shared_dim,
@@ -280,9 +295,9 @@ fn latent_inputs_match_their_twin() {
                 group: GROUP,
                 cache,
             };
-            let tokens = [text(0, 70, 3), text(1, 0, 2)].concat();
+            let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
             let n = tokens.len();
-            let (table, pages) = (angles(n_rot), shuffled_pages(2, N_CTX));
+            let (table, pages) = (rope_angles(n_rot), shuffled_pages(2, N_CTX));
             let (q, kv, norm) =
                 (random(1, n * n_head * (n_nope + n_rot)), random(2, n * (rank + n_rot)), random(3, rank));
             let [gq, gkv, gn, grope] = [&q, &kv, &norm, &table].map(|v| gpu.upload("x", v).unwrap());
@@ -303,14 +318,14 @@ fn latent_inputs_match_their_twin() {
                 rope: &grope,
                 batch: batch.buffer(),
             };
-            run(gpu, &[latent_inputs(gpu, &of, &buffers).unwrap()], n);
+            run(gpu, &[latent_inputs(gpu, &shape, &buffers).unwrap()], n);
             let all: Vec<f32> = gpu.read(&queries, n * n_head * (rank + n_rot)).unwrap();
             let mut got: Vec<f32> = all.chunks(rank + n_rot).flat_map(|row| row[rank..].to_vec()).collect();
             let (mut want, mut rows) = (Vec::new(), Vec::new());
             for ((token, q), kv) in tokens.iter().zip(q.chunks(n_head * (n_nope + n_rot))).zip(kv.chunks(rank + n_rot))
             {
-                let (ends, key) = latent_inputs_twin(&of, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
-                want.extend(ends);
+                let (rotated, key) = latent_inputs_twin(&shape, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
+                want.extend(rotated);
                 let row = pages[token.seq][token.pos / PAGE] as usize * PAGE + token.pos % PAGE;
                 got.extend(cached_row(gpu, &keys, cache, row, rank + n_rot));
                 got.extend(cached_row(gpu, &values, cache, row, rank));
@@ -320,7 +335,7 @@ fn latent_inputs_match_their_twin() {
             want.extend(rows);
             let error = nmse(&got, &want);
             let limit = if cache == CacheType::F16 { 1e-8 } else { 1e-12 };
-            assert!(error < limit, "{of:?}: {error:e}");
+            assert!(error < limit, "{shape:?}: {error:e}");
         }
     }
 }
@@ -329,16 +344,16 @@ fn latent_inputs_match_their_twin() {
 fn head_products_match_their_twin() {
     for gpu in variants() {
         for (ty, n_in, n_out) in [(TensorType::F32, 5, 7), (TensorType::Q8_0, 32, 24), (TensorType::Q4_K, 256, 3)] {
-            let of = HeadRows { n_head: 3, x_stride: n_in + 2, y_stride: n_out + 1 };
+            let shape = HeadRows { n_head: 3, x_stride: n_in + 2, y_stride: n_out + 1 };
             let matrices = tensor(ty, n_in, 3 * n_out, 4);
             let on_gpu = WgpuMatrix::concat(gpu, "W", &[&matrices], &mut Arena::default()).unwrap();
-            let x = random(1, 4 * 3 * of.x_stride);
-            let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * of.y_stride));
-            run(gpu, &head_products(gpu, &on_gpu, of, &gx, &y).unwrap(), 4);
-            let all: Vec<f32> = gpu.read(&y, 4 * 3 * of.y_stride).unwrap();
-            let got: Vec<f32> = all.chunks(of.y_stride).flat_map(|row| row[..n_out].to_vec()).collect();
+            let x = random(1, 4 * 3 * shape.x_stride);
+            let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * shape.y_stride));
+            run(gpu, &head_products(gpu, &on_gpu, shape, &gx, &y).unwrap(), 4);
+            let all: Vec<f32> = gpu.read(&y, 4 * 3 * shape.y_stride).unwrap();
+            let got: Vec<f32> = all.chunks(shape.y_stride).flat_map(|row| row[..n_out].to_vec()).collect();
             let weights = matrices.to_f32();
-            let rows = x.chunks(of.x_stride).enumerate();
+            let rows = x.chunks(shape.x_stride).enumerate();
             let want: Vec<f32> = rows
                 .flat_map(|(i, x)| head_products_twin(&weights[i % 3 * n_out * n_in..][..n_out * n_in], &x[..n_in]))
                 .collect();

@@ -1,4 +1,4 @@
-//! `kv_cache_copy` and `buffer_copy`, bit for bit.
+//! `kv_cache_copy` and `buffer_copy`, which must keep every bit.
 
 use crate::support::{GROUP, batch_with_pages, poisoned, random, run, shuffled_pages, variants};
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
@@ -24,7 +24,8 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
     }
 }
 
-/// Copies a batch into a cache of `n_seq` sequences full of ones and compares every byte of it.
+/// Copies the keys and values of a batch into a cache of three sequences that is filled with ones, and compares all its
+/// bytes.
 fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: &[BatchToken], qkv: &[f32]) {
     let pages = shuffled_pages(3, shape.n_ctx);
     let bytes = shape.cache_bytes(pages.concat().len()) as usize;
@@ -62,8 +63,8 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
 }
 
 #[test]
-fn keys_and_values_of_several_sequences_land_in_their_rows() {
-    // Sequence 2 from position 60, sequence 0 from 0, then one more of sequence 2; sequence 1 gets none.
+fn keys_and_values_of_several_sequences_are_written_to_their_rows() {
+    // Sequence 2 from position 60, sequence 0 from 0, then one token of sequence 2 again; sequence 1 has none.
     let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
     tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: false }));
     tokens.push(BatchToken { id: 0, seq: 2, pos: 139, logits: true });
@@ -79,10 +80,10 @@ fn keys_and_values_of_several_sequences_land_in_their_rows() {
     }
 }
 
-/// Every 16-bit float, the numbers halfway between two of them, and the 32-bit neighbours of both; NaNs, infinities,
-/// numbers too small for 32 bits to normalise.
+/// Every 16-bit float, the midpoints of neighbouring ones, and the 32-bit neighbours of both; infinities and 32-bit
+/// subnormals.
 #[test]
-fn every_kind_of_number_rounds_to_the_nearest_half() {
+fn numbers_of_all_kinds_round_to_the_nearest_f16() {
     let mut numbers: Vec<f32> = Vec::new();
     for bits in 0..=u16::MAX {
         let half = half::f16::from_bits(bits);
@@ -94,7 +95,7 @@ fn every_kind_of_number_rounds_to_the_nearest_half() {
         }
     }
     numbers.extend([1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 65519.996, 65520.0]);
-    // Whose bits a NaN has is nobody's business.
+    // The bits of a NaN are not specified.
     numbers.retain(|x| !x.is_nan());
     let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
     for gpu in variants() {
@@ -102,9 +103,9 @@ fn every_kind_of_number_rounds_to_the_nearest_half() {
             let mut shape = AttentionShape { n_ctx: 160, ..shape(8, 8, 1, cache) };
             shape.head_dim = numbers.len().div_ceil(16 * tokens.len());
             let mut qkv = vec![0.0; tokens.len() * shape.qkv_len()];
-            let places = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.n_head * shape.head_dim);
-            for (place, &x) in places.zip(&numbers) {
-                qkv[place] = x;
+            let value_elements = (0..qkv.len()).filter(|i| i % shape.qkv_len() >= shape.n_head * shape.head_dim);
+            for (i, &x) in value_elements.zip(&numbers) {
+                qkv[i] = x;
             }
             check(gpu, shape, &tokens, &qkv);
         }

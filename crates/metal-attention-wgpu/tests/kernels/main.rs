@@ -1,5 +1,7 @@
-//! Every kernel against its scalar twin, and what they stand on. One program, so that tests share devices and pipelines.
-//! Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+//! Tests of every kernel against its scalar twin, and of what the kernels rely on: device, weights, bounds, pipelines. The
+//! twin of a kernel is an implementation on the CPU, one element after the other, which the crate exports as `KERNEL_twin`.
+//! All tests are in one program, so that they share devices and pipelines. Without a GPU (a software one will do) they are
+//! skipped; in CI that is a failure.
 
 mod argmax;
 mod attention;

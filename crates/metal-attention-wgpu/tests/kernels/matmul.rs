@@ -1,4 +1,4 @@
-//! `matmul` against its scalar twin: every type, awkward shapes, outputs, rows, outliers.
+//! `matmul` (GEMM) against its scalar twin: every tensor type, unusual shapes, outputs, selected rows, outliers.
 
 use crate::support::matrices::{tensor, tensors};
 use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
@@ -10,24 +10,26 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words};
 
-/// Sums of n products one after the other in f32: a squared relative error of about n 2^-50, 1e-12 for 2048.
+/// The largest NMSE in f32: a sum of n products has a squared relative error of about n 2^-50, 1e-12 for 2048.
 const EXACT: f64 = 1e-11;
 
-/// Factors rounded to 11 bits: an error of at most 2^-12 in each, evenly spread and independent, so squared and summed
-/// up 2 * 2^-24 / 3 = 4e-8 of the product's power.
+/// The largest NMSE of factors rounded to 11 bits: each has a uniform, independent error of at most 2^-12, which add up to 2
+/// * 2^-24 / 3 = 4e-8 of the product's power.
 const HALF: f64 = 1e-6;
 
 const EPS: f32 = 1e-5;
 
+/// One comparison of the GPU with the twin.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     output: MatvecOutput,
     bias: bool,
+    /// Whether matrix units with rounded factors are excluded.
     exact: bool,
-    /// Normalise the input on the way to the matrix units, where there are any.
+    /// Whether the input is RMS-normalised in the prologue of the matrix-unit kernel, where the device has one.
     norm: bool,
     n_tokens: usize,
-    /// What stands in for matrix units makes such tiles.
+    /// Uses the matrix-unit kernel with such tiles, in plain loops in place of matrix units.
     loops: Option<CooperativeTile>,
 }
 
@@ -41,10 +43,12 @@ fn tolerance(gpu: &WgpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64
     }
 }
 
+/// Multiplies random tokens on the GPU and in the twin, and compares the results.
 fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     check_with(gpu, matrix, w, case, &random(1, case.n_tokens * matrix.n_in()));
 }
 
+/// [`check`] with the input `x`, `[n_tokens, n_in]`.
 fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &[f32]) {
     let (n_in, n_out, n) = (matrix.n_in(), matrix.n_out(), case.n_tokens);
     let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
@@ -74,7 +78,7 @@ fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &
 
     let tolerance = tolerance(gpu, matrix.parts()[0].ty, n_out, case.exact);
     let kernel = dispatches[dispatches.len() - 1].kernel();
-    // Token by token, so that a large one hides no other.
+    // Each token is compared by itself, so that the error of a small one is not hidden by a large one.
     for (t, (x, before)) in x.chunks(n_in).zip(before.chunks(y_len)).enumerate() {
         let mut want = if norm { matvec_twin(w, &rmsnorm_twin(x, &gain, EPS)) } else { matvec_twin(w, x) };
         if case.bias {
@@ -102,7 +106,7 @@ fn every_type() {
 }
 
 #[test]
-fn awkward_shapes() {
+fn unusual_shapes() {
     for (i, gpu) in variants().iter().enumerate() {
         for (ty, n_in, n_out, n_tokens) in [
             (TensorType::F32, 1, 1, 33),
@@ -168,10 +172,9 @@ fn matrices_in_parts() {
     }
 }
 
-/// The kernel for matrix units, line for line, with loops in the place of the units: what a device without them can see
-/// of it.
+/// The matrix-unit kernel with plain loops in place of the units, which tests its other code on devices without units.
 #[test]
-fn loops_in_the_place_of_matrix_units() {
+fn plain_loops_in_place_of_matrix_units() {
     let tile = |rows, tokens, depth, subgroups_rows, subgroups_tokens, stages| CooperativeTile {
         rows,
         tokens,
@@ -180,7 +183,7 @@ fn loops_in_the_place_of_matrix_units() {
         subgroups_tokens,
         stages,
     };
-    // Two steps on their way at a time, the last cut short; and two matrices a subgroup, rows past the last, a bias.
+    // Two pipeline stages with a shorter last step; two matrices per subgroup, rows beyond the last, and a bias.
     let cases = [
         (TensorType::Q4_0, 96, tile(32, 32, 32, 2, 2, 2), MatvecOutput::Accumulate, true),
         (TensorType::F16, 36, tile(32, 32, 32, 1, 2, 1), MatvecOutput::Gated, false),
@@ -199,7 +202,7 @@ fn loops_in_the_place_of_matrix_units() {
     }
 }
 
-/// Rows far apart in magnitude, each with an element far above its others, beyond the range of 16-bit floats.
+/// Tokens of very different magnitudes, each with one element far above its others, beyond the range of 16-bit floats.
 #[test]
 fn outliers() {
     for gpu in variants() {
@@ -219,7 +222,7 @@ fn outliers() {
 }
 
 #[test]
-fn rows_of_wanted_tokens() {
+fn rows_of_tokens_with_logits() {
     for gpu in variants() {
         let (n_in, n_out, n) = (64, 21, 40);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
@@ -244,7 +247,7 @@ fn rows_of_wanted_tokens() {
                 (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[source(i) * n_in..][..n_in])).collect();
             let error = nmse(&got[..n / 2 * n_out], &want);
             assert!(error < tolerance(gpu, TensorType::Q8_0, n_out, false), "{rows:?}: {error:e}");
-            assert!(got[n / 2 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens wanted");
+            assert!(got[n / 2 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens with logits");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `split_matmul` against its scalar twin: every type, awkward shapes, outputs, norms, rows, outliers. Where a device has
-//! no 16-bit matrix units, plain loops stand in for them.
+//! `split_matmul`, the split-K GEMM, against its scalar twin: every tensor type, unusual shapes, outputs, norms, selected
+//! rows, outliers. On devices without 16-bit matrix units it runs in plain loops.
 
 use crate::support::matrices::{tensor, tensors};
 use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
@@ -13,6 +13,7 @@ use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words
 
 const EPS: f32 = 1e-5;
 
+/// One comparison of the GPU with the twin.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     output: MatvecOutput,
@@ -25,20 +26,22 @@ struct Case {
 const TILE: SplitTile = SplitTile { rows: 16, depth: 32, subgroups: 4 };
 const PLAIN: Case = Case { output: MatvecOutput::Store, norm: false, bias: false, n_tokens: 17, tile: TILE };
 
-/// As in `matmul.rs`: factors rounded to 11 bits, or sums in f32.
+/// The largest NMSE, as in `matmul.rs`: factors rounded to 11 bits, or sums in f32.
 fn tolerance(gpu: &WgpuDevice) -> f64 {
     if gpu.features().cooperative_f16 { 1e-6 } else { 1e-11 }
 }
 
-/// The variants that the kernel can run on.
+/// The variants that support the kernel.
 fn gpus() -> impl Iterator<Item = &'static WgpuDevice> {
     variants().iter().filter(|gpu| gpu.features().subgroup_size >= 8)
 }
 
+/// Multiplies random tokens on the GPU and in the twin, and compares the results.
 fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     check_with(gpu, matrix, w, case, &random(1, case.n_tokens * matrix.n_in()));
 }
 
+/// [`check`] with the input `x`, `[n_tokens, n_in]`.
 fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &[f32]) {
     let (n_in, n_out, n) = (matrix.n_in(), matrix.n_out(), case.n_tokens);
     let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
@@ -87,7 +90,7 @@ fn every_type() {
 }
 
 #[test]
-fn awkward_shapes_and_every_tile() {
+fn unusual_shapes_and_all_tiles() {
     let tile = |rows, depth, subgroups| SplitTile { rows, depth, subgroups };
     for gpu in gpus() {
         for (ty, n_in, n_out, n_tokens, tile) in [
@@ -138,7 +141,7 @@ fn matrices_in_parts() {
     }
 }
 
-/// Rows far apart in magnitude, each with an element far above its others, beyond the range of 16-bit floats.
+/// Tokens of very different magnitudes, each with one element far above its others, beyond the range of 16-bit floats.
 #[test]
 fn outliers() {
     for gpu in gpus() {
@@ -158,7 +161,7 @@ fn outliers() {
 }
 
 #[test]
-fn rows_of_wanted_tokens() {
+fn rows_of_tokens_with_logits() {
     for gpu in gpus() {
         let (n_in, n_out, n) = (64, 21, 40);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
@@ -176,6 +179,6 @@ fn rows_of_wanted_tokens() {
             (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[(2 * i + 1) * n_in..][..n_in])).collect();
         let error = nmse(&got[..n / 2 * n_out], &want);
         assert!(error < tolerance(gpu), "{error:e}");
-        assert!(got[n / 2 * n_out..].iter().all(|y| y.is_nan()), "more rows than tokens wanted");
+        assert!(got[n / 2 * n_out..].iter().all(|y| y.is_nan()), "more rows than tokens with logits");
     }
 }

@@ -1,10 +1,10 @@
-//! What the matrix units of a device make of layouts in memory: the assumptions of `matmul_cooperative.wgsl`, alone.
+//! The memory layouts of matrix-unit operands, as `matmul_cooperative.wgsl` assumes them, in a shader of their own.
 
 use metal_attention_wgpu::wgpu;
 use wgpu::util::DeviceExt;
 
-/// One 16x16 product, with the operands in memory as the kernel has them: `a` row by row, `b` column by column, four
-/// numbers a vector and rows of six vectors, the product row by row.
+/// One 16x16 product with the operands in memory as in the kernel: `a` row by row, `b` column by column, four numbers per
+/// vector and six vectors per row; the product row by row.
 const SOURCE: &str = "
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -31,7 +31,7 @@ fn main(@builtin(local_invocation_index) tid: u32) {
     for (var i = tid; i < 256u; i += 32u) { c[i] = result[i / 16u * 20u + i % 16u]; }
 }";
 
-/// A device with 16x16x16 matrix units for 16-bit floats, if this machine has one.
+/// A device with 16x16x16 matrix units for 16-bit floats; `None` if this machine has none.
 fn device() -> Option<(wgpu::Device, wgpu::Queue)> {
     let mut instance = wgpu::InstanceDescriptor::new_without_display_handle();
     instance.backends = wgpu::Backends::VULKAN;
@@ -46,13 +46,14 @@ fn device() -> Option<(wgpu::Device, wgpu::Queue)> {
     })?;
     let descriptor = wgpu::DeviceDescriptor {
         required_features: wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX | wgpu::Features::SHADER_F16,
-        // SAFETY: only cooperative matrices are experimental here, and this test is about whether they work.
+        // SAFETY: only cooperative matrices are experimental here, and this test checks that they work.
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
     Some(pollster::block_on(adapter.request_device(&descriptor)).unwrap())
 }
 
+/// The product that the device computes with [`SOURCE`], `[16, 16]`.
 fn product(device: &wgpu::Device, queue: &wgpu::Queue, a: &[f32], b: &[f32]) -> Vec<f32> {
     let upload = |contents: &[f32]| {
         let contents = bytemuck::cast_slice(contents);
@@ -95,16 +96,17 @@ fn product(device: &wgpu::Device, queue: &wgpu::Queue, a: &[f32], b: &[f32]) -> 
 }
 
 #[test]
-fn layouts_are_as_the_kernel_takes_them() {
+fn layouts_are_those_that_the_kernel_assumes() {
     let Some((device, queue)) = device() else {
         metal_attention_testing::skip("this machine has no 16x16x16 matrix units for 16-bit floats");
         return;
     };
-    // Small whole numbers: every product and sum is exact.
+    // Small integers, so that every product and sum is exact.
     let a: Vec<f32> = (0..256).map(|i| (i * 7 % 31) as f32).collect();
     let b: Vec<f32> = (0..256).map(|i| (i * 5 % 23) as f32).collect();
     let got = product(&device, &queue, &a, &b);
-    let at = |turned: bool, row: usize, column: usize| if turned { 16 * column + row } else { 16 * row + column };
+    let at =
+        |transposed: bool, row: usize, column: usize| if transposed { 16 * column + row } else { 16 * row + column };
     let mut fits = Vec::new();
     for (ta, tb, tc) in (0..8).map(|i| (i & 1 != 0, i & 2 != 0, i & 4 != 0)) {
         let fit = (0..256).all(|i| {
@@ -116,6 +118,6 @@ fn layouts_are_as_the_kernel_takes_them() {
             fits.push((ta, tb, tc));
         }
     }
-    // The left factor and the product row by row, the right one column by column.
+    // Expected: the left factor and the product row by row, the right factor column by column.
     assert!(fits.contains(&(false, true, false)), "layouts (column by column?) that fit: {fits:?}; product {got:?}");
 }

@@ -1,8 +1,8 @@
-//! `matvec` and its relatives against their scalar twin: every type, awkward shapes, fused inputs and outputs, tiles of
-//! tokens, matrices in parts.
+//! `matvec` (GEMV) and its variants against their scalar twin: every tensor type, unusual shapes, fused inputs and outputs,
+//! tiles of tokens, matrices in parts.
 
 use crate::support::matrices::{repeated, tensor, tensors};
-use crate::support::{batch, nmse, of_any_subgroups, poisoned, random, run, run_sized, variants};
+use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants, with_any_subgroups};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
@@ -11,13 +11,14 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words};
 
-/// A sum of n products in f32 that is cut among many accumulators has an error of a few ulp of its largest terms: with
-/// 24 bits the squared relative error is near 1e-14, and 1e-12 leaves room for sums that cancel.
+/// The largest NMSE. A sum of n f32 products that is divided among many accumulators has an error of a few ulp of its
+/// largest terms. With 24 bits the squared relative error is near 1e-14; 1e-12 allows for sums that cancel.
 const TOLERANCE: f64 = 1e-12;
 
-/// What a test asks for.
+/// One comparison of the GPU with the twin.
 #[derive(Debug, Clone, Copy)]
 struct Case {
+    /// The prologue: "plain", "rmsnorm" or "silu".
     input: &'static str,
     output: MatvecOutput,
     bias: bool,
@@ -27,6 +28,7 @@ struct Case {
 
 const PLAIN: Case = Case { input: "plain", output: MatvecOutput::Store, bias: false, n_tokens: 1, token_tile: 1 };
 
+/// Multiplies random tokens on the GPU and in the twin, and compares the results. `w`: the dequantised matrix.
 fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
     let x_len = if case.input == "silu" { 2 * n_in } else { n_in };
@@ -89,7 +91,7 @@ fn every_type() {
 }
 
 #[test]
-fn awkward_shapes() {
+fn unusual_shapes() {
     for (i, gpu) in variants().iter().enumerate() {
         for (ty, n_in, n_out) in [
             (TensorType::F32, 1, 1),
@@ -119,9 +121,9 @@ fn awkward_shapes() {
 }
 
 #[test]
-fn more_workgroups_than_an_axis_holds() {
+fn more_workgroups_than_an_axis_may_have() {
     let gpu = &variants()[0];
-    // At most 32 rows a workgroup here, and the same 999 again and again.
+    // At most 32 rows per workgroup. The matrix repeats 999 rows, so that the twin computes those only.
     let (n_in, n_out, period) = (64, 40 * 65_535, 999);
     let w = repeated(TensorType::Q4_0, n_in, n_out, period, 7);
     let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
@@ -136,15 +138,19 @@ fn more_workgroups_than_an_axis_holds() {
     assert!(got[period..].iter().zip(&got).all(|(a, b)| a == b));
 }
 
-/// Inputs become whole numbers where there are many rows.
+/// With many rows the kernel quantises inputs to integers.
 #[test]
 fn many_rows() {
     let types = TensorType::ALL.iter().filter(|ty| ty.block_len() > 1);
     many_rows_of(&variants()[0], types);
-    // The same rows by fewer lanes.
-    many_rows_of(&of_any_subgroups(), [TensorType::Q4_0, TensorType::Q6_K, TensorType::Q3_K, TensorType::IQ1_M].iter());
+    // The same kernels with fewer lanes per row.
+    many_rows_of(
+        &with_any_subgroups(),
+        [TensorType::Q4_0, TensorType::Q6_K, TensorType::Q3_K, TensorType::IQ1_M].iter(),
+    );
 }
 
+/// Products of many rows, for inputs of very different magnitudes, with and without a norm.
 fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType>) {
     let period = 37;
     for (i, &ty) in types.enumerate() {
@@ -157,7 +163,7 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
         let gnorm = gpu.upload("norm", &norm).unwrap();
         for (scale, with_norm) in [(1.0, false), (1e-30, false), (1e30, false), (0.0, true), (1e-3, true), (1e10, true)]
         {
-            // Two tokens, one of which is wanted; units of very different sizes.
+            // Two tokens, one with logits. Blocks of eight elements have very different magnitudes.
             let size = |k: usize| if (k / 8).is_multiple_of(3) { 1e-4 } else { 1.0 };
             let mut x: Vec<f32> = random(16, 2 * n_in).iter().enumerate().map(|(k, v)| v * size(k) * scale).collect();
             x[n_in + 16..n_in + 24].fill(0.0);
@@ -168,8 +174,8 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
             let options = MatvecOptions { input, rows: TokenRows::Wanted, ..Default::default() };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
-            let whole = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().neighbours >= 4;
-            assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
+            let is_integer = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().neighbours >= 4;
+            assert_eq!(dispatches[0].kernel().ends_with("_integer"), is_integer, "{}", dispatches[0].kernel());
             run_sized(gpu, &dispatches, BatchDims { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
             let x = &x[n_in..];
@@ -182,13 +188,13 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
     }
 }
 
-/// Large products of layers: inputs in one piece or two, sums, gates, biases.
+/// Large products as in a layer: input vectors of several sizes, accumulation, gates, biases.
 #[test]
 fn many_rows_of_a_layer() {
     let gpu = &variants()[0];
     // Rows repeat, in pairs.
     let period = 76;
-    // The last has so many rows that a workgroup takes some after others.
+    // The last matrix has so many rows that a workgroup processes several groups of them.
     for (ty, n_in, weights) in [
         (TensorType::Q4_0, 4096, 1 << 24),
         (TensorType::Q4_K, 8448, 1 << 24),
@@ -219,8 +225,8 @@ fn many_rows_of_a_layer() {
                 MatvecOutput::Store | MatvecOutput::Gated => poisoned(gpu, if gated { n_out / 2 } else { n_out }),
             };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
-            let whole = gpu.features().neighbours >= 4;
-            assert_eq!(dispatches[0].kernel().ends_with("_integer"), whole, "{}", dispatches[0].kernel());
+            let is_integer = gpu.features().neighbours >= 4;
+            assert_eq!(dispatches[0].kernel().ends_with("_integer"), is_integer, "{}", dispatches[0].kernel());
             run(gpu, &dispatches, 1);
             let mut want = matvec_twin(&values, &if with_norm { rmsnorm_twin(&x, &norm, 1e-5) } else { x.clone() });
             if with_bias {
@@ -280,7 +286,7 @@ fn tiles_of_tokens() {
 #[test]
 fn matrices_in_parts() {
     for gpu in variants() {
-        // Q and K share their type, V does not.
+        // Q and K have the same type, V has another.
         let w = tensors(&[(TensorType::Q4_0, 64, 96), (TensorType::Q4_0, 64, 32), (TensorType::Q8_0, 64, 33)], 10);
         let all: Vec<f32> = w.iter().flat_map(Tensor::to_f32).collect();
         let w: Vec<_> = w.iter().collect();
@@ -296,7 +302,7 @@ fn matrices_in_parts() {
             check(gpu, &split, &all, case);
         }
 
-        // Pairs stay together; tensors of two types take turns.
+        // Rows of gate and up alternate. They stay in pairs if their types are equal, and are in separate parts otherwise.
         for (up, gates) in [(TensorType::Q4_0, true), (TensorType::Q5_1, false)] {
             let w = tensors(&[(TensorType::Q4_0, 96, 51), (up, 96, 51)], 11);
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
@@ -320,11 +326,11 @@ fn matrices_in_parts() {
     }
 }
 
-/// Rows of a matrix that have different inputs.
+/// Ranges of rows that are multiplied by different inputs.
 #[test]
 fn several_inputs() {
     use TensorType::{F16, F32, Q8_0};
-    // The last is one input, which becomes whole numbers.
+    // The last case has one input, which is quantised to integers.
     let matrices: [(usize, &[(TensorType, usize)]); 6] = [
         (64, &[(F32, 5), (F32, 7)]),
         (33, &[(F16, 32), (F16, 16), (F16, 1), (F16, 31)]),
@@ -335,8 +341,8 @@ fn several_inputs() {
     ];
     for gpu in variants() {
         for (n_in, parts) in matrices {
-            let wanted: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
-            let w = tensors(&wanted, 12);
+            let shapes: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
+            let w = tensors(&shapes, 12);
             let matrix = WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
             for (n, tile) in [(1, 1), (2, 1), (3, 4), (9, 2)] {
                 let x: Vec<_> = (0..parts.len()).map(|i| random(i as u64 + 1, n * n_in)).collect();
@@ -356,18 +362,18 @@ fn several_inputs() {
 }
 
 #[test]
-fn rows_of_wanted_tokens() {
+fn rows_of_tokens_with_logits() {
     for gpu in variants() {
         let (n_in, n_out) = (64, 21);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
         let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
-        let wanted = [1, 2, 5];
+        let with_logits = [1, 2, 5];
         let tokens: Vec<_> =
-            (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: wanted.contains(&i) }).collect();
+            (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: with_logits.contains(&i) }).collect();
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(13, 6 * n_in);
         let gx = gpu.upload("x", &x).unwrap();
-        for (rows, sources) in [(TokenRows::Wanted, wanted), (TokenRows::Gathered, [0, 1, 2])] {
+        for (rows, sources) in [(TokenRows::Wanted, with_logits), (TokenRows::Gathered, [0, 1, 2])] {
             for token_tile in [1, 2] {
                 let y = poisoned(gpu, 6 * n_out);
                 let options = MatvecOptions { rows, ..Default::default() };
@@ -377,7 +383,7 @@ fn rows_of_wanted_tokens() {
                 let want: Vec<f32> =
                     sources.iter().flat_map(|&t| matvec_twin(&w.to_f32(), &x[t * n_in..][..n_in])).collect();
                 assert!(nmse(&got[..3 * n_out], &want) < TOLERANCE, "{rows:?}, tile {token_tile}");
-                assert!(got[3 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens wanted");
+                assert!(got[3 * n_out..].iter().all(|y| y.is_nan()), "{rows:?}: more rows than tokens with logits");
             }
         }
     }

@@ -1,13 +1,14 @@
-//! Compiled pipelines on disk.
+//! The cache of compiled pipelines in a file.
 
 use crate::support::open;
 use metal_attention_wgpu::{PipelineKey, WgpuDevice, WgpuOptions, catalogue, wgpu};
 
+/// The pipelines that the tests build.
 fn keys() -> Vec<PipelineKey> {
     catalogue().into_iter().filter(|key| ["argmax", "rmsnorm", "residual_add"].contains(&key.name.as_str())).collect()
 }
 
-/// Builds a few pipelines on a device of its own and saves them.
+/// Builds a few pipelines on a new device and saves them.
 fn build_and_save(options: &WgpuOptions) -> Option<WgpuDevice> {
     let gpu = open(options)?;
     for key in keys() {
@@ -19,7 +20,7 @@ fn build_and_save(options: &WgpuOptions) -> Option<WgpuDevice> {
 }
 
 #[test]
-fn pipelines_outlive_the_device_and_a_broken_file_does_no_harm() {
+fn pipelines_are_saved_and_a_damaged_file_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("cache");
     let options = WgpuOptions { pipeline_cache: Some(folder.clone()), ..Default::default() };
@@ -33,20 +34,21 @@ fn pipelines_outlive_the_device_and_a_broken_file_does_no_harm() {
     let saved = std::fs::read(file).unwrap();
     assert!(saved.len() > 64);
 
-    // A device that finds everything in the file adds nothing to it, but some drivers never write the same bytes twice.
-    let whole = |file| {
+    // A device that finds all pipelines in the file adds none. The size may differ a little, because some drivers do not
+    // write the same bytes twice.
+    let check_size = |file| {
         let len = std::fs::read(file).unwrap().len();
         assert!(len.abs_diff(saved.len()) <= saved.len() / 50, "{len} bytes, not about {}", saved.len());
     };
     build_and_save(&options).unwrap();
-    whole(file);
+    check_size(file);
 
     let mut changed = saved.clone();
     changed[saved.len() / 2] ^= 0x55;
     for broken in [&[][..], b"nonsense", &saved[..saved.len() / 2], &changed] {
         std::fs::write(file, broken).unwrap();
         build_and_save(&options).unwrap();
-        whole(file);
+        check_size(file);
     }
 }
 

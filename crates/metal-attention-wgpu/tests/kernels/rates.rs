@@ -1,4 +1,4 @@
-//! The kernels that measure a device compute what they say.
+//! The kernels that measure a device's limits: they do the work that is counted for them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use metal_attention_wgpu::kernels::{
 };
 
 #[test]
-fn reading_sees_every_word_once() {
+fn every_word_is_read_once() {
     for gpu in variants() {
         for (n, groups) in [(1, 1), (255, 1), (1024, 1), (1025, 1), (5000, 2), (40_000, 8)] {
             let words: Vec<u32> = (0..4 * n as u32 + 4).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();
@@ -28,13 +28,13 @@ fn reading_sees_every_word_once() {
 }
 
 #[test]
-fn floats_are_multiplied_as_often_as_counted() {
+fn float_multiplications_equal_their_count() {
     for gpu in variants() {
         for (steps, groups) in [(4, 1), (64, 3)] {
             let (ones, sums) = (gpu.upload("operands", &[1.0f32; 4]).unwrap(), poisoned(gpu, rate_sums(groups)));
             run(gpu, &[rate_floats(gpu, steps, groups, &ones, &sums).unwrap()], 1);
             let got = gpu.read::<f32>(&sums, rate_sums(groups)).unwrap();
-            // Every multiplication adds one; the eight vectors begin with 0 to 7.
+            // Every multiplication adds one. The eight vectors start at 0 to 7.
             assert!(got.iter().all(|&v| v == (4 * (28 + 8 * steps)) as f32), "{:?}", &got[..8]);
             let total: f64 = got.iter().map(|&v| f64::from(v)).sum();
             assert_eq!(total, (rate_floats_work(steps, groups) as usize + 112 * rate_sums(groups)) as f64);
@@ -43,7 +43,7 @@ fn floats_are_multiplied_as_often_as_counted() {
 }
 
 #[test]
-fn matrix_units_multiply_as_often_as_counted() {
+fn matrix_unit_multiplications_equal_their_count() {
     for gpu in variants() {
         let (steps, groups) = (8, 3);
         let (ones, sums) =

@@ -11,11 +11,11 @@ fn rmsnorm_matches_its_twin() {
             let (gx, gw) = (gpu.upload("x", &x).unwrap(), gpu.upload("weight", &weight).unwrap());
             let y = poisoned(gpu, n * n_tokens);
             let batch = batch(gpu, n_tokens, 0);
-            let of = RmsNormShape { n, eps: 1e-5, wanted_only: false };
-            run(gpu, &[rmsnorm(gpu, of, &gx, &gw, &y, &batch).unwrap()], n_tokens);
+            let shape = RmsNormShape { n, eps: 1e-5, wanted_only: false };
+            run(gpu, &[rmsnorm(gpu, shape, &gx, &gw, &y, &batch).unwrap()], n_tokens);
             let got: Vec<f32> = gpu.read(&y, n * n_tokens).unwrap();
             let want: Vec<f32> = x.chunks(n).flat_map(|row| rmsnorm_twin(row, &weight, 1e-5)).collect();
-            // Sums of squares in f32: n roundings of 2^-24 at worst, far fewer in a tree.
+            // The sum of squares in f32 has at worst n roundings of 2^-24, far fewer when summed as a tree.
             let error = nmse(&got, &want);
             assert!(error < 1e-12, "n {n}, {n_tokens} tokens: {error:e}");
         }

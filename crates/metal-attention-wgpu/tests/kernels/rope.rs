@@ -1,4 +1,4 @@
-//! `rope_apply` and `rope_apply_dual` against their twins.
+//! `rope_apply`, `rope_apply_dual` and the RoPE cos/sin table, against their twins.
 
 use crate::support::{nmse, random, run, variants};
 use metal_attention_model::{BatchToken, CacheType, Rope, RopeLayout, RopeScaling};
@@ -10,14 +10,16 @@ use metal_attention_wgpu::{batch_words, wgpu};
 const LAYOUTS: [RopeLayout; 2] = [RopeLayout::Interleaved, RopeLayout::Halves];
 const N_CTX: usize = 1024;
 
-/// Two products and a sum of 32-bit floats, each off by 2^-24 at most; a norm adds a mean of squares.
+/// The largest NMSE: two products and a sum of 32-bit floats, each with an error of at most 2^-24. A norm adds a mean of
+/// squares.
 const TOLERANCE: f64 = 1e-13;
 
+/// The RoPE cos/sin table, `[N_CTX, n_rot]`.
 fn table(n_rot: usize, layout: RopeLayout) -> Vec<f32> {
     rope_table(&Rope::new(n_rot, layout, 10_000.0), None, N_CTX)
 }
 
-/// Tokens of two sequences, at far and near positions in no order.
+/// Tokens of two sequences, at positions in no order.
 fn tokens() -> Vec<BatchToken> {
     [0, 1, 127, 128, 129, 1000, N_CTX - 1, 3]
         .iter()
@@ -26,6 +28,7 @@ fn tokens() -> Vec<BatchToken> {
         .collect()
 }
 
+/// The table's row of position `pos`.
 fn row(table: &[f32], n_rot: usize, pos: usize) -> &[f32] {
     &table[pos * n_rot..][..n_rot]
 }
@@ -42,22 +45,22 @@ fn rope_apply_matches_its_twin() {
                 let table = table(n_rot, layout);
                 let x = random(1, tokens.len() * n_heads * head_dim);
                 let (gx, gt) = (gpu.upload("x", &x).unwrap(), gpu.upload("rope", &table).unwrap());
-                let of = RopeShape { n_heads, head_dim, n_rot, layout, n_ctx: N_CTX };
-                run(gpu, &[rope_apply(gpu, of, &gx, &gt, &batch).unwrap()], tokens.len());
+                let shape = RopeShape { n_heads, head_dim, n_rot, layout, n_ctx: N_CTX };
+                run(gpu, &[rope_apply(gpu, shape, &gx, &gt, &batch).unwrap()], tokens.len());
                 let got: Vec<f32> = gpu.read(&gx, x.len()).unwrap();
                 let heads = x.chunks(head_dim).enumerate();
                 let want: Vec<f32> = heads
                     .flat_map(|(i, head)| rope_twin(layout, head, row(&table, n_rot, tokens[i / n_heads].pos)))
                     .collect();
                 let error = nmse(&got, &want);
-                assert!(error < TOLERANCE, "{of:?}: {error:e}");
+                assert!(error < TOLERANCE, "{shape:?}: {error:e}");
             }
         }
     }
 }
 
 #[test]
-fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
+fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
     let tokens = tokens();
     for gpu in variants() {
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
@@ -101,7 +104,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                 };
                 run(gpu, &[rope_apply_dual(gpu, &shape, &buffers).unwrap()], tokens.len());
                 let got: Vec<f32> = gpu.read(&gx, qkv.len()).unwrap();
-                let (mut turned, mut want) = (Vec::new(), Vec::new());
+                let (mut rotated, mut want) = (Vec::new(), Vec::new());
                 for (i, (head, got)) in qkv.chunks(head_dim).zip(got.chunks(head_dim)).enumerate() {
                     let (token, h) = (i / (n_head + 2 * n_head_kv), i % (n_head + 2 * n_head_kv));
                     if h >= n_head + n_head_kv {
@@ -109,7 +112,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                         continue;
                     }
                     let angles = row(&table, n_rot, tokens[token].pos);
-                    turned.extend_from_slice(got);
+                    rotated.extend_from_slice(got);
                     want.extend(match qk_norm_eps {
                         None => rope_twin(layout, head, angles),
                         Some(eps) => {
@@ -118,7 +121,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                         }
                     });
                 }
-                let error = nmse(&turned, &want);
+                let error = nmse(&rotated, &want);
                 assert!(error < TOLERANCE, "{shape:?}: {error:e}");
             }
         }
@@ -126,9 +129,9 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
 }
 
 #[test]
-fn the_table_holds_angles_scaled_as_the_model_asks() {
+fn the_table_has_the_angles_of_the_models_scaling() {
     let rope = Rope { scaling: RopeScaling::Linear { factor: 2.0 }, ..Rope::new(4, RopeLayout::Halves, 100.0) };
-    // Frequencies 1 and 100^(-1/2), halved by the scaling, the second once more by its factor of 5.
+    // Frequencies 1 and 100^(-1/2), halved by linear scaling, the second also divided by its factor 5.
     let table = rope_table(&rope, Some(&[1.0, 5.0]), 7);
     assert_eq!(table.len(), 7 * 4);
     for (pos, row) in table.chunks(4).enumerate() {

@@ -1,4 +1,5 @@
-//! `norm`, `scale`, `row_gate`, `embedding_sum` and `activation` against their twins.
+//! Kernels over rows of the residual stream, `norm`, `scale`, `row_gate`, `embedding_sum` and `activation`, against their
+//! twins.
 
 use crate::support::{nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_model::{Activation, BatchToken, NormKind};
@@ -8,7 +9,7 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{BatchDims, batch_words};
 
-/// Elements of a row, rows of a token, tokens.
+/// (elements of a row, rows per token, tokens)
 const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (256, 5, 3), (577, 1, 9), (2048, 2, 2)];
 
 #[test]
@@ -25,33 +26,35 @@ fn norms_match_their_twin() {
                 for (accumulate, wanted_only, in_place) in
                     [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
                 {
-                    let of = NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, wanted_only };
+                    let shape =
+                        NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, wanted_only };
                     let total = n * rows * n_tokens;
                     let (x, before) = (random(1, total), random(2, total));
                     let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
-                    // Every second token is wanted.
+                    // Every second token has logits.
                     let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, logits: i.is_multiple_of(2) };
                     let batch: Vec<_> = (0..n_tokens).map(token).collect();
                     let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
                     let [gx, gy, gw] = &buffers;
                     let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
                     let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
-                    let dispatch = norm(gpu, of, source, Some(gw), target, &words).unwrap();
+                    let dispatch = norm(gpu, shape, source, Some(gw), target, &words).unwrap();
                     let n_wanted = n_tokens.div_ceil(2);
                     let size =
                         BatchDims { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_runs: 1, n_splits: 1 };
                     run_sized(gpu, &[dispatch], size);
                     let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
-                    let taken: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();
-                    let from = taken.iter().flat_map(|t| t * rows..(t + 1) * rows);
+                    let selected: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();
+                    let from = selected.iter().flat_map(|t| t * rows..(t + 1) * rows);
                     let want: Vec<f32> = from
                         .enumerate()
-                        .flat_map(|(i, r)| norm_twin(of, &row(r, &x), &weights, &row(i, &before)))
+                        .flat_map(|(i, r)| norm_twin(shape, &row(r, &x), &weights, &row(i, &before)))
                         .collect();
                     let got: Vec<f32> = gpu.read(target, want.len()).unwrap();
                     let error = nmse(&got, &want);
-                    // As `rmsnorm`; a row of one element less its mean is nothing but rounding.
-                    assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{of:?}: {error:e}");
+                    // As `rmsnorm`. A row of one element less its mean consists of rounding errors only, and is not
+                    // compared.
+                    assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{shape:?}: {error:e}");
                 }
             }
         }
@@ -63,14 +66,14 @@ fn scale_matches_its_twin() {
     for gpu in variants() {
         for (n, _, n_tokens) in SHAPES {
             for soft_cap in [None, Some(5.0)] {
-                let of = ScaleShape { n, scale: 20.0, soft_cap, wanted: false };
+                let shape = ScaleShape { n, scale: 20.0, soft_cap, wanted: false };
                 let x = random(1, n * n_tokens);
                 let gx = gpu.upload("x", &x).unwrap();
-                run(gpu, &[scale(gpu, of, &gx).unwrap()], n_tokens);
-                let want: Vec<f32> = x.iter().map(|&x| scale_twin(of, x)).collect();
+                run(gpu, &[scale(gpu, shape, &gx).unwrap()], n_tokens);
+                let want: Vec<f32> = x.iter().map(|&x| scale_twin(shape, x)).collect();
                 let error = nmse(&gpu.read::<f32>(&gx, x.len()).unwrap(), &want);
-                // Vulkan: tanh as of two exponentials, a few units of 2^-24.
-                assert!(error < 1e-11, "{of:?}: {error:e}");
+                // Vulkan computes tanh from two exponentials, with a few units of 2^-24.
+                assert!(error < 1e-11, "{shape:?}: {error:e}");
             }
         }
     }
@@ -135,7 +138,7 @@ fn activations_match_their_twin() {
 }
 
 #[test]
-fn gates_of_rows_match_their_twin() {
+fn row_gates_match_their_twin() {
     for gpu in variants() {
         for (n, _, n_tokens) in SHAPES {
             let [x, y] = [1, 2].map(|seed| random(seed, n * n_tokens));

@@ -1,4 +1,4 @@
-//! Kernels of several residual streams against their twins.
+//! The kernels of several residual streams (AltUp of Gemma 3n) against their twins.
 
 use crate::support::{nmse, poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
@@ -6,7 +6,7 @@ use metal_attention_wgpu::kernels::{
     predict_streams, predict_streams_twin, stretch, stretch_twin,
 };
 
-/// Elements of a row, streams, tokens.
+/// (elements of a row, streams, tokens)
 const SHAPES: [(usize, usize, usize); 4] = [(1, 2, 1), (33, 4, 3), (256, 3, 7), (577, 16, 2)];
 
 #[test]
@@ -50,7 +50,7 @@ fn streams_match_their_twins() {
             let [gs, gx] = [&streams, &x].map(|v| gpu.upload("x", v).unwrap());
             run(gpu, &[add_to_idle_streams(gpu, n, n_streams, &gs, &gx).unwrap()], n_tokens);
             let want: Vec<f32> = rows().flat_map(|((s, _), x)| add_to_idle_streams_twin(s, x)).collect();
-            // One correctly rounded sum each.
+            // Each element is one correctly rounded sum.
             assert_eq!(gpu.read::<f32>(&gs, want.len()).unwrap(), want);
         }
     }
@@ -62,16 +62,16 @@ fn stretch_matches_its_twin() {
         for (n, wider, n_tokens) in SHAPES {
             let (a, b) = (random(1, n_tokens * (n + wider)), random(2, n_tokens * n));
             let before = random(3, n_tokens * (2 * n + 1));
-            for (with_goal, accumulate) in [(true, false), (true, true), (false, false)] {
+            for (with_target, accumulate) in [(true, false), (true, true), (false, false)] {
                 let [ga, gb, y] = [&a, &b, &before].map(|v| gpu.upload("x", v).unwrap());
                 let from = StreamSlice { buffer: &ga, stride: n + wider, at: wider };
-                let goal = with_goal.then_some(StreamSlice { buffer: &gb, stride: n, at: 0 });
+                let target = with_target.then_some(StreamSlice { buffer: &gb, stride: n, at: 0 });
                 let to = StreamSlice { buffer: &y, stride: 2 * n + 1, at: n };
-                run(gpu, &[stretch(gpu, n, from, goal, to, accumulate).unwrap()], n_tokens);
+                run(gpu, &[stretch(gpu, n, from, target, to, accumulate).unwrap()], n_tokens);
                 let mut want = before.clone();
                 for (t, row) in want.chunks_mut(2 * n + 1).enumerate() {
                     let a = &a[t * (n + wider) + wider..][..n];
-                    let stretched = stretch_twin(a, with_goal.then_some(&b[t * n..][..n]));
+                    let stretched = stretch_twin(a, with_target.then_some(&b[t * n..][..n]));
                     for (y, v) in row[n..2 * n].iter_mut().zip(stretched) {
                         *y = v + if accumulate { *y } else { 0.0 };
                     }

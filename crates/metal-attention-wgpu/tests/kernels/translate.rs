@@ -1,14 +1,14 @@
-//! Every kernel translates to the language of every backend.
+//! The translation of every kernel to the shader language of every wgpu backend.
 
 use std::collections::HashSet;
 use std::thread;
 
 use metal_attention_wgpu::{PipelineKey, ShaderFeatures, ShaderLanguage, catalogue, emit};
 
-/// From a device that has nothing to one that has everything.
+/// Device features, from none to all.
 fn feature_sets() -> [ShaderFeatures; 6] {
     let subgroups = ShaderFeatures { subgroups: true, ..Default::default() };
-    // Of 32 lanes or of 64.
+    // Subgroups of 32 lanes or of 64.
     let neighbours = ShaderFeatures { neighbours: 32, ..subgroups };
     let f16 = ShaderFeatures { subgroup_size: 32, f16: true, ..neighbours };
     [
@@ -22,21 +22,21 @@ fn feature_sets() -> [ShaderFeatures; 6] {
 }
 
 fn translates_to_every_language(key: &PipelineKey) {
-    let mut seen = HashSet::new();
+    let mut translated = HashSet::new();
     for features in feature_sets() {
         let code = |language| emit(key, features, language).unwrap_or_else(|e| panic!("{features:?}: {e}"));
-        let text = |language| String::from_utf8(code(language)).expect("text");
-        let wgsl = text(ShaderLanguage::Wgsl);
+        let source = |language| String::from_utf8(code(language)).expect("text");
+        let wgsl = source(ShaderLanguage::Wgsl);
         assert!(wgsl.contains("@compute"), "{}: {wgsl}", key.name);
-        if !seen.insert(wgsl) {
+        if !translated.insert(wgsl) {
             continue;
         }
-        let metal = text(ShaderLanguage::Msl);
+        let metal = source(ShaderLanguage::Msl);
         assert!(metal.contains("kernel void main_(") && metal.contains("[[buffer(0)]]"), "{}: {metal}", key.name);
         assert!(!metal.contains("fake"), "{}: {metal}", key.name);
-        let directx = text(ShaderLanguage::Hlsl);
+        let directx = source(ShaderLanguage::Hlsl);
         assert!(directx.contains("[numthreads(") && directx.contains("register("), "{}: {directx}", key.name);
-        // The magic number and the version 1.6.
+        // SPIR-V's magic number and version 1.6.
         assert_eq!(code(ShaderLanguage::SpirV)[..8], [3, 2, 0x23, 7, 0, 6, 1, 0], "{}", key.name);
     }
 }
@@ -58,7 +58,7 @@ fn names_are_unique_and_complete() {
     names.sort();
     let n = names.len();
     names.dedup();
-    assert_eq!(names.len(), n, "two kernels have one name: {names:?}");
+    assert_eq!(names.len(), n, "two kernels have the same name: {names:?}");
     for name in
         "embedding_q4_0 rmsnorm matvec_q4_0 matvec_q8_0 matvec_f16 matvec_f32 matvec_q6_k matvec_q4_0_accumulate \
                  multi_token_matvec_q4_0 multi_token_matvec_q4_0_accumulate rope_apply rope_apply_dual kv_cache_copy \

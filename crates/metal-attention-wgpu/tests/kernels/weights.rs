@@ -1,4 +1,4 @@
-//! `WgpuMatrix`: sizes, parts, errors.
+//! `WgpuMatrix`, a weight matrix on the GPU: its size, its parts, and errors.
 
 use crate::support::gpu;
 use crate::support::matrices::{tensor, tensors};
@@ -6,22 +6,22 @@ use metal_attention_gguf::TensorType;
 use metal_attention_wgpu::{Arena, WgpuError, WgpuMatrix};
 
 #[test]
-fn a_matrix_is_about_as_large_as_in_the_file() {
+fn a_matrix_is_little_larger_than_in_the_file() {
     let Some(gpu) = gpu() else { return };
     for &ty in TensorType::ALL {
         let n_in = if 576 % ty.block_len() == 0 { 576 } else { 768 };
-        // Rows enough that a codebook behind them counts for little.
+        // Enough rows that a codebook in the same buffer hardly counts.
         let w = tensor(ty, n_in, 1000, 1);
         let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let ratio = matrix.bytes() as f64 / w.bytes().len() as f64;
-        let most = match ty {
-            // Unpacked at load.
+        let limit = match ty {
+            // Unpacked when loaded.
             TensorType::IQ3_S | TensorType::TQ1_0 => 1.25,
-            // Scales of scales out of the bits between the scales.
+            // The bits between the scales, which form a scale of scales, are stored separately.
             TensorType::IQ1_M => 1.08,
             _ => 1.05,
         };
-        assert!((1.0..most).contains(&ratio), "{ty}: {ratio:.3} of the file");
+        assert!((1.0..limit).contains(&ratio), "{ty}: {ratio:.3} of the file");
     }
 }
 
@@ -44,7 +44,7 @@ fn parts_cover_every_row_once() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_and_oversized_tensors_are_refused() {
     let Some(gpu) = gpu() else { return };
     let w = tensors(&[(TensorType::Q4_0, 64, 4), (TensorType::Q4_0, 32, 4), (TensorType::Q4_0, 64, 6)], 3);
     let message = |result: Result<WgpuMatrix, WgpuError>| result.unwrap_err().to_string();
@@ -53,7 +53,7 @@ fn what_does_not_fit_is_refused() {
     let error = message(WgpuMatrix::interleave(gpu, "gate_up", &w[0], &w[2], &mut Arena::default()));
     assert!(error.contains("w0 has 4 rows and w2 has 6"), "{error}");
     assert!(message(WgpuMatrix::concat(gpu, "nothing", &[], &mut Arena::default())).contains("no tensors"));
-    // Not even two rows.
+    // A part must have at least two rows.
     let error = WgpuMatrix::concat(gpu, "w", &[&w[0]], &mut Arena::default().with_max_slice(64)).unwrap_err();
     assert!(matches!(error, WgpuError::TooLarge { bytes: 144, max: 64, .. }), "{error}");
 }

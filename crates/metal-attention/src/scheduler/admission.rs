@@ -24,7 +24,7 @@ const WORTH_WAITING: usize = 16;
 const LOOK_AHEAD: usize = 32;
 
 /// The cache sequence found for a sequence.
-enum Placement {
+enum AdmissionPlacement {
     /// Index of the cache sequence, and how many of the tokens it holds already.
     InSequence(usize, usize),
     /// None for now: a running sequence is evaluating a common prefix, and sharing that is cheaper than evaluating it
@@ -120,15 +120,15 @@ impl<'t> Engine<'t> {
                 &sequence.ids,
                 sequence.next_prompt_logprob().unwrap_or(sequence.ids.len() - 1),
             ) {
-                Placement::InSequence(seq, n) => {
+                AdmissionPlacement::InSequence(seq, n) => {
                     self.start(sequence, seq, n);
                     return AdmissionOutcome::Admitted;
                 }
-                Placement::AwaitPrefix => {
+                AdmissionPlacement::AwaitPrefix => {
                     self.preempted.insert(at, sequence);
                     at += 1;
                 }
-                Placement::NoCapacity => {
+                AdmissionPlacement::NoCapacity => {
                     self.preempted.insert(at, sequence);
                     return AdmissionOutcome::NoCapacity;
                 }
@@ -143,13 +143,13 @@ impl<'t> Engine<'t> {
                 return AdmissionOutcome::Admitted;
             }
             match self.find_placement(client, prompt, if prompt_logprobs.is_some() { 0 } else { prompt.len() - 1 }) {
-                Placement::InSequence(seq, n) => {
+                AdmissionPlacement::InSequence(seq, n) => {
                     let sequence = self.new_sequence(submission);
                     self.start(sequence, seq, n);
                     return AdmissionOutcome::Admitted;
                 }
-                Placement::AwaitPrefix => self.shared.queue().generations.put_back(client, at, submission),
-                Placement::NoCapacity => {
+                AdmissionPlacement::AwaitPrefix => self.shared.queue().generations.put_back(client, at, submission),
+                AdmissionPlacement::NoCapacity => {
                     self.shared.queue().generations.put_back(client, at, submission);
                     return AdmissionOutcome::NoCapacity;
                 }
@@ -244,7 +244,7 @@ impl<'t> Engine<'t> {
     /// 4. share the prefix's pages with a second cache sequence,
     /// 5. cut an idle cache sequence back to the common prefix, and continue that,
     /// 6. evaluate everything in an empty cache sequence.
-    fn find_placement(&mut self, client: Client, ids: &[u32], max_shared: usize) -> Placement {
+    fn find_placement(&mut self, client: Client, ids: &[u32], max_shared: usize) -> AdmissionPlacement {
         let n_tokens = ids.len() + 1;
         let ids = &ids[..max_shared];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.sequence.ids[..self.pass.n_past(r.seq)]));
@@ -261,7 +261,7 @@ impl<'t> Engine<'t> {
             n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING && (r.sequence.client == client || has_share(r))
         };
         if self.running.iter().enumerate().any(is_coming) {
-            return Placement::AwaitPrefix;
+            return AdmissionPlacement::AwaitPrefix;
         }
         let page_len = self.pass.cache_pages().page_len;
         if self.fits(n_tokens, None)
@@ -276,7 +276,7 @@ impl<'t> Engine<'t> {
                     tracing::warn!("a prompt's beginning is evaluated again: {error}");
                     false
                 });
-                return Placement::InSequence(seq, if is_there { stored.n_tokens } else { 0 });
+                return AdmissionPlacement::InSequence(seq, if is_there { stored.n_tokens } else { 0 });
             }
         }
         // 3: all tokens of the idle cache sequence are shared.
@@ -285,7 +285,7 @@ impl<'t> Engine<'t> {
             && self.free_pages_for(n_tokens.saturating_sub(kept.n_tokens), Some(kept))
         {
             self.sequences.occupy(kept.seq);
-            return Placement::InSequence(kept.seq, kept.n_tokens);
+            return AdmissionPlacement::InSequence(kept.seq, kept.n_tokens);
         }
         if let Some(prefix) = prefix.filter(|_| continued.is_none())
             // 4: a partly filled page is copied, so only whole pages save memory.
@@ -295,7 +295,7 @@ impl<'t> Engine<'t> {
                 Ok(n) => {
                     self.sequences.touch(prefix.seq);
                     self.sequences.occupy(seq);
-                    return Placement::InSequence(seq, n);
+                    return AdmissionPlacement::InSequence(seq, n);
                 }
                 Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
             }
@@ -310,12 +310,12 @@ impl<'t> Engine<'t> {
             self.sequences.keep(prefix.seq, owner, ids[..n].to_vec());
             if self.free_pages_for(n_tokens.saturating_sub(n), Some(CachedPrefix { n_tokens: n, ..prefix })) {
                 self.sequences.occupy(prefix.seq);
-                return Placement::InSequence(prefix.seq, n);
+                return AdmissionPlacement::InSequence(prefix.seq, n);
             }
         }
         match self.fresh_sequence(n_tokens) {
-            Some(seq) => Placement::InSequence(seq, 0),
-            None => Placement::NoCapacity,
+            Some(seq) => AdmissionPlacement::InSequence(seq, 0),
+            None => AdmissionPlacement::NoCapacity,
         }
     }
 

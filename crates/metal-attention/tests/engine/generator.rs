@@ -1,4 +1,4 @@
-//! `Generator` on the built-in model.
+//! `Generator`, which evaluates one sequence at a time, with the built-in model.
 
 use std::ops::ControlFlow;
 
@@ -9,34 +9,41 @@ use metal_attention::{
     StopReason, Watch,
 };
 
+/// The text that the built-in model generates greedily after "Once upon a time".
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 
+/// A greedy generator for the built-in model.
 fn generator(options: &EngineOptions) -> Generator {
     Generator::new(&Model::built_in().unwrap(), options, SamplerOptions::greedy()).unwrap()
 }
 
+/// The token ids of `text`, after the model's special tokens for the beginning.
 fn encode(generator: &Generator, text: &str) -> Vec<u32> {
     generator.model().tokenizer().unwrap().encode(text, EncodeOptions { add_special: true, parse_special: false })
 }
 
+/// Options to generate at most `n` tokens.
 fn tokens(n: usize) -> GenerateOptions {
     GenerateOptions { n_predict: Some(n), ..Default::default() }
 }
 
+/// Generates `n` ids.
 fn ids(generator: &mut Generator, n: usize) -> Vec<u32> {
     generator.generate(tokens(n)).map(|t| t.unwrap().id).collect()
 }
 
+/// The text of generated tokens.
 fn text(tokens: impl Iterator<Item = Result<GeneratedToken, Error>>) -> String {
     tokens.map(|t| t.unwrap().text).collect()
 }
 
-fn go_on(_done: usize, _total: usize) -> ControlFlow<()> {
+/// A progress callback that does not interrupt the prompt.
+fn keep_going(_done: usize, _total: usize) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
 #[test]
-fn an_embedding_is_that_of_a_forward_pass_of_its_own() {
+fn an_embedding_equals_that_of_a_new_forward_pass() {
     let options = EngineOptions { device: Device::Cpu, ..Default::default() };
     let mut generator = generator(&options);
     let story = text(generator.complete("Once upon a time", tokens(20)).unwrap());
@@ -46,16 +53,16 @@ fn an_embedding_is_that_of_a_forward_pass_of_its_own() {
     let mut pooled = pooler.begin();
     pooled.add(&pass.forward_hidden(&pooler.batch(&prompt, 0)).unwrap());
     assert_eq!(generator.embed(&pooler, &prompt).unwrap(), pooler.finish(pooled));
-    // The text before is forgotten, and nothing else is.
+    // The earlier sequence was removed from the cache. Later results are not affected.
     assert!(generator.ids().is_empty() && generator.forward_pass().n_past(0) == 0);
     assert_eq!(text(generator.complete("Once upon a time", tokens(20)).unwrap()), story);
     assert!(matches!(generator.embed(&pooler, &[]), Err(Error::EmptyPrompt)));
     assert!(matches!(generator.embed(&pooler, &vec![1; 600]), Err(Error::PromptTooLong { .. })));
-    assert_eq!(generator.ids().len(), 25, "what is refused changes nothing");
+    assert_eq!(generator.ids().len(), 25, "refused prompts change nothing");
 }
 
 #[test]
-fn a_text_goes_on_where_a_generation_ended() {
+fn generation_continues_where_it_ended() {
     let mut generator = generator(&EngineOptions::default());
     let mut story = text(generator.complete("Once upon a time", tokens(5)).unwrap());
     story += &text(generator.generate(tokens(1)));
@@ -66,39 +73,39 @@ fn a_text_goes_on_where_a_generation_ended() {
 }
 
 #[test]
-fn a_prompt_in_micro_batches_gives_the_same_text() {
+fn a_prompt_in_micro_batches_generates_the_same_text() {
     let prompt = "Lily and Ben went to the park. They saw a big";
     let mut whole = generator(&EngineOptions::default());
     let all = encode(&whole, prompt);
-    whole.prompt(&all, go_on).unwrap();
+    whole.prompt(&all, keep_going).unwrap();
     let expected = ids(&mut whole, 20);
     for n_ubatch in [1, 2, 5, all.len() - 1, all.len()] {
         let mut cut = generator(&EngineOptions { n_ubatch: Some(n_ubatch), ..Default::default() });
-        let mut heard = Vec::new();
+        let mut reports = Vec::new();
         let progress = |done, total| {
-            heard.push((done, total));
+            reports.push((done, total));
             ControlFlow::Continue(())
         };
         cut.prompt(&all, progress).unwrap();
-        assert_eq!(heard.len(), all.len().div_ceil(n_ubatch), "{heard:?}");
+        assert_eq!(reports.len(), all.len().div_ceil(n_ubatch), "{reports:?}");
         assert_eq!(ids(&mut cut, 20), expected, "micro-batches of {n_ubatch}");
         assert_eq!(cut.timings().prompt_tokens, all.len());
     }
 }
 
 #[test]
-fn what_two_prompts_share_is_evaluated_once() {
+fn a_shared_prefix_is_evaluated_once() {
     let mut warm = generator(&EngineOptions::default());
     text(warm.complete("Once upon a time, there was a little dog", tokens(10)).unwrap());
     for prompt in ["Once upon a time, there was a cat", "Once upon a time", "The cat sat on the mat and"] {
         let all = encode(&warm, prompt);
         let shared = warm.ids().iter().zip(&all).take_while(|(a, b)| a == b).count().min(all.len() - 1);
-        warm.prompt(&all, go_on).unwrap();
+        warm.prompt(&all, keep_going).unwrap();
         let continued = ids(&mut warm, 10);
         let timings = warm.timings();
         assert_eq!((timings.cached_tokens, timings.prompt_tokens), (shared, all.len() - shared), "{prompt}");
         let mut cold = generator(&EngineOptions::default());
-        cold.prompt(&all, go_on).unwrap();
+        cold.prompt(&all, keep_going).unwrap();
         assert_eq!(continued, ids(&mut cold, 10), "{prompt}");
     }
 }
@@ -111,7 +118,7 @@ fn an_interrupted_prompt_can_be_finished() {
     let error = generator.prompt(&all, stop_at_4).unwrap_err();
     assert!(matches!(error, Error::Interrupted { done: 4, total: 5 }), "{error}");
     assert_eq!(generator.timings().prompt_tokens, 4);
-    generator.prompt(&all, go_on).unwrap();
+    generator.prompt(&all, keep_going).unwrap();
     assert_eq!(text(generator.generate(tokens(8))), ", there was a little girl");
     assert_eq!(generator.timings().cached_tokens, 4);
 }
@@ -130,7 +137,7 @@ fn a_watch_ends_a_prompt_and_a_generation() {
     let error = generator.prompt(&all, cancel_at_2).unwrap_err();
     assert!(matches!(error, Error::Interrupted { done: 2, total: 5 }) && error.is_cancelled(), "{error}");
     watch.resume();
-    generator.prompt(&all, go_on).unwrap();
+    generator.prompt(&all, keep_going).unwrap();
     assert_eq!(generator.timings().cached_tokens, 2);
 
     let mut generation = generator.generate(tokens(8));
@@ -151,32 +158,32 @@ fn a_watch_ends_a_prompt_and_a_generation() {
 }
 
 #[test]
-fn prompts_that_cannot_work_change_nothing() {
+fn refused_prompts_change_nothing() {
     let mut generator = generator(&EngineOptions { n_ctx: Some(8), ..Default::default() });
     assert!(matches!(generator.generate(tokens(1)).next(), Some(Err(Error::EmptyPrompt))));
     text(generator.complete("Once upon", tokens(2)).unwrap());
     let before = generator.ids().to_vec();
-    let error = generator.prompt(&[1; 9], go_on).unwrap_err();
+    let error = generator.prompt(&[1; 9], keep_going).unwrap_err();
     assert!(matches!(error, Error::PromptTooLong { n_prompt: 9, n_ctx: 8, n_ctx_train: 512 }), "{error}");
-    let error = generator.prompt(&[1, 512], go_on).unwrap_err();
+    let error = generator.prompt(&[1, 512], keep_going).unwrap_err();
     assert!(matches!(error, Error::Forward(ForwardError::TokenOutOfRange { id: 512, n_vocab: 512 })), "{error}");
-    assert!(matches!(generator.prompt(&[], go_on), Err(Error::EmptyPrompt)));
+    assert!(matches!(generator.prompt(&[], keep_going), Err(Error::EmptyPrompt)));
     assert_eq!(generator.ids(), before);
     assert_eq!(ids(&mut generator, 1).len(), 1);
 }
 
 #[test]
-fn a_full_context_ends_the_text() {
+fn a_full_context_ends_generation() {
     let mut generator = generator(&EngineOptions { n_ctx: Some(8), ..Default::default() });
     let mut generation = generator.complete("Once upon a time", GenerateOptions::default()).unwrap();
-    // Three more tokens fit; one is chosen after the last of them.
+    // Three more tokens fit. A fourth is sampled from the last one's logits.
     assert_eq!(generation.by_ref().count(), 4);
     assert_eq!(generation.stop_reason(), Some(StopReason::ContextFull));
     assert!(generation.next().is_none());
 }
 
 #[test]
-fn stop_strings_end_the_text() {
+fn stop_strings_end_generation() {
     let mut generator = generator(&EngineOptions::default());
     let options = GenerateOptions { stop: vec!["girl".into()], ..tokens(50) };
     let mut generation = generator.complete("Once upon a time", options).unwrap();
@@ -184,7 +191,7 @@ fn stop_strings_end_the_text() {
     assert_eq!(generation.stop_reason(), Some(StopReason::StopString));
     assert_eq!(generation.finish(), "");
 
-    // Where the text ends first, what was held back is not lost.
+    // If generation ends first, the text that was held back as a possible stop string is returned at the end.
     let options = GenerateOptions { stop: vec![" girl named Bob".into()], ..tokens(8) };
     let mut generation = generator.complete("Once upon a time", options).unwrap();
     assert_eq!(text(generation.by_ref()), ", there was a little");
@@ -193,10 +200,10 @@ fn stop_strings_end_the_text() {
 }
 
 #[test]
-fn the_end_of_the_text_can_be_ignored() {
+fn the_end_token_can_be_ignored() {
     let model = Model::built_in().unwrap();
     let eos = model.tokenizer().unwrap().eos().unwrap();
-    // Every choice is EOS, unless it is forbidden.
+    // EOS is always sampled, unless it is forbidden.
     let sampling = SamplerOptions { logit_bias: vec![(eos, 1e6)], ..SamplerOptions::greedy() };
     let mut generator = Generator::new(&model, &EngineOptions::default(), sampling).unwrap();
     let mut generation = generator.complete("Once upon a time", tokens(6)).unwrap();
@@ -207,7 +214,7 @@ fn the_end_of_the_text_can_be_ignored() {
 }
 
 #[test]
-fn stop_ids_end_the_text_once_it_has_its_least_tokens() {
+fn stop_ids_end_generation_after_the_minimum_of_tokens() {
     let model = Model::built_in().unwrap();
     let eos = model.tokenizer().unwrap().eos().unwrap();
     let mut generator = generator(&EngineOptions::default());
@@ -228,12 +235,12 @@ fn stop_ids_end_the_text_once_it_has_its_least_tokens() {
 
     let sampling = SamplerOptions { logit_bias: vec![(eos, 1e6)], ..SamplerOptions::greedy() };
     generator.set_sampling(sampling).unwrap();
-    let least = GenerateOptions { min_tokens: 3, ..tokens(8) };
-    assert_eq!(ids(&mut generator, least), (vec![432, 383, 286], end));
+    let minimum = GenerateOptions { min_tokens: 3, ..tokens(8) };
+    assert_eq!(ids(&mut generator, minimum), (vec![432, 383, 286], end));
 }
 
 #[test]
-fn the_same_seed_gives_the_same_text() {
+fn equal_seeds_give_equal_texts() {
     let model = Model::built_in().unwrap();
     let sampling = |seed| SamplerOptions { temperature: 1.2, seed: Some(seed), ..Default::default() };
     let mut one = Generator::new(&model, &EngineOptions::default(), sampling(1)).unwrap();
@@ -244,14 +251,14 @@ fn the_same_seed_gives_the_same_text() {
 }
 
 #[test]
-fn a_text_that_begins_has_no_leading_space() {
+fn generated_text_at_the_start_has_no_leading_space() {
     let mut generator = generator(&EngineOptions::default());
     assert_eq!(text(generator.complete("", tokens(4)).unwrap()), "Once upon a time");
     assert_eq!(text(generator.complete("Once", tokens(3)).unwrap()), " upon a time");
 }
 
 #[test]
-fn a_logits_processor_changes_what_is_chosen() {
+fn a_logits_processor_changes_the_sampled_tokens() {
     let mut generator = generator(&EngineOptions::default());
     let plain = text(generator.complete("Once upon a time", tokens(8)).unwrap());
     assert!(STORY.starts_with(&plain));

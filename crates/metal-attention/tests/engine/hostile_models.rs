@@ -1,11 +1,11 @@
-//! Damaged model files: an error or some text, never a panic.
+//! Damaged model files: loading and running them returns an error or some text, and never panics.
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{Device, EngineOptions, Error, GenerateOptions, Generator, Model, ModelOptions};
 use metal_attention_testing::models::{Files, architectures, quants};
 
-/// `SplitMix64`, for changes that are the same in every run.
+/// `SplitMix64`, so that the changes are the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -17,7 +17,7 @@ impl Random {
     }
 }
 
-/// Opens `bytes` as a model and lets it continue a text by three tokens.
+/// Opens `bytes` as a model and generates three tokens. Returns their number.
 fn run(bytes: &[u8], device: &Device) -> Result<usize, Error> {
     let model = Model::from_gguf(GgufFile::from_bytes(bytes)?, &ModelOptions::default())?;
     let options = EngineOptions { device: device.clone(), n_ctx: Some(16), n_threads: Some(1), ..Default::default() };
@@ -26,6 +26,7 @@ fn run(bytes: &[u8], device: &Device) -> Result<usize, Error> {
     generation.map(|token| token.map(|_| 1)).sum()
 }
 
+/// Changes one to three bytes of a model, three of four in its header, `n_tries` times, and runs each damaged file.
 fn damage(models: &Files, name: &str, device: &Device, n_tries: usize) {
     let original = &models[name];
     let file = GgufFile::from_bytes(original).expect("a sound file");
@@ -65,7 +66,7 @@ fn damaged_quantised_model() {
     damage(quants(), "Q2_K.gguf", &Device::Cpu, 300);
 }
 
-/// Without a GPU, which in CI is a failure, there is nothing to see.
+/// Skipped without a GPU; in CI that is a failure.
 #[cfg(feature = "wgpu")]
 #[test]
 fn damaged_models_on_the_gpu() {

@@ -1,5 +1,5 @@
-//! Models whose layers keep a recurrent state: the bits of texts that are computed from scratch, however their tokens come,
-//! are cut, shared, or taken back.
+//! Models with recurrent states on the CPU: the logits are equal, bit for bit, for every division of the tokens into
+//! batches, and after sequences were cut back, shared or cancelled.
 
 use metal_attention_testing::models::more_architectures;
 use std::ops::ControlFlow;
@@ -16,7 +16,7 @@ use metal_attention_model::{PAGE, Watch};
 
 const N_CTX: usize = 400;
 
-/// Published models of each kind.
+/// Files of published architectures with each kind of recurrent layer.
 const PUBLISHED: &[&str] = &[
     "lfm2.gguf",
     "lfm2moe.gguf",
@@ -33,7 +33,7 @@ const PUBLISHED: &[&str] = &[
     "rwkv7.gguf",
 ];
 
-/// These, and some of which no file is published.
+/// The published models, and toys with shapes that no published model has.
 fn models() -> Vec<Toy> {
     let published = PUBLISHED.iter().map(|name| read(name, &more_architectures()[*name]));
     let mut ends = metadata("lfm2", 4, &[("shortconv.l_cache", 4)]);
@@ -65,9 +65,9 @@ fn models() -> Vec<Toy> {
     ];
     let delta = metadata("qwen35", 5, &delta);
     let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 6), ("time_decay_extra_dim", 5)];
-    let mut of_7 = metadata("arwkv7", 3, &[("wkv.head_size", 16), ("attention.gate_lora_rank", 7)]);
+    let mut rwkv7 = metadata("arwkv7", 3, &[("wkv.head_size", 16), ("attention.gate_lora_rank", 7)]);
     for part in ["decay", "iclr", "value_residual_mix"] {
-        of_7.set(format!("arwkv7.attention.{part}_lora_rank"), 5u32);
+        rwkv7.set(format!("arwkv7.attention.{part}_lora_rank"), 5u32);
     }
     let linear = metadata("rwkv6qwen2", 3, &linear);
     let toys = [
@@ -77,7 +77,7 @@ fn models() -> Vec<Toy> {
         ("Mamba with heads", &heads),
         ("experts of a narrow row", &latent),
         ("gated linear attention", &linear),
-        ("a time mix alone", &of_7),
+        ("a time mix alone", &rwkv7),
     ];
     published.chain(toys.map(|(name, metadata)| toy(name, metadata))).collect()
 }
@@ -91,29 +91,29 @@ fn on_cpu(toy: &Toy, options: &CpuOptions) -> CpuForwardPass {
 }
 
 #[test]
-fn the_bits_do_not_depend_on_how_tokens_come() {
+fn logits_do_not_depend_on_the_division_into_batches() {
     let ids = some_ids(300);
     for toy in models() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
         for (n_threads, n_ubatch, step) in [(1, 512, 1), (2, 24, 300), (2, 512, 7), (2, 100, 130), (1, 64, 64)] {
             let mut pass = on_cpu(&toy, &CpuOptions { n_threads, n_ubatch, ..options() });
-            let found: Vec<_> = ids.chunks(step).flat_map(|part| logits(&mut pass, 0, part)).collect();
+            let found: Vec<_> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 0, chunk)).collect();
             assert!(found == want, "{name}: {n_ubatch} at once, in steps of {step}");
         }
-        // Only the last token's logits, and those of a text beside it, token by token in turns.
+        // Logits of the last token only, while another sequence alternates with it token by token.
         let mut pass = on_cpu(&toy, &options());
         let other: Vec<u32> = ids.iter().rev().copied().collect();
-        let of_other = logits(&mut on_cpu(&toy, &options()), 0, &other);
+        let other_logits = logits(&mut on_cpu(&toy, &options()), 0, &other);
         let token = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos + 1 == ids.len() };
-        let turns: Vec<_> = (0..300).flat_map(|pos| [token(2, &ids, pos), token(0, &other, pos)]).collect();
-        let found = pass.forward(&turns).unwrap();
-        assert!(found.row(0) == &want[299 * n_vocab..] && found.row(1) == &of_other[299 * n_vocab..], "{name}");
+        let alternating: Vec<_> = (0..300).flat_map(|pos| [token(2, &ids, pos), token(0, &other, pos)]).collect();
+        let found = pass.forward(&alternating).unwrap();
+        assert!(found.row(0) == &want[299 * n_vocab..] && found.row(1) == &other_logits[299 * n_vocab..], "{name}");
     }
 }
 
 #[test]
-fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
+fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let ids = some_ids(300);
     for toy in models() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
@@ -125,14 +125,15 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
         assert!(logits(&mut pass, 1, &ids[299..]) == rest(299), "{name}: the last token anew");
         assert_eq!(pass.share_prefix(1, 2, 150).unwrap(), 2 * PAGE, "{name}");
         assert!(logits(&mut pass, 2, &ids[2 * PAGE..]) == rest(2 * PAGE), "{name}: after a shared beginning");
-        // What others hold stays as it is when it is written anew.
+        // Pages that other sequences share keep their contents when this sequence overwrites its own.
         assert_eq!(pass.rewind(0, 200), 3 * PAGE, "{name}");
         logits(&mut pass, 0, &ids[..60]);
         assert_eq!(pass.rewind(1, 3 * PAGE + 1), 3 * PAGE, "{name}");
         assert!(logits(&mut pass, 1, &ids[3 * PAGE..]) == rest(3 * PAGE), "{name}: after a cut");
         pass.reset();
         assert!(logits(&mut pass, 3, &ids) == want, "{name}: once more");
-        // Without room for checkpoints what sequences have besides is taken, and what is lost is evaluated again.
+        // Without memory for checkpoints the states of idle sequences are taken, and the tokens whose state is lost are
+        // evaluated again.
         let mut pass = on_cpu(&toy, &CpuOptions { state_cache: 0, n_windows: Some(1), ..options() });
         logits(&mut pass, 0, &ids);
         let reached = pass.rewind(0, 290);
@@ -142,23 +143,23 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
 }
 
 #[test]
-fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
+fn a_cancelled_batch_leaves_states_unchanged() {
     let ids = some_ids(300);
     for toy in models() {
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
         let rest = |n: usize| &want[n * toy.spec.n_vocab..];
         let last = toy.spec.n_layer() - 1;
-        for (n, at_layer, at_piece) in [(70, 0, 1), (70, 2, 1), (64, 3, 2), (0, 1, 3), (1, 3, 4)] {
+        for (n, at_layer, at_micro_batch) in [(70, 0, 1), (70, 2, 1), (64, 3, 2), (0, 1, 3), (1, 3, 4)] {
             let watch = Watch::default();
             let mut pass = on_cpu(&toy, &CpuOptions { n_ubatch: 50, watch: watch.clone(), ..options() });
             logits(&mut pass, 1, &ids[..80]);
             if n > 0 {
                 logits(&mut pass, 0, &ids[..n]);
             }
-            let mut pieces = 0;
+            let mut micro_batches = 0;
             let mut cancel = |layer: usize, _: &[f32]| {
-                pieces += usize::from(layer == 0);
-                if (layer, pieces) == (last.min(at_layer), at_piece) {
+                micro_batches += usize::from(layer == 0);
+                if (layer, micro_batches) == (last.min(at_layer), at_micro_batch) {
                     watch.cancel();
                 }
             };
@@ -174,7 +175,7 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
 }
 
 #[test]
-fn sequences_without_room_for_their_states_are_refused() {
+fn sequences_without_memory_for_their_states_are_refused() {
     let toy = &models()[0];
     let mut pass = on_cpu(toy, &CpuOptions { state_cache: 0, n_windows: Some(1), ..options() });
     for seq in 0..2 {
@@ -188,14 +189,14 @@ fn sequences_without_room_for_their_states_are_refused() {
     logits(&mut pass, 2, &[1, 2]);
 }
 
-/// What a chat does with `/undo` and `/regenerate`: prompts that end earlier than the text so far, or go on otherwise.
+/// The prompts of a chat after `/undo` and `/regenerate`: they end before the cached sequence does, or differ from it.
 #[test]
-fn answers_can_be_taken_back_and_written_anew() {
+fn answers_can_be_undone_and_regenerated() {
     let file = GgufFile::from_bytes(&more_architectures()["lfm2.gguf"]).unwrap();
     let model = Model::from_gguf(file, &ModelOptions::default()).unwrap();
     let options = EngineOptions { device: Device::Cpu, n_ctx: Some(N_CTX), n_threads: Some(2), ..Default::default() };
     let generator = || Generator::new(&model, &options, SamplerOptions::greedy()).unwrap();
-    let write = |generator: &mut Generator, prompt: &[u32]| {
+    let generate = |generator: &mut Generator, prompt: &[u32]| {
         generator.prompt(prompt, |_, _| ControlFlow::Continue(())).unwrap();
         let options = GenerateOptions { n_predict: Some(30), ignore_eos: true, ..Default::default() };
         let mut generation = generator.generate(options);
@@ -206,7 +207,7 @@ fn answers_can_be_taken_back_and_written_anew() {
     let mut chat = generator();
     let other = [&ids[..190], &[7; 9]].concat();
     for (prompt, cached) in [(&ids[..200], 0), (&ids[..200], 192), (&ids[..180], 128), (&other, 128), (&ids[..60], 0)] {
-        let found = write(&mut chat, prompt);
-        assert_eq!(found, (write(&mut generator(), prompt).0, cached), "{} tokens", prompt.len());
+        let found = generate(&mut chat, prompt);
+        assert_eq!(found, (generate(&mut generator(), prompt).0, cached), "{} tokens", prompt.len());
     }
 }

@@ -1,4 +1,5 @@
-//! The gated delta rule over long texts: the logits of a small model against a twin that computes all of it in float64.
+//! The gated delta rule over long sequences: the logits of a small Qwen 3.5 model on the CPU against the papers' formulas
+//! computed in float64.
 
 use crate::toys::{Toy, metadata, some_ids, toy};
 use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardPass};
@@ -19,17 +20,17 @@ struct Matrix {
 impl Matrix {
     fn new(linear: &Linear) -> Self {
         assert!(linear.bias.is_none());
-        Self { n_in: linear.weight.row_len(), values: wide(&linear.weight.to_f32()) }
+        Self { n_in: linear.weight.row_len(), values: to_f64(&linear.weight.to_f32()) }
     }
 
-    /// `W x` of every row of `x`.
+    /// The product with every row of `x`, `[n, n_in]`: `[n, n_out]`.
     fn times(&self, x: &[f64]) -> Vec<f64> {
-        let of_row = |x: &[f64]| self.values.chunks_exact(self.n_in).map(|row| dot(row, x)).collect::<Vec<_>>();
-        x.chunks_exact(self.n_in).flat_map(of_row).collect()
+        let product = |x: &[f64]| self.values.chunks_exact(self.n_in).map(|row| dot(row, x)).collect::<Vec<_>>();
+        x.chunks_exact(self.n_in).flat_map(product).collect()
     }
 }
 
-fn wide(x: &[f32]) -> Vec<f64> {
+fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
@@ -50,26 +51,27 @@ fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, w)| x * factor * f64::from(*w)).collect()
 }
 
-/// The norm of every row of `x`.
+/// The RMS norm of every row of `x`.
 fn norm(x: &[f64], norm: Option<Norm>, w: Option<&NormWeights>) -> Vec<f64> {
     let (norm, w) = norm.zip(w).expect("a norm");
     x.chunks_exact(w.weight.len()).flat_map(|row| rms_norm(row, &w.weight, norm.eps)).collect()
 }
 
-/// arXiv 2412.06464, equation 10, here transposed, for each value head; before it the convolution of its section 3.4.
+/// The gated delta rule of arXiv 2412.06464, equation 10, with the state transposed, for each value head, after the short
+/// convolution of its section 3.4. `h`: `[n_tokens, n_embd]`, as is the result.
 fn delta_rule(spec: &DeltaRuleSpec, w: &DeltaRuleWeights, h: &[f64]) -> Vec<f64> {
     let DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, eps, .. } = *spec;
     let [q, k, v, gate, beta, decay] =
         [&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay].map(|linear| Matrix::new(linear).times(h));
     let n = beta.len() / n_head_v;
     let n_channels = w.taps.len() / n_tap;
-    // Channels from `first` on, as rows of `x`.
+    // The convolution with SiLU of the rows of `x`, whose channels are `first..` of the taps.
     let convolved = |x: &[f64], first: usize| -> Vec<f64> {
         let width = x.len() / n;
         let at = |t: usize, c: usize| {
             let tap = |j: usize| f64::from(w.taps[j * n_channels + first + c]);
-            let seen = (0..n_tap).filter_map(|j| (t + j + 1).checked_sub(n_tap).map(|from| (j, from)));
-            silu(seen.map(|(j, from)| tap(j) * x[from * width + c]).sum())
+            let inputs = (0..n_tap).filter_map(|j| (t + j + 1).checked_sub(n_tap).map(|from| (j, from)));
+            silu(inputs.map(|(j, from)| tap(j) * x[from * width + c]).sum())
         };
         (0..n).flat_map(|t| (0..width).map(move |c| (t, c))).map(|(t, c)| at(t, c)).collect()
     };
@@ -84,8 +86,8 @@ fn delta_rule(spec: &DeltaRuleSpec, w: &DeltaRuleWeights, h: &[f64]) -> Vec<f64>
         let key_head = head % n_head_k;
         let mut state = vec![0.0; key_dim * value_dim];
         for t in 0..n {
-            let of_key = |x: &[f64]| x[t * n_keys + key_head * key_dim..][..key_dim].to_vec();
-            let (q, k) = (of_key(&q), of_key(&k));
+            let key_part = |x: &[f64]| x[t * n_keys + key_head * key_dim..][..key_dim].to_vec();
+            let (q, k) = (key_part(&q), key_part(&k));
             let at = t * n_head_v + head;
             let v = &v[at * value_dim..][..value_dim];
             let step = (decay[at] + f64::from(w.dt_bias[head])).exp().ln_1p();
@@ -105,24 +107,24 @@ fn delta_rule(spec: &DeltaRuleSpec, w: &DeltaRuleWeights, h: &[f64]) -> Vec<f64>
             let o: Vec<f64> = (0..value_dim).map(|c| scale * read(&state, &q, c)).collect();
             let gates = &gate[at * value_dim..][..value_dim];
             let normed = rms_norm(&o, &w.norm, eps);
-            let of_head = out[at * value_dim..][..value_dim].iter_mut();
-            of_head.zip(normed.iter().zip(gates)).for_each(|(out, (x, gate))| *out = x * silu(*gate));
+            let head_out = out[at * value_dim..][..value_dim].iter_mut();
+            head_out.zip(normed.iter().zip(gates)).for_each(|(out, (x, gate))| *out = x * silu(*gate));
         }
     }
     Matrix::new(&w.out).times(&out)
 }
 
-/// Softmax attention (arXiv 1706.03762) with grouped queries, norms of queries and keys, a rotation of part of each head
-/// (arXiv 2104.09864), and a gate of each head's result.
+/// Softmax attention (arXiv 1706.03762) with grouped queries, RMS norms of queries and keys, RoPE of the first part of each
+/// head (arXiv 2104.09864), and a sigmoid gate of each head's result. `h`: `[n_tokens, n_embd]`, as is the result.
 fn attention(a: &AttentionSpec, w: &AttentionWeights, h: &[f64]) -> Vec<f64> {
     let (dim, group) = (a.head_dim, a.n_head / a.n_head_kv);
     let both = Matrix::new(&w.q).times(h);
     let k = Matrix::new(w.k.as_ref().expect("keys")).times(h);
     let v = Matrix::new(w.v.as_ref().expect("values")).times(h);
     let n = both.len() / (2 * dim * a.n_head);
-    let (frequencies, _) = a.rope().expect("a rotation").frequencies(None);
+    let (frequencies, _) = a.rope().expect("RoPE").frequencies(None);
     let eps = a.qk_norm.expect("norms").eps;
-    let turned = |head: &[f64], norm: &Option<NormWeights>, pos: usize| {
+    let rotated = |head: &[f64], norm: &Option<NormWeights>, pos: usize| {
         let mut head = rms_norm(head, &norm.as_ref().expect("norms").weight, eps);
         let half = frequencies.len();
         for (i, frequency) in frequencies.iter().enumerate() {
@@ -133,12 +135,12 @@ fn attention(a: &AttentionSpec, w: &AttentionWeights, h: &[f64]) -> Vec<f64> {
         head
     };
     let heads_of_keys = k.chunks_exact(dim).enumerate();
-    let keys: Vec<Vec<f64>> = heads_of_keys.map(|(i, head)| turned(head, &w.k_norm, i / a.n_head_kv)).collect();
+    let keys: Vec<Vec<f64>> = heads_of_keys.map(|(i, head)| rotated(head, &w.k_norm, i / a.n_head_kv)).collect();
     let mut out = Vec::with_capacity(n * a.n_head * dim);
     for (i, both) in both.chunks_exact(2 * dim).enumerate() {
         let (t, kv_head) = (i / a.n_head, i % a.n_head / group);
         let (q, gate) = both.split_at(dim);
-        let q = turned(q, &w.q_norm, t);
+        let q = rotated(q, &w.q_norm, t);
         let scores: Vec<f64> =
             (0..=t).map(|s| dot(&q, &keys[s * a.n_head_kv + kv_head]) * f64::from(a.scale)).collect();
         let largest = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -161,10 +163,10 @@ fn feed_forward(w: &DenseWeights, h: &[f64]) -> Vec<f64> {
     Matrix::new(&w.down).times(&inner)
 }
 
-/// The logits of the tokens at `positions`.
-fn twin(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
+/// The reference logits of the tokens at `positions`, `[positions.len(), n_vocab]`.
+fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
     let (spec, w) = (&toy.spec, &toy.weights);
-    let table = wide(&w.token_embd.weight.to_f32());
+    let table = to_f64(&w.token_embd.weight.to_f32());
     let row = |id: &u32| table[*id as usize * spec.n_embd..][..spec.n_embd].iter().copied();
     let mut x: Vec<f64> = ids.iter().flat_map(row).collect();
     let add = |x: &mut Vec<f64>, more: Vec<f64>| x.iter_mut().zip(more).for_each(|(x, more)| *x += more);
@@ -186,7 +188,7 @@ fn twin(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
 }
 
 #[test]
-fn long_texts_agree_with_float64() {
+fn long_sequences_agree_with_float64() {
     let keys = [
         ("ssm.group_count", 2),
         ("ssm.state_size", 16),
@@ -199,15 +201,15 @@ fn long_texts_agree_with_float64() {
     let toy = toy("the gated delta rule", &metadata("qwen35", 3, &keys));
     let ids = some_ids(N_TOKENS);
     let positions: Vec<usize> = (0..N_TOKENS).rev().step_by(N_TOKENS / 64).collect();
-    let want = twin(&toy, &ids, &positions);
+    let want = reference_logits(&toy, &ids, &positions);
     let options =
         CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
     let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, logits: positions.contains(&pos) };
     let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
     let got = pass.forward(&batch).unwrap();
-    // Rows come in the order of the positions.
-    let got: Vec<f64> = (0..positions.len()).rev().flat_map(|row| wide(got.row(row))).collect();
+    // `forward` returns rows in ascending order of positions, and `positions` descends.
+    let got: Vec<f64> = (0..positions.len()).rev().flat_map(|row| to_f64(got.row(row))).collect();
     let nmse = |range: std::ops::Range<usize>| {
         let error: f64 = range.clone().map(|i| (got[i] - want[i]).powi(2)).sum();
         error / range.map(|i| want[i].powi(2)).sum::<f64>()

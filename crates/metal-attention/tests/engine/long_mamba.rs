@@ -1,4 +1,5 @@
-//! Long texts through state spaces: the logits after more than 8,192 tokens, against the papers' formulas in float64.
+//! Mamba and Mamba-2 over long sequences: the logits after more than 8,192 tokens on the CPU against the papers' formulas
+//! computed in float64.
 
 use crate::toys::{Toy, batch, metadata, nmse, read, some_ids, toy};
 use metal_attention::{CacheType, CpuForwardPass, ForwardPass};
@@ -10,10 +11,10 @@ use metal_attention_testing::models::more_architectures;
 
 const N_TOKENS: usize = 8_300;
 
-/// As many at the end are compared.
+/// Number of tokens at the end whose logits are compared.
 const N_COMPARED: usize = 20;
 
-/// `W x`, with `W` row by row.
+/// A matrix `W` in float64.
 struct Matrix {
     rows: Vec<Vec<f64>>,
 }
@@ -24,6 +25,7 @@ impl Matrix {
         Self { rows }
     }
 
+    /// `W x`
     fn times(&self, x: &[f64]) -> Vec<f64> {
         self.rows.iter().map(|row| dot(row, x)).collect()
     }
@@ -50,10 +52,11 @@ fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, &w)| x * scale * f64::from(w)).collect()
 }
 
-/// A convolution with its last inputs, the oldest first, and SiLU. `taps`: `[n_tap, channels]`.
+/// The short convolution with SiLU. `taps`: `[n_tap][channels]`, the oldest input's first.
 struct Convolution {
     taps: Vec<Vec<f64>>,
     bias: Vec<f64>,
+    /// The last `n_tap - 1` inputs, the oldest first.
     inputs: Vec<Vec<f64>>,
 }
 
@@ -64,6 +67,7 @@ impl Convolution {
         Self { bias: bias.map_or(vec![0.0; n], |bias| doubles(bias)), inputs: vec![vec![0.0; n]; n_tap - 1], taps }
     }
 
+    /// The result for the next token's input.
     fn next(&mut self, x: &[f64]) -> Vec<f64> {
         self.inputs.push(x.to_vec());
         let channel =
@@ -74,18 +78,18 @@ impl Convolution {
     }
 }
 
-/// A layer's mixer with its state.
-trait Twin {
-    /// What it makes of the next token's input, `[n_embd]`.
+/// The reference of a mixer, with its state.
+trait ReferenceMixer {
+    /// The mixer's result for the next token's input, both `[n_embd]`.
     fn next(&mut self, h: &[f64]) -> Vec<f64>;
 }
 
-/// Mamba (arXiv 2312.00752).
-struct MambaTwin {
+/// The reference of Mamba (arXiv 2312.00752).
+struct MambaReference {
     spec: MambaSpec,
     weights: MambaWeights,
     conv: Convolution,
-    /// `[width][d_state]`
+    /// The state, `[width][d_state]`.
     state: Vec<Vec<f64>>,
     input: Matrix,
     select: Matrix,
@@ -93,7 +97,7 @@ struct MambaTwin {
     out: Matrix,
 }
 
-impl MambaTwin {
+impl MambaReference {
     fn new(spec: &MambaSpec, w: &MambaWeights) -> Self {
         Self {
             conv: Convolution::new(&w.taps, spec.n_tap, w.conv_bias.as_ref()),
@@ -108,15 +112,15 @@ impl MambaTwin {
     }
 }
 
-impl Twin for MambaTwin {
+impl ReferenceMixer for MambaReference {
     fn next(&mut self, h: &[f64]) -> Vec<f64> {
         let MambaSpec { width, d_state, dt_rank, .. } = self.spec;
         let w = &self.weights;
         let xz = self.input.times(h);
         let (x, z) = xz.split_at(width);
         let x = self.conv.next(x);
-        let chosen = self.select.times(&x);
-        let parts = [&chosen[..dt_rank], &chosen[dt_rank..dt_rank + d_state], &chosen[dt_rank + d_state..]];
+        let selected = self.select.times(&x);
+        let parts = [&selected[..dt_rank], &selected[dt_rank..dt_rank + d_state], &selected[dt_rank + d_state..]];
         let [dt, b, c] = [0, 1, 2].map(|i| match (&self.spec.norms, &w.norms) {
             (Some(norms), Some(weights)) => rms_norm(parts[i], &weights[i], norms.eps),
             (None, _) | (_, None) => parts[i].to_vec(),
@@ -141,18 +145,18 @@ impl Twin for MambaTwin {
     }
 }
 
-/// Mamba-2 (arXiv 2405.21060).
-struct Mamba2Twin {
+/// The reference of Mamba-2 (arXiv 2405.21060).
+struct Mamba2Reference {
     spec: Mamba2Spec,
     weights: Mamba2Weights,
     conv: Convolution,
-    /// `[n_head][d_state][head_dim]`
+    /// The state, `[n_head][d_state][head_dim]`.
     state: Vec<Vec<Vec<f64>>>,
     input: Matrix,
     out: Matrix,
 }
 
-impl Mamba2Twin {
+impl Mamba2Reference {
     fn new(spec: &Mamba2Spec, w: &Mamba2Weights) -> Self {
         Self {
             conv: Convolution::new(&w.taps, spec.n_tap, w.conv_bias.as_ref()),
@@ -165,7 +169,7 @@ impl Mamba2Twin {
     }
 }
 
-impl Twin for Mamba2Twin {
+impl ReferenceMixer for Mamba2Reference {
     fn next(&mut self, h: &[f64]) -> Vec<f64> {
         let Mamba2Spec { n_head, head_dim, d_state, n_group, norm, .. } = self.spec;
         let (w, width) = (&self.weights, n_head * head_dim);
@@ -199,18 +203,18 @@ impl Twin for Mamba2Twin {
     }
 }
 
-/// The logits of the last tokens of `ids`, of a model with nothing but state spaces.
-fn twin(toy: &Toy, ids: &[u32]) -> Vec<f32> {
+/// The reference logits of the last [`N_COMPARED`] tokens, of a model whose layers have a mixer and no feed-forward.
+fn reference_logits(toy: &Toy, ids: &[u32]) -> Vec<f32> {
     let norm = |x: &[f64], w: &Option<NormWeights>, eps| rms_norm(x, &w.as_ref().unwrap().weight, eps);
     let eps = toy.spec.output.norm.unwrap().eps;
     let table = Matrix::new(&toy.weights.token_embd);
     let head = Matrix::new(toy.weights.output.as_ref().unwrap());
     let layers = toy.spec.layers.iter().zip(&toy.weights.layers);
-    let mut mixers: Vec<Box<dyn Twin>> = layers
-        .map(|(layer, w)| -> Box<dyn Twin> {
+    let mut mixers: Vec<Box<dyn ReferenceMixer>> = layers
+        .map(|(layer, w)| -> Box<dyn ReferenceMixer> {
             match (&layer.mixer, &w.mixer) {
-                (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => Box::new(MambaTwin::new(spec, w)),
-                (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => Box::new(Mamba2Twin::new(spec, w)),
+                (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => Box::new(MambaReference::new(spec, w)),
+                (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => Box::new(Mamba2Reference::new(spec, w)),
                 (other, _) => panic!("{}: {other:?}", toy.name),
             }
         })
@@ -230,7 +234,7 @@ fn twin(toy: &Toy, ids: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn logits_after_thousands_of_tokens_are_those_of_a_twin_in_float64() {
+fn logits_after_thousands_of_tokens_agree_with_float64() {
     let ssm = [("ssm.conv_kernel", 4), ("ssm.inner_size", 64), ("ssm.state_size", 16), ("ssm.time_step_rank", 4)];
     let mut normalised = metadata("mamba", 3, &ssm);
     normalised.set("mamba.ssm.dt_b_c_rms", true);
@@ -243,11 +247,11 @@ fn logits_after_thousands_of_tokens_are_those_of_a_twin_in_float64() {
             CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
         let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
         let (before, compared) = ids.split_at(N_TOKENS - N_COMPARED);
-        let text = batch(&pass, 0, before, false);
-        pass.forward(&text).unwrap();
-        let text = batch(&pass, 0, compared, true);
-        let found = pass.forward(&text).unwrap().as_slice().to_vec();
-        let error = nmse(&found, &twin(toy, &ids));
+        let tokens = batch(&pass, 0, before, false);
+        pass.forward(&tokens).unwrap();
+        let tokens = batch(&pass, 0, compared, true);
+        let found = pass.forward(&tokens).unwrap().as_slice().to_vec();
+        let error = nmse(&found, &reference_logits(toy, &ids));
         println!("{}: NMSE {error:.1e}", toy.name);
         assert!(error <= 1e-6, "{}: NMSE {error:e}", toy.name);
         assert!(found.iter().all(|x| x.is_finite()));

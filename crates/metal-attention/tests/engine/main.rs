@@ -1,4 +1,5 @@
-//! The engine over whole models: every architecture, each backend against the CPU, generation, snapshots, hostile files.
+//! Tests of the engine with whole models: every architecture, each GPU backend against the CPU, generation, the scheduler,
+//! snapshots and session files, damaged model files.
 
 mod architectures;
 mod cuda;

@@ -1,9 +1,9 @@
-//! Small models of random shapes, types and options: fast arithmetic on the CPU against exact arithmetic, the GPU, through
-//! wgpu and through CUDA, against the CPU. A model is known by its number: the same in every run and on every machine.
+//! Small models of random shapes, tensor types and options. On the CPU, approximate arithmetic is compared with exact
+//! arithmetic; wgpu and CUDA are compared with the CPU. A model is generated from its number, so that it is the same in
+//! every run and on every machine.
 //!
-//! `METAL_ATTENTION_RANDOM_MODELS` says how many are tried. Without it the CPU tries 500; so does a GPU that is none of the
-//! CPU's software, which compiles its kernels for seconds a shape and tries as many as it can in a minute or two. CUDA tries
-//! 60.
+//! `METAL_ATTENTION_RANDOM_MODELS` sets the number of models. Without it the CPU and GPUs run 500. A software GPU, which
+//! takes seconds to compile the kernels for each shape, runs 16, and CUDA 60.
 
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
@@ -11,7 +11,7 @@ use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec};
 use metal_attention_cpu::{CpuForwardPass, CpuOptions, Isa};
 use metal_attention_model::{ModelShape, RopeStretch};
 
-/// Types whose nearest blocks take long to find: they get random ones.
+/// Types that are slow to quantise, because the nearest codebook entries are searched. They get random blocks instead.
 const CODEBOOKS: [TensorType; 7] = [
     TensorType::IQ1_S,
     TensorType::IQ1_M,
@@ -41,31 +41,34 @@ impl Random {
         self.below(n) == 0
     }
 
+    /// One of `choices`.
     fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 
-    /// In `-1..1`.
+    /// A number in `-1..1`.
     fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
     }
 }
 
-/// A model and how it is run.
+/// A random model, and the options and batches with which it runs.
 #[derive(Debug)]
 struct Case {
     number: usize,
     shape: ModelShape,
+    /// The sliding window of all layers; 0: none.
     window: u32,
+    /// Elements of a head that RoPE rotates.
     n_rot: usize,
-    /// Layers have other numbers of heads and widths than their neighbours.
+    /// Whether layers differ in their numbers of heads and their feed-forward widths.
     uneven: bool,
     n_ctx: usize,
     n_ubatch: usize,
     cache_type: CacheType,
-    /// Tokens of the first prompts.
+    /// Tokens of the first prompts: of sequence 0, then of 1 and 2 in one batch.
     prompts: [usize; 3],
-    /// Types of the matrices, by turns as far as rows are whole blocks.
+    /// Tensor types that the matrices use in rotation. A type whose quantisation blocks do not divide the rows is skipped.
     types: Vec<TensorType>,
     /// Seed of the weights.
     seed: u64,
@@ -114,13 +117,13 @@ impl Case {
         }
     }
 
-    /// Each matrix of the model in a type that its rows are whole blocks of.
+    /// The tensor type of matrix `i` with rows of `n_in`: the next of `types` whose blocks divide the rows, or F32.
     fn ty(&self, n_in: usize, i: usize) -> TensorType {
-        let turns = self.types.iter().cycle().skip(i).take(self.types.len());
-        turns.copied().find(|ty| n_in.is_multiple_of(ty.block_len())).unwrap_or(TensorType::F32)
+        let candidates = self.types.iter().cycle().skip(i).take(self.types.len());
+        candidates.copied().find(|ty| n_in.is_multiple_of(ty.block_len())).unwrap_or(TensorType::F32)
     }
 
-    /// The model as a file.
+    /// The model as a GGUF file.
     fn file(&self) -> GgufFile {
         let mut random = Random(self.seed);
         let shape = &self.shape;
@@ -141,13 +144,14 @@ impl Case {
             }
         }
         let spec = ModelSpec::from_metadata(&metadata).unwrap_or_else(|e| panic!("{self:?}: {e}"));
-        let wanted = |name: &str, required: bool, random: &mut Random| match name {
+        let is_present = |name: &str, required: bool, random: &mut Random| match name {
             "output.weight" => !shape.tied,
             "rope_freqs.weight" => shape.rope_factors.is_some(),
-            // Biases that an architecture does not ask for are there or not.
+            // Biases that the architecture does not require are present in one of four cases.
             _ => required || random.one_in(4),
         };
-        let tensors: Vec<_> = spec.tensors().into_iter().filter(|t| wanted(&t.name, t.required, &mut random)).collect();
+        let tensors: Vec<_> =
+            spec.tensors().into_iter().filter(|t| is_present(&t.name, t.required, &mut random)).collect();
         let decls: Vec<_> = tensors
             .iter()
             .enumerate()
@@ -164,7 +168,8 @@ impl Case {
                 let factors = shape.rope_factors.expect("the tensor is there with the factors");
                 factors.divisors(2 * n, shape.rope_freq_base)
             } else if tensor.is_matrix() {
-                // So that activations keep their size from layer to layer, and softmax sees more than one position.
+                // With this scale activations keep their size from layer to layer, and softmax has several positions with
+                // noticeable weights.
                 let scale = 1.7 / (decl.shape[0] as f32).sqrt();
                 (0..n).map(|_| scale * random.float()).collect()
             } else if tensor.name.ends_with("bias") {
@@ -184,12 +189,12 @@ impl Case {
         GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file")
     }
 
-    /// Logits of prompts of any length, of single tokens, and of three sequences side by side.
+    /// Logits of prompts, of single tokens, and of batches of three sequences, in a fixed order of batches.
     fn logits(&self, pass: &mut dyn ForwardPass) -> Vec<f32> {
         let n_vocab = pass.spec().n_vocab;
         let mut random = Random(!self.seed);
         let mut all = Vec::new();
-        let mut evaluate = |pass: &mut dyn ForwardPass, lengths: [usize; 3], wanted: usize| {
+        let mut evaluate = |pass: &mut dyn ForwardPass, lengths: [usize; 3], one_in: usize| {
             let mut batch = Vec::new();
             for (seq, n) in lengths.into_iter().enumerate() {
                 let start = pass.n_past(seq);
@@ -197,7 +202,7 @@ impl Case {
                     id: random.below(n_vocab) as u32,
                     seq,
                     pos,
-                    logits: random.one_in(wanted) || pos + 1 == start + n,
+                    logits: random.one_in(one_in) || pos + 1 == start + n,
                 }));
             }
             let logits = pass.forward(&batch).unwrap_or_else(|e| panic!("{self:?}: {e}"));
@@ -215,6 +220,7 @@ impl Case {
         all
     }
 
+    /// [`Self::logits`] on the CPU.
     fn cpu(&self, file: &GgufFile, isa: Isa, exact: bool) -> Vec<f32> {
         let options = CpuOptions {
             n_ctx: self.n_ctx,
@@ -230,12 +236,13 @@ impl Case {
         self.logits(&mut pass)
     }
 
-    /// Halves in the cache round some numbers the other way where sums differ in their last bits.
+    /// The largest NMSE with exact arithmetic. F16 keys and values are rounded differently where sums differ in their last
+    /// bits.
     fn limit(&self) -> f64 {
         if self.cache_type == CacheType::F16 { 1e-5 } else { 1e-9 }
     }
 
-    /// Checks that the squared error of `got` over the squares of `want` is below `limit`.
+    /// Checks that the squared error of `got` over the squares of `want` is at most `limit`. Returns it.
     fn compare(&self, what: &str, got: &[f32], want: &[f32], limit: f64) -> f64 {
         assert_eq!(got.len(), want.len(), "{what}: {self:?}");
         let square = |v: f64| v * v;
@@ -246,14 +253,14 @@ impl Case {
     }
 }
 
-/// How many models to try: what the environment says, else `default`.
+/// Number of models to run: the environment variable's value, or `default`.
 fn n_models(default: usize) -> usize {
     let variable = "METAL_ATTENTION_RANDOM_MODELS";
     std::env::var(variable).map_or(default, |n| n.parse().unwrap_or_else(|_| panic!("{variable}={n} is no number")))
 }
 
 #[test]
-fn every_instruction_set_gives_exact_logits_and_nearly_so_with_bytes() {
+fn every_instruction_set_gives_the_same_logits_and_nearly_so_with_8_bit_activations() {
     let mut worst = (0.0, 0);
     for number in 0..n_models(500) {
         let case = Case::new(number);
@@ -266,8 +273,8 @@ fn every_instruction_set_gives_exact_logits_and_nearly_so_with_bytes() {
             case.compare(&format!("{isa:?}, exact"), &case.cpu(&file, isa, true), &want, case.limit());
         }
         for isa in Isa::available() {
-            // Activations of 8 bits are off by up to 2^-8 of the largest in their block, an NMSE of some 1e-5 a product;
-            // in a model this small a few products more or less decide what comes out. The worst of 500 is 1.8e-3.
+            // Activations of 8 bits are wrong by up to 2^-8 of the largest in their block, an NMSE of some 1e-5 per product.
+            // In a model this small a few products determine the logits. The largest NMSE of 500 models is 1.8e-3.
             let nmse = case.compare(&format!("{isa:?}"), &case.cpu(&file, isa, false), &want, 5e-3);
             if nmse > worst.0 {
                 worst = (nmse, number);
@@ -287,7 +294,7 @@ mod on_gpu {
     use super::*;
     use crate::wgpu::device::gpu;
 
-    /// Models that a GPU played by the CPU has time for in the gate.
+    /// Number of models that a software GPU runs in the time that the test may take.
     const SOFTWARE: usize = 16;
 
     #[test]
@@ -301,7 +308,7 @@ mod on_gpu {
             let want = case.cpu(&file, best, true);
             let spec = ModelSpec::from_metadata(file.metadata()).expect("a model");
             let weights = Weights::load(&file, &spec).expect("a whole model");
-            // Matrix units round to 16 bits.
+            // Matrix units round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
             let rounded = !exact && gpu.features().cooperative_f16;
             let options = WgpuForwardPassOptions {
@@ -344,7 +351,7 @@ mod on_cuda {
             let want = case.cpu(&file, best, true);
             let spec = ModelSpec::from_metadata(file.metadata()).expect("a model");
             let weights = Weights::load(&file, &spec).expect("a whole model");
-            // Products of many tokens round their inputs to 16 bits.
+            // GEMMs round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
             let options = CudaForwardPassOptions {
                 n_ctx: case.n_ctx,

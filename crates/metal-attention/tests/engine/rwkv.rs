@@ -1,4 +1,5 @@
-//! RWKV over long texts against its papers' formulas in float64, written token by token over the same weights.
+//! RWKV over long sequences: the logits on the CPU against the papers' formulas computed in float64, token by token, with
+//! the same weights.
 
 use std::convert::Infallible;
 
@@ -12,9 +13,10 @@ use metal_attention_model::{
 };
 use metal_attention_testing::models::more_architectures;
 
+/// Tokens of a long sequence.
 const LONG: usize = 8192;
 
-/// Rows of a matrix, and what is added to its products.
+/// A linear layer in float64: a matrix row by row, and its bias.
 struct Matrix {
     rows: Vec<Vec<f64>>,
     bias: Option<Vec<f32>>,
@@ -27,6 +29,7 @@ impl Matrix {
         Self { rows: all.chunks_exact(linear.weight.row_len()).map(row).collect(), bias: linear.bias.clone() }
     }
 
+    /// `W x + bias`
     fn times(&self, x: &[f64]) -> Vec<f64> {
         let bias = |i: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
         self.rows.iter().enumerate().map(|(i, row)| bias(i) + dot(row, x)).collect()
@@ -42,11 +45,12 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// Elementwise: element `i` of the result is `of` applied to element `i` of all rows.
 fn each<const N: usize>(rows: [&[f64]; N], of: impl Fn([f64; N]) -> f64) -> Vec<f64> {
     (0..rows[0].len()).map(|i| of(rows.map(|row| row[i]))).collect()
 }
 
-fn wide(x: &[f32]) -> Vec<f64> {
+fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
@@ -66,12 +70,14 @@ fn norm(norm: Option<&Norm>, w: Option<&NormWeights>, x: &[f64]) -> Vec<f64> {
     normalized(norm.kind, f64::from(norm.eps), &w.weight, w.bias.as_deref(), x)
 }
 
-/// What a layer remembers of a text.
+/// The recurrent state of a layer.
 #[derive(Default)]
 struct State {
-    /// Of each head, a row for each element of the key.
+    /// The matrix of each head, `[n_head][head_dim of keys][head_dim of values]`.
     heads: Vec<Vec<Vec<f64>>>,
+    /// The time mix's previous input, `[n_embd]`.
     time_shift: Vec<f64>,
+    /// The channel mix's previous input, `[n_embd]`.
     channel_shift: Vec<f64>,
 }
 
@@ -82,16 +88,17 @@ impl State {
     }
 }
 
+/// The token shift: interpolates from the input to the previous input `before`.
 fn shifted(x: &[f64], before: &[f64], lerp: &[f32]) -> Vec<f64> {
-    each([x, before, &wide(lerp)], |[x, before, lerp]| x + (before - x) * lerp)
+    each([x, before, &to_f64(lerp)], |[x, before, lerp]| x + (before - x) * lerp)
 }
 
-/// `out = r S` where `S` has a row for each element of `r`.
+/// `out = r S`, where `S` has a row for each element of `r`.
 fn read_state(r: &[f64], state: &[Vec<f64>]) -> Vec<f64> {
     (0..state[0].len()).map(|j| r.iter().zip(state).map(|(r, row)| r * row[j]).sum()).collect()
 }
 
-/// arXiv 2503.14456, equations 3 to 21.
+/// The time mix of RWKV-7: arXiv 2503.14456, equations 3 to 21. `v_first` holds the values of the first layer.
 fn time_mix_7(
     spec: &Rwkv7Spec,
     w: &Rwkv7Weights<Matrix>,
@@ -99,33 +106,33 @@ fn time_mix_7(
     state: &mut State,
     v_first: &mut Option<Vec<f64>>,
 ) -> Vec<f64> {
-    let low_rank = |of: &LowRankWeights<Matrix>, x: &[f64], f: fn(f64) -> f64| -> Vec<f64> {
-        of.up.times(&of.down.times(x).into_iter().map(f).collect::<Vec<_>>())
+    let low_rank = |w: &LowRankWeights<Matrix>, x: &[f64], f: fn(f64) -> f64| -> Vec<f64> {
+        w.up.times(&w.down.times(x).into_iter().map(f).collect::<Vec<_>>())
     };
     let mut mixed = w.lerps.chunks_exact(spec.width).map(|lerp| shifted(x, &state.time_shift, lerp));
     let mut next = || mixed.next().unwrap();
     let [xr, xw, xk, xv, xa] = [next(), next(), next(), next(), next()];
     let (r, k, mut v) = (w.receptance.times(&xr), w.key.times(&xk), w.value.times(&xv));
     let d = low_rank(&w.decay, &xw, f64::tanh);
-    let decay = each([&d, &wide(&w.decay_bias)], |[d, w0]| (-(-0.5f64).exp() * sigmoid(w0 + d)).exp());
+    let decay = each([&d, &to_f64(&w.decay_bias)], |[d, w0]| (-(-0.5f64).exp() * sigmoid(w0 + d)).exp());
     let a = low_rank(&w.rate, &xa, |x| x);
-    let a = each([&a, &wide(&w.rate_bias)], |[a, a0]| sigmoid(a0 + a));
+    let a = each([&a, &to_f64(&w.rate_bias)], |[a, a0]| sigmoid(a0 + a));
     match (&w.first_value, &v_first) {
-        (Some((of, bias)), Some(first)) => {
-            let mix = low_rank(of, &xv, |x| x);
-            v = each([&v, first, &mix, &wide(bias)], |[v, first, mix, v0]| v + (first - v) * sigmoid(v0 + mix));
+        (Some((weights, bias)), Some(first)) => {
+            let mix = low_rank(weights, &xv, |x| x);
+            v = each([&v, first, &mix, &to_f64(bias)], |[v, first, mix, v0]| v + (first - v) * sigmoid(v0 + mix));
         }
         (None, None) => *v_first = Some(v.clone()),
         (Some(_), None) | (None, Some(_)) => panic!("the first layer has no values before it, and all others have"),
     }
-    let g = w.gate.as_ref().map(|of| low_rank(of, &next(), sigmoid));
-    let kappa = each([&k, &wide(&w.removed)], |[k, removed]| k * removed);
-    let k = each([&k, &a, &wide(&w.kept)], |[k, a, kept]| k * (1.0 + (a - 1.0) * kept));
+    let g = w.gate.as_ref().map(|weights| low_rank(weights, &next(), sigmoid));
+    let kappa = each([&k, &to_f64(&w.removed)], |[k, removed]| k * removed);
+    let k = each([&k, &a, &to_f64(&w.kept)], |[k, a, kept]| k * (1.0 + (a - 1.0) * kept));
 
     let mut out = Vec::new();
     for (head, s) in state.heads.iter_mut().enumerate() {
-        let of = head * spec.head_dim..(head + 1) * spec.head_dim;
-        let [r, decay, k, v, a, kappa] = [&r, &decay, &k, &v, &a, &kappa].map(|row| &row[of.clone()]);
+        let range = head * spec.head_dim..(head + 1) * spec.head_dim;
+        let [r, decay, k, v, a, kappa] = [&r, &decay, &k, &v, &a, &kappa].map(|row| &row[range.clone()]);
         let length = dot(kappa, kappa).sqrt().max(1e-12);
         let kappa: Vec<f64> = kappa.iter().map(|x| x / length).collect();
         let removed = read_state(&kappa, s);
@@ -136,9 +143,9 @@ fn time_mix_7(
         }
         let mut y = read_state(r, s);
         if let Some([weight, bias]) = &w.norm {
-            y = normalized(NormKind::Layer, 64e-5, &weight[of.clone()], Some(&bias[of.clone()]), &y);
+            y = normalized(NormKind::Layer, 64e-5, &weight[range.clone()], Some(&bias[range.clone()]), &y);
         }
-        let bonus: f64 = (0..r.len()).map(|i| r[i] * k[i] * f64::from(w.bonus[of.start + i])).sum();
+        let bonus: f64 = (0..r.len()).map(|i| r[i] * k[i] * f64::from(w.bonus[range.start + i])).sum();
         out.extend(each([&y, v], |[y, v]| y + bonus * v));
     }
     if let Some(g) = g {
@@ -148,45 +155,45 @@ fn time_mix_7(
     w.out.times(&out)
 }
 
-/// arXiv 2404.05892, section 4.2; without a bonus gated linear attention, arXiv 2312.06635.
+/// The time mix of RWKV-6: arXiv 2404.05892, section 4.2. Without a bonus it is gated linear attention, arXiv 2312.06635.
 fn time_mix_6(spec: &Rwkv6Spec, w: &Rwkv6Weights<Matrix>, x: &[f64], state: &mut State) -> Vec<f64> {
     let (rank, width) = (spec.mix_rank, spec.width);
     let inner = w.mix_down.times(&shifted(x, &state.time_shift, &w.lerp_x));
     let mixed = |m: usize| {
         let inner: Vec<f64> = inner[m * rank..(m + 1) * rank].iter().map(|x| x.tanh()).collect();
-        let (lerp, more) = (wide(&w.lerps[m * width..(m + 1) * width]), w.mix_up[m].times(&inner));
+        let (lerp, more) = (to_f64(&w.lerps[m * width..(m + 1) * width]), w.mix_up[m].times(&inner));
         each([x, &state.time_shift, &lerp, &more], |[x, before, lerp, more]| x + (before - x) * (lerp + more))
     };
     let [xw, xk, xv, xr, xg]: [Vec<f64>; RWKV6_MIXES] = std::array::from_fn(mixed);
     let (r, k, v, g) = (w.receptance.times(&xr), w.key.times(&xk), w.value.times(&xv), w.gate.times(&xg));
     let inner: Vec<f64> = w.decay.down.times(&xw).iter().map(|x| x.tanh()).collect();
-    let decay = each([&w.decay.up.times(&inner), &wide(&w.decay_bias)], |[d, w0]| (-(w0 + d).exp()).exp());
+    let decay = each([&w.decay.up.times(&inner), &to_f64(&w.decay_bias)], |[d, w0]| (-(w0 + d).exp()).exp());
 
     let mut out = Vec::new();
     for (head, s) in state.heads.iter_mut().enumerate() {
-        let of = head * spec.head_dim..(head + 1) * spec.head_dim;
+        let range = head * spec.head_dim..(head + 1) * spec.head_dim;
         let kv_head = head * spec.n_head_kv / spec.n_head();
-        let of_kv = kv_head * spec.head_dim..(kv_head + 1) * spec.head_dim;
-        let (r, decay, v) = (&r[of.clone()], &decay[of.clone()], &v[of_kv.clone()]);
-        let k = &k[of_kv];
+        let kv_range = kv_head * spec.head_dim..(kv_head + 1) * spec.head_dim;
+        let (r, decay, v) = (&r[range.clone()], &decay[range.clone()], &v[kv_range.clone()]);
+        let k = &k[kv_range];
         let y = if let (Some(u), Some([weight, bias])) = (&w.bonus, &w.norm) {
-            let own: f64 = (0..r.len()).map(|i| r[i] * f64::from(u[of.start + i]) * k[i]).sum();
-            let y = each([&read_state(r, s), v], |[y, v]| y + own * v);
+            let current: f64 = (0..r.len()).map(|i| r[i] * f64::from(u[range.start + i]) * k[i]).sum();
+            let y = each([&read_state(r, s), v], |[y, v]| y + current * v);
             advance(s, decay, k, v);
-            normalized(NormKind::Layer, 64e-5, &weight[of.clone()], Some(&bias[of.clone()]), &y)
+            normalized(NormKind::Layer, 64e-5, &weight[range.clone()], Some(&bias[range.clone()]), &y)
         } else {
             advance(s, decay, &each([k, decay], |[k, decay]| k * (1.0 - decay)), v);
             let scale = 1.0 / (spec.head_dim as f64).sqrt();
             read_state(r, s).iter().map(|y| y * scale).collect()
         };
         let gate = |g: f64| if spec.bonus { g * sigmoid(g) } else { sigmoid(g) };
-        out.extend(each([&y, &g[of]], |[y, g]| y * gate(g)));
+        out.extend(each([&y, &g[range]], |[y, g]| y * gate(g)));
     }
     state.time_shift = x.to_vec();
     w.out.times(&out)
 }
 
-/// `S = diag(decay) S + k^T v`
+/// The update of a head's state: `S = diag(decay) S + k^T v`.
 fn advance(s: &mut [Vec<f64>], decay: &[f64], k: &[f64], v: &[f64]) {
     for (i, row) in s.iter_mut().enumerate() {
         for (s, v) in row.iter_mut().zip(v) {
@@ -212,14 +219,14 @@ fn swiglu(w: &DenseWeights<Matrix>, x: &[f64]) -> Vec<f64> {
     w.down.times(&each([&gate, &up], |[gate, up]| gate * sigmoid(gate) * up))
 }
 
-/// The logits after the tokens at `positions`.
-fn twin(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
+/// The reference logits of the tokens at `positions`.
+fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
     let Toy { spec, weights, .. } = toy;
-    let wide_layer = |layer: &LayerWeights| {
+    let layer_to_f64 = |layer: &LayerWeights| {
         let Ok(layer) = layer.map(&mut |linear| Ok::<_, Infallible>(Matrix::new(linear)));
         layer
     };
-    let layers: Vec<_> = weights.layers.iter().map(wide_layer).collect();
+    let layers: Vec<_> = weights.layers.iter().map(layer_to_f64).collect();
     let (table, head) = (Matrix::new(&weights.token_embd), Matrix::new(weights.output.as_ref().unwrap()));
     let state = |mixer: &Mixer| {
         if let Mixer::Rwkv6(mix) = mixer {
@@ -263,13 +270,14 @@ fn twin(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
     found
 }
 
+/// Squared error over the variance of `want`.
 fn nmse(got: &[f32], want: &[f64]) -> f64 {
     let mean = want.iter().sum::<f64>() / want.len() as f64;
     let error: f64 = got.iter().zip(want).map(|(&got, want)| (f64::from(got) - want).powi(2)).sum();
     error / want.iter().map(|want| (want - mean).powi(2)).sum::<f64>()
 }
 
-/// The published models, and small ones of the others; each as it is, and so that it hardly forgets.
+/// Published models, and toys of architectures and options without a published file.
 fn models() -> Vec<Toy> {
     const RANKS: [(&str, u32); 4] = [
         ("attention.decay_lora_rank", 6),
@@ -291,8 +299,8 @@ fn models() -> Vec<Toy> {
     published.into_iter().chain(others).collect()
 }
 
-/// Decays that leave nearly all of a state for thousands of tokens.
-fn remember(toy: &mut Toy) {
+/// Sets decays that keep nearly all of a state for thousands of tokens.
+fn set_slow_decay(toy: &mut Toy) {
     for layer in &mut toy.weights.layers {
         let slow = |bias: &mut Vec<f32>| bias.iter_mut().enumerate().for_each(|(i, x)| *x = -4.0 - (i % 8) as f32);
         if let MixerWeights::Rwkv6(w) = &mut layer.mixer {
@@ -304,8 +312,8 @@ fn remember(toy: &mut Toy) {
     }
 }
 
-/// The same file with the shifts of RWKV-6 in tensors of their own, as older ones have them.
-fn with_lerps_apart(file: &GgufFile) -> Vec<u8> {
+/// The file with the token-shift weights of RWKV-6 in a tensor each, as in older files, instead of one fused tensor.
+fn with_separate_lerps(file: &GgufFile) -> Vec<u8> {
     let fused = |tensor: &&Tensor| tensor.name().ends_with("lerp_fused.weight");
     let mut all = Vec::new();
     for tensor in file.tensors() {
@@ -333,11 +341,11 @@ fn with_lerps_apart(file: &GgufFile) -> Vec<u8> {
 }
 
 #[test]
-fn shifts_may_lie_in_tensors_of_their_own() {
+fn token_shift_weights_may_be_in_a_tensor_each() {
     let fused = &more_architectures()["rwkv6.gguf"];
-    let apart = with_lerps_apart(&GgufFile::from_bytes(fused).unwrap());
+    let separate = with_separate_lerps(&GgufFile::from_bytes(fused).unwrap());
     let ids = some_ids(30);
-    let [want, found] = [fused, &apart].map(|file| {
+    let [want, found] = [fused, &separate].map(|file| {
         let toy = read("rwkv6", file);
         let mut pass =
             CpuForwardPass::new(toy.spec, &toy.weights, &CpuOptions { n_ctx: 64, ..Default::default() }).unwrap();
@@ -348,7 +356,7 @@ fn shifts_may_lie_in_tensors_of_their_own() {
 }
 
 #[test]
-fn long_texts_give_the_logits_of_float64() {
+fn long_sequences_agree_with_float64() {
     let ids = some_ids(LONG);
     let positions = [0, 1, 63, 64, 1000, LONG - 1];
     let options =
@@ -356,9 +364,9 @@ fn long_texts_give_the_logits_of_float64() {
     for mut toy in models() {
         for slow in [false, true] {
             if slow {
-                remember(&mut toy);
+                set_slow_decay(&mut toy);
             }
-            let want = twin(&toy, &ids, &positions);
+            let want = reference_logits(&toy, &ids, &positions);
             let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
             let mut batch = batch(&pass, 0, &ids, false);
             for token in &mut batch {

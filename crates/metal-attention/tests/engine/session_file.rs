@@ -1,4 +1,4 @@
-//! Session files: texts that go on in another process, and files that are not what they should be.
+//! Session files: sequences that continue in another process, and damaged or foreign files.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -21,7 +21,8 @@ fn generator(model: &Model, engine: &EngineOptions) -> Generator {
     Generator::new(model, engine, sampling).unwrap()
 }
 
-fn go_on(generator: &mut Generator, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
+/// Generates `n` tokens after `prompt`. Returns them and the number of cached tokens of the prompt.
+fn generate(generator: &mut Generator, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
     generator.prompt(prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions { n_predict: Some(n), ignore_eos: true, ..Default::default() };
     let mut generation = generator.generate(options);
@@ -29,34 +30,36 @@ fn go_on(generator: &mut Generator, prompt: &[u32], n: usize) -> (Vec<u32>, usiz
     (ids, generation.timings().cached_tokens)
 }
 
-/// A session of a prompt and 60 tokens after it, of which the cache has all but the last.
+/// Writes the session of a prompt and 60 generated tokens, all but the last of which are cached. Returns the file and the
+/// tokens.
 fn session(folder: &Path, model: &Model) -> (PathBuf, Vec<u32>) {
     let mut generator = generator(model, &engine());
     let prompt = [1, 403, 407, 261, 378];
-    let text = [&prompt[..], &go_on(&mut generator, &prompt, 60).0].concat();
+    let tokens = [&prompt[..], &generate(&mut generator, &prompt, 60).0].concat();
     let path = folder.join("a session");
     generator.save(&path, b"a note").unwrap();
-    (path, text)
+    (path, tokens)
 }
 
+/// Opens a session file and restores it. Returns the number of cached tokens.
 fn restore(path: &Path, generator: &mut Generator) -> Result<usize, SessionError> {
     generator.restore(SessionFile::open(path)?)
 }
 
 #[test]
-fn a_text_goes_on_where_it_was() {
+fn a_restored_sequence_continues_as_the_saved_one_would() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::built_in().unwrap();
-    let (path, text) = session(folder.path(), &model);
+    let (path, tokens) = session(folder.path(), &model);
     let opened = SessionFile::open(&path).unwrap();
-    assert_eq!((opened.note(), opened.ids()), (&b"a note"[..], &text[..64]));
-    let prompt = [&text[..], &[400, 401]].concat();
-    let want = go_on(&mut generator(&model, &engine()), &prompt, 40).0;
+    assert_eq!((opened.note(), opened.ids()), (&b"a note"[..], &tokens[..64]));
+    let prompt = [&tokens[..], &[400, 401]].concat();
+    let want = generate(&mut generator(&model, &engine()), &prompt, 40).0;
     let mut again = generator(&model, &engine());
     assert_eq!(again.restore(opened).unwrap(), 64);
-    assert_eq!(again.ids(), &text[..64]);
-    assert_eq!(go_on(&mut again, &prompt, 40), (want, 64));
-    // Over the file that is there; and without a text, which leaves the note.
+    assert_eq!(again.ids(), &tokens[..64]);
+    assert_eq!(generate(&mut again, &prompt, 40), (want, 64));
+    // Saving overwrites the file. Without a sequence only the note is written.
     again.save(&path, b"another").unwrap();
     assert_eq!(SessionFile::open(&path).unwrap().ids().len(), prompt.len() + 39);
     SessionFile::write(&path, &model, b"alone", None).unwrap();
@@ -68,7 +71,7 @@ fn a_text_goes_on_where_it_was() {
 
 #[cfg(unix)]
 #[test]
-fn the_file_is_its_owners_alone() {
+fn only_the_owner_may_read_the_file() {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     let folder = tempfile::tempdir().unwrap();
@@ -84,7 +87,7 @@ fn the_file_is_its_owners_alone() {
     assert!(matches!(no_folder, Err(SessionError::Write(_))), "{no_folder:?}");
 }
 
-/// The built-in model with one byte changed in the middle of a tensor's end.
+/// The built-in model with one byte changed, near the end of tensor 3.
 fn other_weights() -> Model {
     let file = GgufFile::from_bytes(BUILT_IN_MODEL).unwrap();
     let decls: Vec<TensorDecl> = file.tensors().iter().map(Into::into).collect();
@@ -100,7 +103,7 @@ fn other_weights() -> Model {
 }
 
 #[test]
-fn files_that_do_not_fit_are_refused() {
+fn files_of_other_models_and_damaged_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::built_in().unwrap();
     let (path, _) = session(folder.path(), &model);
@@ -146,7 +149,7 @@ fn files_that_do_not_fit_are_refused() {
     assert!(matches!(outcome, Err(SessionError::Read(_))), "{outcome:?}");
 }
 
-/// What is changed in a file.
+/// A change of a file's bytes, by offset.
 #[derive(Debug, Clone)]
 enum Change {
     Bytes(usize, Vec<u8>),
@@ -158,7 +161,7 @@ fn change() -> impl Strategy<Value = Change> {
     let number = prop_oneof![any::<u64>(), 0..300_u64, Just(u64::MAX), Just(1 << 40)];
     let bytes =
         prop_oneof![number.prop_map(|n| n.to_le_bytes().to_vec()), proptest::collection::vec(any::<u8>(), 1..20)];
-    // Most of them in the head.
+    // Most offsets are in the head.
     let at = prop_oneof![4 => 0..600_usize, 1 => 0..200_000_usize];
     prop_oneof![
         4 => (at.clone(), bytes.clone()).prop_map(|(at, bytes)| Change::Bytes(at, bytes)),
@@ -167,27 +170,28 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Writes the sums and the length of the head anew, as somebody would who means harm.
-fn mend(bytes: &mut [u8]) {
+/// Recomputes the checksums of the head and of the blocks, as an attacker could, so that changes pass them.
+fn fix_checksums(bytes: &mut [u8]) {
     let Some((begin, rest)) = bytes.split_at_mut_checked(20) else { return };
     let n_head = u64::from_le_bytes(begin[12..].try_into().unwrap()) as usize;
     let Some((head, rest)) = rest.split_at_mut_checked(n_head) else { return };
     let mut sum = crc32fast::Hasher::new();
     sum.update(begin);
     sum.update(head);
-    let Some((of_head, blocks)) = rest.split_first_chunk_mut() else { return };
-    *of_head = sum.finalize().to_le_bytes();
-    if let Some((blocks, of_blocks)) = blocks.split_last_chunk_mut() {
-        *of_blocks = crc32fast::hash(blocks).to_le_bytes();
+    let Some((head_sum, blocks)) = rest.split_first_chunk_mut() else { return };
+    *head_sum = sum.finalize().to_le_bytes();
+    if let Some((blocks, blocks_sum)) = blocks.split_last_chunk_mut() {
+        *blocks_sum = crc32fast::hash(blocks).to_le_bytes();
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Any file is an error, or a text that goes on.
+    /// Restoring any file returns an error or a usable sequence.
+
     #[test]
-    fn hostile_files_do_no_harm(changes in proptest::collection::vec(change(), 1..4), is_mended in any::<bool>()) {
+    fn hostile_files_do_no_harm(changes in proptest::collection::vec(change(), 1..4), has_valid_checksums in any::<bool>()) {
         use std::cell::RefCell;
         type Shared = (Model, Generator, tempfile::TempDir, Vec<u8>);
         thread_local!(static ALL: RefCell<Option<Shared>> = const { RefCell::new(None) });
@@ -213,15 +217,15 @@ proptest! {
                     }
                 }
             }
-            if is_mended {
-                mend(&mut bytes);
+            if has_valid_checksums {
+                fix_checksums(&mut bytes);
             }
             let path = folder.path().join("hostile");
             fs::write(&path, bytes).unwrap();
             match restore(&path, generator) {
                 Ok(n) => {
                     assert_eq!((n, generator.ids().len()), (generator.forward_pass().position(), n));
-                    // Keys and values may be anything, too.
+                    // Keys and values are not checked: they may have any bits.
                     if generator.prompt(&[1, 403], |_, _| ControlFlow::Continue(())).is_ok() {
                         let options = GenerateOptions { n_predict: Some(1), ..Default::default() };
                         generator.generate(options).for_each(drop);

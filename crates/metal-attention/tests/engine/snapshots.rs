@@ -1,5 +1,6 @@
-//! Sequences that are saved and restored go on with the bits that they would have had, on every backend and with every kind of
-//! layer. Without a GPU, or CUDA, its test is skipped; in CI the former is a failure, with `METAL_ATTENTION_TEST_CUDA` the latter.
+//! Snapshots of sequences: after a restore the logits have the same bits as without it, on every backend and with every kind
+//! of layer. Without a GPU or CUDA the test of it is skipped; without a GPU in CI, or without CUDA where
+//! `METAL_ATTENTION_TEST_CUDA` is set, it fails.
 
 use crate::toys::{Toy, kimi_linear, logits, read, some_ids, toy};
 use metal_attention::{CacheType, CpuForwardPass, ForwardError, ForwardPass, Snapshot, SnapshotError};
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 
 const N_CTX: usize = 400;
 
-/// Attention, windows, latent attention with the delta rule, and recurrent layers of each kind.
+/// Models with attention, latent attention with the delta rule, and those of `names`: sliding windows and recurrent layers.
 fn models(names: &[&'static str]) -> Vec<Toy> {
     let mut toys = vec![
         read("qwen3.gguf", &architectures()["qwen3.gguf"]),
@@ -25,6 +26,7 @@ fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
+/// The snapshot of sequence `seq`, header and blocks.
 fn save(pass: &mut dyn ForwardPass, seq: usize) -> Vec<u8> {
     let snapshot = Snapshot::of_sequence(pass.cache(), seq).unwrap();
     let mut bytes = Vec::new();
@@ -35,14 +37,16 @@ fn save(pass: &mut dyn ForwardPass, seq: usize) -> Vec<u8> {
     bytes
 }
 
+/// Restores a snapshot as sequence `seq`. Returns the number of its tokens.
 fn restore(pass: &mut dyn ForwardPass, seq: usize, mut bytes: &[u8]) -> Result<usize, SnapshotError> {
     let snapshot = Snapshot::read_header(&mut bytes, pass.n_ctx())?;
     snapshot.restore(pass.cache(), seq, &mut bytes)?;
     Ok(snapshot.n_tokens())
 }
 
-/// What was saved of a text in one cache goes on in another, beside other texts there, and so do beginnings of it.
-fn goes_on_as_it_was(name: &str, lengths: &[usize], pass: &mut dyn ForwardPass, other: &mut dyn ForwardPass) {
+/// Saves prefixes of a sequence from `pass` and restores them in `other`, beside other sequences there; checks that they
+/// continue with the same logits.
+fn check_continuation(name: &str, lengths: &[usize], pass: &mut dyn ForwardPass, other: &mut dyn ForwardPass) {
     let ids = some_ids(300);
     for &n in lengths {
         let rest = &ids[n..n + 40];
@@ -51,7 +55,7 @@ fn goes_on_as_it_was(name: &str, lengths: &[usize], pass: &mut dyn ForwardPass, 
         let bytes = save(pass, 0);
         let (reached, cut) = (pass.reachable(0, n - 1), pass.reachable(0, n / 2));
         let want = logits(pass, 0, rest);
-        // Where pages and slots are taken already.
+        // Restored while other sequences have pages and states.
         other.reset();
         logits(other, 0, &ids[3..80]);
         logits(other, 2, &ids[7..20]);
@@ -60,22 +64,23 @@ fn goes_on_as_it_was(name: &str, lengths: &[usize], pass: &mut dyn ForwardPass, 
         assert_eq!(other.reachable(2, n / 2), cut, "{name}: {n} tokens");
         assert_eq!(save(other, 2), bytes, "{name}: {n} tokens");
         assert!(logits(other, 2, rest) == want, "{name}: after {n} tokens");
-        // Beside what shares its pages, and from its last token on, which is evaluated alone then.
+        // Restored beside a sequence that shares its pages; and continued from its last token, which is evaluated again
+        // alone.
         restore(other, 1, &bytes).unwrap();
         other.share_prefix(1, 2, n).unwrap();
         pass.reset();
         logits(pass, 0, &ids[..n]);
-        let last_anew = |pass: &mut dyn ForwardPass, seq| {
+        let last_token_again = |pass: &mut dyn ForwardPass, seq| {
             assert_eq!(pass.rewind(seq, n - 1), n - 1, "{name}");
             (logits(pass, seq, &ids[n - 1..n]), logits(pass, seq, rest))
         };
-        assert!(last_anew(other, 1) == last_anew(pass, 0), "{name}: after the last of {n} tokens");
+        assert!(last_token_again(other, 1) == last_token_again(pass, 0), "{name}: after the last of {n} tokens");
         assert!(logits(other, 2, rest) == want, "{name}: beside it");
     }
 }
 
 #[test]
-fn texts_go_on_on_the_cpu() {
+fn sequences_continue_on_the_cpu() {
     let names = [
         "gemma3.gguf",
         "gemma3n.gguf",
@@ -91,7 +96,7 @@ fn texts_go_on_on_the_cpu() {
     ];
     for toy in models(&names) {
         for cache_type in [CacheType::F16, CacheType::F32] {
-            goes_on_as_it_was(
+            check_continuation(
                 toy.name,
                 &[1, 130, 4 * PAGE],
                 &mut on_cpu(&toy, cache_type, 3),
@@ -103,7 +108,7 @@ fn texts_go_on_on_the_cpu() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-fn texts_go_on_on_the_gpu() {
+fn sequences_continue_on_the_gpu() {
     use std::sync::Arc;
 
     use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
@@ -112,13 +117,13 @@ fn texts_go_on_on_the_gpu() {
     let options = WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     for toy in models(&["gemma3.gguf", "qwen35.gguf"]) {
         let open = || WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
-        goes_on_as_it_was(toy.name, &[130], &mut open(), &mut open());
+        check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn texts_go_on_on_cuda() {
+fn sequences_continue_on_cuda() {
     use std::sync::Arc;
 
     use metal_attention::{
@@ -135,13 +140,13 @@ fn texts_go_on_on_cuda() {
     let gpu = device(0);
     for toy in models(&["gemma3.gguf", "qwen35.gguf", "rwkv7.gguf"]) {
         let open = || CudaForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
-        goes_on_as_it_was(toy.name, &[130], &mut open(), &mut open());
+        check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
     if n_devices > 1 {
         let toy = &models(&[])[0];
         let gpus = [gpu, device(1)];
         let open = || TensorParallelPass::new(&gpus, &toy.spec, &toy.weights, &options).unwrap();
-        goes_on_as_it_was("two cards", &[130], &mut open(), &mut open());
+        check_continuation("two ranks", &[130], &mut open(), &mut open());
     }
 }
 
@@ -157,7 +162,7 @@ fn snapshots_of_other_caches_are_refused() {
         let outcome = restore(&mut other, 0, &bytes);
         assert!(matches!(outcome, Err(SnapshotError::OtherLayout { .. })), "{outcome:?}");
     }
-    // Cut off, within the header and within a page: nothing is left of the sequence, or of what it was before.
+    // Truncated within the header and within a page: the sequence is empty afterwards, also of its earlier tokens.
     for n in [0, 40, bytes.len() - 1] {
         logits(&mut pass, 1, &some_ids(9));
         let outcome = restore(&mut pass, 1, &bytes[..n]);
@@ -165,7 +170,7 @@ fn snapshots_of_other_caches_are_refused() {
         pass.rewind(1, 0);
         assert_eq!(pass.cache_pages().free, free, "{n} bytes");
     }
-    // Longer than the context, and than there are pages for.
+    // Longer than the context, and larger than the free pages.
     let small = |n_ctx, n_cache| {
         let options = CpuOptions { n_ctx, n_cache: Some(n_cache), n_seq: 2, n_threads: 1, ..Default::default() };
         CpuForwardPass::new(all[0].spec.clone(), &all[0].weights, &options).unwrap()
@@ -181,9 +186,9 @@ fn snapshots_of_other_caches_are_refused() {
     assert!(matches!(outcome, Err(SnapshotError::Forward(ForwardError::SequenceOutOfRange { .. }))), "{outcome:?}");
 }
 
-/// Where there is room for fewer states the last one is kept, and as many others as there is room for.
+/// If memory does not have room for all checkpoints, the state at the end is restored, and as many checkpoints as fit.
 #[test]
-fn states_without_room_are_left_out() {
+fn checkpoints_that_do_not_fit_are_left_out() {
     let toy = read("qwen35.gguf", &more_architectures()["qwen35.gguf"]);
     let ids = some_ids(330);
     let mut pass = on_cpu(&toy, CacheType::F16, 2);
@@ -202,7 +207,8 @@ fn states_without_room_are_left_out() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Any change of a header is an error, or a sequence that goes on somehow; nothing panics, and the other sequence is as it was.
+    /// Restoring any changed header returns an error or a usable sequence. It does not panic, and the other sequence is
+    /// unchanged.
     #[test]
     fn hostile_snapshots_do_no_harm(at in 0usize..160, value in prop_oneof![0u64..400, any::<u64>()], n in 1usize..9) {
         use std::cell::RefCell;

@@ -1,5 +1,6 @@
-//! Layers with a window or a chunk keep the pages of that only: texts much longer than it, whose pages are used again and
-//! again, come out as they would with room for everything. Without a GPU its test is skipped; in CI that is a failure.
+//! Sliding windows and chunked attention: layers keep only the KV pages that later tokens may attend to, and reuse the
+//! others. The results of sequences much longer than the window equal those of a cache with all pages. Without a GPU its
+//! test is skipped; in CI that is a failure.
 
 use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
 use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardPass};
@@ -8,11 +9,12 @@ use metal_attention_model::{Mask, Mixer};
 use metal_attention_testing::models::more_architectures;
 
 const N_CTX: usize = 640;
-/// Tokens that go through the layers at once, so that pages are used again soon; and so many that all have room.
+/// Tokens of a micro-batch: few, so that pages are soon reused; and the whole context, so that none is.
 const FEW: usize = 24;
 const ALL: usize = N_CTX;
 
-/// Layers with windows, with chunks that begin with a page and that do not, and without either.
+/// Layers with sliding windows, with chunks that begin at a page boundary and with others that do not, and with full
+/// attention.
 fn mixed() -> Toy {
     let mut toy = toy("mixed", &metadata("llama", 5, &[]));
     let masks = [Mask::Window(40), Mask::Chunk(128), Mask::Causal, Mask::Chunk(100), Mask::Window(90)];
@@ -23,8 +25,8 @@ fn mixed() -> Toy {
     toy
 }
 
-/// All layers with a window: of a page and more, or of a token and a page.
-fn windows_alone(name: &'static str, windows: [usize; 2]) -> Toy {
+/// A model with sliding windows in all layers.
+fn windows_only(name: &'static str, windows: [usize; 2]) -> Toy {
     let mut toy = toy(name, &metadata("llama", 2, &[]));
     for (layer, window) in toy.spec.layers.iter_mut().zip(windows) {
         let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
@@ -35,8 +37,8 @@ fn windows_alone(name: &'static str, windows: [usize; 2]) -> Toy {
 
 fn models(names: &[&'static str]) -> Vec<Toy> {
     let published = names.iter().map(|&name| read(name, &more_architectures()[name]));
-    let alone = [windows_alone("windows alone", [70, 70]), windows_alone("narrow windows", [1, 64])];
-    [mixed()].into_iter().chain(alone).chain(published).collect()
+    let windowed = [windows_only("windows only", [70, 70]), windows_only("narrow windows", [1, 64])];
+    [mixed()].into_iter().chain(windowed).chain(published).collect()
 }
 
 fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
@@ -45,23 +47,23 @@ fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
     CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
-/// Appends `ids` to sequence `seq`; all their logits.
+/// Appends `ids` to sequence `seq`. Returns the logits of all of them.
 fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
     let batch = batch(pass, seq, ids, true);
     pass.forward(&batch).unwrap().as_slice().to_vec()
 }
 
-/// `n` greedy ids of sequence 0 from its next token on, steps queued ahead where the device does.
+/// Appends `ids` to sequence 0 and generates `n` tokens greedily. The device may queue decode steps ahead.
 fn greedy(pass: &mut dyn ForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
-    let mut text = vec![pass.forward_prompt(ids).unwrap()];
-    while text.len() < n {
-        text.push(pass.forward_token_greedy(text[text.len() - 1]).unwrap());
+    let mut tokens = vec![pass.forward_prompt(ids).unwrap()];
+    while tokens.len() < n {
+        tokens.push(pass.forward_token_greedy(tokens[tokens.len() - 1]).unwrap());
     }
-    text
+    tokens
 }
 
 #[test]
-fn pages_used_again_give_the_bits_of_room_for_everything() {
+fn reused_pages_give_the_logits_of_a_cache_with_all_pages() {
     let ids = some_ids(500);
     for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "gemma4.gguf", "cohere2.gguf", "gpt-oss.gguf"]) {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
@@ -71,7 +73,8 @@ fn pages_used_again_give_the_bits_of_room_for_everything() {
         let rest = |n: usize| &want[n * n_vocab..];
         assert!(pass.kv_cache_bytes() < whole.kv_cache_bytes(), "{name}");
         assert!(logits(&mut pass, 0, &ids) == want, "{name}: in one call");
-        // What a micro-batch added can be taken back; what lies far back cannot, and less is reached.
+        // A sequence can be cut back by as many tokens as a micro-batch has. The pages further back are reused, and the
+        // sequence becomes empty.
         assert_eq!(pass.rewind(0, 500 - FEW), 500 - FEW, "{name}");
         assert!(logits(&mut pass, 0, &ids[500 - FEW..]) == rest(500 - FEW), "{name}: the last tokens anew");
         assert_eq!(pass.share_prefix(0, 1, 490).unwrap(), 490, "{name}");
@@ -80,7 +83,7 @@ fn pages_used_again_give_the_bits_of_room_for_everything() {
         assert_eq!(reached, 0, "{name}");
         assert!(logits(&mut pass, 1, &ids[reached..]) == want, "{name}: after a beginning that was lost");
         assert_eq!((pass.reachable(0, 150), pass.rewind(0, 150), pass.n_past(0)), (0, 0, 0), "{name}");
-        // Step by step, beside another text.
+        // In batches of 20 tokens, beside another sequence.
         for at in (0..500).step_by(20) {
             let both = [batch(&pass, 0, &ids[at..at + 20], true), batch(&pass, 1, &ids[..5], false)].concat();
             let found = pass.forward(&both).unwrap();
@@ -88,13 +91,13 @@ fn pages_used_again_give_the_bits_of_room_for_everything() {
         }
         pass.reset();
         assert_eq!(pass.cache_pages().free, pass.cache_pages().total, "{name}");
-        // A whole pool of pages for one text, however many it goes through.
+        // One sequence may have all pages, again and again.
         assert!(logits(&mut pass, 0, &ids) == want, "{name}: once more");
     }
 }
 
 #[test]
-fn a_chunk_that_begins_with_a_page_can_be_begun_again() {
+fn a_sequence_can_be_cut_back_to_a_chunk_at_a_page_boundary() {
     let mut toy = mixed();
     for (layer, mask) in toy.spec.layers.iter_mut().zip([Mask::Causal, Mask::Chunk(128)].into_iter().cycle()) {
         let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
@@ -111,29 +114,29 @@ fn a_chunk_that_begins_with_a_page_can_be_begun_again() {
     }
 }
 
-/// Greedy ids of texts side by side, after shared beginnings and after cuts, where `pass` has three sequences and `alone` one
-/// with room for everything.
-fn texts_are_those_written_alone(name: &str, pass: &mut dyn ForwardPass, alone: &mut dyn ForwardPass) {
+/// Generates greedily in three sequences of `pass`, after shared prefixes and after cuts, and compares them with `single`,
+/// which has one sequence and all pages.
+fn check_concurrent_sequences(name: &str, pass: &mut dyn ForwardPass, single: &mut dyn ForwardPass) {
     const N: usize = 80;
     let ids = some_ids(300);
-    // Sequences that begin with so many of the ids, and then go on with one of their own.
-    let begins = [(0, 300, 5), (1, 299, 6), (2, 40, 7)];
-    let want = begins.map(|(_, n, own)| {
-        alone.reset();
-        greedy(alone, &[&ids[..n], &[own]].concat(), N)
+    // (sequence, tokens of `ids` that its prompt begins with, the last token of its prompt)
+    let prompts = [(0, 300, 5), (1, 299, 6), (2, 40, 7)];
+    let want = prompts.map(|(_, n, last)| {
+        single.reset();
+        greedy(single, &[&ids[..n], &[last]].concat(), N)
     });
-    // Steps run ahead, and pages go, until half of them is cut off and written anew.
-    let found = greedy(pass, &[&ids[..], &[begins[0].2]].concat(), N);
-    assert_eq!(found, want[0], "{name}: alone");
+    // Decode steps are queued ahead, and pages reused, until half of the tokens are cut off and generated again.
+    let found = greedy(pass, &[&ids[..], &[prompts[0].2]].concat(), N);
+    assert_eq!(found, want[0], "{name}: single");
     let reached = pass.truncate(301 + N / 2);
-    let again = [&ids[..], &[begins[0].2], &want[0][..=N / 2]].concat();
+    let again = [&ids[..], &[prompts[0].2], &want[0][..=N / 2]].concat();
     assert_eq!(greedy(pass, &again[reached..], N / 2 - 1), want[0][N / 2 + 1..], "{name}: after a cut");
     let reached = pass.truncate(300);
     if reached < 300 {
         let batch = batch(pass, 0, &ids[reached..], false);
         pass.forward(&batch).unwrap();
     }
-    for &(seq, n, _) in &begins[1..] {
+    for &(seq, n, _) in &prompts[1..] {
         let reached = pass.share_prefix(0, seq, n).unwrap();
         assert!(reached == n || n == 40, "{name}: {reached} of {n}");
         if reached < n {
@@ -141,36 +144,36 @@ fn texts_are_those_written_alone(name: &str, pass: &mut dyn ForwardPass, alone: 
             pass.forward(&batch).unwrap();
         }
     }
-    let mut texts = begins.map(|(_, _, own)| vec![own]);
+    let mut sequences = prompts.map(|(_, _, last)| vec![last]);
     for i in 0..N {
-        let next = |(seq, text): (usize, &Vec<u32>)| {
-            let id = text[text.len() - 1];
+        let next = |(seq, tokens): (usize, &Vec<u32>)| {
+            let id = tokens[tokens.len() - 1];
             BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
         };
-        let batch: Vec<_> = texts.iter().enumerate().map(next).collect();
-        // Queued ahead, and one by one.
+        let batch: Vec<_> = sequences.iter().enumerate().map(next).collect();
+        // Seven of ten steps may be queued ahead; the others are not.
         let next = if i % 10 < 7 {
             pass.forward_greedy(&batch).unwrap()
         } else {
             pass.forward_top_k(&batch, 4).unwrap().iter().map(|list| list[0].0).collect()
         };
-        texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+        sequences.iter_mut().zip(next).for_each(|(tokens, id)| tokens.push(id));
     }
-    for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
-        assert_eq!(text[1..], want[..], "{name}: sequence {seq}");
+    for (seq, (tokens, want)) in sequences.iter().zip(&want).enumerate() {
+        assert_eq!(tokens[1..], want[..], "{name}: sequence {seq}");
     }
 }
 
 #[test]
-fn texts_on_the_cpu_are_those_written_alone() {
+fn concurrent_sequences_on_the_cpu_equal_single_ones() {
     for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "gemma4.gguf", "cohere2.gguf", "gpt-oss.gguf"]) {
-        texts_are_those_written_alone(toy.name, &mut on_cpu(&toy, 3, FEW), &mut on_cpu(&toy, 1, ALL));
+        check_concurrent_sequences(toy.name, &mut on_cpu(&toy, 3, FEW), &mut on_cpu(&toy, 1, ALL));
     }
 }
 
 #[cfg(feature = "wgpu")]
 #[test]
-fn texts_on_the_gpu_are_those_written_alone() {
+fn concurrent_sequences_on_the_gpu_equal_single_ones() {
     use std::sync::Arc;
 
     use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
@@ -192,12 +195,12 @@ fn texts_on_the_gpu_are_those_written_alone() {
             assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
             pass
         };
-        let (mut pass, mut alone) = (open(3, FEW), open(1, ALL));
-        assert!(pass.kv_cache_bytes() < 3 * alone.kv_cache_bytes(), "{name}");
+        let (mut pass, mut single) = (open(3, FEW), open(1, ALL));
+        assert!(pass.kv_cache_bytes() < 3 * single.kv_cache_bytes(), "{name}");
         let want = logits(&mut on_cpu(&toy, 1, ALL), 0, &ids);
         let error = crate::toys::nmse(&logits(&mut pass, 0, &ids), &want);
         assert!(error < 1e-6, "{name}: NMSE {error:e}");
         pass.reset();
-        texts_are_those_written_alone(name, &mut pass, &mut alone);
+        check_concurrent_sequences(name, &mut pass, &mut single);
     }
 }

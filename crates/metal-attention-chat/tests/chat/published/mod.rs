@@ -1,12 +1,12 @@
-//! Answers as published models write them, and what is in them.
+//! Answers as published models write them, with the result that parsing them must have.
 
-/// What is in the answers of published models, by their templates: the template, whether the prompt ends in thoughts
-/// (which some have to be asked for), the answer, and thoughts, text and calls as above.
+/// The template's name, whether its prompt (with thinking enabled) already begins the thoughts, the answer, and the expected
+/// thoughts, text, and calls as `name arguments`.
 pub type Published =
     (&'static str, bool, &'static str, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
 
 pub const PUBLISHED: &[Published] = &[
-    // Thoughts that the prompt begins, or the answer.
+    // Thoughts that begin in the prompt, or in the answer.
     ("qwen3", false, "<think>\nTwo.\n</think>\n\nYes.", Some("Two."), Some("Yes."), &[]),
     ("smollm3", false, "<think>\nTwo.\n</think>\nYes.", Some("Two."), Some("Yes."), &[]),
     (
@@ -118,7 +118,7 @@ pub const PUBLISHED: &[Published] = &[
         None,
         &["add {\"s\": \"12\", \"a\": \"x\"}"],
     ),
-    // Qwen 3.5 and Nemotron 3, whose prompts begin thoughts.
+    // Qwen 3.5 and Nemotron 3, whose prompts begin the thoughts.
     (
         "qwen3.5",
         true,
@@ -317,7 +317,7 @@ pub const PUBLISHED: &[Published] = &[
         ],
     ),
     ("gemma-4", false, "<|tool_call>call me", None, Some("<|tool_call>call me"), &[]),
-    // Phi 4 and others that are told of tools in plain words.
+    // Phi 4 and others whose templates do not support tools, so that the messages describe them.
     ("phi-4", false, "{\"name\": \"add\", \"arguments\": {\"a\": 1}}", None, None, &["add {\"a\": 1}"]),
     ("phi-3.5", false, " Yes.", None, Some(" Yes."), &[]),
 ];

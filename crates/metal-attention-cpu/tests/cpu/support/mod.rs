@@ -1,11 +1,11 @@
-//! What the integration tests share.
+//! Helpers of the CPU backend's tests.
 
 use metal_attention_cpu::{CpuForwardPass, CpuOptions};
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardPass};
 
-/// A GGUF file in memory.
-#[allow(dead_code)] // not every test makes its own
+/// Builds a GGUF file in memory.
+#[allow(dead_code)] // not every test file uses it
 pub fn gguf(metadata: &Metadata, tensors: &[(TensorDecl, Vec<u8>)]) -> GgufFile {
     let decls: Vec<_> = tensors.iter().map(|(decl, _)| decl.clone()).collect();
     let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("valid tensors");
@@ -19,13 +19,13 @@ pub fn start(file: &GgufFile, options: &CpuOptions) -> CpuForwardPass {
     CpuForwardPass::from_gguf(file, options).expect("a model that runs")
 }
 
-/// The batch of `ids` at the end of sequence `seq`, with the logits of every token.
+/// The batch that appends `ids` to sequence `seq`, with the logits of every token.
 pub fn batch(model: &CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
     ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
 }
 
-/// The bits of floats, for comparisons where every bit counts.
+/// The bits of floats, for comparisons that must be exact.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }

@@ -1,16 +1,16 @@
-//! What several of the tests need.
-#![allow(dead_code)] // Each test uses a part of it.
+//! Helpers of the GGUF tests: files with every value and tensor type, and files built byte by byte.
+#![allow(dead_code)] // Each test file uses a part of it.
 
 use std::path::PathBuf;
 
 use metal_attention_gguf::{Array, GgufFile, GgufWriter, Metadata, Result, StringArray, TensorDecl, TensorType, Value};
 
-/// A file in the repository.
+/// The path of a file in the repository.
 pub fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Writes what was read from `file`.
+/// Writes the metadata and tensors of `file` as a new file.
 pub fn rewrite(file: &GgufFile) -> Result<Vec<u8>> {
     let tensors: Vec<TensorDecl> = file.tensors().iter().map(Into::into).collect();
     let mut writer = GgufWriter::new(Vec::new(), file.version(), file.metadata(), &tensors)?;
@@ -20,7 +20,7 @@ pub fn rewrite(file: &GgufFile) -> Result<Vec<u8>> {
     writer.finish()
 }
 
-/// One value of every type, arrays and nested arrays of every type, empty ones included.
+/// A value of every type; arrays and nested arrays of every type, also empty ones.
 pub fn every_value() -> Metadata {
     let mut metadata = Metadata::new();
     metadata.set("u8", u8::MAX);
@@ -78,12 +78,12 @@ pub fn every_kind(version: u32) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// A file put together byte by byte, so that it can be wrong.
+/// A file built byte by byte, which may be invalid.
 #[derive(Clone)]
 pub struct Raw(pub Vec<u8>);
 
 impl Raw {
-    /// A version 3 header.
+    /// A header of GGUF version 3.
     pub fn new(n_tensors: u64, n_entries: u64) -> Self {
         Self(b"GGUF".to_vec()).u32(3).u64(n_tensors).u64(n_entries)
     }
@@ -100,6 +100,7 @@ impl Raw {
     pub fn string(self, string: &[u8]) -> Self {
         self.u64(string.len() as u64).bytes(string)
     }
+    /// A tensor's entry after the metadata.
     pub fn tensor(self, name: &str, dims: &[u64], ty: u32, offset: u64) -> Self {
         let start = self.string(name.as_bytes()).u32(dims.len() as u32);
         dims.iter().fold(start, |raw, &dim| raw.u64(dim)).u32(ty).u64(offset)

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::{NO_PICTURES, OllamaFields};
 use super::models;
-use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, OllamaAnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd, SubmittedChat};
 use crate::http::job::tool_choice::AllowedCalls;
@@ -183,7 +183,7 @@ pub async fn chat(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = AnswerReader::new(&model, name, request.job.generation.received);
+    let reader = OllamaAnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;

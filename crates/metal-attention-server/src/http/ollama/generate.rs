@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::OllamaFields;
 use super::models;
-use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, OllamaAnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::choice_parser::ChoiceParsers;
@@ -182,7 +182,7 @@ pub async fn generate(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = AnswerReader::new(&model, name, request.generation.received);
+    let reader = OllamaAnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let lease = model.clone();
     let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;

@@ -1,6 +1,6 @@
 //! Writes the responses of `/api/chat` and `/api/generate`, whole or as one JSON object on each line.
 //!
-//! Data flow: [`AnswerReader`] parses the scheduler's events of the only sequence into [`AnswerDelta`]s; the endpoint's
+//! Data flow: [`OllamaAnswerReader`] parses the scheduler's events of the only sequence into [`AnswerDelta`]s; the endpoint's
 //! [`AnswerObject`] makes an object of each, or of their sum.
 
 use std::marker::PhantomData;
@@ -159,7 +159,7 @@ pub fn without_text<A: AnswerObject>(model: &str, is_loaded: bool) -> Response {
 }
 
 /// Parses the events of a sequence.
-pub struct AnswerReader {
+pub struct OllamaAnswerReader {
     /// Splits thoughts and calls from the text; `None`: the text is plain.
     parsers: Option<ChoiceParsers>,
     /// The model's tokenizer, for the texts of tokens.
@@ -176,7 +176,7 @@ pub struct AnswerReader {
     call: Option<metal_attention_chat::ToolCall>,
 }
 
-impl AnswerReader {
+impl OllamaAnswerReader {
     /// A reader of plain text of `model`, which the request calls `name`.
     pub fn new(model: &ModelLease, name: &str, received: Instant) -> Self {
         Self {
@@ -297,7 +297,7 @@ fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
 /// Returns the response to the only sequence of `sequences`: streamed, or whole.
 pub async fn respond<A: AnswerObject>(
     mut sequences: RunningSequences,
-    mut reader: AnswerReader,
+    mut reader: OllamaAnswerReader,
     streamed: bool,
 ) -> Result<Response, ApiError> {
     if streamed {
@@ -313,7 +313,7 @@ pub async fn respond<A: AnswerObject>(
 /// Writes an answer as lines of JSON.
 struct AnswerLines<A> {
     /// Parses the events.
-    reader: AnswerReader,
+    reader: OllamaAnswerReader,
     /// The endpoint's object.
     kind: PhantomData<fn() -> A>,
 }
@@ -356,7 +356,7 @@ mod tests {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
-        let mut reader = AnswerReader {
+        let mut reader = OllamaAnswerReader {
             parsers: Some(ChoiceParsers::new(Arc::clone(&tokenizer), vec![ChoiceParser::new(parser, false)])),
             tokenizer,
             model: "m".into(),

@@ -177,7 +177,7 @@ impl ItemHeader {
                         return Err(Error::custom(format!("{message}; it is {given}")));
                     }
                 };
-                Ok(Item::Message { role, text: MessageFields::deserialize(json)?.content.0 })
+                Ok(Item::Message { role, text: InputMessageFields::deserialize(json)?.content.0 })
             }
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
@@ -217,7 +217,7 @@ impl ItemHeader {
 
 /// The further fields of a message.
 #[derive(Deserialize)]
-struct MessageFields {
+struct InputMessageFields {
     #[serde(default)]
     content: InputText,
 }

@@ -1,6 +1,7 @@
-//! The gated delta rule, alone and with all around it.
+//! The gated delta rule, against its twin: the rule only, and fused with the convolution before it and the gated norm after
+//! it.
 
-use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
+use super::{batches, check, n_runs, n_tokens, row, rows_at, states, to_f64, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
     ColumnRange, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
@@ -9,7 +10,7 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{Bind, GridExtent};
 
-/// Heads, key heads, elements of a key, of a value, whether channels decay by themselves.
+/// (heads, key heads, elements of a key, elements of a value, whether each channel has a decay)
 const SHAPES: [(usize, usize, usize, usize, bool); 6] = [
     (3, 1, 8, 8, false),
     (2, 2, 16, 24, true),
@@ -40,6 +41,7 @@ fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, us
     }
 }
 
+/// Twice `x`.
 fn doubled(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| 2.0 * x).collect()
 }
@@ -47,44 +49,49 @@ fn doubled(x: &[f32]) -> Vec<f32> {
 #[test]
 fn delta_rules_match_their_twin() {
     for gpu in variants() {
-        for of in SHAPES.map(shape) {
-            let channels = of.channels();
-            let n_out = of.n_head * of.value_dim;
-            let n_decay = of.decay.stride - 5;
-            let a: Vec<f32> = random(5, of.n_head).iter().map(|x| -x.abs()).collect();
+        for shape in SHAPES.map(shape) {
+            let channels = shape.channels();
+            let n_out = shape.n_head * shape.value_dim;
+            let n_decay = shape.decay.stride - 5;
+            let a: Vec<f32> = random(5, shape.n_head).iter().map(|x| -x.abs()).collect();
             let decay_bias = random(6, n_decay);
-            let (taps, bias, norm_weight) = (random(7, 4 * channels), random(8, channels), random(9, of.value_dim));
+            let (taps, bias, norm_weight) = (random(7, 4 * channels), random(8, channels), random(9, shape.value_dim));
             for (i, segments) in batches().into_iter().enumerate() {
                 let n = n_tokens(&segments);
-                let x = random(1, n * of.x.stride);
-                let decay = doubled(&random(2, n * of.decay.stride));
-                let beta = doubled(&random(3, n * of.beta.stride));
+                let x = random(1, n * shape.x.stride);
+                let decay = doubled(&random(2, n * shape.decay.stride));
+                let beta = doubled(&random(3, n * shape.beta.stride));
                 let gate_at = rows_at(n_out);
                 let gate = doubled(&random(4, n * gate_at.stride));
                 let words = words_of(gpu, &segments);
                 let runs = GridExtent::Fixed(n_runs(&segments) + 1);
-                let wide_tokens = |token: usize, n: usize| -> Vec<[Vec<f64>; 3]> {
-                    let of_token = |t| {
-                        let x = wide(row(&x, of.x, t, channels));
-                        [x, wide(row(&decay, of.decay, t, n_decay)), wide(row(&beta, of.beta, t, of.n_head))]
+                let tokens_in_f64 = |token: usize, n: usize| -> Vec<[Vec<f64>; 3]> {
+                    let token_inputs = |t| {
+                        let x = to_f64(row(&x, shape.x, t, channels));
+                        [
+                            x,
+                            to_f64(row(&decay, shape.decay, t, n_decay)),
+                            to_f64(row(&beta, shape.beta, t, shape.n_head)),
+                        ]
                     };
-                    (token..token + n).map(of_token).collect()
+                    (token..token + n).map(token_inputs).collect()
                 };
-                let (a64, bias64) = (wide(&a), wide(&decay_bias));
+                let (a64, bias64) = (to_f64(&a), to_f64(&decay_bias));
                 let token_twin =
-                    |x: &[f64], [_, decay, beta]: &[Vec<f64>; 3], of: &DeltaRuleShape, state: &mut [f64]| {
+                    |x: &[f64], [_, decay, beta]: &[Vec<f64>; 3], shape: &DeltaRuleShape, state: &mut [f64]| {
                         let token = DeltaRuleToken { x, decay, beta, a: &a64, decay_bias: &bias64 };
-                        delta_rule_twin(of, &token, state)
+                        delta_rule_twin(shape, &token, state)
                     };
                 for fused in [false, true] {
-                    let matrices = of.state_elements();
-                    let kept = if fused { 3 * channels } else { 0 };
-                    let (states_at, before) = states(kept + matrices);
-                    let of = DeltaRuleShape { states: StateRange { at: states_at.at + kept, ..states_at }, ..of };
+                    let matrices = shape.state_elements();
+                    let n_conv_state = if fused { 3 * channels } else { 0 };
+                    let (states_at, before) = states(n_conv_state + matrices);
+                    let shape =
+                        DeltaRuleShape { states: StateRange { at: states_at.at + n_conv_state, ..states_at }, ..shape };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gd, gb, ga, gbias] = [&x, &decay, &beta, &a, &decay_bias].map(upload);
                     let gs = upload(&before);
-                    let out = poisoned(gpu, n * of.out.stride);
+                    let out = poisoned(gpu, n * shape.out.stride);
                     let b = DeltaRuleBuffers {
                         x: &gx,
                         decay: &gd,
@@ -95,9 +102,9 @@ fn delta_rules_match_their_twin() {
                         out: &out,
                         segments: &words,
                     };
-                    let what = format!("{of:?}, batch {i}, fused: {fused}");
+                    let what = format!("{shape:?}, batch {i}, fused: {fused}");
                     let [gt, gcb, gg, gw] = [&taps, &bias, &gate, &norm_weight].map(upload);
-                    let tickets = upload(&vec![0.0; n * of.n_key_head]);
+                    let tickets = upload(&vec![0.0; n * shape.n_key_head]);
                     let has_bias = i % 2 == 0;
                     let step = DeltaRuleStep {
                         width: 4,
@@ -115,9 +122,9 @@ fn delta_rules_match_their_twin() {
                             norm_weight: &gw,
                             tickets: &tickets,
                         };
-                        delta_rule_step(gpu, &of, &step, &b, &with, runs).unwrap().expect("heads that fit")
+                        delta_rule_step(gpu, &shape, &step, &b, &with, runs).unwrap().expect("heads that fit")
                     } else {
-                        delta_rule(gpu, &of, &b, runs).unwrap()
+                        delta_rule(gpu, &shape, &b, runs).unwrap()
                     };
                     run(gpu, &[dispatch], n);
                     let convolution = ConvolutionShape {
@@ -125,23 +132,23 @@ fn delta_rules_match_their_twin() {
                         width: 4,
                         bias: has_bias,
                         silu: true,
-                        x: of.x,
-                        out: of.x,
-                        states: of.states,
+                        x: shape.x,
+                        out: shape.x,
+                        states: shape.states,
                     };
                     let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
-                        let tokens = wide_tokens(token, n);
+                        let tokens = tokens_in_f64(token, n);
                         let mut inputs: Vec<f64> = tokens.iter().flat_map(|[x, ..]| x.clone()).collect();
-                        let mut matrices = state.split_off(kept);
+                        let mut matrices = state.split_off(n_conv_state);
                         if fused {
-                            let bias = has_bias.then(|| wide(&bias));
-                            inputs = convolution_twin(&convolution, &inputs, &wide(&taps), bias.as_deref(), state);
+                            let bias = has_bias.then(|| to_f64(&bias));
+                            inputs = convolution_twin(&convolution, &inputs, &to_f64(&taps), bias.as_deref(), state);
                         }
                         let mut results = Vec::new();
-                        for (i, (x, of_token)) in inputs.chunks(channels).zip(&tokens).enumerate() {
-                            let out = token_twin(x, of_token, &of, &mut matrices);
-                            let gate = wide(row(&gate, gate_at, token + i, n_out));
-                            for (out, gate) in out.chunks(of.value_dim).zip(gate.chunks(of.value_dim)) {
+                        for (i, (x, token_inputs)) in inputs.chunks(channels).zip(&tokens).enumerate() {
+                            let out = token_twin(x, token_inputs, &shape, &mut matrices);
+                            let gate = to_f64(row(&gate, gate_at, token + i, n_out));
+                            for (out, gate) in out.chunks(shape.value_dim).zip(gate.chunks(shape.value_dim)) {
                                 let squares = out.iter().map(|x| x * x).sum::<f64>() / out.len() as f64;
                                 let factor = 1.0 / (squares + f64::from(step.norm_eps)).sqrt();
                                 results.extend(out.iter().zip(gate).zip(&norm_weight).map(|((x, g), w)| {
@@ -157,9 +164,9 @@ fn delta_rules_match_their_twin() {
                         state.extend(matrices);
                         results
                     };
-                    let after = (&gs, states_at, kept + matrices, &before[..]);
-                    check(gpu, &what, &segments, (&out, of.out, n_out), after, &twin, 1e-11);
-                    let left: Vec<u32> = gpu.read(&tickets, n * of.n_key_head).unwrap();
+                    let after = (&gs, states_at, n_conv_state + matrices, &before[..]);
+                    check(gpu, &what, &segments, (&out, shape.out, n_out), after, &twin, 1e-11);
+                    let left: Vec<u32> = gpu.read(&tickets, n * shape.n_key_head).unwrap();
                     assert!(left.iter().all(|&n| n == 0), "{what}: {left:?}");
                 }
             }

@@ -1,6 +1,6 @@
-//! Norms of groups.
+//! Norms of groups of elements, with and without a gate, against their twin.
 
-use super::{row, rows_at, wide};
+use super::{row, rows_at, to_f64};
 use crate::support::{nmse, poisoned, random, run, variants};
 use metal_attention_model::NormKind;
 use metal_attention_wgpu::Bind;
@@ -14,7 +14,7 @@ fn group_norms_match_their_twin() {
                 for (kind, of_groups, bias) in [(NormKind::Rms, i == 0, false), (NormKind::Layer, i == 1, true)] {
                     let at = rows_at(groups * n);
                     let gate = gate.map(|kind| (kind, at));
-                    let of = GroupNormShape { n, groups, kind, eps: 1e-3, of_groups, bias, x: at, gate, out: at };
+                    let shape = GroupNormShape { n, groups, kind, eps: 1e-3, of_groups, bias, x: at, gate, out: at };
                     let n_weights = if of_groups { groups * n } else { n };
                     let [x, gates] = [1, 2].map(|seed| random(seed, n_tokens * at.stride));
                     let [weight, biases] = [3, 4].map(|seed| random(seed, n_weights));
@@ -27,19 +27,19 @@ fn group_norms_match_their_twin() {
                         gate: gate.map(|_| &gg as &dyn Bind),
                         out: &out,
                     };
-                    run(gpu, &[group_norm(gpu, &of, &b).unwrap()], n_tokens);
+                    run(gpu, &[group_norm(gpu, &shape, &b).unwrap()], n_tokens);
                     let got: Vec<f32> = gpu.read(&out, n_tokens * at.stride).unwrap();
                     for t in 0..n_tokens {
-                        let [x, gates] = [&x, &gates].map(|v| wide(row(v, at, t, groups * n)));
+                        let [x, gates] = [&x, &gates].map(|v| to_f64(row(v, at, t, groups * n)));
                         let group = |g: usize| {
-                            let of_group = |v: &[f32]| wide(&v[if of_groups { g * n } else { 0 }..][..n]);
-                            let bias = bias.then(|| of_group(&biases));
+                            let group_values = |v: &[f32]| to_f64(&v[if of_groups { g * n } else { 0 }..][..n]);
+                            let bias = bias.then(|| group_values(&biases));
                             let gates = &gates[g * n..][..n];
-                            group_norm_twin(&of, &x[g * n..][..n], &of_group(&weight), bias.as_deref(), gates)
+                            group_norm_twin(&shape, &x[g * n..][..n], &group_values(&weight), bias.as_deref(), gates)
                         };
                         let want: Vec<f32> = (0..groups).flat_map(group).map(|x| x as f32).collect();
                         let error = nmse(row(&got, at, t, groups * n), &want);
-                        assert!(error < 1e-12, "{of:?}, token {t}: {error:e}");
+                        assert!(error < 1e-12, "{shape:?}, token {t}: {error:e}");
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Low-rank products, and the gate of a channel mix.
+//! RWKV's low-rank products and the gate of its channel mix, against their twins.
 
 use crate::support::{batch, nmse, poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
@@ -17,25 +17,25 @@ fn low_rank_products_match_their_twin() {
     ];
     for gpu in variants() {
         for (width, parts) in shapes {
-            let of = LowRankShape { width, parts: parts.to_vec() };
+            let shape = LowRankShape { width, parts: parts.to_vec() };
             for (n, one) in [(1, true), (3, true), (1, false), (8, false), (19, false)] {
-                let x: Vec<f32> = random(1, n * of.n_in()).iter().map(|x| 30.0 * x * x * x).collect();
-                let up = random(2, of.n_in() * width);
+                let x: Vec<f32> = random(1, n * shape.n_in()).iter().map(|x| 30.0 * x * x * x).collect();
+                let up = random(2, shape.n_in() * width);
                 let [gx, gup] = [&x, &up].map(|v| gpu.upload("x", v).unwrap());
-                let y = poisoned(gpu, n * of.n_out());
-                run(gpu, &[low_rank(gpu, &of, one, &gx, &gup, &y, &batch(gpu, n, 0)).unwrap()], n);
-                let want = x.chunks(of.n_in()).flat_map(|x| low_rank_twin(&of, x, &up));
+                let y = poisoned(gpu, n * shape.n_out());
+                run(gpu, &[low_rank(gpu, &shape, one, &gx, &gup, &y, &batch(gpu, n, 0)).unwrap()], n);
+                let want = x.chunks(shape.n_in()).flat_map(|x| low_rank_twin(&shape, x, &up));
                 let want: Vec<f32> = want.map(|y| y as f32).collect();
                 let got: Vec<f32> = gpu.read(&y, want.len()).unwrap();
                 let error = nmse(&got, &want);
-                assert!(error < 1e-12, "{of:?}, {n} tokens, one by one: {one}: {error:e}");
+                assert!(error < 1e-12, "{shape:?}, {n} tokens, one by one: {one}: {error:e}");
             }
         }
     }
 }
 
 #[test]
-fn gates_of_channels_match_their_twin() {
+fn channel_gates_match_their_twin() {
     for gpu in variants() {
         for (n, n_tokens) in [(1, 1), (255, 3), (600, 2)] {
             for accumulate in [false, true] {

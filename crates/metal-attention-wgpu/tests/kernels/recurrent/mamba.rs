@@ -1,6 +1,6 @@
-//! Mamba and Mamba-2.
+//! Mamba and Mamba-2 against their twins. Mamba-2 also fused with the convolution before it.
 
-use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, words_of};
+use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, to_f64, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
     ColumnRange, ConvolutionShape, Mamba2Buffers, Mamba2HeadWeights, Mamba2Shape, Mamba2Step, Mamba2StepBuffers,
@@ -9,6 +9,7 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{Bind, GridExtent};
 
+/// Negative numbers with the magnitudes of `x`.
 fn negative(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| -x.abs()).collect()
 }
@@ -16,7 +17,7 @@ fn negative(x: &[f32]) -> Vec<f32> {
 #[test]
 fn mamba2_matches_its_twin() {
     for gpu in variants() {
-        // Heads, groups, elements of a state's column, of a head, whether results are gated.
+        // (heads, groups, elements of a state column, elements of a head, whether results are gated)
         for (n_head, n_group, d_state, head_dim, gated) in [
             (3, 1, 8, 8, true),
             (4, 2, 16, 24, false),
@@ -29,7 +30,7 @@ fn mamba2_matches_its_twin() {
             let (x_at, dt_at, row_at) = (rows_at(channels), rows_at(n_head), rows_at(n_out));
             let (a, d, dt_bias) = (negative(&random(5, n_head)), random(6, n_head), random(7, n_head));
             let (taps, bias) = (random(8, 4 * channels), random(9, channels));
-            let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
+            let (a64, d64, dt_bias64) = (to_f64(&a), to_f64(&d), to_f64(&dt_bias));
             let weights = Mamba2HeadWeights { dt_bias: &dt_bias64, a: &a64, d: &d64 };
             for (i, segments) in batches().into_iter().enumerate() {
                 let n = n_tokens(&segments);
@@ -37,22 +38,22 @@ fn mamba2_matches_its_twin() {
                 let gate = random(3, n * row_at.stride);
                 let words = words_of(gpu, &segments);
                 let runs = GridExtent::Fixed(n_runs(&segments) + 1);
-                // B and C may lie anywhere where no convolution is taken of them.
-                for (fused, own_bc) in [(false, false), (false, true), (true, false)] {
-                    let kept = if fused { 3 * channels } else { 0 };
+                // Without the fused convolution, B and C may be in another buffer than x.
+                for (fused, separate_bc) in [(false, false), (false, true), (true, false)] {
+                    let n_conv_state = if fused { 3 * channels } else { 0 };
                     let matrices = n_head * d_state * head_dim;
-                    let (states_at, before) = states(kept + matrices);
-                    let of = Mamba2Shape {
+                    let (states_at, before) = states(n_conv_state + matrices);
+                    let shape = Mamba2Shape {
                         n_head,
                         n_group,
                         d_state,
                         head_dim,
                         x: x_at,
-                        bc: own_bc.then_some(ColumnRange { at: x_at.at + n_out, ..x_at }),
+                        bc: separate_bc.then_some(ColumnRange { at: x_at.at + n_out, ..x_at }),
                         dt: dt_at,
                         gate: gated.then_some(row_at),
                         out: row_at,
-                        states: StateRange { at: states_at.at + kept, ..states_at },
+                        states: StateRange { at: states_at.at + n_conv_state, ..states_at },
                     };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gdt, ga, gd, gbias, gg, gs] = [&x, &dt, &a, &d, &dt_bias, &gate, &before].map(upload);
@@ -61,7 +62,7 @@ fn mamba2_matches_its_twin() {
                     let out = poisoned(gpu, n * row_at.stride);
                     let b = Mamba2Buffers {
                         x: &gx,
-                        bc: own_bc.then_some(&gx as &dyn Bind),
+                        bc: separate_bc.then_some(&gx as &dyn Bind),
                         dt: &gdt,
                         dt_bias: &gbias,
                         a: &ga,
@@ -76,9 +77,9 @@ fn mamba2_matches_its_twin() {
                         let step = Mamba2Step { width: 4, bias: has_bias, convolution_at: states_at.at };
                         let bias = has_bias.then_some(&gcb as &dyn Bind);
                         let with = Mamba2StepBuffers { taps: &gt, bias, tickets: &tickets };
-                        mamba2_step(gpu, &of, &step, &b, &with, runs).unwrap().expect("heads that fit")
+                        mamba2_step(gpu, &shape, &step, &b, &with, runs).unwrap().expect("heads that fit")
                     } else {
-                        mamba2(gpu, &of, &b, runs).unwrap()
+                        mamba2(gpu, &shape, &b, runs).unwrap()
                     };
                     run(gpu, &[dispatch], n);
                     let convolution = ConvolutionShape {
@@ -88,28 +89,28 @@ fn mamba2_matches_its_twin() {
                         silu: true,
                         x: x_at,
                         out: x_at,
-                        states: of.states,
+                        states: shape.states,
                     };
                     let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
-                        let rows = (token..token + n).flat_map(|t| wide(row(&x, x_at, t, channels)));
+                        let rows = (token..token + n).flat_map(|t| to_f64(row(&x, x_at, t, channels)));
                         let mut inputs: Vec<f64> = rows.collect();
-                        let mut matrices = state.split_off(kept);
+                        let mut matrices = state.split_off(n_conv_state);
                         if fused {
-                            let bias = has_bias.then(|| wide(&bias));
-                            inputs = convolution_twin(&convolution, &inputs, &wide(&taps), bias.as_deref(), state);
+                            let bias = has_bias.then(|| to_f64(&bias));
+                            inputs = convolution_twin(&convolution, &inputs, &to_f64(&taps), bias.as_deref(), state);
                         }
                         let mut results = Vec::new();
                         for (t, x) in (token..).zip(inputs.chunks(channels)) {
-                            let dt = wide(row(&dt, dt_at, t, n_head));
-                            let out = mamba2_twin(&of, &weights, x, &dt, &mut matrices);
+                            let dt = to_f64(row(&dt, dt_at, t, n_head));
+                            let out = mamba2_twin(&shape, &weights, x, &dt, &mut matrices);
                             let gate = row(&gate, row_at, t, n_out);
                             results.extend(out.iter().zip(gate).map(|(x, g)| if gated { x * silu(*g) } else { *x }));
                         }
                         state.extend(matrices);
                         results
                     };
-                    let what = format!("{of:?}, batch {i}, fused: {fused}");
-                    let after = (&gs, states_at, kept + matrices, &before[..]);
+                    let what = format!("{shape:?}, batch {i}, fused: {fused}");
+                    let after = (&gs, states_at, n_conv_state + matrices, &before[..]);
                     check(gpu, &what, &segments, (&out, row_at, n_out), after, &twin, 1e-11);
                     let left: Vec<u32> = gpu.read(&tickets, n * n_group).unwrap();
                     assert!(left.iter().all(|&n| n == 0), "{what}: {left:?}");
@@ -127,13 +128,13 @@ fn mamba_matches_its_twin() {
             let n_state = d_state * channels;
             let (states_at, before) = states(n_state);
             let (a, d, dt_bias) = (negative(&random(5, n_state)), random(6, channels), random(7, channels));
-            let (a64, d64, dt_bias64) = (wide(&a), wide(&d), wide(&dt_bias));
+            let (a64, d64, dt_bias64) = (to_f64(&a), to_f64(&d), to_f64(&dt_bias));
             for (i, segments) in batches().into_iter().enumerate() {
                 let n = n_tokens(&segments);
                 let [x, dt, gate] = [1, 2, 3].map(|seed| random(seed, n * row_at.stride));
                 let [b, c] = [10, 11].map(|seed| random(seed, n * bc_at.stride));
                 let words = words_of(gpu, &segments);
-                let of = MambaShape {
+                let shape = MambaShape {
                     channels,
                     d_state,
                     x: row_at,
@@ -162,20 +163,20 @@ fn mamba_matches_its_twin() {
                     segments: &words,
                 };
                 let runs = GridExtent::Fixed(n_runs(&segments) + 1);
-                run(gpu, &[mamba(gpu, &of, &buffers, runs).unwrap()], n);
+                run(gpu, &[mamba(gpu, &shape, &buffers, runs).unwrap()], n);
                 let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
-                    let of_token = |t: usize| {
-                        let [x, dt] = [&x, &dt].map(|v| wide(row(v, row_at, t, channels)));
-                        let [b, c] = [&b, &c].map(|v| wide(row(v, bc_at, t, d_state)));
+                    let token_result = |t: usize| {
+                        let [x, dt] = [&x, &dt].map(|v| to_f64(row(v, row_at, t, channels)));
+                        let [b, c] = [&b, &c].map(|v| to_f64(row(v, bc_at, t, d_state)));
                         let token = MambaToken { x: &x, dt: &dt, b: &b, c: &c };
                         let out = mamba_twin(&token, &dt_bias64, &a64, &d64, state);
                         let gate = row(&gate, row_at, t, channels);
                         let gated = |(x, g): (&f64, &f32)| if gated { x * silu(*g) } else { *x };
                         out.iter().zip(gate).map(gated).collect::<Vec<_>>()
                     };
-                    (token..token + n).flat_map(of_token).collect()
+                    (token..token + n).flat_map(token_result).collect()
                 };
-                let what = format!("{of:?}, batch {i}");
+                let what = format!("{shape:?}, batch {i}");
                 let after = (&gs, states_at, n_state, &before[..]);
                 check(gpu, &what, &segments, (&out, row_at, channels), after, &twin, 1e-11);
             }

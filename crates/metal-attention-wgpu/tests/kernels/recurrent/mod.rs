@@ -1,4 +1,6 @@
-//! The kernels of recurrences against twins in float64, over batches of several runs and segments.
+//! The kernels of recurrent layers against twins in float64, over batches of several sequences. A segment is a range of
+//! tokens of one sequence whose state is read from one slot and written to one; a run is the consecutive segments of one
+//! sequence in a batch.
 
 mod convolution;
 mod delta_rule;
@@ -13,16 +15,17 @@ use metal_attention_model::Segment;
 use metal_attention_wgpu::kernels::{ColumnRange, StateRange, segment_words};
 use metal_attention_wgpu::{WgpuDevice, wgpu};
 
-/// Slots of the states in tests.
+/// State slots in tests.
 pub const N_SLOTS: usize = 9;
 
-/// A segment of `n` tokens.
+/// A segment of `n` tokens of sequence `seq` from position `pos`, whose state is read from slot `from` and written to slot
+/// `to`.
 fn segment(seq: usize, pos: usize, n: usize, from: u32, to: u32) -> Segment {
     Segment { seq, pos, n, from, to }
 }
 
-/// Batches: a token alone, in place or not; a prompt from nothing, with checkpoints; several sequences, one of which goes on in
-/// place, others from a state they share, with segments of one token and of many.
+/// Batches: a single token whose state is updated in place or written to another slot; a prompt from an empty state with
+/// checkpoints; several sequences, one updated in place, others from a shared state, with segments of one token and of many.
 pub fn batches() -> Vec<Vec<Segment>> {
     vec![
         vec![segment(0, 5, 1, 3, 3)],
@@ -40,7 +43,7 @@ pub fn batches() -> Vec<Vec<Segment>> {
     ]
 }
 
-/// Runs of `segments`.
+/// Number of runs of `segments`.
 pub fn n_runs(segments: &[Segment]) -> u32 {
     segment_words(segments, N_SLOTS)[0][0]
 }
@@ -49,15 +52,15 @@ pub fn n_tokens(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| segment.n).sum()
 }
 
-/// The words of `segments`, in a buffer with room for as many segments as tokens.
+/// The kernels' encoding of `segments`, in a buffer large enough for one segment per token.
 pub fn words_of(gpu: &WgpuDevice, segments: &[Segment]) -> wgpu::Buffer {
     let buffer = gpu.buffer("segments", 16 * (1 + 2 * n_tokens(segments)) as u64).unwrap();
     gpu.write(&buffer, &segment_words(segments, N_SLOTS));
     buffer
 }
 
-/// As 64-bit floats.
-pub fn wide(x: &[f32]) -> Vec<f64> {
+/// `x` in float64.
+pub fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
@@ -66,7 +69,7 @@ pub fn silu(x: f32) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// Rows of a buffer in which `n` elements of each token lie, with others around.
+/// The columns of `n` elements in a row of a buffer that has other columns around them.
 pub fn rows_at(n: usize) -> ColumnRange {
     ColumnRange { stride: n + 5, at: 3 }
 }
@@ -76,7 +79,7 @@ pub fn row(x: &[f32], at: ColumnRange, token: usize, n: usize) -> &[f32] {
     &x[token * at.stride + at.at..][..n]
 }
 
-/// Random states of `n` elements for each slot, in slots that have others around; those of slot 0 are zeros.
+/// Random states of `n` elements in each slot, with other data between the slots. Slot 0 is zero, the empty state.
 pub fn states(n: usize) -> (StateRange, Vec<f32>) {
     let at = StateRange { n_slots: N_SLOTS, stride: n + 7, at: 4 };
     let mut all = random(77, N_SLOTS * at.stride);
@@ -84,12 +87,13 @@ pub fn states(n: usize) -> (StateRange, Vec<f32>) {
     (at, all)
 }
 
-/// A twin of some tokens of a sequence: with (row in the batch, tokens) and the state before, which becomes that after, the
-/// results `[n_tokens, n_out]`.
+/// A twin of `n` tokens of one sequence: from (the row of the first token in the batch, `n`, the state before) it returns
+/// the results, `[n, n_out]`, and updates the state.
 pub type Twin<'a> = dyn Fn(usize, usize, &mut Vec<f64>) -> Vec<f64> + 'a;
 
-/// Compares what a kernel left in `out` and `states` with what `twin` says of `segments` for the states before it. Nobody
-/// wrote to other slots, or between what kernels write.
+/// Compares the kernel's results in `out` and states in `after` with those of `twin`, and checks that other slots and the
+/// data around results and states are unchanged. `out`: (buffer, columns, elements per token); `after`: (buffer, slots,
+/// elements per state, contents before).
 #[allow(clippy::too_many_arguments)]
 pub fn check(
     gpu: &WgpuDevice,
@@ -105,16 +109,16 @@ pub fn check(
     let total = n_tokens(segments);
     let got: Vec<f32> = gpu.read(out, total * out_at.stride).unwrap();
     let mut want_states = before.to_vec();
-    let place = |slot: u32| slot as usize * states_at.stride + states_at.at;
+    let offset = |slot: u32| slot as usize * states_at.stride + states_at.at;
     let mut token = 0;
     for s in segments {
-        // A later segment of a run goes on from what the one before wrote: the same numbers, rounded to F32.
-        let mut state = wide(&want_states[place(s.from)..][..n_state]);
+        // A later segment of a run continues from the state of the one before, rounded to F32.
+        let mut state = to_f64(&want_states[offset(s.from)..][..n_state]);
         let want: Vec<f32> = twin(token, s.n, &mut state).iter().map(|&x| x as f32).collect();
         let rows: Vec<f32> = (token..token + s.n).flat_map(|t| row(&got, out_at, t, n_out).to_vec()).collect();
         let error = nmse(&rows, &want);
         assert!(error < limit, "{what}, {s:?}: results are off by {error:e}");
-        for (to, x) in want_states[place(s.to)..].iter_mut().zip(&state) {
+        for (to, x) in want_states[offset(s.to)..].iter_mut().zip(&state) {
             *to = *x as f32;
         }
         token += s.n;

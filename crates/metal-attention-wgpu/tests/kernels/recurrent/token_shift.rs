@@ -1,6 +1,6 @@
-//! RWKV's token shift.
+//! RWKV's token shift against its twin.
 
-use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
+use super::{batches, check, n_runs, n_tokens, row, rows_at, states, to_f64, words_of};
 use crate::support::{gpu, poisoned, random, run};
 use metal_attention_wgpu::kernels::{ColumnRange, TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
 use metal_attention_wgpu::{Bind, GridExtent};
@@ -18,13 +18,13 @@ fn token_shifts_match_their_twin() {
         for segments in batches() {
             let n = n_tokens(&segments);
             let (x, mu_of_tokens) = (random(1, n * x_at.stride), random(3, n * mu_at.stride));
-            // Each result is compared by itself; states are the same with every one of them.
+            // Each result is compared by itself. The states are the same with all of them.
             for j in 0..n_out {
                 let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                 let [gx, gmu, gtokens, gs] = [&x, &mu, &mu_of_tokens, &before].map(upload);
                 let out: Vec<_> = (0..n_out).map(|_| poisoned(gpu, n * channels)).collect();
                 let results: Vec<&dyn Bind> = out.iter().map(|out| out as &dyn Bind).collect();
-                let of = TokenShiftShape {
+                let shape = TokenShiftShape {
                     channels,
                     n_out,
                     x: x_at,
@@ -42,27 +42,27 @@ fn token_shifts_match_their_twin() {
                     segments: &words,
                 };
                 let runs = GridExtent::Fixed(n_runs(&segments) + 1);
-                run(gpu, &[token_shift(gpu, &of, &b, runs).unwrap()], n);
+                run(gpu, &[token_shift(gpu, &shape, &b, runs).unwrap()], n);
                 if !advance {
-                    assert_eq!(gpu.read::<f32>(&gs, before.len()).unwrap(), before, "{of:?}: states stay");
+                    assert_eq!(gpu.read::<f32>(&gs, before.len()).unwrap(), before, "{shape:?}: states stay");
                     let unread = [&poisoned(gpu, n * channels) as &dyn Bind];
                     let b = TokenShiftBuffers { out: &unread, ..b };
-                    let of = TokenShiftShape { advance: true, ..of };
-                    run(gpu, &[token_shift(gpu, &of, &b, runs).unwrap()], n);
+                    let shape = TokenShiftShape { advance: true, ..shape };
+                    run(gpu, &[token_shift(gpu, &shape, &b, runs).unwrap()], n);
                 }
                 let twin = |token: usize, n: usize, state: &mut Vec<f64>| -> Vec<f64> {
-                    let of_token = |t: usize| {
-                        let mut mu = wide(&mu);
+                    let token_result = |t: usize| {
+                        let mut mu = to_f64(&mu);
                         if by_token {
                             let added = row(&mu_of_tokens, mu_at, t, n_mu);
                             mu.iter_mut().zip(added).for_each(|(mu, added)| *mu += f64::from(*added));
                         }
-                        let all = token_shift_twin(&wide(row(&x, x_at, t, channels)), &mu, state);
+                        let all = token_shift_twin(&to_f64(row(&x, x_at, t, channels)), &mu, state);
                         all[j * channels..][..channels].to_vec()
                     };
-                    (token..token + n).flat_map(of_token).collect()
+                    (token..token + n).flat_map(token_result).collect()
                 };
-                let what = format!("{of:?}, result {j}");
+                let what = format!("{shape:?}, result {j}");
                 let after = (&gs, states_at, channels, &before[..]);
                 check(gpu, &what, &segments, (&out[j], ColumnRange::whole(channels), channels), after, &twin, 1e-12);
             }

@@ -1,4 +1,4 @@
-//! What the kernel tests share: a device, random data, one-off dispatches, comparison.
+//! Helpers of the kernel tests: devices, random data, single dispatches, comparison.
 #![allow(dead_code, missing_docs)]
 
 pub mod matrices;
@@ -8,11 +8,13 @@ use std::sync::{Mutex, PoisonError};
 use metal_attention_model::{BatchToken, PAGE};
 use metal_attention_wgpu::{BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu};
 
-/// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
+/// The device's best variant; `None` on a machine without a GPU, and the test is recorded as skipped. In CI that is a
+/// failure.
 pub fn gpu() -> Option<&'static WgpuDevice> {
     variants().first()
 }
 
+/// Opens a device; `None` as [`gpu`].
 pub fn open(options: &WgpuOptions) -> Option<WgpuDevice> {
     match WgpuDevice::open(options) {
         Ok(gpu) => Some(gpu),
@@ -24,52 +26,52 @@ pub fn open(options: &WgpuOptions) -> Option<WgpuDevice> {
     }
 }
 
-/// Every way that kernels can be compiled for the device, the best first: with and without subgroups, 16-bit floats, matrix
-/// units. None on a machine without a GPU.
+/// The ways in which kernels can be compiled for the device, the best first: with and without subgroups, 16-bit floats and
+/// matrix units. Empty on a machine without a GPU.
 ///
-/// Tests that run side by side have devices of their own: a software GPU runs what comes to one device in turn.
+/// Each test thread has its own devices, because a software GPU runs the work of one device in sequence.
 pub fn variants() -> &'static [WgpuDevice] {
-    thread_local!(static MINE: Lent = Lent::new());
+    thread_local!(static MINE: ThreadDevices = ThreadDevices::new());
     MINE.with(|lent| lent.0)
 }
 
-/// A device whose kernels know of subgroups that they have four lanes or more.
-pub fn of_any_subgroups() -> WgpuDevice {
+/// A device whose kernels assume subgroups of four lanes or more, of unknown size.
+pub fn with_any_subgroups() -> WgpuDevice {
     open(&WgpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
         .expect("the device of `variants`")
 }
 
-/// Devices that a thread has, and gives back when it ends.
-struct Lent(&'static [WgpuDevice]);
+/// The devices of a thread, which are returned to [`FREE`] when it ends.
+struct ThreadDevices(&'static [WgpuDevice]);
 
-/// Devices that no thread has.
+/// Devices that no thread uses.
 static FREE: Mutex<Vec<&'static [WgpuDevice]>> = Mutex::new(Vec::new());
 
-impl Lent {
+impl ThreadDevices {
     fn new() -> Self {
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self(free.unwrap_or_else(|| {
             let all = WgpuOptions { checked: true, ..Default::default() };
-            let ways = [
+            let options = [
                 all.clone(),
                 WgpuOptions { cooperative_matrices: false, ..all.clone() },
                 WgpuOptions { subgroups: false, f16: false, ..all },
             ];
-            let mut devices: Vec<WgpuDevice> = ways.iter().map_while(open).collect();
-            // Without matrix units the first two are the same.
+            let mut devices: Vec<WgpuDevice> = options.iter().map_while(open).collect();
+            // Without matrix units the first two are equal.
             devices.dedup_by_key(|gpu| gpu.features());
             devices.leak()
         }))
     }
 }
 
-impl Drop for Lent {
+impl Drop for ThreadDevices {
     fn drop(&mut self) {
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
     }
 }
 
-/// Random numbers in `-1..1` (a small xorshift, the same on every machine).
+/// Random numbers in `-1..1`, from a xorshift generator with the same numbers on every machine.
 pub fn random(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..n)
@@ -82,13 +84,13 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// A batch buffer of `n` tokens of sequence 0 from position `start`; logits of all are wanted.
+/// A batch buffer of `n` tokens of sequence 0 from position `start`, all with logits.
 pub fn batch(gpu: &WgpuDevice, n: usize, start: usize) -> wgpu::Buffer {
     let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, logits: true }).collect();
     gpu.upload("batch", &batch_words(&tokens)).unwrap()
 }
 
-/// Pages for `n_ctx` positions of each of `n_seq` sequences, in no order.
+/// KV pages for `n_ctx` positions of each of `n_seq` sequences, in random order.
 pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
     let each = n_ctx.div_ceil(PAGE);
     let mut pages: Vec<u32> = (0..(n_seq * each) as u32).collect();
@@ -97,11 +99,11 @@ pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
     pages.chunks(each).map(<[u32]>::to_vec).collect()
 }
 
-/// The group of layers that tests are in.
+/// The cache group of the layers in tests.
 pub const GROUP: usize = 1;
 
-/// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages` for layers of [`GROUP`] and others
-/// for the layers of a group before.
+/// A batch of `tokens` of sequences with at most `n_ctx` positions, which have `pages` in cache group [`GROUP`] and other
+/// pages in group 0.
 pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
     let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
     let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, &[n_pages; GROUP + 1]).unwrap();
@@ -114,11 +116,12 @@ pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, p
     batch
 }
 
-/// Runs `dispatches` for a batch of `n` tokens, all wanted.
+/// Runs `dispatches` for a batch of `n` tokens, all with logits, and waits for them.
 pub fn run(gpu: &WgpuDevice, dispatches: &[Dispatch], n: usize) {
     run_sized(gpu, dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
 }
 
+/// Runs `dispatches` for a batch of these dimensions, and waits for them.
 pub fn run_sized(gpu: &WgpuDevice, dispatches: &[Dispatch], size: BatchDims) {
     let mut encoder = gpu.encoder();
     {
@@ -131,12 +134,12 @@ pub fn run_sized(gpu: &WgpuDevice, dispatches: &[Dispatch], size: BatchDims) {
     gpu.wait(Some(submission)).unwrap();
 }
 
-/// A buffer full of NaN, so that an element that nobody wrote is seen.
+/// A buffer of NaN, so that elements that a kernel does not write are noticed.
 pub fn poisoned(gpu: &WgpuDevice, n: usize) -> wgpu::Buffer {
     gpu.upload("result", &vec![f32::NAN; n]).unwrap()
 }
 
-/// `|got - want|^2 / |want|^2`; NaN when anything is NaN.
+/// `|got - want|^2 / |want|^2`; NaN if any number is NaN.
 pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let (mut error, mut power) = (0.0, 0.0);

@@ -1,6 +1,7 @@
-//! Models with experts, latent attention and recurrent layers on an NVIDIA GPU through CUDA, or on the software CUDA device
-//! (`scripts/software-cuda`): what the CPU gives, however tokens come and whatever becomes of steps that are on their way. Where
-//! there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
+//! Models with experts, latent attention and recurrent layers through CUDA, on an NVIDIA GPU or on the software CUDA device
+//! (`scripts/software-cuda`): their results equal the CPU's for every division of the tokens into batches, and after decode
+//! steps that were queued ahead were discarded or cancelled. Without a device the tests are skipped, or fail where
+//! `METAL_ATTENTION_TEST_CUDA` is set.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use metal_attention_testing::models::more_architectures;
 
 const N_CTX: usize = 300;
 
-/// The device to test, where there is one.
+/// Opens the first device; `None` if there is none, and the test is recorded as skipped.
 fn cuda(watch: &Watch) -> Option<Arc<CudaDevice>> {
     let why = match cuda_summaries() {
         Ok(found) if !found.is_empty() => {
@@ -31,11 +32,13 @@ fn cuda(watch: &Watch) -> Option<Arc<CudaDevice>> {
     None
 }
 
+/// The models of `more_architectures` with these file names.
 fn published(names: &[&'static str]) -> Vec<Toy> {
     names.iter().map(|name| read(name, &more_architectures()[*name])).collect()
 }
 
-/// Published models with recurrent layers of each kind, some that end with one, and small ones of what they have not.
+/// Published models with each kind of recurrent layer, and toys: models that end with a recurrent layer, the delta rule with
+/// a decay per channel, and RWKV with options that no published model has.
 fn recurrent() -> Vec<Toy> {
     let mut toys = published(&[
         "lfm2.gguf",
@@ -65,7 +68,7 @@ fn recurrent() -> Vec<Toy> {
     toys
 }
 
-/// One of each kind of state, for tests of what becomes of these.
+/// One model with each kind of recurrent state, for tests of cutting back, sharing and cancelling.
 fn some_recurrent() -> Vec<Toy> {
     let mut toys = published(&["lfm2.gguf", "qwen35.gguf", "falcon-h1.gguf", "jamba.gguf", "rwkv7.gguf"]);
     toys.push(toy("channels that decay each by itself", &kimi_linear(20)));
@@ -95,7 +98,7 @@ fn on_cpu(toy: &Toy) -> CpuForwardPass {
 }
 
 #[test]
-fn logits_are_those_of_the_cpu_however_tokens_come() {
+fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(80);
     for toy in recurrent() {
@@ -103,33 +106,34 @@ fn logits_are_those_of_the_cpu_however_tokens_come() {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, n, step) in [(512, 80, 80), (33, 80, 80), (512, 28, 7), (512, 6, 1)] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch, ..options() });
-            let found: Vec<_> = ids[..n].chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
+            let found: Vec<_> = ids[..n].chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();
             close(&found, &want[..n * n_vocab], &format!("{name}: {n_ubatch} at once, in steps of {step}"));
         }
-        // Only the last tokens' logits, with a text beside it, in turns.
+        // Logits of the last tokens only, of two sequences whose tokens alternate in runs of `run`.
         let other: Vec<u32> = ids[..20].iter().rev().copied().collect();
-        let of_other = logits(&mut on_cpu(&toy), 0, &other);
-        for turn in [1, 3, 20] {
+        let other_logits = logits(&mut on_cpu(&toy), 0, &other);
+        for run in [1, 3, 20] {
             let mut pass = on_cuda(&gpu, &toy, &options());
-            let of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 19 };
-            let turns: Vec<_> = (0..20usize)
-                .step_by(turn)
+            let token_of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 19 };
+            let alternating: Vec<_> = (0..20usize)
+                .step_by(run)
                 .flat_map(|at| {
-                    let part = at..(at + turn).min(20);
-                    let of_first = part.clone().map(|pos| of(2, &ids, pos));
-                    of_first.chain(part.map(|pos| of(0, &other, pos))).collect::<Vec<_>>()
+                    let part = at..(at + run).min(20);
+                    let first = part.clone().map(|pos| token_of(2, &ids, pos));
+                    first.chain(part.map(|pos| token_of(0, &other, pos))).collect::<Vec<_>>()
                 })
                 .collect();
-            let found = pass.forward(&turns).unwrap();
-            close(found.row(0), &want[19 * n_vocab..20 * n_vocab], &format!("{name}: in turns of {turn}"));
-            close(found.row(1), &of_other[19 * n_vocab..], &format!("{name}: beside it, in turns of {turn}"));
+            let found = pass.forward(&alternating).unwrap();
+            close(found.row(0), &want[19 * n_vocab..20 * n_vocab], &format!("{name}: in runs of {run}"));
+            close(found.row(1), &other_logits[19 * n_vocab..], &format!("{name}: beside it, in runs of {run}"));
         }
     }
 }
 
-/// Recurrences whose keys and values are no multiples of what threads take, of each rule and each number of rows of a thread.
-fn awkward() -> Vec<Toy> {
-    let of_size = |architecture: &'static str, n_layer, n_embd: u32, more: &[(&str, u32)]| {
+/// Models with recurrences whose key and value sizes are not multiples of what a thread or a tile processes, for each rule
+/// and each number of rows per thread.
+fn odd_sizes() -> Vec<Toy> {
+    let with_n_embd = |architecture: &'static str, n_layer, n_embd: u32, more: &[(&str, u32)]| {
         let mut metadata = metadata(architecture, n_layer, more);
         metadata.set(format!("{architecture}.embedding_length"), n_embd);
         metadata
@@ -178,53 +182,53 @@ fn awkward() -> Vec<Toy> {
         toy("Mamba-2, 5 x 7", &mamba("mamba2", 5, 28, 4, 2)),
         toy("Mamba-2, 70 x 17", &mamba("mamba2", 70, 34, 2, 1)),
         toy("Mamba-2, 129 x 4", &mamba("mamba2", 129, 16, 4, 1)),
-        toy("RWKV-6, 9", &of_size("rwkv6", 2, 36, &linear(9))),
-        toy("RWKV-6, 70", &of_size("rwkv6", 2, 140, &linear(70))),
-        toy("RWKV-6, 132", &of_size("rwkv6", 1, 132, &linear(132))),
-        toy("RWKV-7, 10", &of_size("arwkv7", 2, 40, &ranks(10))),
-        toy("RWKV-7, 66", &of_size("arwkv7", 2, 132, &ranks(66))),
-        toy("RWKV-7, 130", &of_size("arwkv7", 1, 130, &ranks(130))),
+        toy("RWKV-6, 9", &with_n_embd("rwkv6", 2, 36, &linear(9))),
+        toy("RWKV-6, 70", &with_n_embd("rwkv6", 2, 140, &linear(70))),
+        toy("RWKV-6, 132", &with_n_embd("rwkv6", 1, 132, &linear(132))),
+        toy("RWKV-7, 10", &with_n_embd("arwkv7", 2, 40, &ranks(10))),
+        toy("RWKV-7, 66", &with_n_embd("arwkv7", 2, 132, &ranks(66))),
+        toy("RWKV-7, 130", &with_n_embd("arwkv7", 1, 130, &ranks(130))),
     ]
 }
 
 #[test]
-fn recurrences_of_any_shape_go_through_runs_of_any_length() {
+fn recurrences_of_any_shape_are_right_for_batches_of_any_length() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(90);
-    for toy in awkward() {
+    for toy in odd_sizes() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
-        // The same bits however a text is cut.
-        let of_parts = |parts: &[usize]| {
+        // Every division into batches gives the same bits.
+        let in_batches = |lengths: &[usize]| {
             let mut pass = on_cuda(&gpu, &toy, &options());
             let mut rest = &ids[..50];
             let mut found = Vec::new();
-            for &n in parts {
-                let (part, others) = rest.split_at(n);
-                found.extend(logits(&mut pass, 0, part));
+            for &n in lengths {
+                let (batch, others) = rest.split_at(n);
+                found.extend(logits(&mut pass, 0, batch));
                 rest = others;
             }
             found
         };
-        assert_eq!(of_parts(&[50]), of_parts(&[1, 17, 16, 3, 13]), "{name}");
-        // A run as long as a tile of 16, a token more and less, and one over several segments.
+        assert_eq!(in_batches(&[50]), in_batches(&[1, 17, 16, 3, 13]), "{name}");
+        // Token counts of a tile (16), one more and one less, and one of several recurrence segments.
         for lengths in [[1, 15, 16, 17], [33, 2, 70, 31]] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch: 200, ..options() });
-            // Once from nothing, then from states that are there, then single tokens.
+            // First with empty states, then with earlier states, then single tokens.
             for more in [lengths, [17, 3, 1, 16], [1; 4]] {
-                let begins: [usize; 4] = std::array::from_fn(|seq| pass.n_past(seq));
-                let runs = (0..4).flat_map(|seq| {
-                    let end = begins[seq] + more[seq];
-                    batch(&pass, seq, &ids[begins[seq]..end], true)
+                let starts: [usize; 4] = std::array::from_fn(|seq| pass.n_past(seq));
+                let tokens = (0..4).flat_map(|seq| {
+                    let end = starts[seq] + more[seq];
+                    batch(&pass, seq, &ids[starts[seq]..end], true)
                 });
-                let runs: Vec<_> = runs.collect();
-                let found = pass.forward(&runs).unwrap().as_slice().to_vec();
+                let tokens: Vec<_> = tokens.collect();
+                let found = pass.forward(&tokens).unwrap().as_slice().to_vec();
                 let mut rest = &found[..];
                 for seq in 0..4 {
-                    let (of_run, others) = rest.split_at(more[seq] * n_vocab);
-                    let from = begins[seq] * n_vocab;
-                    let what = format!("{name}: {} tokens after {} of sequence {seq}", more[seq], begins[seq]);
-                    close(of_run, &want[from..from + of_run.len()], &what);
+                    let (rows, others) = rest.split_at(more[seq] * n_vocab);
+                    let from = starts[seq] * n_vocab;
+                    let what = format!("{name}: {} tokens after {} of sequence {seq}", more[seq], starts[seq]);
+                    close(rows, &want[from..from + rows.len()], &what);
                     rest = others;
                 }
             }
@@ -233,7 +237,7 @@ fn recurrences_of_any_shape_go_through_runs_of_any_length() {
 }
 
 #[test]
-fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
+fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(150);
     for toy in some_recurrent() {
@@ -247,12 +251,12 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
         close(&logits(&mut pass, 1, &ids[149..]), rest(149), name);
         assert_eq!(pass.share_prefix(1, 2, 100).unwrap(), PAGE, "{name}");
         close(&logits(&mut pass, 2, &ids[PAGE..]), rest(PAGE), name);
-        // What others hold stays as it is when it is written anew.
+        // Pages that other sequences share keep their contents when this sequence overwrites its own.
         assert_eq!(pass.rewind(0, 140), 2 * PAGE, "{name}");
         logits(&mut pass, 0, &ids[..20]);
         assert_eq!(pass.rewind(1, 2 * PAGE + 1), 2 * PAGE, "{name}");
         close(&logits(&mut pass, 1, &ids[2 * PAGE..]), rest(2 * PAGE), name);
-        // Without room for checkpoints.
+        // Without memory for checkpoints.
         let few = CudaForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
         let mut pass = on_cuda(&gpu, &toy, &few);
         close(&logits(&mut pass, 0, &ids), &want, name);
@@ -262,7 +266,7 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
     }
 }
 
-/// Greedy ids of the CPU after `ids`.
+/// The `n` tokens that the CPU generates greedily after `ids`.
 fn greedy_on_cpu(toy: &Toy, ids: &[u32], n: usize) -> Vec<u32> {
     let mut pass = on_cpu(toy);
     let (last, before) = ids.split_last().unwrap();
@@ -271,19 +275,20 @@ fn greedy_on_cpu(toy: &Toy, ids: &[u32], n: usize) -> Vec<u32> {
 }
 
 #[test]
-fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
+fn greedy_steps_are_queued_and_give_the_tokens_of_the_cpu() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(120);
     for toy in some_recurrent() {
         let name = toy.name;
-        let begins = [(0, 110, 5), (1, 110, 6), (2, 64, 7), (3, 30, 8)];
-        let want = begins.map(|(_, n, own)| greedy_on_cpu(&toy, &[&ids[..n], &[own]].concat(), 30));
+        // (sequence, tokens of `ids` that its prompt begins with, the last token of its prompt)
+        let prompts = [(0, 110, 5), (1, 110, 6), (2, 64, 7), (3, 30, 8)];
+        let want = prompts.map(|(_, n, last)| greedy_on_cpu(&toy, &[&ids[..n], &[last]].concat(), 30));
         for (state_cache, n_windows) in [(1 << 20, None), (0, Some(1))] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { state_cache, n_windows, ..options() });
             logits(&mut pass, 0, &ids[..110]);
             assert_eq!(greedy(&mut pass, 0, 5, 30), want[0], "{name}");
             assert_eq!(pass.n_past(0), 140);
-            // Checkpoints come about at ends of pages.
+            // Checkpoints are saved at ends of pages.
             let checkpoint = if n_windows.is_none() { 2 * PAGE } else { 0 };
             assert_eq!(pass.reachable(0, 130), checkpoint, "{name}");
             if checkpoint > 0 {
@@ -292,90 +297,90 @@ fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
                 assert_eq!(greedy(&mut pass, 0, want[0][at], 30 - at - 1), want[0][at + 1..], "{name}: a checkpoint");
             }
         }
-        // Side by side, from what they have in common.
+        // Several sequences with a shared prefix.
         let mut pass = on_cuda(&gpu, &toy, &options());
         logits(&mut pass, 0, &ids[..110]);
-        for &(seq, n, _) in &begins[1..] {
+        for &(seq, n, _) in &prompts[1..] {
             let reached = pass.share_prefix(0, seq, n).unwrap();
             if reached < n {
                 logits(&mut pass, seq, &ids[reached..n]);
             }
         }
-        let mut texts = begins.map(|(_, _, own)| vec![own]);
+        let mut sequences = prompts.map(|(_, _, last)| vec![last]);
         for _ in 0..30 {
-            let next = |(seq, text): (usize, &Vec<u32>)| token(&pass, seq, text[text.len() - 1]);
-            let batch: Vec<_> = texts.iter().enumerate().map(next).collect();
+            let next = |(seq, tokens): (usize, &Vec<u32>)| token(&pass, seq, tokens[tokens.len() - 1]);
+            let batch: Vec<_> = sequences.iter().enumerate().map(next).collect();
             let next = pass.forward_greedy(&batch).unwrap();
-            texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+            sequences.iter_mut().zip(next).for_each(|(tokens, id)| tokens.push(id));
         }
-        for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
-            assert_eq!(text[1..], want[..], "{name}: sequence {seq}");
+        for (seq, (tokens, want)) in sequences.iter().zip(&want).enumerate() {
+            assert_eq!(tokens[1..], want[..], "{name}: sequence {seq}");
         }
     }
 }
 
 #[test]
-fn steps_in_flight_that_are_forgotten_leave_nothing_behind() {
+fn discarded_steps_in_flight_have_no_effect() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(100);
     for toy in some_recurrent() {
         let name = toy.name;
         let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_seq: 3, ..options() });
-        let mut text = ids[..60].to_vec();
+        let mut tokens = ids[..60].to_vec();
         let mut fresh = on_cpu(&toy);
-        let mut check = |pass: &mut CudaForwardPass, seq: usize, text: &mut Vec<u32>, more: &[u32], what: &str| {
+        let mut check = |pass: &mut CudaForwardPass, seq: usize, tokens: &mut Vec<u32>, more: &[u32], what: &str| {
             fresh.reset();
-            text.extend(more);
+            tokens.extend(more);
             let found = logits(pass, seq, more);
-            let want = logits(&mut fresh, 0, text);
-            close(&found, &want[want.len() - found.len()..], &format!("{name}: {what}, {} tokens", text.len()));
-            assert_eq!(pass.n_past(seq), text.len());
+            let want = logits(&mut fresh, 0, tokens);
+            close(&found, &want[want.len() - found.len()..], &format!("{name}: {what}, {} tokens", tokens.len()));
+            assert_eq!(pass.n_past(seq), tokens.len());
         };
-        let ahead = |pass: &mut CudaForwardPass, text: &mut Vec<u32>, n: usize| {
+        let ahead = |pass: &mut CudaForwardPass, tokens: &mut Vec<u32>, n: usize| {
             let next = greedy(pass, 0, 9, n);
-            text.push(9);
-            text.extend(&next[..n - 1]);
+            tokens.push(9);
+            tokens.extend(&next[..n - 1]);
         };
-        logits(&mut pass, 0, &text);
+        logits(&mut pass, 0, &tokens);
         for n in [1, 2, 7] {
-            ahead(&mut pass, &mut text, n);
-            check(&mut pass, 0, &mut text, &[ids[n]], "another token than was queued");
-            ahead(&mut pass, &mut text, n);
-            check(&mut pass, 0, &mut text, &ids[..12], "a prompt");
-            ahead(&mut pass, &mut text, n);
-            let reached = pass.rewind(0, text.len() - 1);
-            assert_eq!(reached, text.len() - 1, "{name}: the last token can be taken back");
-            text.truncate(reached);
-            check(&mut pass, 0, &mut text, &[ids[n + 1]], "the last token taken back");
-            ahead(&mut pass, &mut text, n);
-            let mut other = text.clone();
-            assert_eq!(pass.share_prefix(0, 1, text.len()).unwrap(), text.len());
+            ahead(&mut pass, &mut tokens, n);
+            check(&mut pass, 0, &mut tokens, &[ids[n]], "another token than was queued");
+            ahead(&mut pass, &mut tokens, n);
+            check(&mut pass, 0, &mut tokens, &ids[..12], "a prompt");
+            ahead(&mut pass, &mut tokens, n);
+            let reached = pass.rewind(0, tokens.len() - 1);
+            assert_eq!(reached, tokens.len() - 1, "{name}: the last token can be removed");
+            tokens.truncate(reached);
+            check(&mut pass, 0, &mut tokens, &[ids[n + 1]], "the last token removed");
+            ahead(&mut pass, &mut tokens, n);
+            let mut other = tokens.clone();
+            assert_eq!(pass.share_prefix(0, 1, tokens.len()).unwrap(), tokens.len());
             check(&mut pass, 1, &mut other, &ids[30..33], "shared");
-            check(&mut pass, 0, &mut text, &ids[40..42], "what was shared");
+            check(&mut pass, 0, &mut tokens, &ids[40..42], "the sequence that was shared");
             pass.rewind(1, 0);
         }
     }
 }
 
 #[test]
-fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
+fn a_cancelled_batch_leaves_states_unchanged() {
     let watch = Watch::default();
     let Some(gpu) = cuda(&watch) else { return };
     let ids = some_ids(160);
     for toy in some_recurrent() {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let rest = |n: usize| &want[n * toy.spec.n_vocab..];
-        for (n, at_piece) in [(70, 1), (64, 2), (0, 2)] {
+        for (n, at_micro_batch) in [(70, 1), (64, 2), (0, 2)] {
             let mut pass = on_cuda(&gpu, &toy, &options());
             logits(&mut pass, 1, &ids[..40]);
             if n > 0 {
                 logits(&mut pass, 0, &ids[..n]);
             }
-            // After the layers of so many pieces.
-            let mut pieces = 0;
+            // Cancels after the layers of `at_micro_batch` micro-batches.
+            let mut micro_batches = 0;
             let mut cancel = |layer: usize, _: &[f32]| {
-                pieces += usize::from(layer == 0);
-                if pieces == at_piece {
+                micro_batches += usize::from(layer == 0);
+                if micro_batches == at_micro_batch {
                     watch.cancel();
                 }
             };
@@ -390,8 +395,8 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
     }
 }
 
-/// Published models with experts of every router, or with latent attention.
-const OTHERS: &[&str] = &[
+/// Published models with experts, at least one for each router, or with latent attention.
+const EXPERTS_AND_LATENT: &[&str] = &[
     "mixtral.gguf",
     "qwen2moe.gguf",
     "qwen3moe.gguf",
@@ -409,9 +414,9 @@ const OTHERS: &[&str] = &[
 fn experts_and_latent_attention_give_the_logits_of_the_cpu() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(40);
-    for toy in published(OTHERS) {
+    for toy in published(EXPERTS_AND_LATENT) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
-        // A cache in F16 rounds.
+        // F16 keys and values are rounded.
         let f32 = |n, step| (CacheType::F32, n, step, LIMIT);
         for (cache_type, n, step, limit) in [f32(40, 40), f32(6, 1), f32(15, 5), (CacheType::F16, 30, 30, 1e-5)] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { cache_type, ..options() });
@@ -422,12 +427,12 @@ fn experts_and_latent_attention_give_the_logits_of_the_cpu() {
     }
 }
 
-/// Steps of a few tokens are as exact as F32 without being told to be, but in ways of their own.
+/// The kernels for one or a few tokens have F32 precision also without `exact`, and differ from those of the exact path.
 #[test]
 fn single_tokens_give_the_logits_of_the_cpu() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let ids = some_ids(14);
-    for toy in recurrent().into_iter().chain(published(OTHERS)) {
+    for toy in recurrent().into_iter().chain(published(EXPERTS_AND_LATENT)) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for step in [1, 2] {
             let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { exact: false, ..options() });
@@ -438,9 +443,9 @@ fn single_tokens_give_the_logits_of_the_cpu() {
     }
 }
 
-/// Where products round their inputs to F16 rows are sorted by expert, or by head.
+/// In GEMMs that round their inputs to F16, rows are sorted by expert, or by head.
 #[test]
-fn rows_sorted_by_expert_or_head_go_where_they_belong() {
+fn rows_sorted_by_expert_or_head_return_to_their_tokens() {
     let Some(gpu) = cuda(&Watch::default()) else { return };
     let is_bf16 = |name: &str| name.ends_with(".weight") && !name.contains("norm") && !name.contains("conv1d");
     let experts = [("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 64)];
@@ -459,9 +464,14 @@ fn rows_sorted_by_expert_or_head_go_where_they_belong() {
             let rows = found.chunks(n_vocab).zip(want.chunks(n_vocab));
             let mut errors: Vec<f64> = rows.map(|(found, want)| nmse(found, want)).collect();
             errors.sort_by(f64::total_cmp);
-            // Rounded inputs may turn a close choice, of a token here and there.
-            let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
-            assert!(most < 1e-4, "{}, {n_ubatch} at once, in steps of {step}: {most:e}, {last:e}", toy.name);
+            // Rounding may change the experts of a token where two router scores are nearly equal. So one row in five may
+            // differ.
+            let (eighth_decile, largest) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+            assert!(
+                eighth_decile < 1e-4,
+                "{}, {n_ubatch} at once, in steps of {step}: {eighth_decile:e}, {largest:e}",
+                toy.name
+            );
         }
     }
 }

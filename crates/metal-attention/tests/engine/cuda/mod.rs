@@ -1,4 +1,4 @@
-//! Whole models through CUDA, on a GPU or on the software device.
+//! Whole models through CUDA, on an NVIDIA GPU or on the software CUDA device.
 #![cfg(feature = "cuda")]
 
 mod mixers;

@@ -1,5 +1,6 @@
-//! Models on an NVIDIA GPU through CUDA, or on the software CUDA device (`scripts/software-cuda`): each gives the logits that the
-//! CPU gives. Where there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
+//! Models through CUDA, on an NVIDIA GPU or on the software CUDA device (`scripts/software-cuda`): their results equal the
+//! CPU's. Without a device the tests are skipped, or fail where `METAL_ATTENTION_TEST_CUDA` is set. `scripts/test` runs some
+//! tests by name again, on software devices of other sizes.
 
 mod cards;
 
@@ -14,7 +15,7 @@ use metal_attention::{
 };
 use metal_attention_model::{ModelShape, highest};
 
-/// Whether there is a GPU to test.
+/// Whether there is a CUDA device; without one the test is recorded as skipped.
 fn has_cuda() -> bool {
     let why = match cuda_summaries() {
         Ok(found) if !found.is_empty() => return true,
@@ -26,7 +27,7 @@ fn has_cuda() -> bool {
     false
 }
 
-/// A model of `shape`, its matrices random numbers of type `ty`; `window` is that of its attention.
+/// A model of `shape` with random matrices of type `ty`. `window`: the sliding window of all layers; 0: none.
 fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
     let mut metadata = shape.metadata();
     let mut set = |key: &str, value: u32| metadata.set(format!("{}.{key}", shape.architecture), value);
@@ -35,7 +36,7 @@ fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
     random_model(&metadata, ty, 1.0)
 }
 
-/// The model that `metadata` describes, its matrices random numbers of type `ty`, those of norms around `mean`.
+/// The model that `metadata` describes, with random matrices of type `ty` and random norm weights around `mean`.
 fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
     let spec = ModelSpec::from_metadata(metadata).expect("a model");
     let tensors: Vec<_> = spec.tensors().into_iter().filter(|t| t.required).collect();
@@ -47,7 +48,7 @@ fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     for (seed, (tensor, decl)) in (1..).zip(tensors.iter().zip(&decls)) {
         let n: usize = decl.shape.iter().product();
-        // Small enough for the residual stream to stay near 1.
+        // With this scale the elements of the residual stream stay near 1.
         let (mean, scale) = if tensor.is_matrix() { (0.0, 1.0 / (decl.shape[0] as f32).sqrt()) } else { (mean, 0.3) };
         let values: Vec<f32> = (0..n)
             .map(|_| {
@@ -59,7 +60,7 @@ fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
             .collect();
         let mut bytes = Vec::new();
         if decl.ty.name().starts_with("IQ") {
-            // Whose nearest blocks take long to find.
+            // These types are slow to quantise, because the nearest codebook entries are searched.
             bytes = random_blocks(decl.ty, n, seed, 1.7 * scale);
         } else {
             decl.ty.quantize(&values, &mut bytes).expect("whole blocks");
@@ -74,13 +75,14 @@ fn options(device: Device, cache_type: CacheType, exact: bool) -> EngineOptions 
     EngineOptions { device, cache_type, exact, n_ctx: Some(512), n_seq: 4, n_ubatch: Some(128), ..Default::default() }
 }
 
+/// A shape with two layers, which the variants of the tests are made of.
 fn small() -> ModelShape {
     let custom = ModelShape::named("custom").expect("a named shape").clone();
     ModelShape { n_layer: 2, n_embd: 256, n_head: 4, n_head_kv: 2, head_dim: 64, n_ff: 512, n_vocab: 1000, ..custom }
 }
 
-/// The logits of prompts of many and of a few tokens, of single ones, and of several sequences side by side that share a
-/// beginning, one after the other.
+/// The logits of prompts and single tokens of one sequence, of decode steps of four sequences that share prefixes, and of a
+/// step after a cut, in a fixed order of batches.
 fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
     let n_vocab = pass.spec().n_vocab;
     let mut ids = (0..).map(|i: u32| (i * i * 7 + 3) % n_vocab as u32);
@@ -113,6 +115,7 @@ fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
     logits
 }
 
+/// Squared error over the squares of `want`.
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
@@ -156,7 +159,7 @@ fn models_give_the_logits_of_the_cpu() {
     }
 }
 
-/// Holds a model to what the CPU gives, with the arithmetic of both kinds of products.
+/// Compares a model's logits with the CPU's, with exact and rounded products.
 fn compare(what: &str, model: &Model) {
     for (cache_type, exact, tolerance) in
         [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
@@ -171,15 +174,15 @@ fn compare(what: &str, model: &Model) {
     }
 }
 
-/// Products so small that a multiprocessor has a tile of one or two matrices, whose weights it takes before their inputs are there: of the first
-/// shape on the four of the software device, of the others on 28.
+/// Products so small that a multiprocessor has a tile of one or two matrices, so that it prefetches weights before their
+/// inputs are ready: the first shape on the four multiprocessors of the software device, the others on 28.
 #[test]
 fn small_layers_give_the_logits_of_the_cpu() {
     if !has_cuda() {
         return;
     }
     let tiny = ModelShape { n_embd: 64, n_ff: 64, n_head: 2, n_head_kv: 1, head_dim: 32, n_layer: 3, ..small() };
-    let of = |architecture| ModelShape { architecture, ..tiny.clone() };
+    let with = |architecture| ModelShape { architecture, ..tiny.clone() };
     let wide = ModelShape { n_embd: 576, ..tiny.clone() };
     let heads = ModelShape { n_head: 12, head_dim: 64, ..tiny.clone() };
     for (what, shape, ty) in [
@@ -187,8 +190,8 @@ fn small_layers_give_the_logits_of_the_cpu() {
         ("tiny, Q8_0", tiny.clone(), Q8_0),
         ("tiny, Q5_1", tiny.clone(), Q5_1),
         ("tiny, MXFP4", tiny.clone(), MXFP4),
-        ("tiny, biases", of("qwen2"), Q4_0),
-        ("tiny, normed heads", of("qwen3"), Q5_1),
+        ("tiny, biases", with("qwen2"), Q4_0),
+        ("tiny, normed heads", with("qwen3"), Q5_1),
         ("rows of 576, Q4_0", wide.clone(), Q4_0),
         ("rows of 576, Q5_1", wide, Q5_1),
         ("12 heads, Q8_0", heads.clone(), Q8_0),
@@ -198,7 +201,7 @@ fn small_layers_give_the_logits_of_the_cpu() {
     }
 }
 
-/// Types without a format of their own, as codes and scales.
+/// The tensor types without a kernel for their own format, which are repacked as codes and scales.
 #[test]
 fn every_type_gives_the_logits_of_the_cpu() {
     if !has_cuda() {
@@ -212,7 +215,7 @@ fn every_type_gives_the_logits_of_the_cpu() {
     }
 }
 
-/// What makes a Gemma 3n of several residual streams.
+/// Metadata of a Gemma 3n with several residual streams.
 const STREAMS: [(&str, u32); 5] = [
     ("attention.sliding_window", 40),
     ("attention.shared_kv_layers", 2),
@@ -221,10 +224,10 @@ const STREAMS: [(&str, u32); 5] = [
     ("laurel.rank", 8),
 ];
 
-/// Norms after mixers and feed-forwards, of whole rows and of heads; layers side by side; positions that are learned, and such
-/// that scores fall with; gates of queries; streams, embeddings of layers, and caches that layers share; heads of any length.
+/// Models with post-norms, norms of whole query rows and of heads, parallel attention and feed-forward, learned positions,
+/// ALiBi, gated queries, several residual streams, per-layer embeddings, shared KV caches, and unusual head sizes.
 #[test]
-fn every_part_gives_the_logits_of_the_cpu() {
+fn every_layer_kind_gives_the_logits_of_the_cpu() {
     if !has_cuda() {
         return;
     }
@@ -245,17 +248,17 @@ fn every_part_gives_the_logits_of_the_cpu() {
     }
 }
 
-/// Texts whose tokens see later ones, several at once, longer than a batch of other tokens would be.
+/// Models without causal masks. The sequences of a batch are longer than a micro-batch.
 #[test]
-fn encoders_give_the_states_of_the_cpu() {
+fn encoders_give_the_hidden_states_of_the_cpu() {
     if !has_cuda() {
         return;
     }
-    let text = |seq: usize, n: usize| {
+    let sequence = |seq: usize, n: usize| {
         let token = move |pos| BatchToken { id: ((pos * pos * 31 + seq * 7 + 3) % 96) as u32, seq, pos, logits: true };
         (0..n).map(token).collect::<Vec<_>>()
     };
-    let batch = [text(0, 300), text(1, 1), text(2, 190)].concat();
+    let batch = [sequence(0, 300), sequence(1, 1), sequence(2, 190)].concat();
     for dim in [16, 64] {
         let heads = [("attention.sliding_window", 10), ("attention.key_length", dim), ("attention.value_length", dim)];
         let model = random_model(&crate::toys::metadata("gemma-embedding", 3, &heads), F16, 1.0);
@@ -270,7 +273,7 @@ fn encoders_give_the_states_of_the_cpu() {
     }
 }
 
-/// A greedy step that an encoder cannot take is refused as it is on the CPU.
+/// A decode step of an encoder is refused with the same error as on the CPU.
 #[test]
 fn decode_steps_of_encoders_are_refused() {
     if !has_cuda() {
@@ -290,8 +293,8 @@ fn decode_steps_of_encoders_are_refused() {
     }
 }
 
-/// Greedy steps that run ahead give what single steps give, also where the text goes on otherwise in between, and where a launch
-/// for each product takes the place of one launch while steps are on their way.
+/// Greedy steps that are queued ahead give the tokens of single steps, also when the sequence continues with another token,
+/// and when the context becomes too long for the persistent kernel while steps are in flight.
 #[test]
 fn greedy_steps_run_ahead() {
     if !has_cuda() {
@@ -309,7 +312,7 @@ fn greedy_steps_run_ahead() {
     assert_eq!(single.forward_prompt(&prompt).unwrap(), id);
     for step in 0..120 {
         if step % 29 == 28 {
-            // Another token than the one that was chosen, after some are taken back.
+            // The sequence is cut back by five tokens and continues with another token than the generated one.
             for pass in [&mut ahead, &mut single] {
                 let n = pass.position();
                 assert_eq!(pass.truncate(n - 5), n - 5);
@@ -324,16 +327,16 @@ fn greedy_steps_run_ahead() {
     }
 }
 
-/// Several greedy steps in one launch, of blocks of which some have no rows at all: on the twelve multiprocessors of which the software device has as many
-/// for this test, and on a card most. Whoever has none does not run ahead of the others.
+/// Greedy steps in the persistent kernel with blocks that have no rows of some products: on the software device with twelve
+/// multiprocessors, and on GPUs with most blocks. Blocks without rows must not run ahead of the others.
 #[test]
-fn models_give_texts_to_blocks_without_rows() {
+fn models_give_equal_tokens_with_blocks_without_rows() {
     if !has_cuda() {
         return;
     }
     let tiny =
         ModelShape { n_vocab: 32, n_embd: 32, n_ff: 32, n_head: 1, n_head_kv: 1, head_dim: 32, n_layer: 2, ..small() };
-    // Steps of small products, and such as there are too many tiles of for that.
+    // A shape with small products only, and one with a product of more tiles than there are blocks.
     for (what, shape) in [("small", tiny.clone()), ("longer", ModelShape { n_ff: 1280, ..tiny })] {
         let model = model(&shape, Q4_0, 0);
         let pass = || model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).expect("a pass");
@@ -348,10 +351,11 @@ fn models_give_texts_to_blocks_without_rows() {
     }
 }
 
-/// Experts in one launch give what they give in launches of their own, as far as keys and values of 16 bits go: of every type, in columns that
-/// warps share out evenly or not, behind dense layers, by every router.
+/// The persistent kernel with experts gives the logits of one launch per op, except for the rounding of F16 keys and values:
+/// for every weight type, expert widths that do and do not divide evenly among warps, leading dense layers, and every
+/// router.
 #[test]
-fn experts_go_through_one_launch() {
+fn experts_run_in_the_persistent_kernel() {
     if !has_cuda() {
         return;
     }
@@ -359,7 +363,7 @@ fn experts_go_through_one_launch() {
     let experts = |n: u32, n_used: u32, n_ff: u32| {
         [("expert_count", n), ("expert_used_count", n_used), ("expert_feed_forward_length", n_ff)]
     };
-    // The architecture, the type, experts and those that are used, their width, the width of the stream.
+    // (architecture, type, [experts, experts used per token, feed-forward width of an expert], n_embd, more metadata)
     for (architecture, ty, [n, n_used, n_ff], n_embd, others) in [
         ("qwen3moe", Q4_K, [16, 4, 512], 512, &[][..]),
         ("qwen3moe", Q6_K, [20, 3, 256], 256, &[]),
@@ -386,28 +390,30 @@ fn experts_go_through_one_launch() {
                 CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
             CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
         };
-        let (mut one, mut several) = (pass(usize::MAX), pass(0));
-        assert!(one.uses_persistent_kernel(0) && !several.uses_persistent_kernel(0), "{what}");
+        let (mut persistent, mut per_op) = (pass(usize::MAX), pass(0));
+        assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}");
         let mut errors = Vec::new();
-        for text in 0..2 {
-            one.reset();
-            several.reset();
+        for sequence in 0..2 {
+            persistent.reset();
+            per_op.reset();
             for i in 0..4 {
-                let id = (text * 31 + i * i * 7 + 3) % 90;
-                let (got, want) = (one.forward_token(id).unwrap(), several.forward_token(id).unwrap());
+                let id = (sequence * 31 + i * i * 7 + 3) % 90;
+                let (got, want) = (persistent.forward_token(id).unwrap(), per_op.forward_token(id).unwrap());
                 errors.push(nmse(got, want));
             }
         }
         errors.sort_by(f64::total_cmp);
-        // What is rounded otherwise may turn a close choice, of a token here and there.
-        let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
-        assert!(most < 1e-7, "{what}: NMSE {most:e}, {last:e}");
+        // Rounding may change the experts of a token where two router scores are nearly equal. So one row in five may
+        // differ.
+        let (eighth_decile, largest) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+        assert!(eighth_decile < 1e-7, "{what}: NMSE {eighth_decile:e}, {largest:e}");
     }
 }
 
-/// Lists of the highest logits are those of all logits, of single tokens, several sequences and prompts, in one launch or not.
+/// Top-k lists equal those computed from all logits, for single tokens, several sequences and prompts, with and without the
+/// persistent kernel.
 #[test]
-fn short_lists_are_the_highest_of_all_logits() {
+fn top_k_lists_have_the_highest_logits() {
     if !has_cuda() {
         return;
     }
@@ -436,13 +442,13 @@ fn short_lists_are_the_highest_of_all_logits() {
             let got = lists.forward_top_k(batch, k).unwrap();
             let logits = all.forward(batch).unwrap();
             let want: Vec<_> = (0..logits.n_rows()).map(|row| highest(logits.row(row), k)).collect();
-            assert_eq!(got, want, "batch {i}, one launch up to {persistent_kernel_limit}");
+            assert_eq!(got, want, "batch {i}, persistent kernel up to {persistent_kernel_limit}");
         }
     }
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_by_name() {
+fn unsupported_models_are_refused_with_the_reason() {
     let model = model(&ModelShape { head_dim: 520, n_embd: 64, ..small() }, F16, 0);
     let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
     assert!(
@@ -452,7 +458,7 @@ fn what_cannot_be_run_is_refused_by_name() {
     if !has_cuda() {
         let model = Model::built_in().unwrap();
         let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
-        let told = error.to_string();
-        assert!(matches!(error, Error::Cuda(_)) && told.contains("--device gpu"), "{told}");
+        let message = error.to_string();
+        assert!(matches!(error, Error::Cuda(_)) && message.contains("--device gpu"), "{message}");
     }
 }

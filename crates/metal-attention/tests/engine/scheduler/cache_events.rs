@@ -1,4 +1,4 @@
-//! What the observer of the KV cache hears is what prompts find there.
+//! The events of the KV cache's observer: a prompt finds exactly the pages that the observer was notified of.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -11,19 +11,21 @@ use proptest::prelude::*;
 
 const PAGE: usize = 64;
 
-/// The text up to the end of each block that is stored.
+/// The blocks that are stored, as the events so far state: the tokens from the beginning of the sequence up to the end of
+/// each block.
 #[derive(Default)]
 struct Replay(BTreeMap<BlockId, Vec<u32>>);
 
 impl Replay {
-    fn take(&mut self, event: CacheEvent) {
+    /// Applies an event; panics if it contradicts earlier ones.
+    fn apply(&mut self, event: CacheEvent) {
         match event {
             CacheEvent::Stored { parent, blocks, tokens } => {
                 assert_eq!(tokens.len(), blocks.len() * PAGE);
-                let mut text = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
+                let mut tokens_so_far = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
                 for (block, tokens) in blocks.into_iter().zip(tokens.chunks(PAGE)) {
-                    text.extend_from_slice(tokens);
-                    assert_eq!(self.0.insert(block, text.clone()), None);
+                    tokens_so_far.extend_from_slice(tokens);
+                    assert_eq!(self.0.insert(block, tokens_so_far.clone()), None);
                 }
             }
             CacheEvent::Removed { blocks } => {
@@ -34,14 +36,14 @@ impl Replay {
         }
     }
 
-    /// Whole pages of `ids` that are stored, from the beginning on.
+    /// Number of leading whole pages of `ids` that are stored.
     fn pages_of(&self, ids: &[u32]) -> usize {
-        let stored = |n: &usize| self.0.values().any(|text| text == &ids[..n * PAGE]);
+        let stored = |n: &usize| self.0.values().any(|tokens_so_far| tokens_so_far == &ids[..n * PAGE]);
         (1..=ids.len() / PAGE).take_while(stored).count()
     }
 }
 
-/// The built-in model in `n_seq` sequences that share `n_pages` pages, one text at a time.
+/// A scheduler with one slot for the built-in model, in `n_seq` sequences that share `n_pages` KV pages, and its events.
 fn observed(n_seq: usize, n_pages: usize) -> (Model, Scheduler, mpsc::Receiver<CacheEvent>) {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_seq, n_cache: Some(n_pages * PAGE), ..engine() };
@@ -53,33 +55,33 @@ fn observed(n_seq: usize, n_pages: usize) -> (Model, Scheduler, mpsc::Receiver<C
     (model, scheduler, receiver)
 }
 
-/// Waits until the engine has nothing more to do and has told so.
+/// Waits until the scheduler is idle and has sent its events.
 fn settle(scheduler: &Scheduler) {
     while scheduler.metrics().running > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // A text counts as ended a moment before the observer hears of its pages.
+    // A request counts as finished a moment before the observer is notified of its pages.
     std::thread::sleep(Duration::from_millis(50));
 }
 
 #[test]
-fn pages_are_told_as_they_fill_and_as_they_come_free() {
+fn pages_are_reported_when_they_are_full_and_when_they_are_freed() {
     let (model, scheduler, events) = observed(2, 8);
     let story = encode(&model, "Once upon a time, there was a little girl");
     let prompt: Vec<u32> = story.iter().copied().cycle().take(70).collect();
     let answer = read(scheduler.submit(greedy(prompt.clone(), 100)).unwrap());
     settle(&scheduler);
-    let text = [&prompt[..], &answer.ids].concat();
-    let told: Vec<_> = events.try_iter().collect();
-    let page = |i: usize| text[i * PAGE..(i + 1) * PAGE].to_vec();
-    // The last token is not evaluated: 169 tokens are in the KV cache, two pages and a part.
+    let tokens_so_far = [&prompt[..], &answer.ids].concat();
+    let reported: Vec<_> = events.try_iter().collect();
+    let page = |i: usize| tokens_so_far[i * PAGE..(i + 1) * PAGE].to_vec();
+    // The last token is not evaluated: 169 tokens are in the KV cache, two whole pages and a part of a third.
     let stored = |i: usize| CacheEvent::Stored {
         parent: i.checked_sub(1).map(|i| BlockId(i as u64)),
         blocks: vec![BlockId(i as u64)],
         tokens: page(i),
     };
-    assert_eq!(told, [stored(0), stored(1)]);
-    // Two other texts take both sequences.
+    assert_eq!(reported, [stored(0), stored(1)]);
+    // Two other requests take both sequences.
     for first in [5, 6] {
         read(scheduler.submit(greedy(vec![first; 3], 2)).unwrap());
     }
@@ -91,21 +93,22 @@ fn pages_are_told_as_they_fill_and_as_they_come_free() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..Default::default() })]
     #[test]
-    fn a_prompt_finds_what_was_told(
-        // Of which text it begins like, how far, other tokens that follow, and tokens to generate.
+    fn a_prompt_finds_the_pages_that_were_reported(
+        // For each request: the token series its prompt begins with, how many tokens of it, how many others follow, and how
+        // many are generated.
         plans in prop::collection::vec((0..3usize, prop_oneof![0..200usize, 60..70usize], 1..40usize, 1..40usize), 1..12),
         n_seq in 1..5usize,
         n_pages in 4..12usize,
     ) {
         let (_, scheduler, events) = observed(n_seq, n_pages);
         let mut replay = Replay::default();
-        for (i, (base, shared, n_own, n)) in plans.into_iter().enumerate() {
+        for (i, (base, shared, n_suffix, n)) in plans.into_iter().enumerate() {
             let shared = (0..shared).map(|at| ((at * at * 31 + at * 7 + 3 + 11 * base) % 509 + 3) as u32);
-            let own = (0..n_own).map(|at| ((at * 13 + i * 101) % 509 + 3) as u32);
-            let prompt: Vec<u32> = shared.chain(own).collect();
+            let suffix = (0..n_suffix).map(|at| ((at * 13 + i * 101) % 509 + 3) as u32);
+            let prompt: Vec<u32> = shared.chain(suffix).collect();
             settle(&scheduler);
             for event in events.try_iter() {
-                replay.take(event);
+                replay.apply(event);
             }
             let expected = replay.pages_of(&prompt[..prompt.len() - 1]);
             let answer = read(scheduler.submit(greedy(prompt, n)).unwrap());

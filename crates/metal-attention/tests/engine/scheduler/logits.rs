@@ -1,29 +1,31 @@
-//! Logits of whole texts, and processors that change them.
+//! Logits of whole sequences, and logits processors that change them.
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Request, RequestError, Scheduler, SubmitError};
 use metal_attention::{EngineOptions, LogitsProcessor, Model};
 
-use super::support::{alone, encode, engine, greedy, stories};
+use super::support::{encode, engine, greedy, reference, stories};
 
+/// The text that the built-in model generates greedily after "Once upon a time".
 const STORY: &str = ", there was a little girl";
 
+/// The request with a logits processor.
 fn with(processor: impl LogitsProcessor + 'static, request: Request) -> Request {
     Request { logits_processor: Some(Box::new(processor)), ..request }
 }
 
 #[test]
-fn a_processor_sees_the_text_so_far_and_the_logits_of_the_model() {
+fn a_processor_receives_the_tokens_so_far_and_the_logits_of_the_model() {
     let (model, scheduler) = stories(2);
     let prompt = encode(&model, "Once upon a time");
-    let expected = alone(&model, &greedy(prompt.clone(), 8)).0;
+    let expected = reference(&model, &greedy(prompt.clone(), 8)).0;
     let mut pass = model.forward_pass(&engine()).unwrap();
-    let mut text = prompt.clone();
-    let looks = move |ids: &[u32], logits: &mut [f32]| {
-        if ids.len() > text.len() {
-            text.push(ids[ids.len() - 1]);
+    let mut tokens = prompt.clone();
+    let processor = move |ids: &[u32], logits: &mut [f32]| {
+        if ids.len() > tokens.len() {
+            tokens.push(ids[ids.len() - 1]);
         }
-        assert_eq!(ids, text);
+        assert_eq!(ids, tokens);
         for &id in &ids[pass.position()..ids.len() - 1] {
             pass.forward_token(id).unwrap();
         }
@@ -31,8 +33,8 @@ fn a_processor_sees_the_text_so_far_and_the_logits_of_the_model() {
         Ok(())
     };
     let other = scheduler.submit(greedy(prompt.clone(), 8)).unwrap();
-    let seen = scheduler.submit(with(looks, greedy(prompt, 8))).unwrap().blocking_completion().unwrap();
-    assert_eq!((&*seen.text, &seen.ids), (STORY, &expected));
+    let completion = scheduler.submit(with(processor, greedy(prompt, 8))).unwrap().blocking_completion().unwrap();
+    assert_eq!((&*completion.text, &completion.ids), (STORY, &expected));
     assert_eq!(other.blocking_completion().unwrap().ids, expected);
 }
 
@@ -42,23 +44,23 @@ fn a_processor_can_be_the_sampler() {
     let wanted = encode(&model, " the cat sat on the mat").split_off(1);
     let prompt = encode(&model, "Once upon a time");
     let (n, n_prompt, ids) = (wanted.len(), prompt.len(), wanted.clone());
-    let choice = move |text: &[u32], logits: &mut [f32]| {
-        let next = ids[text.len() - n_prompt] as usize;
+    let choice = move |tokens: &[u32], logits: &mut [f32]| {
+        let next = ids[tokens.len() - n_prompt] as usize;
         let logit = logits[next];
         logits.fill(f32::NEG_INFINITY);
         logits[next] = logit;
         Ok(())
     };
-    // Whatever the sampler would do, and without a word from the log probabilities, which are the model's.
+    // The sampler's options make no difference. The log probabilities are the model's, not those of the changed logits.
     let sampling = SamplerOptions { temperature: 2.0, seed: Some(1), ..Default::default() };
     let request = Request { sampling, logprobs: Some(1), ..greedy(prompt, n) };
-    let text = scheduler.submit(with(choice, request)).unwrap().blocking_completion().unwrap();
-    assert_eq!(text.ids, wanted);
-    assert!(text.logprobs.iter().any(|told| told.top[0].1 > told.logprob), "{:?}", text.logprobs);
+    let completion = scheduler.submit(with(choice, request)).unwrap().blocking_completion().unwrap();
+    assert_eq!(completion.ids, wanted);
+    assert!(completion.logprobs.iter().any(|token| token.top[0].1 > token.logprob), "{:?}", completion.logprobs);
 }
 
 #[test]
-fn faults_of_a_processor_concern_no_other_text() {
+fn a_fault_of_a_processor_fails_its_own_request_only() {
     let (model, scheduler) = stories(4);
     let prompt = encode(&model, "Once upon a time");
     let n_prompt = prompt.len();
@@ -82,7 +84,7 @@ fn faults_of_a_processor_concern_no_other_text() {
 }
 
 #[test]
-fn logits_of_a_text_come_beside_others() {
+fn logits_of_a_sequence_are_computed_while_others_run() {
     let model = Model::built_in().unwrap();
     let ids: Vec<u32> = (0..90).map(|i| (i * 31 % 500 + 3) as u32).collect();
     let mut pass = model.forward_pass(&engine()).unwrap();
@@ -92,7 +94,7 @@ fn logits_of_a_text_come_beside_others() {
         want.extend_from_slice(pass.forward_token(id).unwrap());
     }
     let scheduler = Scheduler::open(&model, &EngineOptions { n_ubatch: Some(16), ..engine() }, 2).unwrap();
-    let text = scheduler.submit(greedy(encode(&model, "Once upon a time"), 8)).unwrap();
+    let other = scheduler.submit(greedy(encode(&model, "Once upon a time"), 8)).unwrap();
     for (from, first) in [(0, 0), (89, 89), (90, 90), (200, 90)] {
         let got = scheduler.logits(Client::Unknown, ids.clone(), from).unwrap().blocking_wait().unwrap();
         let want = &want[first * n_vocab..];
@@ -101,7 +103,7 @@ fn logits_of_a_text_come_beside_others() {
         let power: f64 = want.iter().map(|b| f64::from(*b).powi(2)).sum();
         assert!(error <= 1e-6 * power, "from {from}: {error} of {power}");
     }
-    assert_eq!(text.blocking_completion().unwrap().text, STORY);
+    assert_eq!(other.blocking_completion().unwrap().text, STORY);
     assert_eq!(scheduler.logits(Client::Unknown, vec![], 0).err(), Some(SubmitError::EmptyPrompt));
     let unknown = scheduler.logits(Client::Unknown, vec![1, 512], 0).err();
     assert_eq!(unknown, Some(SubmitError::TokenOutOfRange { id: 512, n_vocab }));

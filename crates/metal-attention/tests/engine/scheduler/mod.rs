@@ -1,13 +1,13 @@
-//! Texts of many clients side by side.
+//! Tests of the scheduler: requests of several clients that run at the same time.
 
 mod cache_events;
+mod fairness;
 mod hybrid;
 mod logits;
 mod prefix_store;
 mod prompt_logprobs;
+mod reference;
 mod requests;
 mod slot_commands;
 mod support;
-mod texts;
-mod turns;
-mod waking;
+mod wake;

@@ -1,4 +1,4 @@
-//! Log probabilities of prompts.
+//! Log probabilities of prompts' tokens.
 
 use metal_attention::EngineOptions;
 use metal_attention::scheduler::{Client, Event, FinishReason, Request, SchedulerOptions};
@@ -7,35 +7,37 @@ use super::support::{Answer, encode, engine, greedy, log_probabilities, read, st
 
 const TEXT: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park.";
 
+/// A request for log probabilities of the prompt with `n_top` alternatives each, and for `n` tokens.
 fn scored(prompt: &[u32], n: usize, n_top: usize) -> Request {
     Request { prompt_logprobs: Some(n_top), ..greedy(prompt.to_vec(), n) }
 }
 
-/// The answer tells of each token but the first what the logits of the whole text say.
+/// Checks an answer's log probabilities of its prompt against `expected`, those computed from the logits of the whole
+/// sequence.
 fn check(answer: &Answer, expected: &[f32], n_top: usize) {
-    let told = answer.prompt_logprobs.as_ref().unwrap();
-    assert_eq!(told.len(), expected.len());
-    for (told, expected) in told.iter().zip(expected) {
-        assert!((told.logprob - expected).abs() < 1e-5, "{told:?} {expected}");
-        assert_eq!(told.top.len(), n_top);
-        let better = told.top.iter().filter(|(_, logprob)| *logprob > told.logprob).count();
-        assert!(if told.rank <= n_top { better + 1 == told.rank } else { better == n_top }, "{told:?}");
+    let logprobs = answer.prompt_logprobs.as_ref().unwrap();
+    assert_eq!(logprobs.len(), expected.len());
+    for (token, expected) in logprobs.iter().zip(expected) {
+        assert!((token.logprob - expected).abs() < 1e-5, "{token:?} {expected}");
+        assert_eq!(token.top.len(), n_top);
+        let better = token.top.iter().filter(|(_, logprob)| *logprob > token.logprob).count();
+        assert!(if token.rank <= n_top { better + 1 == token.rank } else { better == n_top }, "{token:?}");
     }
 }
 
 #[test]
-fn they_are_those_of_the_whole_text() {
+fn prompt_logprobs_equal_those_of_the_whole_sequence() {
     let (model, scheduler) = stories(2);
     let ids = encode(&model, TEXT);
     let expected = log_probabilities(&model, &ids);
-    // Whether the cache knows the text already or not.
+    // The first request evaluates the prompt, the later ones could find it in the prefix cache.
     for n in [0, 1, 4] {
         let answer = read(scheduler.submit(scored(&ids, n, 3)).unwrap());
         check(&answer, &expected, 3);
         assert_eq!((answer.ids.len(), answer.reason), (n, Some(FinishReason::Length)));
         assert_eq!((answer.usage.prompt_tokens, answer.usage.cached_tokens), (ids.len(), 0));
     }
-    // What was evaluated for them is of use to others.
+    // The tokens that were evaluated for log probabilities are in the prefix cache.
     let answer = read(scheduler.submit(greedy(ids.clone(), 4)).unwrap());
     assert_eq!((answer.prompt_logprobs, answer.usage.cached_tokens), (None, ids.len() - 1));
     // A prompt of one token has none.
@@ -48,7 +50,7 @@ fn they_are_those_of_the_whole_text() {
 }
 
 #[test]
-fn they_do_not_depend_on_steps_and_neighbours() {
+fn prompt_logprobs_do_not_depend_on_the_batches() {
     let (model, _) = stories(1);
     let engine = EngineOptions { n_seq: 3, ..engine() };
     let ids = encode(&model, TEXT);
@@ -66,9 +68,9 @@ fn they_do_not_depend_on_steps_and_neighbours() {
     }
 }
 
-/// Texts that lose their places go on where they were.
+/// Preempted sequences continue from where they were, and send the log probabilities once.
 #[test]
-fn they_are_told_once_where_the_cache_is_small() {
+fn prompt_logprobs_are_sent_once_where_the_cache_is_small() {
     let (model, _) = stories(1);
     let ids = encode(&model, TEXT);
     let expected = log_probabilities(&model, &ids);
@@ -84,13 +86,13 @@ fn they_are_told_once_where_the_cache_is_small() {
 }
 
 #[test]
-fn the_end_of_a_text_has_its_log_probability() {
+fn the_end_token_has_a_log_probability() {
     let (model, scheduler) = stories(1);
     let eos = model.tokenizer().unwrap().eos().unwrap();
     let request = Request { logit_bias: vec![(eos, 1e6)], logprobs: Some(1), ..greedy(encode(&model, TEXT), 4) };
     let mut events = scheduler.submit(request).unwrap();
     let Some(Event::Done { end_token, end_logprobs, .. }) = events.blocking_recv() else { panic!("no end") };
     assert_eq!(end_token, Some(eos));
-    // That of the model, whatever the bias.
+    // It is the model's, without the bias.
     assert!(end_logprobs.unwrap().logprob < -1.0);
 }

@@ -1,30 +1,31 @@
-//! What a request may ask for, and how it may end.
+//! The options of a request, and the ways in which a request ends: limits, stops, deadlines, cancellation, failures.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::support::{Wrapped, alone, encode, engine, greedy, read, stories};
+use super::support::{TestPass, encode, engine, greedy, read, reference, stories};
 use metal_attention::sampling::{SamplerOptions, SamplingError};
 use metal_attention::scheduler::{
     Client, Event, FinishReason, Request, RequestError, Scheduler, SchedulerOptions, StartError, SubmitError,
 };
 use metal_attention::{BatchToken, Constraint, EngineOptions, ForwardError, Model};
 
+/// The text that the built-in model generates greedily after "Once upon a time".
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park.";
 
-/// A scheduler over a wrapped forward pass.
-fn wrapped(n: usize, options: SchedulerOptions) -> (Model, Scheduler, Wrapped) {
+/// A scheduler with a [`TestPass`]. The third result shares its gate and faults.
+fn start_test_pass(n: usize, options: SchedulerOptions) -> (Model, Scheduler, TestPass) {
     let model = Model::built_in().unwrap();
     let pass = || model.forward_pass(&EngineOptions { n_seq: n, ..engine() }).unwrap();
-    let levers = Wrapped::new(pass());
-    let (gate, fail, panic_in) = (levers.gate.clone(), levers.fail.clone(), levers.panic_in.clone());
-    let inside = Wrapped { gate, fail, panic_in, ..Wrapped::new(pass()) };
-    let scheduler = Scheduler::start(Box::new(inside), Arc::new(model.clone()), options).unwrap();
-    (model, scheduler, levers)
+    let controls = TestPass::new(pass());
+    let (gate, fail, panic_in) = (controls.gate.clone(), controls.fail.clone(), controls.panic_in.clone());
+    let test_pass = TestPass { gate, fail, panic_in, ..TestPass::new(pass()) };
+    let scheduler = Scheduler::start(Box::new(test_pass), Arc::new(model.clone()), options).unwrap();
+    (model, scheduler, controls)
 }
 
-/// Waits until the scheduler is at what `is_so` asks for.
+/// Waits until `is_so` returns true, at most a minute. `what` names the condition in the panic's message.
 fn wait(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -34,13 +35,13 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn stop_strings_and_lengths_end_a_text() {
+fn stop_strings_and_lengths_end_a_sequence() {
     let (model, scheduler) = stories(2);
     let prompt = encode(&model, "Once upon a time");
     let request = Request { stop: ["girl".into()].into(), ..greedy(prompt.clone(), 50) };
     let answer = read(scheduler.submit(request).unwrap());
     assert_eq!((&*answer.text, answer.reason), (", there was a little ", Some(FinishReason::StopString)));
-    // Where the text ends first, what was held back is not lost.
+    // If the sequence ends first, the text that was held back as a possible stop string is sent.
     let request = Request { stop: [" girl named Bob".into()].into(), ..greedy(prompt.clone(), 8) };
     let answer = read(scheduler.submit(request).unwrap());
     assert_eq!((&*answer.text, answer.reason), (", there was a little girl", Some(FinishReason::Length)));
@@ -53,7 +54,7 @@ fn stop_strings_and_lengths_end_a_text() {
 }
 
 #[test]
-fn the_end_of_the_text_can_be_chosen_and_forbidden() {
+fn the_end_token_can_be_biased_and_forbidden() {
     let (model, scheduler) = stories(1);
     let eos = model.tokenizer().unwrap().eos().unwrap();
     let prompt = encode(&model, "Once upon a time");
@@ -67,7 +68,7 @@ fn the_end_of_the_text_can_be_chosen_and_forbidden() {
 }
 
 #[test]
-fn a_text_that_has_had_its_time_ends_with_its_line() {
+fn a_sequence_past_its_soft_deadline_ends_with_its_line() {
     let (model, scheduler) = stories(1);
     let prompt = encode(&model, "Once upon a time");
     let text = |line_end_after| {
@@ -82,7 +83,7 @@ fn a_text_that_has_had_its_time_ends_with_its_line() {
 }
 
 #[test]
-fn a_text_has_the_least_number_of_tokens_that_is_asked_for() {
+fn a_sequence_has_the_requested_minimum_of_tokens() {
     let (model, scheduler) = stories(1);
     let eos = model.tokenizer().unwrap().eos().unwrap();
     let prompt = encode(&model, "Once upon a time");
@@ -101,7 +102,7 @@ fn a_text_has_the_least_number_of_tokens_that_is_asked_for() {
 }
 
 #[test]
-fn tokens_of_the_request_end_a_text() {
+fn stop_tokens_of_the_request_end_a_sequence() {
     let (model, scheduler) = stories(1);
     let prompt = encode(&model, "Once upon a time");
     let there = *encode(&model, "a there").last().unwrap();
@@ -115,7 +116,7 @@ fn tokens_of_the_request_end_a_text() {
         let answer = stop(0, ignore_eos);
         assert_eq!((&*answer.ids, answer.reason), (&whole.ids[..at], Some(FinishReason::EndOfText)));
         assert_eq!(answer.end_token, Some(there));
-        // Before the least number of tokens it is not chosen.
+        // Before the minimum number of tokens it is not sampled.
         let answer = stop(12, ignore_eos);
         assert_eq!((answer.ids.len(), answer.reason), (12, Some(FinishReason::Length)));
         assert!(!answer.ids.contains(&there) && answer.ids[..at] == whole.ids[..at]);
@@ -156,14 +157,14 @@ fn bad_requests_are_refused() {
 }
 
 #[test]
-fn the_queue_has_an_end_and_a_client_that_goes_makes_room() {
+fn the_queue_is_limited_and_a_cancelled_request_leaves_it() {
     let options = SchedulerOptions { n_queue: 2, ..Default::default() };
-    let (model, scheduler, levers) = wrapped(1, options);
+    let (model, scheduler, controls) = start_test_pass(1, options);
     let prompt = encode(&model, "Once upon a time");
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
-    let held = levers.gate.lock().unwrap();
+    let held = controls.gate.lock().unwrap();
     let running = scheduler.submit(long()).unwrap();
-    wait("the first text to run", || scheduler.metrics().waiting == 0);
+    wait("the first request to run", || scheduler.metrics().waiting == 0);
     let waiting = scheduler.submit(long()).unwrap();
     let last = scheduler.submit(greedy(prompt.clone(), 3)).unwrap();
     assert_eq!(scheduler.submit(long()).err(), Some(SubmitError::QueueFull { n_queue: 2 }));
@@ -176,12 +177,12 @@ fn the_queue_has_an_end_and_a_client_that_goes_makes_room() {
 }
 
 #[test]
-fn deadlines_end_texts_that_run_and_texts_that_wait() {
-    let (model, scheduler, levers) = wrapped(1, SchedulerOptions::default());
+fn deadlines_end_running_and_waiting_requests() {
+    let (model, scheduler, controls) = start_test_pass(1, SchedulerOptions::default());
     let prompt = encode(&model, "Once upon a time");
     let deadline = Some(Instant::now() + Duration::from_millis(50));
     let request = || Request { max_tokens: None, ignore_eos: true, deadline, ..greedy(prompt.clone(), 0) };
-    let held = levers.gate.lock().unwrap();
+    let held = controls.gate.lock().unwrap();
     let (running, waiting) = (scheduler.submit(request()).unwrap(), scheduler.submit(request()).unwrap());
     let last = scheduler.submit(greedy(prompt.clone(), 3)).unwrap();
     std::thread::sleep(Duration::from_millis(60));
@@ -205,19 +206,19 @@ fn shutting_down_finishes_or_cancels() {
     }
     assert_eq!(scheduler.submit(greedy(prompt.clone(), 1)).err(), Some(SubmitError::ShuttingDown));
 
-    let (_, scheduler, levers) = wrapped(1, SchedulerOptions::default());
-    let held = levers.gate.lock().unwrap();
+    let (_, scheduler, controls) = start_test_pass(1, SchedulerOptions::default());
+    let held = controls.gate.lock().unwrap();
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
     let events = [scheduler.submit(long()).unwrap(), scheduler.submit(long()).unwrap()];
     let closing = scheduler.clone();
     let closed = std::thread::spawn(move || pollster::block_on(closing.shut_down(Duration::ZERO)));
-    wait("no more requests to be taken", || scheduler.submit(long()).err() == Some(SubmitError::ShuttingDown));
+    wait("requests to be refused", || scheduler.submit(long()).err() == Some(SubmitError::ShuttingDown));
     drop(held);
     closed.join().unwrap();
     for events in events {
         assert_eq!(read(events).reason, Some(FinishReason::Cancelled));
     }
-    // The thread ends with the last handle, too.
+    // The scheduler's thread also ends when its last handle is dropped.
     let (_, scheduler) = stories(1);
     let events = scheduler.submit(long()).unwrap();
     drop(scheduler);
@@ -225,10 +226,10 @@ fn shutting_down_finishes_or_cancels() {
 }
 
 #[test]
-fn a_step_that_fails_fails_its_texts_and_no_others() {
-    let (model, scheduler, levers) = wrapped(2, SchedulerOptions { n_parallel: 2, ..Default::default() });
+fn a_failed_step_fails_only_the_requests_of_its_batch() {
+    let (model, scheduler, controls) = start_test_pass(2, SchedulerOptions { n_parallel: 2, ..Default::default() });
     let prompt = encode(&model, "Once upon a time");
-    levers.fail.store(true, Ordering::Relaxed);
+    controls.fail.store(true, Ordering::Relaxed);
     let answer = read(scheduler.submit(greedy(prompt.clone(), 8)).unwrap());
     assert!(matches!(answer.error, Some(RequestError::Forward(ForwardError::Device { .. }))), "{answer:?}");
     let answer = read(scheduler.submit(greedy(prompt.clone(), 8)).unwrap());
@@ -236,11 +237,11 @@ fn a_step_that_fails_fails_its_texts_and_no_others() {
     assert_eq!(scheduler.metrics().requests.failed, 1);
 }
 
-/// After a panic of the forward pass nothing runs: whoever waits, runs, is streamed to or has lost a place hears of it.
+/// After a panic of the forward pass nothing runs: waiting, running, streaming and preempted requests fail.
 #[test]
-fn a_panic_of_the_forward_pass_is_told_to_all() {
+fn a_panic_of_the_forward_pass_fails_all_requests() {
     let options = SchedulerOptions { n_parallel: 2, time_slice: Duration::ZERO, ..Default::default() };
-    let (model, scheduler, levers) = wrapped(3, options);
+    let (model, scheduler, controls) = start_test_pass(3, options);
     let prompt = encode(&model, "Once upon a time");
     let request = |key: usize, whole: bool| Request {
         client: Client::Key(key),
@@ -251,16 +252,16 @@ fn a_panic_of_the_forward_pass_is_told_to_all() {
     assert_eq!(scheduler.defect(), None);
     let mut first = scheduler.submit(request(0, false)).unwrap();
     assert!(matches!(first.blocking_recv(), Some(Event::Token { .. })));
-    let held = levers.gate.lock().unwrap();
+    let held = controls.gate.lock().unwrap();
     let events: Vec<_> = (0..9).map(|i| scheduler.submit(request(i % 4, i % 2 == 0)).unwrap()).collect();
     let embeddings: Vec<_> = (0..4).map(|i| scheduler.embed(Client::Key(i % 2), prompt.clone()).unwrap()).collect();
-    levers.panic_in.store(8, Ordering::Relaxed);
+    controls.panic_in.store(8, Ordering::Relaxed);
     drop(held);
     for events in [first].into_iter().chain(events) {
         let answer = read(events);
         assert_eq!((answer.reason, answer.error), (None, Some(RequestError::EngineFailed)));
     }
-    // Who has an answer has it, who has none hears why.
+    // Each embedding either was computed or reports the failure.
     let embeddings: Vec<_> = embeddings.into_iter().map(pollster::block_on).collect();
     assert!(embeddings.iter().all(|e| matches!(e, Ok(_) | Err(RequestError::EngineFailed))), "{embeddings:?}");
     assert_eq!(scheduler.defect().as_deref(), Some("a defect in the forward pass"));
@@ -273,14 +274,17 @@ fn a_panic_of_the_forward_pass_is_told_to_all() {
     assert_eq!((metrics.requests.refused, metrics.running, metrics.waiting), (2, 0, 0));
 }
 
-/// Allows the tokens whose text it may continue with.
-struct Only {
+/// A constraint that allows only the tokens `ids`, one after the other.
+struct AllowedSequence {
+    /// The tokens to allow.
     ids: Vec<u32>,
+    /// Index of the next one.
     at: usize,
+    /// The fault at the second token: "panic", "error" or "nothing", an empty mask.
     fault: Option<&'static str>,
 }
 
-impl Constraint for Only {
+impl Constraint for AllowedSequence {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
         match self.fault {
             Some("panic") if self.at == 1 => panic!("a defect in the grammar"),
@@ -306,17 +310,17 @@ impl Constraint for Only {
 }
 
 #[test]
-fn a_constraint_chooses_and_its_faults_concern_no_other_text() {
+fn a_fault_of_a_constraint_fails_its_own_request_only() {
     for max_top_k in [0, 16] {
         let model = Model::built_in().unwrap();
         let pass = model.forward_pass(&EngineOptions { n_seq: 4, ..engine() }).unwrap();
-        let pass = Wrapped { max_top_k, ..Wrapped::new(pass) };
+        let pass = TestPass { max_top_k, ..TestPass::new(pass) };
         let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
         let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();
         let prompt = encode(&model, "Once upon a time");
         let ids = encode(&model, " the cat sat on the mat").split_off(1);
         let request = |fault, sampling: SamplerOptions| {
-            let constraint: Box<dyn Constraint> = Box::new(Only { ids: ids.clone(), at: 0, fault });
+            let constraint: Box<dyn Constraint> = Box::new(AllowedSequence { ids: ids.clone(), at: 0, fault });
             Request { constraint: Some(constraint), sampling, ..greedy(prompt.clone(), 50) }
         };
         let faults = [None, Some("panic"), Some("error"), Some("nothing")];
@@ -344,18 +348,18 @@ fn logprobs_are_those_of_the_model() {
     let sampling = SamplerOptions { temperature: 1.5, seed: Some(5), ..Default::default() };
     let request = || Request { sampling: sampling.clone(), logprobs: Some(3), ..greedy(prompt.clone(), 12) };
     let answer = read(scheduler.submit(request()).unwrap());
-    assert_eq!(answer.ids, alone(&model, &request()).0, "asking for them changes nothing");
+    assert_eq!(answer.ids, reference(&model, &request()).0, "log probabilities change no tokens");
     assert_eq!(read(other).logprobs, []);
     assert_eq!(answer.logprobs.len(), 12);
     let mut pass = model.forward_pass(&engine()).unwrap();
     pass.forward_prompt(&prompt[..4]).unwrap();
     let mut last = prompt[4];
-    for (&id, told) in answer.ids.iter().zip(&answer.logprobs) {
+    for (&id, token) in answer.ids.iter().zip(&answer.logprobs) {
         let logits: Vec<f64> = pass.forward_token(last).unwrap().iter().map(|&l| f64::from(l)).collect();
         let sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
-        assert!((f64::from(told.logprob) - (logits[id as usize] - sum)).abs() < 1e-5);
-        assert_eq!(told.top.len(), 3);
-        for (i, &(id, logprob)) in told.top.iter().enumerate() {
+        assert!((f64::from(token.logprob) - (logits[id as usize] - sum)).abs() < 1e-5);
+        assert_eq!(token.top.len(), 3);
+        for (i, &(id, logprob)) in token.top.iter().enumerate() {
             assert!((f64::from(logprob) - (logits[id as usize] - sum)).abs() < 1e-5);
             assert_eq!(logits.iter().filter(|&&l| l > logits[id as usize]).count(), i);
         }
@@ -364,7 +368,7 @@ fn logprobs_are_those_of_the_model() {
 }
 
 #[test]
-fn embeddings_are_the_mean_of_the_normed_states() {
+fn embeddings_are_the_mean_of_the_normalised_hidden_states() {
     let model = Model::built_in().unwrap();
     let ids: Vec<u32> = (0..90).map(|i| (i * 31 % 500 + 3) as u32).collect();
     let mut pass = model.forward_pass(&engine()).unwrap();
@@ -385,7 +389,7 @@ fn embeddings_are_the_mean_of_the_normed_states() {
     pass.forward_traced(&batch, Some(&mut add)).unwrap();
     let length = want.iter().map(|x| x * x).sum::<f64>().sqrt();
 
-    // In chunks, beside a text that runs, with no more pages than the two of them take.
+    // Computed in prefill chunks, beside a running sequence, with only the KV pages that the two of them need.
     let engine = EngineOptions { n_seq: 2, n_cache: Some(4 * 64), ..engine() };
     let options = SchedulerOptions { n_parallel: 1, n_batch: Some(16), ..Default::default() };
     let scheduler = super::support::start(&model, &engine, options);
@@ -411,25 +415,25 @@ fn embeddings_are_the_mean_of_the_normed_states() {
 }
 
 #[test]
-fn a_whole_answer_comes_at_its_end() {
+fn buffered_events_arrive_at_the_end() {
     let (model, scheduler) = stories(2);
     let prompt = encode(&model, "Once upon a time");
     let streamed = read(scheduler.submit(greedy(prompt.clone(), 30)).unwrap());
     let mut events = scheduler.submit(Request { buffer_events: true, ..greedy(prompt.clone(), 30) }).unwrap();
     let first = pollster::block_on(events.recv());
     assert!(matches!(first, Some(Event::Token { .. })), "{first:?}");
-    // All of it was there before the first event was.
+    // The sequence was finished before its first event arrived.
     assert_eq!(scheduler.metrics().generated_tokens, 60);
     let whole = read(scheduler.submit(Request { buffer_events: true, ..greedy(prompt.clone(), 30) }).unwrap());
     assert_eq!((&whole.text, &whole.ids), (&streamed.text, &streamed.ids));
-    // Whoever goes away gives the place up.
+    // Dropping the events cancels the request.
     drop(scheduler.submit(Request { buffer_events: true, ..greedy(prompt, 400) }).unwrap());
-    wait("the thread to rest", || scheduler.metrics().running == 0);
+    wait("the scheduler to be idle", || scheduler.metrics().running == 0);
     assert!(scheduler.metrics().generated_tokens < 450);
 }
 
 #[test]
-fn events_tell_what_a_request_took() {
+fn the_last_event_has_usage_and_timings() {
     let (model, scheduler) = stories(1);
     let prompt = encode(&model, "Once upon a time");
     let mut events = scheduler.submit(greedy(prompt, 3)).unwrap();
@@ -443,7 +447,7 @@ fn events_tell_what_a_request_took() {
     };
     assert_eq!((usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens), (5, 0, 3));
     assert!(timings.prefill > Duration::ZERO && timings.decode > Duration::ZERO, "{timings:?}");
-    wait("the thread to rest", || scheduler.metrics().running == 0);
+    wait("the scheduler to be idle", || scheduler.metrics().running == 0);
     let metrics = scheduler.metrics();
     assert_eq!((metrics.steps, metrics.batch_tokens), (3, 5 + 2));
     assert_eq!((metrics.batch_sizes[0], metrics.batch_sizes[3]), (2, 1));

@@ -1,4 +1,4 @@
-//! What the tests of the scheduler share.
+//! Helpers of the scheduler's tests: engines, requests, and a forward pass that tests can stop or make fail.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::ops::ControlFlow;
@@ -17,21 +17,23 @@ use metal_attention::{
     Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse, SequenceCache,
 };
 
-/// Small enough for a CPU without optimisation, and the same bits however texts are batched.
+/// Options of a CPU engine. The context is small enough for an unoptimised build; with one thread a sequence's results do
+/// not depend on which sequences share its batch.
 pub fn engine() -> EngineOptions {
     EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_threads: Some(1), ..Default::default() }
 }
 
-/// Eight sequences, and room for the windows or the recurrent states of two.
+/// Eight sequences, with memory for the sliding windows or the recurrent states of two.
 pub fn few_windows() -> EngineOptions {
     EngineOptions { n_seq: 8, n_windows: Some(2), n_ubatch: Some(16), state_cache: 0, ..engine() }
 }
 
+/// Starts a scheduler with a forward pass of `engine`.
 pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> Scheduler {
     Scheduler::start(model.forward_pass(engine).unwrap(), Arc::new(model.clone()), options).unwrap()
 }
 
-/// A scheduler for the built-in model that runs `n` texts at once.
+/// A scheduler for the built-in model with `n` slots.
 pub fn stories(n: usize) -> (Model, Scheduler) {
     let model = Model::built_in().unwrap();
     let options = SchedulerOptions { n_parallel: n, ..Default::default() };
@@ -39,29 +41,37 @@ pub fn stories(n: usize) -> (Model, Scheduler) {
     (model, scheduler)
 }
 
+/// The token ids of `text`, after the model's special tokens for the beginning.
 pub fn encode(model: &Model, text: &str) -> Vec<u32> {
     model.tokenizer().unwrap().encode(text, EncodeOptions { add_special: true, parse_special: false })
 }
 
-/// A greedy continuation by `n` tokens.
+/// A request for a greedy continuation of at most `n` tokens.
 pub fn greedy(prompt: Vec<u32>, n: usize) -> Request {
     Request { prompt: prompt.into(), max_tokens: Some(n), sampling: SamplerOptions::greedy(), ..Default::default() }
 }
 
-/// All of an answer.
+/// The events of one request, collected.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Answer {
+    /// The generated tokens.
     pub ids: Vec<u32>,
+    /// Their text.
     pub text: String,
+    /// Log probabilities of the generated tokens; empty unless requested.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Log probabilities of the prompt's tokens after the first; `None` unless requested.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// `None` if the request failed.
     pub reason: Option<FinishReason>,
+    /// The token that ended the sequence, which is not in `ids`.
     pub end_token: Option<u32>,
     pub usage: Usage,
+    /// `None` unless the request failed.
     pub error: Option<RequestError>,
 }
 
-/// Reads an answer to its end.
+/// Receives events until the channel closes. Checks that they come in a valid order.
 pub fn read(mut events: Events) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = events.blocking_recv() {
@@ -88,12 +98,12 @@ pub fn read(mut events: Events) -> Answer {
     answer
 }
 
-/// The built-in model, all of whose layers see so many tokens at most.
+/// The built-in model with a sliding window of `window` tokens in all layers.
 pub fn windowed(window: u32) -> Model {
     with_metadata(|metadata| metadata.set("llama.attention.sliding_window", window))
 }
 
-/// The built-in model with other metadata.
+/// The built-in model with changed metadata.
 pub fn with_metadata(change: impl FnOnce(&mut Metadata)) -> Model {
     let file = GgufFile::from_bytes(BUILT_IN_MODEL).unwrap();
     let mut metadata = file.metadata().clone();
@@ -106,26 +116,27 @@ pub fn with_metadata(change: impl FnOnce(&mut Metadata)) -> Model {
     Model::from_gguf(file, &ModelOptions::default()).unwrap()
 }
 
-/// The log probability of each token of `ids` after the first, by the logits of the whole text.
+/// The log probability of each token of `ids` after the first, computed from the logits of the whole sequence.
 pub fn log_probabilities(model: &Model, ids: &[u32]) -> Vec<f32> {
     let mut pass = model.forward_pass(&engine()).unwrap();
     let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
     let logits = pass.forward(&batch).unwrap();
-    let of = |i: usize| {
+    let log_probability = |i: usize| {
         let row = logits.row(i);
         let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
         (f64::from(row[ids[i + 1] as usize]) - sum.ln()) as f32
     };
-    (0..ids.len() - 1).map(of).collect()
+    (0..ids.len() - 1).map(log_probability).collect()
 }
 
-/// The ids and the text that a request without a constraint gets when it runs alone, in a `Generator`.
-pub fn alone(model: &Model, request: &Request) -> (Vec<u32>, String) {
-    alone_in(model, &engine(), request)
+/// The reference for a request without a constraint: the ids and the text that a `Generator`, which evaluates one sequence
+/// only, generates for it.
+pub fn reference(model: &Model, request: &Request) -> (Vec<u32>, String) {
+    reference_in(model, &engine(), request)
 }
 
-/// The same in a context of another size.
-pub fn alone_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
+/// [`reference`] with an engine of these options.
+pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
     let mut generator = Generator::new(model, engine, request.sampling.clone()).unwrap();
     generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
     let options = GenerateOptions {
@@ -146,23 +157,27 @@ pub fn alone_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Ve
     (ids, text)
 }
 
-/// A forward pass that can be held up, made to fail, and made to prefer short lists.
-pub struct Wrapped {
+/// A forward pass for tests, which can be stopped, can fail or panic, and has a limit of its own for top-k lists.
+/// `forward_traced` and `forward_hidden` are the steps.
+pub struct TestPass {
+    /// The forward pass that evaluates the batches.
     pub pass: Box<dyn ForwardPass>,
-    /// Steps wait as long as this is locked.
+    /// Steps wait while a test holds this lock.
     pub gate: Arc<Mutex<()>>,
-    /// The next step fails.
+    /// Whether the next step fails. The step resets it.
     pub fail: Arc<AtomicBool>,
-    /// The step after so many more panics; 0: none does.
+    /// The number of the coming step that panics, from 1 on; 0: none does.
     pub panic_in: Arc<AtomicUsize>,
-    /// The tokens of each step.
+    /// The token ids of each step's batch so far.
     pub log: Arc<Mutex<Vec<Vec<u32>>>>,
+    /// The result of [`ForwardPass::max_top_k`].
     pub max_top_k: usize,
-    /// How often it was woken.
+    /// Number of calls of [`ForwardPass::wake`].
     pub woken: Arc<AtomicUsize>,
 }
 
-impl Wrapped {
+impl TestPass {
+    /// A forward pass without faults. The gate is open.
     pub fn new(pass: Box<dyn ForwardPass>) -> Self {
         Self {
             pass,
@@ -176,8 +191,8 @@ impl Wrapped {
     }
 }
 
-impl Wrapped {
-    /// Notes the batch, and waits or fails as it was told.
+impl TestPass {
+    /// Waits at the gate, records the batch, then panics or fails as the fields require.
     fn enter(&self, batch: &[BatchToken]) -> Result<(), ForwardError> {
         drop(self.gate.lock().unwrap());
         self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
@@ -191,7 +206,7 @@ impl Wrapped {
     }
 }
 
-impl ForwardPass for Wrapped {
+impl ForwardPass for TestPass {
     fn spec(&self) -> &ModelSpec {
         self.pass.spec()
     }

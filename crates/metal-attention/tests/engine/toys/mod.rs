@@ -1,13 +1,13 @@
-//! Small models for tests, and what the tests of several files share.
+//! Toys: small models with random weights for tests, and helpers that several test files use.
 
-// Each test file that takes this in uses a part of it.
+// Each test file that includes this module uses a part of it.
 #![allow(dead_code)]
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType};
 use metal_attention::{BatchToken, ForwardPass, ModelSpec, Weights};
 use metal_attention_model::ModelShape;
 
-/// What makes all layers of a Qwen 3.5 attention whose result goes through a gate.
+/// Metadata of Qwen 3.5 with which all layers have attention, whose result is gated.
 pub const GATED_ATTENTION: [(&str, u32); 7] = [
     ("full_attention_interval", 1),
     ("ssm.group_count", 1),
@@ -18,19 +18,20 @@ pub const GATED_ATTENTION: [(&str, u32); 7] = [
     ("rope.dimension_count", 8),
 ];
 
-/// A model with random weights.
+/// A small model with random weights.
 pub struct Toy {
+    /// The name in messages.
     pub name: &'static str,
     pub spec: ModelSpec,
     pub weights: Weights,
 }
 
-/// The model that `metadata` describes: what a file of its must have, in 32-bit floats.
+/// The toy that `metadata` describes, with all tensors that its architecture requires, in F32.
 pub fn toy(name: &'static str, metadata: &Metadata) -> Toy {
     toy_with_bf16(name, metadata, &|_| false)
 }
 
-/// The same, but that matrices of which `is_bf16` says so have 16 bits a number.
+/// [`toy`], with those matrices in BF16 for whose names `is_bf16` returns true.
 pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&str) -> bool) -> Toy {
     let spec = ModelSpec::from_metadata(metadata).unwrap_or_else(|e| panic!("{name}: {e}"));
     let tensors: Vec<_> = spec.tensors().into_iter().filter(|tensor| tensor.required).collect();
@@ -50,9 +51,10 @@ pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&
     };
     for tensor in &tensors {
         let n: usize = tensor.shape.iter().product();
-        // So that activations keep their size from layer to layer, and softmax sees more than one position.
+        // With this scale activations keep their size from layer to layer, and softmax has several positions with noticeable
+        // weights.
         let scale = 1.7 / (tensor.shape[0] as f32).sqrt();
-        // Of a state most is left after a token.
+        // Decays keep most of a state.
         let (mean, scale) = match tensor.name.rsplit_once('.') {
             _ if tensor.is_decay() => (-4.0, 1.0),
             Some((role, "bias")) if role.ends_with("ssm_dt") => (-4.0, 1.0),
@@ -60,7 +62,7 @@ pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&
             _ => (1.0, 0.3),
         };
         let values = (0..n).map(|_| mean + scale * random());
-        // The upper half of a number in 32 bits is one in 16.
+        // A BF16 value is the upper half of an F32 one.
         let first = if is_bf16(&tensor.name) { 2 } else { 0 };
         let bytes: Vec<u8> = values.flat_map(|v| v.to_le_bytes().into_iter().skip(first)).collect();
         writer.write(&bytes).expect("memory");
@@ -68,7 +70,7 @@ pub fn toy_with_bf16(name: &'static str, metadata: &Metadata, is_bf16: &dyn Fn(&
     read(name, &writer.finish().expect("all tensors"))
 }
 
-/// The model of a file.
+/// Loads the model of a GGUF file.
 pub fn read(name: &'static str, file: &[u8]) -> Toy {
     let file = GgufFile::from_bytes(file).expect("a file");
     let spec = ModelSpec::from_gguf(&file).expect("a model");
@@ -76,6 +78,7 @@ pub fn read(name: &'static str, file: &[u8]) -> Toy {
     Toy { name, spec, weights }
 }
 
+/// The metadata of a small model with `more` keys, each without its prefix `ARCHITECTURE.`.
 pub fn metadata(architecture: &'static str, n_layer: usize, more: &[(&str, u32)]) -> Metadata {
     let custom = ModelShape::named("custom").expect("a named shape").clone();
     let shape = ModelShape {
@@ -97,8 +100,8 @@ pub fn metadata(architecture: &'static str, n_layer: usize, more: &[(&str, u32)]
     metadata
 }
 
-/// Kimi Linear, with latent attention in the second of four layers: experts after the first, heads of `head_dim` elements in
-/// the others.
+/// Metadata of Kimi Linear with four layers: latent attention in the second, the delta rule with heads of `head_dim`
+/// elements in the others, experts in all but the first.
 pub fn kimi_linear(head_dim: u32) -> Metadata {
     let keys = [
         ("attention.key_length_mla", 24),
@@ -119,46 +122,49 @@ pub fn kimi_linear(head_dim: u32) -> Metadata {
     metadata
 }
 
+/// `n` ids of the toys' vocabulary.
 pub fn some_ids(n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 96) as u32).collect()
 }
 
-/// The batch of `ids` at the end of sequence `seq`, with all wanted or only the last.
+/// The batch that appends `ids` to sequence `seq`. Logits are requested of all tokens or only of the last.
 pub fn batch(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
     let start = pass.n_past(seq);
     let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: all || i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
+/// Squared error over the squares of `want`.
 pub fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
     error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
 }
 
-/// The most that any logits may differ from the CPU's, which computes in other orders. A state that is a token further, or
-/// another text's, gives 1e-3 and more.
+/// The largest NMSE between a GPU's logits and the CPU's, which sums in another order. A state that is one token further, or
+/// another sequence's, gives 1e-3 and more.
 pub const LIMIT: f64 = 1e-8;
 
-/// Appends `ids` to sequence `seq`; all their logits.
+/// Appends `ids` to sequence `seq`. Returns the logits of all of them.
 pub fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
     let batch = batch(pass, seq, ids, true);
     pass.forward(&batch).unwrap().as_slice().to_vec()
 }
 
-/// Fails where `got` is not `want`.
+/// Checks that the NMSE of `got` is below [`LIMIT`].
 #[track_caller]
 pub fn close(got: &[f32], want: &[f32], what: &str) {
     let error = nmse(got, want);
     assert!(error < LIMIT, "{what}: NMSE {error:e}");
 }
 
-/// The token `id` that goes on with sequence `seq`.
+/// The batch token that appends `id` to sequence `seq`.
 pub fn token(pass: &dyn ForwardPass, seq: usize, id: u32) -> BatchToken {
     BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
 }
 
-/// `n` ids that greedy decoding appends to the text of sequence `seq` after `id`, which comes first.
+/// Appends `id` and the `n` tokens that are generated greedily after it, all but the last, to sequence `seq`. Returns those
+/// `n`.
 pub fn greedy(pass: &mut dyn ForwardPass, seq: usize, id: u32, n: usize) -> Vec<u32> {
     let mut ids = vec![id];
     for i in 0..n {

@@ -1,4 +1,5 @@
-//! Cancelled work on the GPU. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+//! Cancellation on the GPU, through `Watch`. Without a GPU (a software one will do) the tests are skipped; in CI that is a
+//! failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ fn options() -> WgpuForwardPassOptions {
     WgpuForwardPassOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
 }
 
-/// A prompt that goes on where `model` is.
+/// A batch of `n` tokens that continues sequence 0, with logits of the last.
 fn prompt(model: &dyn ForwardPass, n: usize) -> Vec<BatchToken> {
     let start = model.position();
     let token = |i| BatchToken { id: ((i * i * 31 + 3) % 512) as u32, seq: 0, pos: start + i, logits: i + 1 == n };
@@ -27,7 +28,7 @@ fn prompt(model: &dyn ForwardPass, n: usize) -> Vec<BatchToken> {
 }
 
 #[test]
-fn a_cancelled_batch_leaves_the_cache_as_it_was() {
+fn a_cancelled_batch_leaves_the_cache_unchanged() {
     let Some(known) = gpu() else { return };
     let mut other = start(&known, &stories(), &options());
     let watch = Watch::default();
@@ -44,7 +45,7 @@ fn a_cancelled_batch_leaves_the_cache_as_it_was() {
     assert_eq!(model.forward_token_greedy(5), Err(ForwardError::Cancelled));
     assert_eq!((model.position(), gpu.submissions()), (20, submissions));
 
-    // From the middle of a batch, after what was submitted by then.
+    // Cancelled in the middle of a batch, after some of it was submitted.
     watch.resume();
     let before = watch.done();
     std::thread::scope(|scope| {
@@ -55,7 +56,7 @@ fn a_cancelled_batch_leaves_the_cache_as_it_was() {
             watch.cancel();
         });
         let outcome = model.forward(&next).map(drop);
-        // On a fast GPU all of it may have run by then.
+        // On a fast GPU the whole batch may have finished by then.
         assert!(matches!(outcome, Ok(()) | Err(ForwardError::Cancelled)), "{outcome:?}");
         if outcome.is_err() {
             assert_eq!(model.position(), 20);
@@ -65,14 +66,14 @@ fn a_cancelled_batch_leaves_the_cache_as_it_was() {
     watch.resume();
     let before = watch.done();
     assert_eq!(model.forward(&next).unwrap().as_slice(), other.forward(&next).unwrap().as_slice());
-    // What was cancelled may still have been running.
+    // Work that was submitted before the cancellation may finish now and count, too.
     assert!(watch.done() - before >= 200 * 5, "{}", watch.done() - before);
     let expected = other.forward_token_greedy(5).unwrap();
     assert_eq!(model.forward_token_greedy(5).unwrap(), expected);
 }
 
 #[test]
-fn setting_up_ends_where_it_is_cancelled() {
+fn loading_ends_when_it_is_cancelled() {
     let watch = Watch::default();
     let Some(gpu) = gpu_with(&watch) else { return };
     let file = stories();
@@ -82,7 +83,7 @@ fn setting_up_ends_where_it_is_cancelled() {
     watch.cancel();
     assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
     assert!(gpu.pipelines().is_empty());
-    // As soon as weights are on the GPU, so that pipelines are left to be built.
+    // Cancelled when the weights are on the GPU, before the pipelines are built.
     watch.resume();
     std::thread::scope(|scope| {
         scope.spawn(|| {

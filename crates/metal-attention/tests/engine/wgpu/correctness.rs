@@ -1,5 +1,5 @@
-//! Whole models on the GPU: against float64 references, against the CPU, and against themselves however their tokens
-//! are grouped. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+//! Whole models on the GPU: against float64 references, against the CPU, and for different divisions of the tokens into
+//! batches. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,48 +31,57 @@ fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
     serde_json::from_slice(&metal_attention_testing::reference::bytes(name)).expect("reference JSON")
 }
 
+/// The contents of `stories260K.json` and `tales-4m.json`: prompts with their logits and greedy continuations.
 #[derive(Deserialize)]
 struct Continuations {
     cases: Vec<Case>,
 }
 
+/// Reference values of one prompt.
 #[derive(Deserialize)]
 struct Case {
     prompt: String,
+    /// Token ids of `prompt`.
     tokens: Vec<u32>,
+    /// The logits of the last token, `[n_vocab]`.
     logits_last: Vec<f64>,
+    /// The token with the largest logit after each token.
     argmax_all: Vec<u32>,
+    /// The tokens that greedy decoding generates.
     greedy: Vec<u32>,
+    /// The difference of the two largest logits at each of those.
     #[serde(default)]
     greedy_margins: Vec<f64>,
 }
 
+/// The contents of `quants.json` and `architectures.json`: reference values of several models for one prompt.
 #[derive(Deserialize)]
 struct Models {
     tokens: Vec<u32>,
     models: BTreeMap<String, ModelCase>,
 }
 
+/// Reference values of one model.
 #[derive(Deserialize)]
 struct ModelCase {
     logits_last: Vec<f64>,
     argmax_all: Vec<u32>,
 }
 
-/// The batch of `ids` at the end of sequence `seq`, with the logits of every token.
+/// The batch that appends `ids` to sequence `seq`, with the logits of every token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
     ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
 }
 
-/// Logits after every one of `ids`, appended to sequence 0 in one batch.
+/// Appends `ids` to sequence 0 in one batch. Returns the logits of every token.
 fn logits(model: &mut dyn ForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
     let batch = batch(model, 0, ids);
     let logits = model.forward(&batch).expect("a batch that fits");
     (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
 }
 
-/// The `n` ids that greedy decoding appends to `ids`.
+/// The `n` ids that greedy decoding generates after `ids`, in an empty cache.
 fn greedy(model: &mut dyn ForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     model.reset();
     let mut out = vec![model.forward_prompt(ids).expect("a prompt that fits")];
@@ -139,9 +148,9 @@ fn tales_continuations() {
             let rows = logits(&mut model, &case.tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last);
             assert!(error <= limit, "{:?} {options:?}: NMSE {error:e}", case.prompt);
-            // Greedy ids are certain until the two best logits are nearly equal.
+            // Greedy ids are compared up to the first where the two largest logits are nearly equal.
             let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
-            // A software GPU takes a fifth of a second for each.
+            // A software GPU takes a fifth of a second per token.
             let n = if gpu.summary().is_software() { certain.min(16) } else { certain };
             assert_eq!(greedy(&mut model, &case.tokens, n), case.greedy[..n], "{:?}", case.prompt);
         }
@@ -155,7 +164,7 @@ fn quantised_types() {
     check_quantised_types(&gpu, "small-quants.json", small_quants(), 9);
 }
 
-/// Holds the models in `files` to their logits in `reference`, which has those of others, too.
+/// Compares the models in `files` with their logits in `reference`, which may also have other models.
 fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, n: usize) {
     let Models { tokens, mut models } = read(reference);
     models.retain(|name, _| files.contains_key(name));
@@ -168,7 +177,7 @@ fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, 
             let error = nmse(&rows[rows.len() - 1], case.logits_last.iter().copied());
             println!("{name} exact {exact}: NMSE {error:.1e}");
             assert!(error <= 1e-6, "{name} exact {exact}: NMSE {error:e}");
-            // One by one, through the kernels for a single token.
+            // Token by token, through the kernels for a single token.
             model.reset();
             let mut last = Vec::new();
             for &id in &tokens {
@@ -183,22 +192,22 @@ fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, 
 #[test]
 fn architectures() {
     let Some(gpu) = gpu() else { return };
-    hold_architectures(&gpu, usize::MAX);
+    check_architectures(&gpu, usize::MAX);
 }
 
-/// As of AMD's and Intel's devices, which run a kernel with more lanes or fewer as they see fit.
+/// Devices of AMD and Intel choose the number of lanes per subgroup for each kernel.
 #[test]
-fn subgroups_of_no_known_size() {
+fn subgroups_of_unknown_size() {
     let Some(gpu) = gpu_of_any_subgroups() else { return };
     if gpu.features().neighbours < 4 {
         return;
     }
     assert_eq!((gpu.features().subgroup_size, gpu.features().neighbours), (0, 4));
-    hold_architectures(&gpu, 3);
+    check_architectures(&gpu, 3);
 }
 
-/// Holds the first `n` architectures to their logits, a prompt at once and token by token.
-fn hold_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
+/// Compares the first `n` models with their reference logits, as one batch and token by token.
+fn check_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
     let Models { tokens, models } = read("architectures.json");
     assert_eq!(models.len(), metal_attention_testing::models::architectures().len());
     for (name, case) in models.into_iter().take(n) {
@@ -219,7 +228,7 @@ fn hold_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
 }
 
 #[test]
-fn a_prompt_is_its_tokens_one_by_one() {
+fn a_prompt_gives_the_logits_of_single_tokens() {
     let Some(gpu) = gpu() else { return };
     let qwen3 = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["qwen3.gguf"]).unwrap();
     let tales = open(&metal_attention_testing::tales());
@@ -232,7 +241,7 @@ fn a_prompt_is_its_tokens_one_by_one() {
             for (i, &id) in ids.iter().enumerate() {
                 let one = model.forward_token(id).expect("room for a token").to_vec();
                 let error = nmse(&one, widened(&whole[i]));
-                // Half-precision keys and values may round the other way when their sums do.
+                // F16 keys and values may be rounded differently where sums differ in their last bits.
                 let limit = if cache_type == CacheType::F16 { 1e-5 } else { 1e-6 };
                 assert!(error <= limit, "{name} {cache_type} token {i}: NMSE {error:e}");
             }
@@ -243,7 +252,7 @@ fn a_prompt_is_its_tokens_one_by_one() {
     }
 }
 
-/// A small xorshift: the same numbers on every machine.
+/// A xorshift generator with the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -272,7 +281,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
-        // Mostly short prompts; every chunk boundary of the kernels is among the lengths.
+        // Mostly short prompts. The lengths include every boundary between the kernels' tiles.
         let n = 1 + random.below(if round % 10 == 0 { 150 } else { 40 });
         let ids: Vec<u32> = (0..n).map(|_| random.below(model.spec().n_vocab) as u32).collect();
         cpu.reset();
@@ -293,7 +302,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
 }
 
 #[test]
-fn decoding_goes_on_after_a_prompt_a_cut_and_a_reset() {
+fn decoding_continues_after_a_prompt_a_cut_and_a_reset() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &options(CacheType::F32));
     let ids = some_ids(&model, 80);
@@ -311,7 +320,7 @@ fn decoding_goes_on_after_a_prompt_a_cut_and_a_reset() {
         let error = nmse(row, widened(&want[30 + i]));
         assert!(error <= 1e-9, "token {} after a cut: NMSE {error:e}", 30 + i);
     }
-    // Greedy steps queued ahead leave nothing behind when the text goes on otherwise.
+    // Greedy steps that were queued ahead have no effect when the sequence continues with another token.
     model.reset();
     let ahead = greedy(&mut model, &ids[..20], 10);
     assert_eq!(model.position(), 29);
@@ -323,12 +332,12 @@ fn decoding_goes_on_after_a_prompt_a_cut_and_a_reset() {
     let another = (token + 1) % model.spec().n_vocab as u32;
     let forced = model.forward_token(another).unwrap().to_vec();
     model.reset();
-    let text: Vec<u32> = ids[..20].iter().chain(&ahead[..7]).copied().chain([another]).collect();
-    // The last token of `text` replaces the greedy one at its place.
-    let text = &text[..text.len()];
-    let rows = logits(&mut model, text);
+    let tokens: Vec<u32> = ids[..20].iter().chain(&ahead[..7]).copied().chain([another]).collect();
+    // The last token of `tokens` replaces the greedy one at its position.
+    let tokens = &tokens[..tokens.len()];
+    let rows = logits(&mut model, tokens);
     let error = nmse(&forced, widened(&rows[rows.len() - 1]));
-    assert!(error <= 1e-9, "after a token of the caller's: NMSE {error:e}");
+    assert!(error <= 1e-9, "after a token that the caller chose: NMSE {error:e}");
 }
 
 #[test]
@@ -352,91 +361,92 @@ fn greedy_steps_ahead_stop_at_the_end_of_the_context() {
 fn sequences_in_one_batch_are_independent() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let mut apart = start(&gpu, &file, &options(CacheType::F32));
-    let ids = some_ids(&apart, 60);
+    let mut single = start(&gpu, &file, &options(CacheType::F32));
+    let ids = some_ids(&single, 60);
     let prompts = [&ids[..40], &ids[25..60], &ids[10..11]];
     let want = prompts.map(|prompt| {
-        apart.reset();
-        logits(&mut apart, prompt)
+        single.reset();
+        logits(&mut single, prompt)
     });
     for n_ubatch in [4, 17, 512] {
-        let mut together =
+        let mut concurrent =
             start(&gpu, &file, &WgpuForwardPassOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
         let tokens: Vec<Vec<BatchToken>> =
-            prompts.iter().enumerate().map(|(seq, prompt)| batch(&together, seq, prompt)).collect();
+            prompts.iter().enumerate().map(|(seq, prompt)| batch(&concurrent, seq, prompt)).collect();
         let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
-        let in_turns: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
-        for order in [one_after_another, in_turns] {
-            together.reset();
-            let got = together.forward(&order).expect("a batch that fits");
+        let alternating: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
+        for order in [one_after_another, alternating] {
+            concurrent.reset();
+            let got = concurrent.forward(&order).expect("a batch that fits");
             for (i, token) in order.iter().enumerate() {
                 let error = nmse(got.row(i), widened(&want[token.seq][token.pos]));
                 assert!(error <= 1e-9, "ubatch {n_ubatch}, sequence {} position {}: {error:e}", token.seq, token.pos);
             }
-            assert_eq!([0, 1, 2].map(|seq| together.n_past(seq)), [40, 35, 1]);
+            assert_eq!([0, 1, 2].map(|seq| concurrent.n_past(seq)), [40, 35, 1]);
         }
-        // Greedy decoding of all three at once, steps ahead included.
-        together.rewind(0, 20);
-        together.rewind(1, 20);
-        let mut texts = [prompts[0][..20].to_vec(), prompts[1][..20].to_vec(), prompts[2].to_vec()];
-        let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][texts[s].len() - 1])).collect();
+        // Greedy decoding of all three in one batch, with steps queued ahead.
+        concurrent.rewind(0, 20);
+        concurrent.rewind(1, 20);
+        let mut sequences = [prompts[0][..20].to_vec(), prompts[1][..20].to_vec(), prompts[2].to_vec()];
+        let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][sequences[s].len() - 1])).collect();
         for _ in 0..6 {
-            let batch: Vec<_> =
-                (0..3).map(|seq| BatchToken { id: next[seq], seq, pos: together.n_past(seq), logits: true }).collect();
-            for (text, &id) in texts.iter_mut().zip(&next) {
-                text.push(id);
+            let batch: Vec<_> = (0..3)
+                .map(|seq| BatchToken { id: next[seq], seq, pos: concurrent.n_past(seq), logits: true })
+                .collect();
+            for (tokens, &id) in sequences.iter_mut().zip(&next) {
+                tokens.push(id);
             }
-            next = together.forward_greedy(&batch).unwrap();
+            next = concurrent.forward_greedy(&batch).unwrap();
         }
-        for (seq, text) in texts.iter().enumerate() {
-            apart.reset();
-            let rows = logits(&mut apart, text);
+        for (seq, tokens) in sequences.iter().enumerate() {
+            single.reset();
+            let rows = logits(&mut single, tokens);
             assert_eq!(next[seq], argmax(&rows[rows.len() - 1]), "sequence {seq} of ubatch {n_ubatch}");
         }
     }
 }
 
 #[test]
-fn only_wanted_logits_come_back() {
+fn only_requested_logits_are_returned() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
-    for wanted in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
+    for requested in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = wanted.contains(&i);
+            token.logits = requested.contains(&i);
         }
         let got = model.forward(&batch).expect("a batch that fits");
-        assert_eq!(got.n_rows(), wanted.len());
-        for (row, &i) in wanted.iter().enumerate() {
+        assert_eq!(got.n_rows(), requested.len());
+        for (row, &i) in requested.iter().enumerate() {
             let error = nmse(got.row(row), widened(&all[i]));
-            assert!(error <= 1e-12, "token {i} of {wanted:?}: {error:e}");
+            assert!(error <= 1e-12, "token {i} of {requested:?}: {error:e}");
         }
         assert_eq!(model.position(), 50);
         model.reset();
         let ids = model.forward_greedy(&batch).unwrap();
-        assert_eq!(ids, wanted.iter().map(|&i| argmax(&all[i])).collect::<Vec<_>>());
+        assert_eq!(ids, requested.iter().map(|&i| argmax(&all[i])).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn short_lists_are_the_largest_logits() {
+fn top_k_lists_have_the_largest_logits() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
     assert_eq!(model.max_top_k(), 128);
-    for (k, wanted) in [(1, vec![49]), (40, vec![0, 16, 17, 49]), (128, (30..50).collect()), (200, vec![3])] {
+    for (k, requested) in [(1, vec![49]), (40, vec![0, 16, 17, 49]), (128, (30..50).collect()), (200, vec![3])] {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = wanted.contains(&i);
+            token.logits = requested.contains(&i);
         }
         let lists = model.forward_top_k(&batch, k).unwrap();
-        assert_eq!((lists.len(), model.position()), (wanted.len(), 50));
-        for (list, &i) in lists.iter().zip(&wanted) {
+        assert_eq!((lists.len(), model.position()), (requested.len(), 50));
+        for (list, &i) in lists.iter().zip(&requested) {
             let mut order: Vec<usize> = (0..all[i].len()).collect();
             order.sort_by(|&a, &b| all[i][b].total_cmp(&all[i][a]).then(a.cmp(&b)));
             let want: Vec<(u32, f32)> = order[..k].iter().map(|&id| (id as u32, all[i][id])).collect();
@@ -447,7 +457,7 @@ fn short_lists_are_the_largest_logits() {
 }
 
 #[test]
-fn a_seed_gives_one_text_on_every_device() {
+fn a_seed_gives_equal_tokens_on_every_device() {
     use metal_attention::sampling::SamplerOptions;
     use metal_attention::{Device, GenerateOptions, Generator};
     if gpu().is_none() {
@@ -468,7 +478,7 @@ fn a_seed_gives_one_text_on_every_device() {
 }
 
 #[test]
-fn a_refused_batch_leaves_the_cache_as_it_was() {
+fn a_refused_batch_leaves_the_cache_unchanged() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
     let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
@@ -538,15 +548,15 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
     let before = count(&gpu);
     model.forward_prompt(&ids).unwrap();
     let after = count(&gpu);
-    // After 16 dispatches, 32, 64 and so on, and the rest.
-    let bunches = 1 + u64::from((after.1 - before.1).ilog2().saturating_sub(3));
-    assert!((1..=bunches).contains(&(after.0 - before.0)), "{} submissions of a prompt", after.0 - before.0);
+    // One submission after 16 dispatches, after 32 more, after 64 more and so on, and one for the rest.
+    let max_submissions = 1 + u64::from((after.1 - before.1).ilog2().saturating_sub(3));
+    assert!((1..=max_submissions).contains(&(after.0 - before.0)), "{} submissions of a prompt", after.0 - before.0);
     assert!(after.1 - before.1 <= 13 * n_layer + 6, "{} dispatches for a prompt", after.1 - before.1);
 
     for context in [40, 400] {
         model.reset();
         model.forward_prompt(&some_ids(&model, context)).unwrap();
-        // The first token's step is recorded, and while it runs the second one's.
+        // During the first token's step the commands of the next one are recorded already.
         model.forward_token(7).unwrap();
         let before = count(&gpu);
         model.forward_token(8).unwrap();
@@ -558,7 +568,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
 }
 
 #[test]
-fn a_second_prompt_allocates_nothing() {
+fn later_prompts_allocate_nothing() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
@@ -573,18 +583,18 @@ fn a_second_prompt_allocates_nothing() {
     }
     assert_eq!(allocations[1], allocations[0]);
     assert_eq!(allocations[2], allocations[0]);
-    assert_eq!(gpu.pipelines().len(), pipelines, "pipelines built after the model was set up");
+    assert_eq!(gpu.pipelines().len(), pipelines, "pipelines built after the model was loaded");
 }
 
 #[test]
-fn a_lost_device_is_an_error_and_nothing_else() {
+fn a_lost_device_is_reported_as_an_error() {
     let Some(gpu) = gpu() else { return };
     let mut model = start(&gpu, &stories(), &options(CacheType::F16));
     let ids = greedy(&mut model, &[1, 403, 407], 5);
     let past = model.position();
     gpu.destroy();
     let lost = |e: ForwardError| assert!(matches!(&e, ForwardError::Device { why } if why.contains("lost")), "{e}");
-    // A step that was queued before may still arrive; nothing after it does.
+    // A step that was queued before may still finish, later ones do not.
     let mut id = ids[4];
     let outcome = (0..6).try_for_each(|_| model.forward_token_greedy(id).map(|next| id = next));
     lost(outcome.unwrap_err());
@@ -597,7 +607,7 @@ fn a_lost_device_is_an_error_and_nothing_else() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused() {
+fn options_that_cannot_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();

@@ -1,5 +1,6 @@
-//! Models whose layers keep a recurrent state, on the GPU: what the CPU gives, however tokens come and whatever becomes of steps
-//! that are on their way. Without a GPU the tests are skipped; in CI that is a failure.
+//! Models with recurrent states on the GPU: their results equal the CPU's for every division of the tokens into batches, and
+//! after decode steps that were queued ahead were discarded or cancelled. Without a GPU the tests are skipped; in CI that is
+//! a failure.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ use metal_attention_testing::models::more_architectures;
 
 const N_CTX: usize = 400;
 
-/// Published models of each kind, some that end with a recurrent layer: a convolution over more tokens, a delta rule; and small
-/// ones of RWKV.
+/// Published models with each kind of recurrent layer; toys that end with a recurrent layer, a convolution over more tokens
+/// or a delta rule; and the models of RWKV.
 fn models() -> Vec<Toy> {
     let published = ["lfm2.gguf", "lfm2moe.gguf", "qwen35.gguf", "qwen35moe.gguf", "qwen3next.gguf"];
     let published = published.map(|name| read(name, &more_architectures()[name]));
@@ -33,24 +34,24 @@ fn models() -> Vec<Toy> {
         ("rope.dimension_count", 8),
         ("full_attention_interval", 2),
     ];
-    // Its gates are projected by themselves.
-    let of_gates = |name: &str| name.contains("ssm_alpha") || name.contains("ssm_beta");
+    // The projections of its gates are BF16 matrices.
+    let is_gate = |name: &str| name.contains("ssm_alpha") || name.contains("ssm_beta");
     let delta = metadata("qwen35", 5, &delta);
     let toys = [
         toy("a convolution last", &ends),
-        toy_with_bf16("the delta rule last, in heads of odd lengths", &delta, &of_gates),
+        toy_with_bf16("the delta rule last, in heads of odd lengths", &delta, &is_gate),
         toy("channels that decay each by itself", &kimi_linear(20)),
-        toy_with_bf16("channels that decay each by itself, in heads of odd lengths", &kimi_linear(18), &of_gates),
+        toy_with_bf16("channels that decay each by itself, in heads of odd lengths", &kimi_linear(18), &is_gate),
     ];
     let state_spaces =
         ["falcon-h1.gguf", "mamba2.gguf", "granitehybrid.gguf", "nemotron_h.gguf", "mamba.gguf", "jamba.gguf"]
             .map(|name| read(name, &more_architectures()[name]));
-    published.into_iter().chain(toys).chain(state_spaces).chain(of_rwkv()).collect()
+    published.into_iter().chain(toys).chain(state_spaces).chain(rwkv_models()).collect()
 }
 
-/// Published models, and small ones of what they have not: without a gate or a norm, with linear attention, with a factor on
-/// the results of some layers.
-fn of_rwkv() -> Vec<Toy> {
+/// Published models of RWKV, and toys with options that those do not have: no gate, no norm, linear attention, scaled
+/// results of some layers.
+fn rwkv_models() -> Vec<Toy> {
     let published = ["rwkv6.gguf", "rwkv7.gguf"].map(|name| read(name, &more_architectures()[name]));
     let ranks = [
         ("attention.decay_lora_rank", 6),
@@ -69,7 +70,7 @@ fn of_rwkv() -> Vec<Toy> {
     published.into_iter().chain(small).collect()
 }
 
-/// All of them; on a software GPU, which takes minutes for that, one with each kind of state.
+/// All models; on a software GPU, which would take minutes, one with each kind of state.
 fn one_of_each_kind(gpu: &WgpuDevice) -> Vec<Toy> {
     let few = [
         "lfm2.gguf",
@@ -93,6 +94,7 @@ fn options() -> WgpuForwardPassOptions {
     WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 4, n_ubatch: 50, cache_type: CacheType::F32, ..Default::default() }
 }
 
+/// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
 fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
     let pass = WgpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
@@ -109,7 +111,7 @@ fn on_cpu(toy: &Toy) -> CpuForwardPass {
 }
 
 #[test]
-fn logits_are_those_of_the_cpu_however_tokens_come() {
+fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in models() {
@@ -117,32 +119,32 @@ fn logits_are_those_of_the_cpu_however_tokens_come() {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, step) in [(512, 300), (50, 300), (64, 64), (512, 7), (24, 130), (17, 17), (512, 1)] {
             let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { n_ubatch, ..options() });
-            let found: Vec<_> = ids.chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
+            let found: Vec<_> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();
             close(&found, &want, &format!("{name}: {n_ubatch} at once, in steps of {step}"));
         }
-        // Only the last tokens' logits, with a text beside it, in turns.
+        // Logits of the last tokens only, of two sequences whose tokens alternate in runs of `run`.
         let other: Vec<u32> = ids[..40].iter().rev().copied().collect();
-        let of_other = logits(&mut on_cpu(&toy), 0, &other);
-        for turn in [1, 3, 40] {
+        let other_logits = logits(&mut on_cpu(&toy), 0, &other);
+        for run in [1, 3, 40] {
             let mut pass = on_gpu(&gpu, &toy, &options());
-            let of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 39 };
-            let turns: Vec<_> = (0..40usize)
-                .step_by(turn)
+            let token_of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 39 };
+            let alternating: Vec<_> = (0..40usize)
+                .step_by(run)
                 .flat_map(|at| {
-                    let part = at..(at + turn).min(40);
-                    let of_first = part.clone().map(|pos| of(2, &ids, pos));
-                    of_first.chain(part.map(|pos| of(0, &other, pos))).collect::<Vec<_>>()
+                    let part = at..(at + run).min(40);
+                    let first = part.clone().map(|pos| token_of(2, &ids, pos));
+                    first.chain(part.map(|pos| token_of(0, &other, pos))).collect::<Vec<_>>()
                 })
                 .collect();
-            let found = pass.forward(&turns).unwrap();
-            close(found.row(0), &want[39 * n_vocab..40 * n_vocab], &format!("{name}: in turns of {turn}"));
-            close(found.row(1), &of_other[39 * n_vocab..], &format!("{name}: beside it, in turns of {turn}"));
+            let found = pass.forward(&alternating).unwrap();
+            close(found.row(0), &want[39 * n_vocab..40 * n_vocab], &format!("{name}: in runs of {run}"));
+            close(found.row(1), &other_logits[39 * n_vocab..], &format!("{name}: beside it, in runs of {run}"));
         }
     }
 }
 
 #[test]
-fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
+fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
@@ -156,34 +158,34 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
         close(&logits(&mut pass, 1, &ids[299..]), rest(299), name);
         assert_eq!(pass.share_prefix(1, 2, 150).unwrap(), 2 * PAGE, "{name}");
         close(&logits(&mut pass, 2, &ids[2 * PAGE..]), rest(2 * PAGE), name);
-        // What others hold stays as it is when it is written anew.
+        // Pages that other sequences share keep their contents when this sequence overwrites its own.
         assert_eq!(pass.rewind(0, 200), 3 * PAGE, "{name}");
         logits(&mut pass, 0, &ids[..60]);
         assert_eq!(pass.rewind(1, 3 * PAGE + 1), 3 * PAGE, "{name}");
         close(&logits(&mut pass, 1, &ids[3 * PAGE..]), rest(3 * PAGE), name);
         pass.reset();
         close(&logits(&mut pass, 3, &ids), &want, name);
-        // Without room for checkpoints.
+        // Without memory for checkpoints.
         let few = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
         let mut pass = on_gpu(&gpu, &toy, &few);
         close(&logits(&mut pass, 0, &ids), &want, name);
         let reached = pass.rewind(0, 290);
         assert!(reached <= 4 * PAGE, "{name}: {reached}");
         close(&logits(&mut pass, 0, &ids[reached..]), rest(reached), name);
-        // The pages of the layers that have any, the state of the empty text, the three of the one that runs, and no more.
+        // The memory: the KV pages, the state of an empty sequence and three of the running one.
         let state = 4 * StateLayout::new(&toy.spec).n_elements();
-        let elements = CacheGroups::new(&toy.spec, few_room()).n_elements(&toy.spec) as usize;
+        let elements = CacheGroups::new(&toy.spec, small_capacity()).n_elements(&toy.spec) as usize;
         assert_eq!(pass.kv_cache_bytes(), 4 * elements + 4 * state, "{name}");
     }
 }
 
-/// What the options with room for few states come to.
-fn few_room() -> Capacity {
+/// The capacity of [`options`] with states for one sequence and none for checkpoints.
+fn small_capacity() -> Capacity {
     let WgpuForwardPassOptions { n_ctx, n_seq, n_cache, n_ubatch, .. } = options();
     Capacity { n_ctx, n_seq, n_cache, n_windows: Some(1), state_cache: 0, n_ubatch }
 }
 
-/// Greedy ids of the CPU after `ids`.
+/// The `n` tokens that the CPU generates greedily after `ids`.
 fn greedy_on_cpu(toy: &Toy, ids: &[u32], n: usize) -> Vec<u32> {
     let mut pass = on_cpu(toy);
     let (last, before) = ids.split_last().unwrap();
@@ -192,30 +194,31 @@ fn greedy_on_cpu(toy: &Toy, ids: &[u32], n: usize) -> Vec<u32> {
 }
 
 #[test]
-fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
+fn greedy_steps_are_queued_and_give_the_tokens_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(200);
     for toy in one_of_each_kind(&gpu) {
         let name = toy.name;
-        let begins = [(0, 150, 5), (1, 150, 6), (2, 128, 7), (3, 50, 8)];
-        let want = begins.map(|(_, n, own)| greedy_on_cpu(&toy, &[&ids[..n], &[own]].concat(), 70));
+        // (sequence, tokens of `ids` that its prompt begins with, the last token of its prompt)
+        let prompts = [(0, 150, 5), (1, 150, 6), (2, 128, 7), (3, 50, 8)];
+        let want = prompts.map(|(_, n, last)| greedy_on_cpu(&toy, &[&ids[..n], &[last]].concat(), 70));
         for (state_cache, n_windows, depth) in [(1 << 20, None, 3), (0, Some(1), 2)] {
-            // Alone: a step is read when those after it were submitted.
+            // One sequence: a step's result is read after the steps that follow were submitted.
             let options = WgpuForwardPassOptions { state_cache, n_windows, ..options() };
             let mut pass = on_gpu(&gpu, &toy, &options);
             logits(&mut pass, 0, &ids[..150]);
-            let mut text = greedy(&mut pass, 0, 5, 1);
+            let mut tokens = greedy(&mut pass, 0, 5, 1);
             let before = gpu.submissions();
-            let next = greedy(&mut pass, 0, text[0], 1);
+            let next = greedy(&mut pass, 0, tokens[0], 1);
             assert_eq!(gpu.submissions() - before, depth, "{name}: steps in flight");
-            text.extend(next);
+            tokens.extend(next);
             let before = gpu.submissions();
-            let next = greedy(&mut pass, 0, text[1], 68);
-            text.extend(next);
+            let next = greedy(&mut pass, 0, tokens[1], 68);
+            tokens.extend(next);
             assert_eq!(gpu.submissions() - before, 68, "{name}: one more for each that was read");
-            assert_eq!(text, want[0], "{name}");
+            assert_eq!(tokens, want[0], "{name}");
             assert_eq!(pass.n_past(0), 220);
-            // Checkpoints come about at ends of pages.
+            // Checkpoints are saved at ends of pages.
             let checkpoint = if n_windows.is_none() { 3 * PAGE } else { 0 };
             assert_eq!(pass.reachable(0, 200), checkpoint, "{name}");
             if checkpoint > 0 {
@@ -228,114 +231,118 @@ fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
                 );
             }
         }
-        // Side by side, from what they have in common; queued ahead, and one by one.
+        // Several sequences with a shared prefix. Seven of ten steps may be queued ahead; the others are not.
         let mut pass = on_gpu(&gpu, &toy, &options());
         logits(&mut pass, 0, &ids[..150]);
-        for &(seq, n, _) in &begins[1..] {
+        for &(seq, n, _) in &prompts[1..] {
             let reached = pass.share_prefix(0, seq, n).unwrap();
             assert_eq!(reached, if n == 50 { 0 } else { n }, "{name}");
             if reached < n {
                 logits(&mut pass, seq, &ids[reached..n]);
             }
         }
-        let mut texts = begins.map(|(_, _, own)| vec![own]);
+        let mut sequences = prompts.map(|(_, _, last)| vec![last]);
         for i in 0..70 {
-            let next = |(seq, text): (usize, &Vec<u32>)| token(&pass, seq, text[text.len() - 1]);
-            let batch: Vec<_> = texts.iter().enumerate().map(next).collect();
+            let next = |(seq, tokens): (usize, &Vec<u32>)| token(&pass, seq, tokens[tokens.len() - 1]);
+            let batch: Vec<_> = sequences.iter().enumerate().map(next).collect();
             let next = if i % 10 < 7 {
                 pass.forward_greedy(&batch).unwrap()
             } else {
                 pass.forward_top_k(&batch, 4).unwrap().iter().map(|list| list[0].0).collect()
             };
-            texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+            sequences.iter_mut().zip(next).for_each(|(tokens, id)| tokens.push(id));
         }
-        for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
-            assert_eq!(text[1..], want[..], "{name}: sequence {seq}");
+        for (seq, (tokens, want)) in sequences.iter().zip(&want).enumerate() {
+            assert_eq!(tokens[1..], want[..], "{name}: sequence {seq}");
         }
     }
 }
 
 #[test]
-fn steps_in_flight_that_are_forgotten_leave_nothing_behind() {
+fn discarded_steps_in_flight_have_no_effect() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
         for state_cache in [0, 1 << 20] {
             let name = toy.name;
             let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { state_cache, n_seq: 3, ..options() });
-            let mut text = ids[..120].to_vec();
+            let mut tokens = ids[..120].to_vec();
             let mut fresh = on_cpu(&toy);
-            let mut check = |pass: &mut WgpuForwardPass, seq: usize, text: &mut Vec<u32>, more: &[u32], what: &str| {
+            let mut check = |pass: &mut WgpuForwardPass,
+                             seq: usize,
+                             tokens: &mut Vec<u32>,
+                             more: &[u32],
+                             what: &str| {
                 fresh.reset();
-                text.extend(more);
+                tokens.extend(more);
                 let found = logits(pass, seq, more);
-                let want = logits(&mut fresh, 0, text);
-                close(&found, &want[want.len() - found.len()..], &format!("{name}: {what}, {} tokens", text.len()));
-                assert_eq!(pass.n_past(seq), text.len());
+                let want = logits(&mut fresh, 0, tokens);
+                close(&found, &want[want.len() - found.len()..], &format!("{name}: {what}, {} tokens", tokens.len()));
+                assert_eq!(pass.n_past(seq), tokens.len());
             };
-            let ahead = |pass: &mut WgpuForwardPass, text: &mut Vec<u32>, n: usize| {
+            let ahead = |pass: &mut WgpuForwardPass, tokens: &mut Vec<u32>, n: usize| {
                 let next = greedy(pass, 0, 9, n);
-                text.push(9);
-                text.extend(&next[..n - 1]);
+                tokens.push(9);
+                tokens.extend(&next[..n - 1]);
             };
-            logits(&mut pass, 0, &text);
+            logits(&mut pass, 0, &tokens);
             for n in [1, 2, 5, 12] {
-                ahead(&mut pass, &mut text, n);
-                check(&mut pass, 0, &mut text, &[ids[n]], "another token than was queued");
-                ahead(&mut pass, &mut text, n);
-                check(&mut pass, 0, &mut text, &ids[..20], "a prompt");
-                ahead(&mut pass, &mut text, n);
-                let reached = pass.rewind(0, text.len() - 1);
-                assert_eq!(reached, text.len() - 1, "{name}: the last token can be taken back");
-                text.truncate(reached);
-                check(&mut pass, 0, &mut text, &[ids[n + 1]], "the last token taken back");
-                ahead(&mut pass, &mut text, n);
-                let mut other = text.clone();
-                assert_eq!(pass.share_prefix(0, 1, text.len()).unwrap(), text.len());
+                ahead(&mut pass, &mut tokens, n);
+                check(&mut pass, 0, &mut tokens, &[ids[n]], "another token than was queued");
+                ahead(&mut pass, &mut tokens, n);
+                check(&mut pass, 0, &mut tokens, &ids[..20], "a prompt");
+                ahead(&mut pass, &mut tokens, n);
+                let reached = pass.rewind(0, tokens.len() - 1);
+                assert_eq!(reached, tokens.len() - 1, "{name}: the last token can be removed");
+                tokens.truncate(reached);
+                check(&mut pass, 0, &mut tokens, &[ids[n + 1]], "the last token removed");
+                ahead(&mut pass, &mut tokens, n);
+                let mut other = tokens.clone();
+                assert_eq!(pass.share_prefix(0, 1, tokens.len()).unwrap(), tokens.len());
                 check(&mut pass, 1, &mut other, &ids[30..33], "shared");
-                check(&mut pass, 0, &mut text, &ids[40..42], "what was shared");
+                check(&mut pass, 0, &mut tokens, &ids[40..42], "the sequence that was shared");
                 pass.rewind(1, 0);
-                // A step over another sequence, and one over both.
-                ahead(&mut pass, &mut text, n);
+                // A step of another sequence, and one of both.
+                ahead(&mut pass, &mut tokens, n);
                 let mut new = Vec::new();
-                check(&mut pass, 2, &mut new, &ids[..10 + n], "a text that begins");
+                check(&mut pass, 2, &mut new, &ids[..10 + n], "a new sequence");
                 let both = [token(&pass, 0, 3), token(&pass, 2, 4)];
                 let next = pass.forward_greedy(&both).unwrap();
                 let both = [token(&pass, 0, next[0]), token(&pass, 2, next[1])];
                 pass.forward_greedy(&both).unwrap();
-                text.extend([3, next[0]]);
+                tokens.extend([3, next[0]]);
                 new.extend([4, next[1]]);
-                check(&mut pass, 2, &mut new, &[8], "after two side by side");
-                check(&mut pass, 0, &mut text, &[8], "after two side by side");
+                check(&mut pass, 2, &mut new, &[8], "after two concurrent sequences");
+                check(&mut pass, 0, &mut tokens, &[8], "after two concurrent sequences");
                 pass.rewind(2, 0);
-                ahead(&mut pass, &mut text, n);
-                let reached = pass.rewind(0, text.len() - n.min(text.len()) - 1);
-                text.truncate(reached);
-                check(&mut pass, 0, &mut text, &ids[60..62], "cut back further");
+                ahead(&mut pass, &mut tokens, n);
+                let reached = pass.rewind(0, tokens.len() - n.min(tokens.len()) - 1);
+                tokens.truncate(reached);
+                check(&mut pass, 0, &mut tokens, &ids[60..62], "cut back further");
             }
         }
     }
 }
 
 #[test]
-fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
+fn a_cancelled_batch_leaves_states_unchanged() {
     let watch = Watch::default();
     let Some(gpu) = gpu_with(&watch) else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let rest = |n: usize| &want[n * toy.spec.n_vocab..];
-        for (n, at_piece) in [(70, 1), (64, 2), (0, 3), (1, 4), (63, 5)] {
+        for (n, at_micro_batch) in [(70, 1), (64, 2), (0, 3), (1, 4), (63, 5)] {
             let mut pass = on_gpu(&gpu, &toy, &options());
             logits(&mut pass, 1, &ids[..80]);
             if n > 0 {
                 logits(&mut pass, 0, &ids[..n]);
             }
-            // After the layers of so many pieces.
-            let mut pieces = 0;
+            // Cancels after the layers of `at_micro_batch` micro-batches.
+            let mut micro_batches = 0;
             let mut cancel = |layer: usize, _: &[f32]| {
-                pieces += usize::from(layer == 0);
-                if pieces == at_piece {
+                micro_batches += usize::from(layer == 0);
+                if micro_batches == at_micro_batch {
                     watch.cancel();
                 }
             };
@@ -346,23 +353,23 @@ fn a_batch_that_ends_on_its_way_leaves_states_as_they_were() {
             watch.resume();
             close(&logits(&mut pass, 0, &ids[n..]), rest(n), toy.name);
             close(&logits(&mut pass, 1, &ids[80..]), rest(80), toy.name);
-            // Steps in flight, too.
+            // Steps in flight are cancelled, too.
             let next = greedy(&mut pass, 0, 7, 4);
             watch.cancel();
             assert_eq!(pass.forward_greedy(&[token(&pass, 0, next[3])]), Err(ForwardError::Cancelled));
             watch.resume();
-            let text = [&ids[..], &[7], &next[..3]].concat();
-            assert_eq!(pass.n_past(0), text.len());
-            let expected = logits(&mut on_cpu(&toy), 0, &[&text[..], &[next[3]]].concat());
+            let tokens = [&ids[..], &[7], &next[..3]].concat();
+            assert_eq!(pass.n_past(0), tokens.len());
+            let expected = logits(&mut on_cpu(&toy), 0, &[&tokens[..], &[next[3]]].concat());
             let found = logits(&mut pass, 0, &next[3..]);
             close(&found, &expected[expected.len() - found.len()..], toy.name);
         }
     }
 }
 
-/// Prompts, steps that are queued, forgotten and cancelled, cuts and shares, in any order.
+/// Prompts, steps that are queued, discarded and cancelled, cuts and shared prefixes, in random order.
 #[test]
-fn texts_that_anything_happens_to_are_those_of_the_cpu() {
+fn random_operations_give_the_results_of_the_cpu() {
     const N_SEQ: usize = 3;
     let watch = Watch::default();
     let Some(gpu) = gpu_with(&watch) else { return };
@@ -377,26 +384,27 @@ fn texts_that_anything_happens_to_are_those_of_the_cpu() {
         let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.spec).n_elements()][seed as usize % 3];
         let mut pass = on_gpu(&gpu, toy, &WgpuForwardPassOptions { n_seq: N_SEQ, state_cache, ..options() });
         let mut fresh = on_cpu(toy);
-        let mut texts = vec![Vec::new(); N_SEQ];
+        let mut sequences = vec![Vec::new(); N_SEQ];
         for step in 0..120 {
-            let (seq, what) = (random(N_SEQ), random(10));
-            if texts[seq].len() > N_CTX - 110 {
+            let (seq, operation) = (random(N_SEQ), random(10));
+            if sequences[seq].len() > N_CTX - 110 {
                 pass.rewind(seq, 0);
-                texts[seq].clear();
+                sequences[seq].clear();
             }
-            match what {
+            match operation {
                 0 | 1 => {
-                    let n = 1 + random(if what == 0 { 90 } else { 3 });
+                    let n = 1 + random(if operation == 0 { 90 } else { 3 });
                     let ids: Vec<u32> = (0..n).map(|_| random(96) as u32).collect();
-                    texts[seq].extend(&ids);
+                    sequences[seq].extend(&ids);
                     let found = logits(&mut pass, seq, &ids);
                     fresh.reset();
-                    let want = logits(&mut fresh, 0, &texts[seq]);
-                    close(&found, &want[want.len() - found.len()..], &format!("{}, action {step}", toy.name));
+                    let want = logits(&mut fresh, 0, &sequences[seq]);
+                    close(&found, &want[want.len() - found.len()..], &format!("{}, operation {step}", toy.name));
                 }
                 2..=5 => {
-                    // One sequence, or all that are not about to be full.
-                    let seqs: Vec<_> = (0..N_SEQ).filter(|&s| s == seq || what > 3 && texts[s].len() < 300).collect();
+                    // One sequence, or all that are not nearly full.
+                    let seqs: Vec<_> =
+                        (0..N_SEQ).filter(|&s| s == seq || operation > 3 && sequences[s].len() < 300).collect();
                     let mut ids: Vec<u32> = seqs.iter().map(|_| random(96) as u32).collect();
                     for _ in 0..=random(20) {
                         let next = |(&seq, &id): (&usize, &u32)| token(&pass, seq, id);
@@ -407,20 +415,20 @@ fn texts_that_anything_happens_to_are_those_of_the_cpu() {
                             watch.resume();
                         }
                         let next = pass.forward_greedy(&batch).unwrap();
-                        seqs.iter().zip(&ids).for_each(|(&seq, &id)| texts[seq].push(id));
+                        seqs.iter().zip(&ids).for_each(|(&seq, &id)| sequences[seq].push(id));
                         ids = next;
                     }
                 }
                 6 => {
-                    let n = random(texts[seq].len() + 1).max(texts[seq].len().saturating_sub(random(100)));
+                    let n = random(sequences[seq].len() + 1).max(sequences[seq].len().saturating_sub(random(100)));
                     let reached = pass.rewind(seq, n);
                     assert!(reached <= n);
-                    texts[seq].truncate(reached);
+                    sequences[seq].truncate(reached);
                 }
                 7 => {
-                    let (to, n) = (random(N_SEQ), texts[seq].len() - random(5).min(texts[seq].len()));
+                    let (to, n) = (random(N_SEQ), sequences[seq].len() - random(5).min(sequences[seq].len()));
                     let reached = pass.share_prefix(seq, to, n).unwrap();
-                    texts[to] = texts[seq][..reached].to_vec();
+                    sequences[to] = sequences[seq][..reached].to_vec();
                 }
                 8 => {
                     let ids: Vec<u32> = (0..70 + random(30)).map(|_| random(96) as u32).collect();
@@ -432,18 +440,18 @@ fn texts_that_anything_happens_to_are_those_of_the_cpu() {
                 _ => {
                     let id = random(96) as u32;
                     pass.forward_top_k(&[token(&pass, seq, id)], 3).unwrap();
-                    texts[seq].push(id);
+                    sequences[seq].push(id);
                 }
             }
             let lengths: Vec<_> = (0..N_SEQ).map(|seq| pass.n_past(seq)).collect();
-            assert_eq!(lengths, texts.iter().map(Vec::len).collect::<Vec<_>>(), "{}, action {step}", toy.name);
+            assert_eq!(lengths, sequences.iter().map(Vec::len).collect::<Vec<_>>(), "{}, operation {step}", toy.name);
         }
     }
 }
 
-/// A profile runs each step several times.
+/// Profiling runs each step several times.
 #[test]
-fn steps_that_are_timed_come_to_the_same_states() {
+fn profiled_steps_give_the_same_states() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(300);
     for toy in one_of_each_kind(&gpu) {
@@ -464,19 +472,19 @@ fn steps_that_are_timed_come_to_the_same_states() {
             ["short_conv", "mamba", "mamba2", "mamba2_step", "delta_rule", "delta_rule_step", "rwkv6_mix", "rwkv7_mix"];
         let has_one = |step: &ProfiledStep| step.kernels.iter().any(|kernel| recurrent.contains(&&*kernel.kernel));
         assert!(profile.steps.iter().all(has_one), "{}", toy.name);
-        // And on with steps queued ahead.
+        // The sequence continues with steps queued ahead.
         let more = greedy(&mut pass, 0, next[9], 5);
-        let text = [&ids[..], &[4], &next[..]].concat();
-        assert_eq!(more, greedy_on_cpu(&toy, &text, 5), "{}", toy.name);
+        let tokens = [&ids[..], &[4], &next[..]].concat();
+        assert_eq!(more, greedy_on_cpu(&toy, &tokens, 5), "{}", toy.name);
     }
 }
 
 #[test]
-fn sequences_without_room_for_their_states_are_refused() {
+fn sequences_without_memory_for_their_states_are_refused() {
     let Some(gpu) = gpu() else { return };
     let toy = &models()[0];
-    let few = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
-    let mut pass = on_gpu(&gpu, toy, &few);
+    let small = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+    let mut pass = on_gpu(&gpu, toy, &small);
     for seq in 0..2 {
         logits(&mut pass, seq, &[1, 2]);
     }
@@ -489,7 +497,7 @@ fn sequences_without_room_for_their_states_are_refused() {
 }
 
 #[test]
-fn more_states_than_a_binding_reaches_are_not_made() {
+fn states_are_limited_to_the_size_of_a_binding() {
     let toy = &models().into_iter().find(|toy| toy.name == "a convolution last").unwrap();
     let max_binding = 1 << 16;
     let layout = StateLayout::new(&toy.spec);
@@ -498,7 +506,8 @@ fn more_states_than_a_binding_reaches_are_not_made() {
         options.memory_needed(&toy.spec, &toy.weights, max_binding).kv_cache
     };
     let widest = (0..toy.spec.n_layer()).map(|i| 4 * layout.of_layer(i).len() as u64).max().unwrap();
-    // Three for each of four sequences, and the empty text; of 15 taps over 32 channels, and for each page one at most.
+    // The widest state of a layer has 15 taps of 32 channels. Without checkpoints there are 13 states: three for each of
+    // four sequences, and that of an empty one.
     let n_slots = max_binding / widest;
     assert_eq!((widest, n_slots), (1920, 34));
     assert_eq!(needed(usize::MAX) - needed(0), (n_slots - 13) * 4 * layout.n_elements() as u64);

@@ -1,12 +1,12 @@
-//! All layers of a token in one dispatch give what they give one by one, with as few workgroups as one and with as many
-//! as run side by side.
+//! The persistent kernel, which runs all layers of one token in one dispatch, gives the logits that one dispatch per op
+//! gives, with one workgroup and with as many as run concurrently.
 //!
-//! On a software GPU these are two, of which one test makes do with a few steps, and the others with one. Mesa's llvmpipe
-//! has a thread for each core, and gives each thread a workgroup where there are no more of these than threads
-//! (`lp_cs_tpool.c`); so two of them do run side by side, and hand each other what they make as on any GPU. A third could
-//! wait for one that never begins. The system may hold a thread up for longer than another one waits for it: then the step
-//! is given up, as it should be, and tried again from the start. Tests with several workgroups run one after the other, so
-//! that they do not hold up each other.
+//! The workgroups wait for each other, so that all must run at the same time. A software GPU (Mesa's llvmpipe) has a thread
+//! per core and gives each thread a workgroup if there are no more workgroups than threads (`lp_cs_tpool.c`): there one test
+//! uses two workgroups for a few steps, and the other tests use one. More could wait for a workgroup that never begins. The
+//! operating system may pause a thread for longer than another one waits for it: then the kernel aborts the step, and the
+//! test repeats it from the start. Tests with several workgroups run one after the other, so that they do not delay each
+//! other.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -23,20 +23,20 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     error / want.iter().map(|&w| square(f64::from(w))).sum::<f64>()
 }
 
-/// A model that runs all its layers in one dispatch.
-struct AtOnce<'a> {
+/// A forward pass with the persistent kernel, and the tokens that it needs to start again.
+struct PersistentPass<'a> {
     gpu: &'a Arc<WgpuDevice>,
     file: &'a GgufFile,
     options: WgpuForwardPassOptions,
     pass: WgpuForwardPass,
-    /// What it has seen, in the order of each sequence.
+    /// The tokens evaluated so far, by sequence and position.
     tokens: Vec<BatchToken>,
-    /// How often workgroups were held up.
-    given_up: usize,
+    /// Number of aborted steps.
+    n_aborted: usize,
 }
 
-impl<'a> AtOnce<'a> {
-    /// The model with `groups` workgroups; `None` where it does not suit that.
+impl<'a> PersistentPass<'a> {
+    /// Starts a forward pass with `groups` workgroups; `None` if the persistent kernel does not support the model.
     fn start(
         gpu: &'a Arc<WgpuDevice>,
         file: &'a GgufFile,
@@ -44,100 +44,105 @@ impl<'a> AtOnce<'a> {
         groups: usize,
     ) -> Option<Self> {
         let with = |groups| WgpuForwardPassOptions { persistent_workgroups: Some(groups), ..options.clone() };
-        // One workgroup waits for nobody.
+        // A single workgroup waits for no other.
         let pass = start(gpu, file, &with(1));
-        if !is_at_once(&pass) {
+        if !is_persistent(&pass) {
             return None;
         }
-        let mut this = Self { gpu, file, options: with(groups), pass, tokens: Vec::new(), given_up: 0 };
+        let mut this = Self { gpu, file, options: with(groups), pass, tokens: Vec::new(), n_aborted: 0 };
         if groups > 1 {
             this.restart();
         }
         Some(this)
     }
 
-    /// Begins anew, until all workgroups have run side by side, and goes as far as before.
+    /// Starts forward passes until all workgroups of one have run concurrently, and evaluates the tokens so far again.
     fn restart(&mut self) {
         while {
             self.pass = start(self.gpu, self.file, &self.options);
-            !is_at_once(&self.pass)
+            !is_persistent(&self.pass)
         } {
-            self.gave_up();
+            self.count_abort();
         }
         for tokens in self.tokens.chunk_by(|a, b| a.seq == b.seq) {
             self.pass.forward(tokens).unwrap();
         }
     }
 
-    fn gave_up(&mut self) {
-        self.given_up += 1;
+    /// Counts an aborted step; panics after too many.
+    fn count_abort(&mut self) {
+        self.n_aborted += 1;
         let groups = self.options.persistent_workgroups;
-        assert!(self.given_up < MAX_GIVEN_UP, "{groups:?} workgroups have not run side by side");
+        assert!(self.n_aborted < MAX_ABORTED, "{groups:?} workgroups have not run concurrently");
     }
 
-    /// Tokens that go through the kernels for many tokens.
+    /// Evaluates a prompt, with the kernels for many tokens.
     fn prompt(&mut self, tokens: &[BatchToken]) {
         self.pass.forward(tokens).unwrap();
-        self.seen(tokens);
+        self.record(tokens);
     }
 
-    fn seen(&mut self, tokens: &[BatchToken]) {
+    /// Records tokens as evaluated.
+    fn record(&mut self, tokens: &[BatchToken]) {
         self.tokens.extend(tokens);
         self.tokens.sort_by_key(|token| (token.seq, token.pos));
     }
 
-    /// The logits after a token, made in one dispatch unless its pages lie in no order; and, where a step was given up, each
-    /// time what came out in its place.
+    /// Evaluates one token. Returns its logits: the last ones from the persistent kernel, after one entry for each aborted
+    /// attempt, which the kernels of single ops finished.
     fn forward(&mut self, token: BatchToken) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         loop {
             all.push(self.pass.forward(&[token]).unwrap().row(0).to_vec());
-            if is_at_once(&self.pass) {
-                self.seen(&[token]);
+            if is_persistent(&self.pass) {
+                self.record(&[token]);
                 return all;
             }
-            self.gave_up();
+            self.count_abort();
             self.restart();
         }
     }
 }
 
-/// Steps that may be given up: on a machine with more to do than cores there are some.
-const MAX_GIVEN_UP: usize = 20;
+/// Maximum of aborted steps. On a busy machine some are expected.
+const MAX_ABORTED: usize = 20;
 
-fn is_at_once(pass: &WgpuForwardPass) -> bool {
+/// Whether the pass runs a decode step with the persistent kernel.
+fn is_persistent(pass: &WgpuForwardPass) -> bool {
     pass.dispatches(1)[1] == "decode_layers"
 }
 
+/// Held for reading by tests with one workgroup, for writing by tests with several.
 static RUNNING: RwLock<()> = RwLock::new(());
 
-/// Keeps the other tests waiting.
-fn alone() -> RwLockWriteGuard<'static, ()> {
+/// Waits for the other tests to end, and excludes them until the guard is dropped.
+fn exclusive() -> RwLockWriteGuard<'static, ()> {
     RUNNING.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a test holds while it runs.
-type Turn = (Option<RwLockReadGuard<'static, ()>>, Option<RwLockWriteGuard<'static, ()>>);
+/// The guard that a test keeps while it runs.
+type TestGuard = (Option<RwLockReadGuard<'static, ()>>, Option<RwLockWriteGuard<'static, ()>>);
 
-/// Lets other tests run beside this one where one workgroup is [all there is](group_counts).
-fn turn(gpu: &WgpuDevice) -> Turn {
+/// Excludes other tests, unless [one workgroup is the maximum](group_counts).
+fn test_guard(gpu: &WgpuDevice) -> TestGuard {
     match group_counts(gpu)[..] {
         [1] => (Some(RUNNING.read().unwrap_or_else(PoisonError::into_inner)), None),
-        [..] => (None, Some(alone())),
+        [..] => (None, Some(exclusive())),
     }
 }
 
-/// Numbers of workgroups to test with, the largest last.
+/// Numbers of workgroups to test, in ascending order.
 fn group_counts(gpu: &WgpuDevice) -> Vec<usize> {
     if gpu.summary().is_software() {
         return vec![1];
     }
-    // What suits a large GPU, and what divides nothing evenly.
+    // Numbers for a large GPU, and 5, which divides none of the models' sizes.
     vec![1, 2, 5, 32, 64, 128]
 }
 
-/// Runs `n` tokens of each sequence, each alone, after `filled` others, layer by layer and at once with each number of
-/// workgroups; tells whether the model suits the latter.
+/// Evaluates `n` tokens of each sequence, one per batch, after prompts of `filled` tokens, with one dispatch per op and with
+/// the persistent kernel in each number of workgroups; compares the logits. Returns whether the persistent kernel supports
+/// the model.
 fn compare(
     gpu: &Arc<WgpuDevice>,
     name: &str,
@@ -165,24 +170,24 @@ fn compare(
     }
     let want: Vec<Vec<f32>> = steps.iter().map(|&step| one_by_one.forward(&[step]).unwrap().row(0).to_vec()).collect();
     for &groups in counts {
-        let Some(mut at_once) = AtOnce::start(gpu, file, options, groups) else { return false };
+        let Some(mut persistent) = PersistentPass::start(gpu, file, options, groups) else { return false };
         for prompt in &prompts {
-            at_once.prompt(prompt);
+            persistent.prompt(prompt);
         }
         for (&step, want) in steps.iter().zip(&want) {
-            for got in at_once.forward(step) {
+            for got in persistent.forward(step) {
                 let error = nmse(&got, want);
-                // Halves in the cache round some numbers the other way, where sums differ in their last bit.
+                // F16 keys and values may be rounded differently where sums differ in their last bits.
                 let limit = if options.cache_type == CacheType::F16 { 1e-6 } else { 1e-9 };
                 assert!(error < limit, "{name}, {groups} workgroups, {step:?}: {error:e}");
             }
         }
-        eprintln!("{name}, {groups} workgroups: {} times held up", at_once.given_up);
+        eprintln!("{name}, {groups} workgroups: {} aborted steps", persistent.n_aborted);
     }
     true
 }
 
-/// Whose layers are all alike, with as many KV heads as heads.
+/// A model whose layers have equal shapes, with as many KV heads as heads.
 fn llama() -> GgufFile {
     GgufFile::from_bytes(&architectures()["llama-mha.gguf"]).unwrap()
 }
@@ -190,7 +195,7 @@ fn llama() -> GgufFile {
 #[test]
 fn architectures_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
     for (name, bytes) in architectures() {
@@ -205,10 +210,11 @@ fn architectures_give_the_same_logits() {
 #[test]
 fn quantised_types_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let counts = group_counts(&gpu);
-    // A software GPU takes minutes to compile the kernel for some types: it has one, and other kernels read the others.
+    // A software GPU takes minutes to compile the kernel for some types. It tests one; other tests cover the reading of the
+    // others.
     let tested = |name: &str| !gpu.summary().is_software() || name == "Q4_K.gguf";
     for (name, bytes) in quants().iter().chain(small_quants()).filter(|(name, _)| tested(name)) {
         let file = GgufFile::from_bytes(bytes).unwrap();
@@ -216,8 +222,8 @@ fn quantised_types_give_the_same_logits() {
     }
 }
 
-/// `file` with some layers' values and down projections in other types than the rest, as recipes such as `Q4_K_M` have it, and
-/// with one layer whose queries are in a third.
+/// `file` with the values and down projection of one layer in another tensor type than the rest, as in recipes such as
+/// `Q4_K_M`, and the queries of one layer in a third.
 fn mixed(file: &GgufFile) -> GgufFile {
     let ty = |tensor: &Tensor| match tensor.name() {
         name if tensor.shape().len() < 2 || !name.starts_with("blk.") => tensor.ty(),
@@ -239,7 +245,7 @@ fn mixed(file: &GgufFile) -> GgufFile {
 #[test]
 fn a_mix_of_types_gives_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
 }
@@ -247,7 +253,7 @@ fn a_mix_of_types_gives_the_same_logits() {
 #[test]
 fn layers_in_several_buffers_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
     let counts = group_counts(&gpu);
     assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
@@ -260,19 +266,19 @@ fn layers_in_several_buffers_give_the_same_logits() {
 #[test]
 fn long_contexts_and_several_sequences_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let file = llama();
-    // Alone, pages lie in order throughout; of two sequences, until both have filled theirs.
+    // One sequence has its pages in order throughout, two of them until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
         let options = WgpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
         assert!(compare(&gpu, "llama-mha", &file, &options, &group_counts(&gpu), 245, 20));
     }
 }
 
-/// On software, where every workgroup needs a core of its own; other GPUs do this in all tests.
+/// For software GPUs, where each workgroup needs a core. On other GPUs all tests use several workgroups.
 #[test]
-fn two_workgroups_hand_each_other_what_they_make() {
-    let _alone = alone();
+fn two_workgroups_exchange_their_results() {
+    let _guard = exclusive();
     let Some(gpu) = gpu().filter(|gpu| gpu.summary().is_software()) else { return };
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
@@ -281,46 +287,46 @@ fn two_workgroups_hand_each_other_what_they_make() {
     }
 }
 
-/// More workgroups than the device runs side by side: the model is set up layer by layer, and nothing hangs. A software GPU
-/// takes minutes to look in vain.
+/// With more workgroups than run concurrently the model is loaded without the persistent kernel, and nothing waits forever.
+/// Not for software GPUs, which take minutes to detect it.
 #[test]
-fn more_workgroups_than_run_side_by_side_are_left_alone() {
-    let _alone = alone();
+fn more_workgroups_than_run_concurrently_disable_the_persistent_kernel() {
+    let _guard = exclusive();
     let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let file = llama();
-    let most = *group_counts(&gpu).last().unwrap();
+    let max_groups = *group_counts(&gpu).last().unwrap();
     let options =
         |groups| WgpuForwardPassOptions { n_ctx: 64, persistent_workgroups: Some(groups), ..Default::default() };
     let mut one_by_one = start(&gpu, &file, &options(0));
     let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
-    let mut side_by_side = Vec::new();
-    for groups in [2 * most, 8 * most, 32 * most] {
+    let mut concurrent = Vec::new();
+    for groups in [2 * max_groups, 8 * max_groups, 32 * max_groups] {
         let mut pass = start(&gpu, &file, &options(groups));
-        if is_at_once(&pass) {
-            side_by_side.push(groups);
+        if is_persistent(&pass) {
+            concurrent.push(groups);
         }
         for (pos, want) in want.iter().enumerate() {
             let error = nmse(pass.forward(&[token(pos)]).unwrap().row(0), want);
             assert!(error < 1e-6, "{groups} workgroups, position {pos}: {error:e}");
         }
     }
-    eprintln!("beyond {most} workgroups these run side by side: {side_by_side:?}");
+    eprintln!("more than {max_groups} workgroups that run concurrently: {concurrent:?}");
 }
 
 #[test]
-fn greedy_text_is_the_same() {
+fn greedy_tokens_are_equal() {
     let Some(gpu) = gpu() else { return };
-    let _turn = turn(&gpu);
+    let _guard = test_guard(&gpu);
     let path = metal_attention_testing::tales();
-    let texts = [0, 1].map(|groups| {
+    let sequences = [0, 1].map(|groups| {
         let options = WgpuForwardPassOptions { n_ctx: 128, persistent_workgroups: Some(groups), ..Default::default() };
         let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);
         let mut ids = vec![model.forward_prompt(&[1, 403, 407]).unwrap()];
         while ids.len() < 100 {
             ids.push(model.forward_token_greedy(ids[ids.len() - 1]).unwrap());
         }
-        // A cut, another token, and on.
+        // The sequence is cut back and continues with another token.
         model.truncate(50);
         ids.push(model.forward_token_greedy(5).unwrap());
         for _ in 0..10 {
@@ -328,5 +334,5 @@ fn greedy_text_is_the_same() {
         }
         ids
     });
-    assert_eq!(texts[0], texts[1]);
+    assert_eq!(sequences[0], sequences[1]);
 }

@@ -1,12 +1,12 @@
-//! Whole models through wgpu: against the references, against the CPU, and what only GPUs have.
+//! Whole models through wgpu: against reference values, against the CPU, and features that only the GPU backend has.
 #![cfg(feature = "wgpu")]
 
 mod cancel;
 mod correctness;
 pub mod device;
 mod hybrid;
+mod layer_kinds;
 mod layers_at_once;
 mod pages;
-mod parts;
 mod scheduler;
 mod shapes;

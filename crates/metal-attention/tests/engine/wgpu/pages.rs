@@ -1,5 +1,5 @@
-//! Sequences that share pages of the GPU's KV cache. Without a GPU (a software one will do) the tests are skipped; in CI
-//! that is a failure.
+//! Sequences that share KV pages on the GPU, and free pages that run out. Without a GPU (a software one will do) the tests
+//! are skipped; in CI that is a failure.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ fn stories() -> GgufFile {
     GgufFile::open(path).unwrap()
 }
 
-/// The model with so many sequences and pages. Layers go one by one, whether pages lie in order or not: bits are compared.
+/// The forward pass with `n_seq` sequences and `n_pages` KV pages. The persistent kernel, which is used only while a
+/// sequence's pages lie in order, is disabled, because some tests compare bits.
 fn model(gpu: &Arc<WgpuDevice>, n_seq: usize, n_pages: usize) -> WgpuForwardPass {
     let options = WgpuForwardPassOptions {
         n_ctx: 512,
@@ -36,109 +37,115 @@ fn some_ids(n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 512) as u32).collect()
 }
 
-/// The batch of `ids` at the end of sequence `seq`, with the logits of the last token.
+/// The batch that appends `ids` to sequence `seq`, with the logits of the last token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
     let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
-/// The `n` ids that greedy decoding appends to `ids` where nothing else is in the cache.
-fn alone(model: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+/// The `n` ids that greedy decoding generates after `ids` in an empty cache.
+fn generate_alone(model: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     model.reset();
-    let mut text = vec![model.forward_prompt(ids).unwrap()];
-    while text.len() < n {
-        text.push(model.forward_token_greedy(text[text.len() - 1]).unwrap());
+    let mut tokens = vec![model.forward_prompt(ids).unwrap()];
+    while tokens.len() < n {
+        tokens.push(model.forward_token_greedy(tokens[tokens.len() - 1]).unwrap());
     }
-    text
+    tokens
 }
 
-/// The next token of each text, whose last id is not in the cache yet.
-fn step(model: &mut WgpuForwardPass, texts: &mut [(usize, Vec<u32>)]) -> Result<(), ForwardError> {
-    let batch: Vec<_> = texts
+/// Generates the next token of each (sequence, tokens), whose last token is not in the cache yet.
+fn step(model: &mut WgpuForwardPass, sequences: &mut [(usize, Vec<u32>)]) -> Result<(), ForwardError> {
+    let batch: Vec<_> = sequences
         .iter()
-        .map(|(seq, text)| BatchToken { id: text[text.len() - 1], seq: *seq, pos: model.n_past(*seq), logits: true })
+        .map(|(seq, tokens)| BatchToken {
+            id: tokens[tokens.len() - 1],
+            seq: *seq,
+            pos: model.n_past(*seq),
+            logits: true,
+        })
         .collect();
     let ids = model.forward_greedy(&batch)?;
-    for ((_, text), id) in texts.iter_mut().zip(ids) {
-        text.push(id);
+    for ((_, tokens), id) in sequences.iter_mut().zip(ids) {
+        tokens.push(id);
     }
     Ok(())
 }
 
 #[test]
-fn sequences_that_share_pages_write_the_texts_they_write_alone() {
+fn sequences_that_share_pages_generate_the_tokens_of_single_ones() {
     let Some(gpu) = gpu() else { return };
-    let mut apart = model(&gpu, 1, 8);
+    let mut single = model(&gpu, 1, 8);
     let ids = some_ids(80);
-    // Sequences that begin with so many of the ids, and then go on with one of their own.
-    let begins = [(0, 80, 5), (1, 80, 6), (2, 70, 7), (3, 64, 8)];
-    let want = begins.map(|(_, n, own)| alone(&mut apart, &[&ids[..n], &[own]].concat(), 70));
+    // (sequence, tokens of `ids` that its prompt begins with, the last token of its prompt)
+    let prompts = [(0, 80, 5), (1, 80, 6), (2, 70, 7), (3, 64, 8)];
+    let want = prompts.map(|(_, n, last)| generate_alone(&mut single, &[&ids[..n], &[last]].concat(), 70));
 
-    // Two pages each and one more, where alone each would have three.
+    // Two pages for each sequence and one more. Without sharing each would need three.
     let mut model = model(&gpu, 5, 9);
     model.forward(&batch(&model, 0, &ids)).unwrap();
-    for (seq, n, _) in &begins[1..] {
+    for (seq, n, _) in &prompts[1..] {
         model.share_prefix(0, *seq, *n).unwrap();
     }
     assert_eq!(model.cache_pages(), PageUse { page_len: PAGE, total: 9, free: 7, ..Default::default() });
-    let mut texts: Vec<_> = begins.iter().map(|&(seq, _, own)| (seq, vec![own])).collect();
+    let mut sequences: Vec<_> = prompts.iter().map(|&(seq, _, last)| (seq, vec![last])).collect();
     for i in 0..70 {
-        step(&mut model, &mut texts).unwrap();
+        step(&mut model, &mut sequences).unwrap();
         let used: usize = 1 + (0..4).map(|seq| model.n_past(seq).div_ceil(PAGE) - 1).sum::<usize>();
         assert_eq!(model.cache_pages().free, 9 - used, "step {i}: pages reserved for steps in flight are free");
         if i == 30 {
-            // Shares what steps in flight are writing to. Both go on; the newcomer ends before there is no page left.
+            // Shares a page that steps in flight write to. Both sequences continue; sequence 4 ends before the pages run
+            // out.
             model.share_prefix(1, 4, 100).unwrap();
-            let mut newcomer = [(4, vec![texts[1].1[100 - 80]])];
+            let mut newcomer = [(4, vec![sequences[1].1[100 - 80]])];
             for _ in 0..5 {
                 step(&mut model, &mut newcomer).unwrap();
             }
-            assert_eq!(newcomer[0].1, texts[1].1[20..26]);
+            assert_eq!(newcomer[0].1, sequences[1].1[20..26]);
             model.rewind(4, 0);
         }
     }
-    for ((seq, text), want) in texts.iter().zip(&want) {
-        assert_eq!(text[1..], want[..], "sequence {seq}");
+    for ((seq, tokens), want) in sequences.iter().zip(&want) {
+        assert_eq!(tokens[1..], want[..], "sequence {seq}");
     }
     model.reset();
     assert_eq!(model.cache_pages().free, 9);
 }
 
 #[test]
-fn no_pages_left_is_an_error_that_changes_nothing() {
+fn a_batch_without_free_pages_is_refused_and_changes_nothing() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(120);
-    let want = alone(&mut model(&gpu, 1, 8), &ids[..50], 40);
+    let want = generate_alone(&mut model(&gpu, 1, 8), &ids[..50], 40);
     let mut model = model(&gpu, 2, 3);
     model.forward(&batch(&model, 0, &ids)).unwrap();
     model.forward(&batch(&model, 1, &ids[..49])).unwrap();
-    let mut texts = [(0, vec![3]), (1, vec![ids[49]])];
-    // Greedy steps ahead stop for want of pages before the others do.
+    let mut sequences = [(0, vec![3]), (1, vec![ids[49]])];
+    // Greedy steps stop being queued ahead before the pages run out.
     for _ in 49..PAGE {
-        step(&mut model, &mut texts[1..]).unwrap();
+        step(&mut model, &mut sequences[1..]).unwrap();
     }
     let lengths = |model: &WgpuForwardPass| (model.n_past(0), model.n_past(1), model.cache_pages().free);
     assert_eq!(lengths(&model), (120, 64, 0));
     let full = |needed| ForwardError::OutOfPages { needed, free: 0, total: 3, page_len: PAGE };
-    assert_eq!(step(&mut model, &mut texts[1..]).unwrap_err(), full(1));
-    assert_eq!(step(&mut model, &mut texts).unwrap_err(), full(1));
+    assert_eq!(step(&mut model, &mut sequences[1..]).unwrap_err(), full(1));
+    assert_eq!(step(&mut model, &mut sequences).unwrap_err(), full(1));
     let long = batch(&model, 1, &ids[..70]);
     assert_eq!(model.forward(&long).unwrap_err(), full(2));
     assert_eq!(model.forward_top_k(&long, 3).unwrap_err(), full(2));
     assert_eq!(lengths(&model), (120, 64, 0));
-    // The other sequence ends, and becomes the beginning of this one.
+    // Sequence 0 is replaced with a prefix of sequence 1.
     model.share_prefix(1, 0, 50).unwrap();
     assert_eq!(lengths(&model), (50, 64, 2));
-    texts[0].1 = vec![want[0]];
+    sequences[0].1 = vec![want[0]];
     for _ in 0..5 {
-        step(&mut model, &mut texts[..1]).unwrap();
+        step(&mut model, &mut sequences[..1]).unwrap();
     }
-    assert_eq!(texts[0].1, want[..6]);
+    assert_eq!(sequences[0].1, want[..6]);
     for _ in 0..want.len() - 15 {
-        step(&mut model, &mut texts[1..]).unwrap();
+        step(&mut model, &mut sequences[1..]).unwrap();
     }
-    assert_eq!(texts[1].1[1..], want);
+    assert_eq!(sequences[1].1[1..], want);
     assert_eq!(lengths(&model), (55, 89, 0));
 }
 
@@ -146,9 +153,9 @@ fn no_pages_left_is_an_error_that_changes_nothing() {
 fn steps_ahead_stop_at_the_last_page() {
     let Some(gpu) = gpu() else { return };
     let ids = some_ids(40);
-    let want = alone(&mut model(&gpu, 1, 8), &ids, 25);
+    let want = generate_alone(&mut model(&gpu, 1, 8), &ids, 25);
     let mut model = model(&gpu, 1, 1);
-    assert_eq!(alone(&mut model, &ids, 25), want);
+    assert_eq!(generate_alone(&mut model, &ids, 25), want);
     assert_eq!(model.position(), PAGE);
     let full = ForwardError::OutOfPages { needed: 1, free: 0, total: 1, page_len: PAGE };
     assert_eq!(model.forward_token_greedy(want[24]).unwrap_err(), full);
@@ -158,36 +165,37 @@ fn steps_ahead_stop_at_the_last_page() {
 }
 
 #[test]
-fn a_sequence_that_becomes_another_forgets_its_steps_ahead() {
+fn steps_ahead_of_a_replaced_sequence_are_discarded() {
     let Some(gpu) = gpu() else { return };
     let mut model = model(&gpu, 2, 8);
     let ids = some_ids(60);
-    let text = alone(&mut model, &ids, 11);
-    // A sequence as long as that of the first ten ids, and what it makes of the last of these.
+    let tokens = generate_alone(&mut model, &ids, 11);
+    // Another sequence, as long as the first one with ten generated tokens, and the token that follows in it after the tenth
+    // of those.
     model.reset();
     let other: Vec<u32> = (0..69).map(|i| (i * 37 + 11) % 512).collect();
     model.forward(&batch(&model, 1, &other)).unwrap();
-    let next = [BatchToken { id: text[9], seq: 1, pos: other.len(), logits: true }];
+    let next = [BatchToken { id: tokens[9], seq: 1, pos: other.len(), logits: true }];
     let want = model.forward_greedy(&next).unwrap()[0];
-    assert_ne!(want, text[10]);
+    assert_ne!(want, tokens[10]);
     model.rewind(1, other.len());
-    // Now steps are in flight that begin with the same id at the same place.
-    assert_eq!(model.forward_prompt(&ids).unwrap(), text[0]);
-    for pair in text[..10].windows(2) {
+    // Now steps are in flight that begin with the same token at the same position.
+    assert_eq!(model.forward_prompt(&ids).unwrap(), tokens[0]);
+    for pair in tokens[..10].windows(2) {
         assert_eq!(model.forward_token_greedy(pair[0]).unwrap(), pair[1]);
     }
     assert_eq!(model.position(), other.len());
     model.share_prefix(1, 0, other.len()).unwrap();
-    assert_eq!(model.forward_token_greedy(text[9]).unwrap(), want);
+    assert_eq!(model.forward_token_greedy(tokens[9]).unwrap(), want);
 }
 
 #[test]
-fn the_size_of_the_pool_is_what_the_cache_takes() {
+fn the_page_pool_has_the_size_of_the_cache() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    // Keys and values of 5 layers, 4 heads of 8 elements, in 16 bits.
+    // Bytes of a page: keys and values of 5 layers, 4 heads of 8 elements, in 16 bits.
     let page = (2 * PAGE * 5 * 4 * 8 * 2) as u64;
     for (n_ctx, n_seq, n_cache, n_pages) in
         [(100, 1, None, 2), (100, 3, None, 6), (300, 9, Some(129), 3), (64, 1, Some(300), 5)]
@@ -207,14 +215,14 @@ fn the_size_of_the_pool_is_what_the_cache_takes() {
 }
 
 #[test]
-fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
+fn a_shared_prefix_gives_the_logits_of_the_original_sequence() {
     let Some(gpu) = gpu() else { return };
     let mut model = model(&gpu, 3, 24);
     let ids = some_ids(90);
     model.forward(&batch(&model, 0, &ids[..80])).unwrap();
     model.forward(&batch(&model, 2, &ids[10..70])).unwrap();
-    // One token at a time, which all sequences do alike, bit for bit.
-    let go_on = |model: &mut WgpuForwardPass, seq: usize, ids: &[u32]| -> Vec<u32> {
+    // One token per batch, which gives equal bits in all sequences.
+    let bits_after = |model: &mut WgpuForwardPass, seq: usize, ids: &[u32]| -> Vec<u32> {
         let rows = ids.iter().flat_map(|&id| {
             let batch = batch(model, seq, &[id]);
             model.forward(&batch).unwrap().row(0).to_vec()
@@ -224,19 +232,19 @@ fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
     for n in [77, 64, 1] {
         model.share_prefix(0, 2, n).unwrap();
         assert_eq!([0, 1, 2].map(|seq| model.n_past(seq)), [80, 0, n]);
-        let other = go_on(&mut model, 2, &ids[80..]);
-        // The sequence that shares does not change the one it shares with, nor the other way round.
+        let other = bits_after(&mut model, 2, &ids[80..]);
+        // Neither of two sequences that share pages changes the other.
         model.share_prefix(0, 1, n).unwrap();
-        assert_eq!(go_on(&mut model, 1, &ids[80..]), other, "{n} tokens");
+        assert_eq!(bits_after(&mut model, 1, &ids[80..]), other, "{n} tokens");
         model.share_prefix(1, 2, n).unwrap();
         model.rewind(1, 0);
-        assert_eq!(go_on(&mut model, 2, &ids[80..]), other, "{n} tokens");
+        assert_eq!(bits_after(&mut model, 2, &ids[80..]), other, "{n} tokens");
     }
     model.truncate(77);
-    let want = go_on(&mut model, 0, &ids[80..]);
+    let want = bits_after(&mut model, 0, &ids[80..]);
     model.truncate(77);
     model.share_prefix(0, 1, 77).unwrap();
-    assert_eq!(go_on(&mut model, 1, &ids[80..]), want);
+    assert_eq!(bits_after(&mut model, 1, &ids[80..]), want);
     assert_eq!(model.share_prefix(0, 1, 78).unwrap_err(), ForwardError::PrefixTooLong { seq: 0, n: 78, n_past: 77 });
     model.reset();
     assert_eq!(model.cache_pages(), PageUse { page_len: 64, total: 24, free: 24, ..Default::default() });

@@ -1,5 +1,5 @@
-//! Texts side by side on the GPU: each is the one that a CPU gives it alone. Without a GPU (a software one will do) the
-//! test is skipped; in CI that is a failure.
+//! Concurrent sequences of a scheduler on the GPU: each has the tokens that the CPU generates for its request alone. Without
+//! a GPU (a software one will do) the test is skipped; in CI that is a failure.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generat
 const N_GEN: usize = 24;
 
 #[test]
-fn texts_side_by_side_are_those_of_the_cpu() {
+fn concurrent_sequences_equal_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let model = Model::built_in().unwrap();
     let cache_type = CacheType::F32;
@@ -37,7 +37,7 @@ fn texts_side_by_side_are_those_of_the_cpu() {
         let (prompt, sampling) = (encode(text).into(), sampling.clone());
         scheduler.submit(Request { prompt, sampling, max_tokens: Some(N_GEN), ..Default::default() }).unwrap()
     };
-    // Twice: the second time most of the prompts are in the KV cache.
+    // Two rounds: in the second one most of the prompts are in the prefix cache.
     for round in 0..2 {
         let answers: Vec<_> = requests.iter().map(submit).collect();
         for (mut events, (text, sampling)) in answers.into_iter().zip(&requests) {
@@ -51,10 +51,10 @@ fn texts_side_by_side_are_those_of_the_cpu() {
                 }
             }
             let cpu = EngineOptions { device: Device::Cpu, n_threads: Some(1), cache_type, ..Default::default() };
-            let mut alone = Generator::new(&model, &cpu, sampling.clone()).unwrap();
-            alone.prompt(&encode(text), |_, _| ControlFlow::Continue(())).unwrap();
+            let mut generator = Generator::new(&model, &cpu, sampling.clone()).unwrap();
+            generator.prompt(&encode(text), |_, _| ControlFlow::Continue(())).unwrap();
             let options = GenerateOptions { n_predict: Some(N_GEN), ..Default::default() };
-            let want: Vec<_> = alone.generate(options).map(|token| token.unwrap().id).collect();
+            let want: Vec<_> = generator.generate(options).map(|token| token.unwrap().id).collect();
             assert_eq!(ids, want, "{text} in round {round}");
             assert!(round == 0 || cached > 0, "{text}");
         }

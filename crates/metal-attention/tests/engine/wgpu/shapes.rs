@@ -1,5 +1,5 @@
-//! Models of odd shapes on the GPU: each gives the logits that the CPU gives, or an error that says why not. Without a GPU
-//! the tests are skipped; in CI that is a failure.
+//! Models of unusual shapes on the GPU: each gives the logits of the CPU, or an error that says why it cannot run. Without a
+//! GPU the tests are skipped; in CI that is a failure.
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention::kernels::{WgpuError, adapter_summaries};
 use metal_attention::{
@@ -7,7 +7,7 @@ use metal_attention::{
 };
 use metal_attention_model::ModelShape;
 
-/// Whether there is a GPU to test.
+/// Whether there is a GPU; without one the test is recorded as skipped.
 fn has_gpu() -> bool {
     let found = !adapter_summaries().is_empty();
     assert!(found || std::env::var_os("CI").is_none(), "this machine has no GPU");
@@ -17,13 +17,14 @@ fn has_gpu() -> bool {
     found
 }
 
+/// The smallest shape of the tests.
 fn tiny() -> ModelShape {
     let custom = ModelShape::named("custom").expect("a named shape").clone();
     ModelShape { n_layer: 1, n_embd: 24, n_head: 2, n_head_kv: 1, head_dim: 8, n_ff: 40, n_vocab: 50, ..custom }
 }
 
-/// A model of `shape`, its matrices random numbers of type `ty`. RoPE turns an even number of elements; `window` is that
-/// of its attention.
+/// A model of `shape` with random matrices of type `ty`. RoPE rotates an even number of elements of each head. `window`: the
+/// sliding window of all layers; 0: none.
 fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
     let mut metadata = shape.metadata();
     let mut set = |key: &str, value: u32| metadata.set(format!("{}.{key}", shape.architecture), value);
@@ -59,7 +60,7 @@ fn pass(model: &Model, device: Device) -> Result<Box<dyn ForwardPass>, Error> {
     model.forward_pass(&EngineOptions { device, cache_type, exact: true, n_ctx: Some(64), ..Default::default() })
 }
 
-/// The logits after prompts of many and of a few tokens and after single tokens, one after the other.
+/// The logits of all tokens of prompts of 35 and 5 tokens and of two single tokens, in one sequence.
 fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
     let n_vocab = pass.spec().n_vocab;
     let mut ids = (0..).map(|i| (i * i * 7 + 3) % n_vocab as u32);

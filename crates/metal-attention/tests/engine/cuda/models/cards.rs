@@ -1,4 +1,5 @@
-//! Models that several cards share (tensor parallelism).
+//! Tensor parallelism: models that several ranks (CUDA devices) share give the results of the CPU and of one device. The
+//! module's name is a filter of `scripts/test`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,56 +8,58 @@ use metal_attention::{CudaDevice, CudaForwardPassOptions, ForwardError, TensorPa
 
 use super::*;
 
-/// Cards there are to test.
+/// Number of CUDA devices.
 fn n_ranks() -> usize {
     if has_cuda() { cuda_summaries().map_or(0, |found| found.len()) } else { 0 }
 }
 
-/// Whether there are so many cards to test.
-fn has_cards(n: usize) -> bool {
-    let there = n_ranks();
-    if there < n {
-        metal_attention_testing::skip(&format!("{there} of {n} cards"));
+/// Whether there are `n` devices; with fewer the test is recorded as skipped.
+fn has_ranks(n: usize) -> bool {
+    let n_devices = n_ranks();
+    if n_devices < n {
+        metal_attention_testing::skip(&format!("{n_devices} of {n} CUDA devices"));
     }
-    there >= n
+    n_devices >= n
 }
 
+/// Engine options with tensor parallelism.
 fn shared(n_ranks: usize, cache_type: CacheType, exact: bool) -> EngineOptions {
     EngineOptions { n_ranks, ..options(Device::Cuda(0), cache_type, exact) }
 }
 
-/// Holds a model that cards share to what the CPU gives, as `compare` holds one card to it, by as many cards as there are.
-fn compare_cards(what: &str, model: &Model, cards: &[usize]) {
+/// Compares a model's logits with the CPU's, as `compare` does, for each number of ranks in `rank_counts` for which there
+/// are devices.
+fn compare_ranks(what: &str, model: &Model, rank_counts: &[usize]) {
     for (cache_type, exact, tolerance) in
         [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
     {
         let pass = |options: &EngineOptions| model.forward_pass(options).unwrap_or_else(|e| panic!("{what}: {e}"));
         let want = logits(&mut *pass(&options(Device::Cpu, cache_type, true)));
-        for &n in cards.iter().filter(|&&n| n <= n_ranks()) {
+        for &n in rank_counts.iter().filter(|&&n| n <= n_ranks()) {
             let mut pass = pass(&shared(n, cache_type, exact));
             let error = nmse(&logits(&mut *pass), &want);
-            assert!(error <= tolerance, "{what}, {n} cards, cache {cache_type}, exact {exact}: NMSE {error:e}");
+            assert!(error <= tolerance, "{what}, {n} ranks, cache {cache_type}, exact {exact}: NMSE {error:e}");
         }
     }
 }
 
 #[test]
-fn cards_that_share_a_model_give_the_logits_of_the_cpu() {
-    if !has_cards(2) {
+fn ranks_that_share_a_model_give_the_logits_of_the_cpu() {
+    if !has_ranks(2) {
         return;
     }
     let small = small();
     let qwen = |architecture| ModelShape { architecture, ..small.clone() };
-    for (what, shape, ty, cards) in [
+    for (what, shape, ty, rank_counts) in [
         ("F32", small.clone(), F32, &[2, 4][..]),
         ("F16", small.clone(), F16, &[2]),
         ("Q8_0", small.clone(), Q8_0, &[4]),
         ("Q4_0", small.clone(), Q4_0, &[2]),
-        // Blocks of 256: attention's output cannot be cut.
+        // Quantisation blocks of 256 values: attention's output projection cannot be divided among ranks.
         ("Q4_K", small.clone(), Q4_K, &[2]),
         ("Q6_K, heads of 128", ModelShape { head_dim: 128, ..small.clone() }, Q6_K, &[2]),
         (
-            "unlike shares",
+            "unequal shares",
             ModelShape { n_head: 6, n_head_kv: 3, n_ff: 480, n_vocab: 1010, ..small.clone() },
             Q8_0,
             &[2],
@@ -66,15 +69,15 @@ fn cards_that_share_a_model_give_the_logits_of_the_cpu() {
         ("a window", small.clone(), TensorType::Q5_0, &[2]),
     ] {
         let window = if what == "a window" { 70 } else { 0 };
-        compare_cards(what, &model(&shape, ty, window), cards);
+        compare_ranks(what, &model(&shape, ty, window), rank_counts);
     }
 }
 
-/// What is too much for a word each is summed slice by slice, the last of them shorter and with a part of a chunk; in micro-batches of
-/// several lengths, so that tags of exchanges before are there.
+/// The sums of long prompts, which do not fit the LL buffer, are exchanged in slices, the last of which is shorter and ends
+/// within a chunk. Micro-batches of several lengths leave the tags of earlier exchanges in the buffer.
 #[test]
-fn cards_sum_long_prompts_in_slices() {
-    if !has_cards(2) {
+fn ranks_sum_long_prompts_in_slices() {
+    if !has_ranks(2) {
         return;
     }
     let shape = ModelShape { n_layer: 1, n_embd: 1028, n_ff: 256, ..small() };
@@ -91,15 +94,16 @@ fn cards_sum_long_prompts_in_slices() {
         for (exact, tolerance) in [(true, 1e-10), (false, 1e-5)] {
             let got = last_logits(&shared(n, CacheType::F32, exact));
             let error = nmse(&got, &want);
-            assert!(error <= tolerance, "{n} cards, exact {exact}: NMSE {error:e}");
+            assert!(error <= tolerance, "{n} ranks, exact {exact}: NMSE {error:e}");
         }
     }
 }
 
-/// Norms of sums, layers side by side, biases of what is summed, several streams; what cannot be cut is whole on each card.
+/// Models with norms of sums, parallel attention and feed-forward, biases of summed products, and several residual streams.
+/// Layers that cannot be divided are whole on each rank.
 #[test]
-fn cards_share_layers_of_every_kind() {
-    if !has_cards(2) {
+fn ranks_share_layers_of_every_kind() {
+    if !has_ranks(2) {
         return;
     }
     let experts = [("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 64)];
@@ -136,14 +140,14 @@ fn cards_share_layers_of_every_kind() {
         ("latent attention whole", "deepseek2", 2, &latent),
         ("gates of queries", "qwen35", 2, &crate::toys::GATED_ATTENTION),
     ] {
-        compare_cards(what, &random_model(&crate::toys::metadata(architecture, n_layer, keys), F16, 1.0), &[2]);
+        compare_ranks(what, &random_model(&crate::toys::metadata(architecture, n_layer, keys), F16, 1.0), &[2]);
     }
 }
 
-/// Recurrent layers are whole on each card, with states of their own.
+/// Each rank has whole recurrent layers and their states.
 #[test]
-fn cards_repeat_what_cannot_be_cut() {
-    if !has_cards(2) {
+fn ranks_repeat_layers_that_cannot_be_divided() {
+    if !has_ranks(2) {
         return;
     }
     let linear = [("wkv.head_size", 8), ("time_mix_extra_dim", 8), ("time_decay_extra_dim", 4)];
@@ -159,14 +163,15 @@ fn cards_repeat_what_cannot_be_cut() {
     assert!(error <= 1e-10, "NMSE {error:e}");
 }
 
-/// Greedy steps of several sequences run ahead on all cards; prompts that begin alike share pages; ids are those of one card.
+/// Greedy steps of several sequences are queued ahead on all ranks, and prompts with a common prefix share pages. The
+/// generated tokens are those of one rank.
 #[test]
-fn greedy_texts_of_several_cards_are_those_of_one() {
-    if !has_cards(2) {
+fn greedy_tokens_of_several_ranks_equal_those_of_one() {
+    if !has_ranks(2) {
         return;
     }
     let model = model(&small(), Q4_0, 0);
-    let texts = |n_ranks: usize| {
+    let generate = |n_ranks: usize| {
         let mut pass = model.forward_pass(&shared(n_ranks, CacheType::F16, true)).unwrap();
         let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
         assert!(pass.wake());
@@ -179,7 +184,7 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
         let mut all = Vec::new();
         for step in 0..40 {
             if step == 25 {
-                // Another way than the steps that run ahead go.
+                // The sequences continue with other tokens than those of the steps in flight.
                 for seq in 0..3 {
                     let n = pass.n_past(seq);
                     assert_eq!(pass.rewind(seq, n - 4), n - 4);
@@ -193,92 +198,93 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
         }
         all
     };
-    assert_eq!(texts(2), texts(1));
+    assert_eq!(generate(2), generate(1));
 }
 
-/// Single tokens in one launch on each card give what they give in launches of their own, as far as what blocks tell each other goes; what is chosen is the highest
-/// of all cards' logits, in launches of several tokens, too.
+/// Decode steps of single tokens in the persistent kernel of each rank give the logits of one launch per op, except for the
+/// rounding of exchanged values. Greedy tokens and top-k lists are those of the logits of all ranks.
 #[test]
-fn cards_take_tokens_through_one_launch() {
-    if !has_cards(2) {
+fn ranks_run_single_tokens_in_the_persistent_kernel() {
+    if !has_ranks(2) {
         return;
     }
     let gpus: Vec<_> =
         (0..n_ranks().min(3)).map(|i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap())).collect();
     let experts = [("expert_count", 20), ("expert_used_count", 3), ("expert_feed_forward_length", 192)];
     let heads = [("attention.key_length", 64), ("attention.value_length", 64), ("embedding_length", 160)];
-    let of_experts: Vec<_> = heads.into_iter().chain(experts).chain([("attention.sliding_window", 70)]).collect();
-    let unlike = ModelShape { architecture: "qwen2", n_head: 6, n_head_kv: 3, n_ff: 480, ..small() };
-    for (what, model, most_cards) in [
+    let with_experts: Vec<_> = heads.into_iter().chain(experts).chain([("attention.sliding_window", 70)]).collect();
+    let unequal = ModelShape { architecture: "qwen2", n_head: 6, n_head_kv: 3, n_ff: 480, ..small() };
+    for (what, model, max_ranks) in [
         ("heads of 128", model(&ModelShape { head_dim: 128, n_vocab: 1010, ..small() }, Q6_K, 0), 2),
-        ("biases, unlike shares", model(&unlike, F16, 0), 3),
-        ("experts", random_model(&crate::toys::metadata("gpt-oss", 3, &of_experts), MXFP4, 1.0), 2),
+        ("biases, unequal shares", model(&unequal, F16, 0), 3),
+        ("experts", random_model(&crate::toys::metadata("gpt-oss", 3, &with_experts), MXFP4, 1.0), 2),
     ] {
-        for n in 2..=gpus.len().min(most_cards) {
+        for n in 2..=gpus.len().min(max_ranks) {
             let pass = |persistent_kernel_limit| {
                 let options =
                     CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
                 TensorParallelPass::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
             };
-            let (mut one, mut several) = (pass(None), pass(Some(0)));
-            assert!(one.uses_persistent_kernel(0) && !several.uses_persistent_kernel(0), "{what}, {n} cards");
+            let (mut persistent, mut per_op) = (pass(None), pass(Some(0)));
+            assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}, {n} ranks");
             let prompt: Vec<u32> = (0..20).map(|i| i * 11 % 90).collect();
-            let mut id = one.forward_prompt(&prompt).unwrap();
-            assert_eq!(several.forward_prompt(&prompt).unwrap(), id, "{what}, {n} cards");
+            let mut id = persistent.forward_prompt(&prompt).unwrap();
+            assert_eq!(per_op.forward_prompt(&prompt).unwrap(), id, "{what}, {n} ranks");
             let mut errors = Vec::new();
             for pos in prompt.len()..prompt.len() + 5 {
                 let batch = [BatchToken { id, seq: 0, pos, logits: true }];
-                let logits = one.forward(&batch).unwrap().row(0).to_vec();
-                errors.push(nmse(&logits, several.forward(&batch).unwrap().row(0)));
-                // The same token again, chosen from and listed.
+                let logits = persistent.forward(&batch).unwrap().row(0).to_vec();
+                errors.push(nmse(&logits, per_op.forward(&batch).unwrap().row(0)));
+                // The same token again, for its top-k list and its greedy token.
                 let best = highest(&logits, 5);
-                one.rewind(0, pos);
-                let lists = one.forward_top_k(&batch, 5).unwrap();
-                assert!(lists.len() == 1 && lists[0] == best, "{what}, {n} cards");
-                one.rewind(0, pos);
-                let chosen = one.forward_greedy(&batch).unwrap();
-                assert_eq!(chosen, [best[0].0], "{what}, {n} cards");
-                id = chosen[0];
+                persistent.rewind(0, pos);
+                let lists = persistent.forward_top_k(&batch, 5).unwrap();
+                assert!(lists.len() == 1 && lists[0] == best, "{what}, {n} ranks");
+                persistent.rewind(0, pos);
+                let next = persistent.forward_greedy(&batch).unwrap();
+                assert_eq!(next, [best[0].0], "{what}, {n} ranks");
+                id = next[0];
             }
             errors.sort_by(f64::total_cmp);
-            // What is rounded otherwise may turn a close choice of experts, of a token here and there.
-            let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
-            assert!(most < 1e-7, "{what}, {n} cards: NMSE {most:e}, {last:e}");
+            // Rounding may change the experts of a token where two router scores are nearly equal. So one row in five may
+            // differ.
+            let (eighth_decile, largest) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+            assert!(eighth_decile < 1e-7, "{what}, {n} ranks: NMSE {eighth_decile:e}, {largest:e}");
 
-            // Steps that run ahead give what each gives by itself.
-            let texts = |one: &mut TensorParallelPass, at_once: bool| {
-                one.rewind(0, prompt.len());
+            // Greedy steps, which are queued ahead, give the tokens of single steps.
+            let generate = |pass: &mut TensorParallelPass, is_queued: bool| {
+                pass.rewind(0, prompt.len());
                 let mut id = 7;
                 let step = |pos: usize| {
                     let batch = [BatchToken { id, seq: 0, pos, logits: true }];
-                    id = if at_once {
-                        one.forward_greedy(&batch).unwrap()[0]
+                    id = if is_queued {
+                        pass.forward_greedy(&batch).unwrap()[0]
                     } else {
-                        highest(one.forward(&batch).unwrap().row(0), 1)[0].0
+                        highest(pass.forward(&batch).unwrap().row(0), 1)[0].0
                     };
                     id
                 };
                 (prompt.len()..prompt.len() + 9).map(step).collect::<Vec<_>>()
             };
-            let want = texts(&mut one, false);
-            assert_eq!(texts(&mut one, true), want, "{what}, {n} cards");
+            let want = generate(&mut persistent, false);
+            assert_eq!(generate(&mut persistent, true), want, "{what}, {n} ranks");
         }
     }
 }
 
-/// Models that share the same cards, asked from several threads, one with steps that run ahead and one with prompts: neither waits where
-/// the other has filled a card.
+/// Models that share the same devices run on several threads, one with steps queued ahead and others with prompts. None
+/// waits forever where another one occupies a device.
 #[test]
-fn models_on_the_same_cards_take_turns() {
-    if !has_cards(2) {
+fn models_on_the_same_devices_run_concurrently() {
+    if !has_ranks(2) {
         return;
     }
     let model = model(&small(), Q4_0, 0);
-    let texts = |prompt_length: u32, n_texts: usize, n_tokens: usize| {
+    let generate = |prompt_length: u32, n_sequences: usize, n_tokens: usize| {
         let mut pass = model.forward_pass(&shared(2, CacheType::F16, false)).unwrap();
         let prompt: Vec<u32> = (0..prompt_length).map(|i| i * 11 % 1000).collect();
         let mut all = Vec::new();
-        for _ in 0..n_texts {
+        for _ in 0..n_sequences {
             assert_eq!(pass.rewind(0, 0), 0);
             let mut id = pass.forward_prompt(&prompt).unwrap();
             for pos in prompt.len()..prompt.len() + n_tokens {
@@ -289,18 +295,18 @@ fn models_on_the_same_cards_take_turns() {
         all
     };
     let kinds = [(5, 1, 60), (90, 15, 2), (20, 4, 10)];
-    let want = kinds.map(|(length, n, tokens)| texts(length, n, tokens));
+    let want = kinds.map(|(length, n, tokens)| generate(length, n, tokens));
     std::thread::scope(|scope| {
-        let texts = &texts;
-        let threads = kinds.map(|(length, n, tokens)| scope.spawn(move || texts(length, n, tokens)));
+        let generate = &generate;
+        let threads = kinds.map(|(length, n, tokens)| scope.spawn(move || generate(length, n, tokens)));
         assert_eq!(threads.map(|thread| thread.join().unwrap()), want);
     });
 }
 
-/// A card that does not come to a step ends it on all, and leaves the cache as it was.
+/// A rank that fails to start a step ends it on all ranks, and the cache is unchanged.
 #[test]
-fn a_card_that_fails_ends_the_step_on_all() {
-    if !has_cards(2) {
+fn a_rank_that_fails_ends_the_step_on_all() {
+    if !has_ranks(2) {
         return;
     }
     let model = model(&small(), Q8_0, 0);
@@ -313,42 +319,42 @@ fn a_card_that_fails_ends_the_step_on_all() {
     for failing in [None, Some(0), Some(1)] {
         let watches = [Watch::default(), Watch::default()];
         let open = |i: usize| Arc::new(CudaDevice::open(i, watches[i].clone()).unwrap());
-        let mut cards = TensorParallelPass::new(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
-        cards.forward(&batch(0, 40)).unwrap();
-        if let Some(card) = failing {
-            watches[card].cancel();
+        let mut pass = TensorParallelPass::new(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
+        pass.forward(&batch(0, 40)).unwrap();
+        if let Some(rank) = failing {
+            watches[rank].cancel();
             let begun = Instant::now();
             for step in [batch(40, 30), batch(40, 1)] {
-                assert_eq!(cards.forward(&step).err(), Some(ForwardError::Cancelled), "card {card}");
-                assert_eq!(cards.forward_greedy(&step).err(), Some(ForwardError::Cancelled), "card {card}");
-                assert_eq!(cards.n_past(0), 40);
+                assert_eq!(pass.forward(&step).err(), Some(ForwardError::Cancelled), "rank {rank}");
+                assert_eq!(pass.forward_greedy(&step).err(), Some(ForwardError::Cancelled), "rank {rank}");
+                assert_eq!(pass.n_past(0), 40);
             }
             assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-            watches[card].resume();
+            watches[rank].resume();
         }
-        // All go on from where they were.
-        let mut given = Vec::new();
+        // All ranks continue from the unchanged cache.
+        let mut logits = Vec::new();
         for step in [batch(40, 30), batch(70, 1), batch(71, 1), batch(72, 1)] {
-            given.extend_from_slice(cards.forward(&step).unwrap().as_slice());
+            logits.extend_from_slice(pass.forward(&step).unwrap().as_slice());
         }
         if failing.is_none() {
-            want = given.clone();
+            want = logits.clone();
         }
-        assert!(given == want, "{failing:?}");
+        assert!(logits == want, "{failing:?}");
     }
 }
 
 #[test]
-fn what_cards_cannot_share_is_refused_by_name() {
+fn models_that_ranks_cannot_share_are_refused_with_the_reason() {
     let refused = |model: &Model, options: &EngineOptions| model.forward_pass(options).err().expect("a refusal");
     let dense = model(&small(), Q4_0, 0);
     let on_cpu = EngineOptions { n_ranks: 2, ..options(Device::Cpu, CacheType::F16, false) };
     let error = refused(&dense, &on_cpu);
     assert!(matches!(error, Error::TensorParallelWithoutCuda { device: Device::Cpu, n_ranks: 2 }), "{error}");
-    if !has_cards(4) {
+    if !has_ranks(4) {
         return;
     }
-    // Two blocks of 256.
+    // A row of 512 has two quantisation blocks of 256 values, too few for four ranks.
     let error = refused(&model(&small(), Q4_K, 0), &shared(4, CacheType::F16, false));
     assert!(matches!(error, Error::Cuda(CudaError::Indivisible { n_ranks: 4 })), "{error}");
     let error = refused(&dense, &EngineOptions { device: Device::Cuda(99), ..shared(2, CacheType::F16, false) });
