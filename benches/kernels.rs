@@ -41,12 +41,12 @@ fn narrow_model(folder: &Path) -> Model {
 
 /// The tokens at positions `from..from + n`, without output.
 fn tokens(from: usize, n: usize) -> Vec<BatchToken> {
-    (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, logits: false }).collect()
+    (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, output: false }).collect()
 }
 
 /// The tokens at positions `from..from + n`, with logits requested.
 fn requested(from: usize, n: usize) -> Vec<BatchToken> {
-    tokens(from, n).into_iter().map(|token| BatchToken { logits: true, ..token }).collect()
+    tokens(from, n).into_iter().map(|token| BatchToken { output: true, ..token }).collect()
 }
 
 /// Measures products of one token (GEMV) and of 64 (GEMM) on the CPU.

@@ -7,7 +7,7 @@
 //! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are
 //! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer.
 //!
-//! A *requested* token is one with [`BatchToken::logits`] set: its logits or its hidden state are an output of the pass. The
+//! A *requested* token is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass. The
 //! other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows as soon as
 //! it has stored these.
 
@@ -208,7 +208,7 @@ impl MicroBatchRun<'_> {
             self.laurel(w);
             self.run_mixer(i, layer, w, *cache, &mut tokens, drop_rows);
             // Attention has dropped these rows before it read the cache; the other mixers needed them until now.
-            if drop_rows && tokens.iter().any(|t| !t.logits) {
+            if drop_rows && tokens.iter().any(|t| !t.output) {
                 self.drop_unrequested_rows(&mut tokens);
             }
             if tokens.is_empty() {
@@ -482,13 +482,13 @@ impl MicroBatchRun<'_> {
         for rows in buffers {
             let len = rows.len() / tokens.len();
             let mut kept = 0;
-            for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.logits) {
+            for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.output) {
                 rows.copy_within(i * len..(i + 1) * len, kept * len);
                 kept += 1;
             }
             rows.truncate(kept * len);
         }
-        tokens.retain(|t| t.logits);
+        tokens.retain(|t| t.output);
     }
 
     /// Output norm and, for logits, the head: `logits = cap * tanh(scale * (W normed + b) / cap)`, of all rows that are left.

@@ -270,7 +270,7 @@ impl CpuForwardPass {
             OutputKind::Logits => self.spec.n_vocab,
             OutputKind::Hidden => self.spec.n_embd,
         };
-        let n_floats = batch.iter().filter(|t| t.logits).count() * width;
+        let n_floats = batch.iter().filter(|t| t.output).count() * width;
         if self.output.len() < n_floats {
             let more = n_floats - self.output.len();
             self.output
@@ -292,7 +292,7 @@ impl CpuForwardPass {
                     KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
                 }
             }
-            let n = tokens.iter().filter(|t| t.logits).count() * width;
+            let n = tokens.iter().filter(|t| t.output).count() * width;
             let output = &mut self.output[done..done + n];
             let output = match kind {
                 OutputKind::Logits => RequestedOutput::Logits(output),

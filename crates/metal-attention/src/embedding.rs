@@ -115,9 +115,9 @@ impl Pooler {
         }
     }
 
-    /// The batch of a whole sequence at cache sequence `seq`. The tokens whose states are needed have `logits` set.
+    /// The batch of a whole sequence at cache sequence `seq`. The tokens whose states are needed have `output` set.
     pub fn batch(&self, ids: &[u32], seq: usize) -> Vec<BatchToken> {
-        let token = |(pos, &id)| BatchToken { id, seq, pos, logits: self.needs(pos, ids.len()) };
+        let token = |(pos, &id)| BatchToken { id, seq, pos, output: self.needs(pos, ids.len()) };
         ids.iter().enumerate().map(token).collect()
     }
 

@@ -277,7 +277,7 @@ impl Sequence {
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
         let token =
-            |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, logits: logits && i + 1 == n };
+            |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, output: logits && i + 1 == n };
         ids[..n].iter().enumerate().map(token).collect()
     }
 

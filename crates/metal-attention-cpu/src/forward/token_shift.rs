@@ -70,7 +70,7 @@ impl MicroBatchRun<'_> {
     pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
-        let has_row = |token: &BatchToken| token.logits || !of.requested_only;
+        let has_row = |token: &BatchToken| token.output || !of.requested_only;
         let n_rows = tokens.iter().filter(|token| has_row(token)).count();
         let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, n_mix * n_rows * width);

@@ -82,7 +82,7 @@ fn the_batch_advances() {
     let (n_vocab, n_tokens) = (6, 4);
     let wanted = [false, true, true, false];
     let tokens: Vec<_> =
-        (0..n_tokens).map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, logits: wanted[i] }).collect();
+        (0..n_tokens).map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, output: wanted[i] }).collect();
     for gpu in variants() {
         let logits = gpu.upload("logits", &[0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0f32]).unwrap();
         let batch = batch_with_pages(gpu, &tokens, 130, &[vec![7, 8, 9], vec![3, 2, 1]]);

@@ -67,7 +67,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
 }
 
 fn token(seq: usize, pos: usize) -> BatchToken {
-    BatchToken { id: 0, seq, pos, logits: true }
+    BatchToken { id: 0, seq, pos, output: true }
 }
 
 impl<'a> Pair<'a> {

@@ -25,7 +25,7 @@ fn angles(n_rot: usize) -> Vec<f32> {
 
 /// Tokens `pos..pos + n` of a sequence.
 fn text(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
-    (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, logits: false }).collect()
+    (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, output: false }).collect()
 }
 
 /// The row of the cache for a position, as floats.

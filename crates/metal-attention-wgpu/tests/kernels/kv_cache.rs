@@ -64,9 +64,9 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
 #[test]
 fn keys_and_values_of_several_sequences_land_in_their_rows() {
     // Sequence 2 from position 60, sequence 0 from 0, then one more of sequence 2; sequence 1 gets none.
-    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
-    tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: false }));
-    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, logits: true });
+    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, output: false }).collect();
+    tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, output: false }));
+    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, output: true });
     for gpu in variants() {
         for cache in [CacheType::F32, CacheType::F16] {
             for (n_head, n_head_kv, head_dim) in [(1, 1, 1), (2, 1, 31), (3, 3, 20), (9, 3, 64), (8, 2, 130)] {
@@ -96,7 +96,7 @@ fn every_kind_of_number_rounds_to_the_nearest_half() {
     numbers.extend([1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 65519.996, 65520.0]);
     // Whose bits a NaN has is nobody's business.
     numbers.retain(|x| !x.is_nan());
-    let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
+    let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, output: false }).collect();
     for gpu in variants() {
         for cache in [CacheType::F16, CacheType::F32] {
             let mut shape = AttentionShape { n_ctx: 160, ..shape(8, 8, 1, cache) };

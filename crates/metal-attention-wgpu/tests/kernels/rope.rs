@@ -22,7 +22,7 @@ fn tokens() -> Vec<BatchToken> {
     [0, 1, 127, 128, 129, 1000, N_CTX - 1, 3]
         .iter()
         .enumerate()
-        .map(|(i, &pos)| BatchToken { id: 0, seq: i % 2, pos, logits: true })
+        .map(|(i, &pos)| BatchToken { id: 0, seq: i % 2, pos, output: true })
         .collect()
 }
 

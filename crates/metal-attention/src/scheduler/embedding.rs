@@ -80,7 +80,7 @@ impl Engine<'_> {
                 RequestedOutput::Embedding => pooler.needs(pos, n_tokens),
                 RequestedOutput::Logits(from) => pos >= from,
             };
-            BatchToken { id, seq: run.seq, pos, logits }
+            BatchToken { id, seq: run.seq, pos, output: logits }
         };
         let rest = &run.request.ids[start..];
         let max_tokens = match run.request.output {

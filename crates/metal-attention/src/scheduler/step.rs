@@ -20,7 +20,7 @@ use super::{FinishReason, RequestError};
 struct BatchPlan {
     /// Decode tokens, then prefill chunks; the tokens of one sequence are consecutive.
     tokens: Vec<BatchToken>,
-    /// The use of each row of logits: one entry for each token of `tokens` with `logits` set, in the same order.
+    /// The use of each row of logits: one entry for each token of `tokens` with `output` set, in the same order.
     logits_uses: Vec<LogitsUse>,
     /// Sequences whose only token in the batch was generated in an earlier step.
     n_decode: usize,
@@ -110,7 +110,7 @@ impl Engine<'_> {
             // A chunk with more such rows is cut; the next step continues it.
             let n = if scored.is_empty() { n } else { n.min(scored.start + logprob_rows - start) };
             let token =
-                |pos| BatchToken { id: sequence.ids[pos], seq, pos, logits: pos == last || scored.contains(&pos) };
+                |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: pos == last || scored.contains(&pos) };
             batch.tokens.extend((start..start + n).map(token));
             let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
             logprob_rows -= n_scored;
@@ -161,7 +161,7 @@ impl Engine<'_> {
         })?;
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].seq);
-            BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, logits: true }
+            BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }
         };
         let tokens: Vec<_> = again.iter().map(last_token).collect();
         let evaluated = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {

@@ -105,7 +105,7 @@ fn the_bits_do_not_depend_on_how_tokens_come() {
         let mut pass = on_cpu(&toy, &options());
         let other: Vec<u32> = ids.iter().rev().copied().collect();
         let of_other = logits(&mut on_cpu(&toy, &options()), 0, &other);
-        let token = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos + 1 == ids.len() };
+        let token = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, output: pos + 1 == ids.len() };
         let turns: Vec<_> = (0..300).flat_map(|pos| [token(2, &ids, pos), token(0, &other, pos)]).collect();
         let found = pass.forward(&turns).unwrap();
         assert!(found.row(0) == &want[299 * n_vocab..] && found.row(1) == &of_other[299 * n_vocab..], "{name}");

@@ -145,7 +145,7 @@ fn texts_are_those_written_alone(name: &str, pass: &mut dyn ForwardPass, alone: 
     for i in 0..N {
         let next = |(seq, text): (usize, &Vec<u32>)| {
             let id = text[text.len() - 1];
-            BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+            BatchToken { id, seq, pos: pass.n_past(seq), output: true }
         };
         let batch: Vec<_> = texts.iter().enumerate().map(next).collect();
         // Queued ahead, and one by one.

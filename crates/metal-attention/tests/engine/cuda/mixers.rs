@@ -111,7 +111,7 @@ fn logits_are_those_of_the_cpu_however_tokens_come() {
         let of_other = logits(&mut on_cpu(&toy), 0, &other);
         for turn in [1, 3, 20] {
             let mut pass = on_cuda(&gpu, &toy, &options());
-            let of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 19 };
+            let of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, output: pos == 19 };
             let turns: Vec<_> = (0..20usize)
                 .step_by(turn)
                 .flat_map(|at| {

@@ -126,7 +126,7 @@ pub fn some_ids(n: usize) -> Vec<u32> {
 /// The batch of `ids` at the end of sequence `seq`, with all wanted or only the last.
 pub fn batch(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
     let start = pass.n_past(seq);
-    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: all || i + 1 == ids.len() };
+    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, output: all || i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
@@ -155,7 +155,7 @@ pub fn close(got: &[f32], want: &[f32], what: &str) {
 
 /// The token `id` that goes on with sequence `seq`.
 pub fn token(pass: &dyn ForwardPass, seq: usize, id: u32) -> BatchToken {
-    BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+    BatchToken { id, seq, pos: pass.n_past(seq), output: true }
 }
 
 /// `n` ids that greedy decoding appends to the text of sequence `seq` after `id`, which comes first.

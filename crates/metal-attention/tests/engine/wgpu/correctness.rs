@@ -62,7 +62,7 @@ struct ModelCase {
 /// The batch of `ids` at the end of sequence `seq`, with the logits of every token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
-    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, output: true }).collect()
 }
 
 /// Logits after every one of `ids`, appended to sequence 0 in one batch.
@@ -277,7 +277,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
         let ids: Vec<u32> = (0..n).map(|_| random.below(model.spec().n_vocab) as u32).collect();
         cpu.reset();
         let batch: Vec<_> =
-            ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos + 1 == n }).collect();
+            ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: pos + 1 == n }).collect();
         let want = cpu.forward(&batch).unwrap().row(0).to_vec();
         pass.reset();
         let mut rest = batch.as_slice();
@@ -382,7 +382,7 @@ fn sequences_in_one_batch_are_independent() {
         let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][texts[s].len() - 1])).collect();
         for _ in 0..6 {
             let batch: Vec<_> =
-                (0..3).map(|seq| BatchToken { id: next[seq], seq, pos: together.n_past(seq), logits: true }).collect();
+                (0..3).map(|seq| BatchToken { id: next[seq], seq, pos: together.n_past(seq), output: true }).collect();
             for (text, &id) in texts.iter_mut().zip(&next) {
                 text.push(id);
             }
@@ -406,7 +406,7 @@ fn only_wanted_logits_come_back() {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = wanted.contains(&i);
+            token.output = wanted.contains(&i);
         }
         let got = model.forward(&batch).expect("a batch that fits");
         assert_eq!(got.n_rows(), wanted.len());
@@ -432,7 +432,7 @@ fn short_lists_are_the_largest_logits() {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = wanted.contains(&i);
+            token.output = wanted.contains(&i);
         }
         let lists = model.forward_top_k(&batch, k).unwrap();
         assert_eq!((lists.len(), model.position()), (wanted.len(), 50));
@@ -476,7 +476,7 @@ fn a_refused_batch_leaves_the_cache_as_it_was() {
     let want = logits(&mut model, &ids);
     model.truncate(8);
     let n_vocab = model.spec().n_vocab;
-    let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+    let token = |id, seq, pos| BatchToken { id, seq, pos, output: true };
     let bad = n_vocab as u32;
     let refused = [
         (vec![], ForwardError::EmptyPrompt),

@@ -39,7 +39,7 @@ fn some_ids(n: usize) -> Vec<u32> {
 /// The batch of `ids` at the end of sequence `seq`, with the logits of the last token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
-    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: i + 1 == ids.len() };
+    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, output: i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
@@ -57,7 +57,7 @@ fn alone(model: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
 fn step(model: &mut WgpuForwardPass, texts: &mut [(usize, Vec<u32>)]) -> Result<(), ForwardError> {
     let batch: Vec<_> = texts
         .iter()
-        .map(|(seq, text)| BatchToken { id: text[text.len() - 1], seq: *seq, pos: model.n_past(*seq), logits: true })
+        .map(|(seq, text)| BatchToken { id: text[text.len() - 1], seq: *seq, pos: model.n_past(*seq), output: true })
         .collect();
     let ids = model.forward_greedy(&batch)?;
     for ((_, text), id) in texts.iter_mut().zip(ids) {
@@ -167,7 +167,7 @@ fn a_sequence_that_becomes_another_forgets_its_steps_ahead() {
     model.reset();
     let other: Vec<u32> = (0..69).map(|i| (i * 37 + 11) % 512).collect();
     model.forward(&batch(&model, 1, &other)).unwrap();
-    let next = [BatchToken { id: text[9], seq: 1, pos: other.len(), logits: true }];
+    let next = [BatchToken { id: text[9], seq: 1, pos: other.len(), output: true }];
     let want = model.forward_greedy(&next).unwrap()[0];
     assert_ne!(want, text[10]);
     model.rewind(1, other.len());

@@ -127,7 +127,7 @@ fn sequences_side_by_side_write_the_texts_they_write_alone() {
                 id: text[text.len() - 1],
                 seq,
                 pos: pass.n_past(seq),
-                logits: true,
+                output: true,
             };
             let batch: Vec<_> = texts.iter().enumerate().map(token).collect();
             // Queued ahead, and one by one.

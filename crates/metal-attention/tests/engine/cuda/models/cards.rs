@@ -186,7 +186,7 @@ fn greedy_texts_of_several_cards_are_those_of_one() {
                 }
                 ids = vec![3, 4, 5];
             }
-            let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
+            let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: pass.n_past(seq), output: true };
             let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
             ids = pass.forward_greedy(&batch).unwrap();
             all.extend_from_slice(&ids);
@@ -227,7 +227,7 @@ fn cards_take_tokens_through_one_launch() {
             assert_eq!(several.forward_prompt(&prompt).unwrap(), id, "{what}, {n} cards");
             let mut errors = Vec::new();
             for pos in prompt.len()..prompt.len() + 5 {
-                let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                let batch = [BatchToken { id, seq: 0, pos, output: true }];
                 let logits = one.forward(&batch).unwrap().row(0).to_vec();
                 errors.push(nmse(&logits, several.forward(&batch).unwrap().row(0)));
                 // The same token again, chosen from and listed.
@@ -250,7 +250,7 @@ fn cards_take_tokens_through_one_launch() {
                 one.rewind(0, prompt.len());
                 let mut id = 7;
                 let step = |pos: usize| {
-                    let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                    let batch = [BatchToken { id, seq: 0, pos, output: true }];
                     id = if at_once {
                         one.forward_greedy(&batch).unwrap()[0]
                     } else {
@@ -282,7 +282,7 @@ fn models_on_the_same_cards_take_turns() {
             assert_eq!(pass.rewind(0, 0), 0);
             let mut id = pass.forward_prompt(&prompt).unwrap();
             for pos in prompt.len()..prompt.len() + n_tokens {
-                id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }]).unwrap()[0];
+                id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, output: true }]).unwrap()[0];
                 all.push(id);
             }
         }
@@ -306,7 +306,7 @@ fn a_card_that_fails_ends_the_step_on_all() {
     let model = model(&small(), Q8_0, 0);
     let options = CudaForwardPassOptions { n_ctx: 256, n_seq: 2, ..Default::default() };
     let batch = |start: usize, n: usize| {
-        let token = |pos| BatchToken { id: (pos * 7 % 1000) as u32, seq: 0, pos, logits: pos + 1 == start + n };
+        let token = |pos| BatchToken { id: (pos * 7 % 1000) as u32, seq: 0, pos, output: pos + 1 == start + n };
         (start..start + n).map(token).collect::<Vec<_>>()
     };
     let mut want = Vec::new();
