@@ -392,7 +392,7 @@ impl WgpuLayer {
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
             (
-                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, head_params: _ }),
+                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, sinks_and_slopes: _ }),
                 WgpuFeedForward::Dense(dense),
             ) => Some(LayerMatrices {
                 qkv: &qkv.weight,

@@ -85,8 +85,8 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
     let n = tokens.len();
     let q: Vec<f32> = random(1, n * of.n_head * of.key_dim);
     let slopes = metal_attention_model::alibi_slopes(of.n_head, 8.0);
-    let head_params: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
-    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &head_params).unwrap());
+    let sinks_and_slopes: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
+    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &sinks_and_slopes).unwrap());
     let att = poisoned(gpu, n * of.n_head * of.value_dim);
     let partial = gpu.buffer("partial", of.partial_bytes(n)).unwrap();
     let batch = batch_with_pages(gpu, tokens, of.n_ctx, &pages);
@@ -94,7 +94,7 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
         queries: &gq,
         keys: &cache.gpu_keys,
         values: &cache.gpu_values,
-        head_params: Some(&gh),
+        sinks_and_slopes: Some(&gh),
         att: &att,
         partial: &partial,
         batch: batch.buffer(),
@@ -112,7 +112,7 @@ fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], toke
         for h in 0..of.n_head {
             let kv = token.seq * of.n_head_kv + h / (of.n_head / of.n_head_kv);
             let q = &q[(t * of.n_head + h) * of.key_dim..][..of.key_dim];
-            let of_head = [head_params[2 * h], head_params[2 * h + 1]];
+            let of_head = [sinks_and_slopes[2 * h], sinks_and_slopes[2 * h + 1]];
             want.extend(general_attention_twin(of, token, q, of_head, &cache.keys[kv], &cache.values[kv]));
         }
     }
@@ -173,7 +173,7 @@ fn attention_inputs_match_their_twin() {
         n_ctx: N_CTX,
         group: GROUP,
         cache: CacheType::F32,
-        beside: 0,
+        n_trailing: 0,
     };
     let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
     let shapes = [

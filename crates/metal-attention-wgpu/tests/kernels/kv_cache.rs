@@ -20,7 +20,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         qk_norm_eps: None,
         gated: false,
         cache,
-        beside: 0,
+        n_trailing: 0,
     }
 }
 
@@ -37,7 +37,7 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
         qkv: &qkv_buffer,
         rope: &unused,
         qk_norm: None,
-        head_params: None,
+        sinks_and_slopes: None,
         keys: &keys,
         values: &values,
         att: &unused,

@@ -162,7 +162,8 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
             let mut x: Vec<f32> = random(16, 2 * n_in).iter().enumerate().map(|(k, v)| v * size(k) * scale).collect();
             x[n_in + 16..n_in + 24].fill(0.0);
             let gx = gpu.upload("x", &x).unwrap();
-            let tokens = [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), output: logits });
+            let tokens =
+                [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), output: logits });
             let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
             let y = poisoned(gpu, 2 * n_out);
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };

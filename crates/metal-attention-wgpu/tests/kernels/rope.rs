@@ -80,7 +80,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     qk_norm_eps,
                     gated: false,
                     cache: CacheType::F32,
-                    beside: 0,
+                    n_trailing: 0,
                 };
                 let table = table(n_rot, layout);
                 let weight = random(2, 2 * head_dim);
@@ -92,7 +92,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_alone() {
                     qkv: &gx,
                     rope: &gt,
                     qk_norm: qk_norm_eps.is_some().then_some(&norm),
-                    head_params: None,
+                    sinks_and_slopes: None,
                     keys: &unused,
                     values: &unused,
                     att: &unused,
