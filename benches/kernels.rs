@@ -208,7 +208,7 @@ mod gpu {
             qk_norm_eps: None,
             cache: CacheType::F16,
             gated: false,
-            beside: 0,
+            n_trailing: 0,
         };
         let max_tokens = if gpu.summary().is_software() { 64 } else { 512 };
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
@@ -225,7 +225,7 @@ mod gpu {
             qkv: &qkv,
             rope: &rope,
             qk_norm: None,
-            head_params: None,
+            sinks_and_slopes: None,
             keys: &keys,
             values: &values,
             att: &att,

@@ -405,16 +405,16 @@ impl MicroBatchRun<'_> {
             }
             // x = mixer(x + m(x))
             // x = feed_forward(x + f(x))
-            Residual::PostNorm { mixer, feed_forward } => {
+            Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm } => {
                 self.add_mixer(layer, w, 1.0);
                 self.add_laurel();
                 if let Some([weights, _]) = &w.sum_norms {
-                    self.normalize_x(mixer, weights);
+                    self.normalize_x(mixer_sum_norm, weights);
                 }
                 self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
                 self.add_feed_forward(&context, layer, w, tokens, 1.0);
                 if let Some([_, weights]) = &w.sum_norms {
-                    self.normalize_x(feed_forward, weights);
+                    self.normalize_x(feed_forward_sum_norm, weights);
                 }
             }
         }

@@ -218,7 +218,7 @@ fn read_by_layers<'c, 'm, E>(
     spec: &ModelSpec,
     owned: &'c [Option<SharedKvCache<'m, E>>],
 ) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
-    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
+    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i));
     sources.map(|source| owned[source?].as_ref()).collect()
 }
 

@@ -8,7 +8,7 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
-    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
+    DenseWeights, Experts, FeedForward, FeedForwardWeights, InputEmbedding, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
     NormWeights, OutputHead, OutputScale, OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
     Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
@@ -24,7 +24,7 @@ use crate::kernels::{
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
     // The kernels support every other field of the embedding, and every field of the output. Pooling and what follows
     // it is computed outside of the forward pass.
-    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // per-layer embedding.
@@ -497,7 +497,7 @@ pub(super) fn plain_layers<'a>(
     weights: &'a Weights,
     mixers: &[MixerKernels],
 ) -> Option<Vec<(PlainLayer, PlainWeights<'a>)>> {
-    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if per_layer.is_some() || streams.is_some() {
         return None;
     }
@@ -582,6 +582,6 @@ fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
 
 /// The factor and the cap on the logits, if they are more than a product.
 pub(super) fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
-    let OutputHead { scale, soft_cap, tied: _, bias: _ } = *head;
+    let OutputHead { scale, soft_cap, matrix: _, may_have_bias: _ } = *head;
     (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
 }

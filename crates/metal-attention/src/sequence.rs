@@ -115,7 +115,7 @@ impl Sequence {
         prompt: &[u32],
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        if !self.pass.spec().writes_text() {
+        if !self.pass.spec().generates_text() {
             return Err(Error::NoText);
         }
         self.check_prompt(prompt)?;

@@ -75,11 +75,11 @@ impl MicroBatchRun<'_> {
         if let Some((_, weights)) = &w.q_a {
             let norm = Norm {
                 tensor: "attn_q_a_norm",
-                weight: true,
-                bias: false,
+                has_weight: true,
+                has_bias: false,
                 kind: NormKind::Rms,
                 eps: a.eps,
-                bare: false,
+                is_unsuffixed: false,
             };
             resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
             normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);

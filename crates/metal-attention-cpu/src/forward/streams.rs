@@ -5,7 +5,7 @@
 //! prediction. The coefficients of both come from the active stream through a small router. LAuReL: a low-rank projection of
 //! the mixer's input is added beside the mixer's result. All functions do nothing in models with one residual stream.
 
-use metal_attention_model::{LayerStreams, LayerWeights, Norm, Streams};
+use metal_attention_model::{LayerStreams, LayerWeights, Norm, ResidualStreams};
 
 use super::{MicroBatchRun, normalize, normalize_row, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
@@ -189,7 +189,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// The router: `small = tanh(W (norm(x) / n_embd))`, `[n_tokens, n]`. Overwrites `normed`.
-    fn router_modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
+    fn router_modalities(&mut self, spec: &ResidualStreams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.normed);

@@ -67,7 +67,7 @@ impl PlanBuilder<'_> {
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
                 self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
             }
-            Residual::PostNorm { mixer: _, feed_forward: _ } => {
+            Residual::PostNorm { mixer_sum_norm: _, feed_forward_sum_norm: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
                 let input =
                     self.branch_input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;

@@ -16,7 +16,7 @@ use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{
-    ContextBudget, Continuation, DroppedTurns, FittedPrompt, Message, RenderRequest, Role, fit_context,
+    ContextBudget, DroppedTurns, FittedPrompt, Message, RenderRequest, RenderedPrompt, Role, fit_context,
 };
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
@@ -89,7 +89,7 @@ pub struct SubmittedChat {
 struct PreparedPrompt {
     /// The prompt, and where the answer starts in it: with [`PromptEnd::WithinMessage`], the answer's beginning is part
     /// of the prompt.
-    continuation: Continuation,
+    rendered: RenderedPrompt,
     /// The token ids, including those of an earlier conversation.
     ids: Arc<[u32]>,
     /// The settings of thoughts for the model's template.
@@ -109,7 +109,7 @@ impl ChatJob {
 
     /// Returns the text of the prompt. CPU-bound: call it on a blocking thread.
     pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepare(model, &[], false, &mut Notes::default())?.continuation.prompt.text)
+        Ok(self.prepare(model, &[], false, &mut Notes::default())?.rendered.prompt.text)
     }
 
     /// Renders and tokenises the prompt, after the tokens of `earlier_ids`, an earlier conversation. `may_cut`:
@@ -132,14 +132,14 @@ impl ChatJob {
         let thinking = self.thinking.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
         let render = |messages: &[Message]| {
-            let continuation = self.continuation(messages, model, &thinking)?;
-            model.check_length(&continuation.prompt.text, self.messages_field)?;
-            let ids = continuation.prompt.encode(&model.tokenizer);
+            let rendered = self.rendered(messages, model, &thinking)?;
+            model.check_length(&rendered.prompt.text, self.messages_field)?;
+            let ids = rendered.prompt.encode(&model.tokenizer);
             let n_tokens = ids.len();
-            Ok::<_, ApiError>(((continuation, ids), n_tokens))
+            Ok::<_, ApiError>(((rendered, ids), n_tokens))
         };
         let room = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
-        let (continuation, ids) = if may_cut {
+        let (rendered, ids) = if may_cut {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, room, &model.tokenizer, render)?;
             // No note for a prompt that is still too long: the scheduler refuses it.
@@ -165,7 +165,7 @@ impl ChatJob {
         }
         // The prompt starts with the model's BOS token, if it has one, also where `earlier_ids` are cut.
         let bos = &ids[..ids.len() - new.len()];
-        Ok(PreparedPrompt { continuation, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
+        Ok(PreparedPrompt { rendered, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
     }
 
     /// Submits all choices. CPU-bound: call it on a blocking thread. See [`submit_after`](Self::submit_after) for
@@ -194,13 +194,13 @@ impl ChatJob {
         }
         let mut notes = self.notes.clone();
         let may_cut = self.drops_turns(app, model);
-        let PreparedPrompt { continuation, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
+        let PreparedPrompt { rendered, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer with a required form has no tool calls: the parser treats all of it as text.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
-        let parser = || model.template.continued_parser(&continuation, tools);
+        let parser = || model.template.continued_parser(&rendered, tools);
         let thinks = parser().is_thinking();
-        let mut grammar = self.grammar(model, &continuation, thinks, &mut notes)?;
+        let mut grammar = self.grammar(model, &rendered, thinks, &mut notes)?;
         if let (Some(grammar), Some((field, _)), PromptEnd::WithinMessage, false) =
             (&mut grammar, &self.form, self.end, thinks)
         {
@@ -208,7 +208,7 @@ impl ChatJob {
         }
         // Thoughts may only start the answer: not within a message, after the prompt's own thoughts, or where the form
         // covers the whole answer.
-        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
+        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&rendered.prompt.text));
         let covers_answer = self.form.as_ref().is_some_and(|(field, _)| form::covers_answer(field));
         let may_think = self.end == PromptEnd::Answer && !has_thought && !covers_answer;
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
@@ -233,12 +233,12 @@ impl ChatJob {
     }
 
     /// Renders `messages` to the prompt, with the position where the answer starts.
-    fn continuation(
+    fn rendered(
         &self,
         messages: &[Message],
         model: &ModelLease,
         thinking: &ThinkingSettings,
-    ) -> Result<Continuation, ApiError> {
+    ) -> Result<RenderedPrompt, ApiError> {
         let request = RenderRequest {
             messages,
             tools: &self.calls.tools,
@@ -249,7 +249,7 @@ impl ChatJob {
         let rendered = match self.end {
             PromptEnd::WithinMessage => model.template.render_continued(&request),
             PromptEnd::Answer | PromptEnd::Message => {
-                model.template.render(&request).map(|prompt| Continuation { begin: prompt.text.len(), prompt })
+                model.template.render(&request).map(|prompt| RenderedPrompt { answer_start: prompt.text.len(), prompt })
             }
         };
         rendered.map_err(|e| ApiError::field(self.messages_field, e.to_string()))
@@ -285,7 +285,7 @@ impl ChatJob {
     fn grammar(
         &self,
         model: &ModelLease,
-        continuation: &Continuation,
+        rendered: &RenderedPrompt,
         thinking: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
@@ -293,7 +293,7 @@ impl ChatJob {
         // For the grammar, a prompt that ends within thoughts is one that starts them.
         let prompt = match model.template.reasoning() {
             Some(markers) if thinking => markers.start,
-            Some(_) | None => &continuation.prompt.text,
+            Some(_) | None => &rendered.prompt.text,
         };
         let AllowedCalls { tools, parallel, .. } = &self.calls;
         let (field, grammar) = match &self.form {

@@ -138,7 +138,7 @@ impl LoadedModel {
 
     /// Refuses to compute embeddings with a reranker, whose outputs are scores.
     pub fn check_embeds(&self) -> Result<(), ApiError> {
-        if self.model.spec().output.pooling == Some(Pooling::Rank) {
+        if self.model.spec().output.pooling == Some(Pooling::Classifier) {
             let message = "the model is a reranker, which makes no embeddings: use /v1/rerank";
             return Err(ApiError::unsupported_by_model(message));
         }
