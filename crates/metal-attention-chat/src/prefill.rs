@@ -7,9 +7,9 @@ use crate::{ChatTemplate, Message, Prompt, RenderRequest, Role, TemplateError, T
 pub struct RenderedPrompt {
     /// The prompt, with the start of the answer if it has one.
     pub prompt: Prompt,
-    /// The byte offset in the prompt's text where the answer starts, reasoning included. The text after it is what the model
-    /// would otherwise have generated; it is empty (the offset is the text's length) unless the answer continues a message or
-    /// reasoning is switched off by empty reasoning.
+    /// The byte offset in the prompt's text where the answer starts, reasoning included. The text after it is what the
+    /// model would otherwise have generated; it is empty (the offset is the text's length) unless the answer continues
+    /// a message or reasoning is switched off by empty reasoning.
     pub answer_start: usize,
 }
 

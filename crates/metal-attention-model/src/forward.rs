@@ -13,9 +13,9 @@ pub struct BatchToken {
     pub seq: usize,
     /// Position in the sequence: the number of tokens before it.
     pub pos: usize,
-    /// Whether the caller wants an output for this token: logits, a hidden state, a greedy choice or a top-k list, as the
-    /// called function returns them. The other tokens are evaluated for their keys, values and states only. The same
-    /// as `logits` of llama.cpp's `llama_batch`.
+    /// Whether the caller wants an output for this token: logits, a hidden state, a greedy choice or a top-k list, as
+    /// the called function returns them. The other tokens are evaluated for their keys, values and states only. The
+    /// same as `logits` of llama.cpp's `llama_batch`.
     pub output: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Runs of sequences in batches of recurrent layers.
+//! Runs: the consecutive tokens of one sequence in a batch, a prefill chunk or a decode token. Recurrent layers process
+//! each run in order.
 
 use std::collections::HashSet;
 

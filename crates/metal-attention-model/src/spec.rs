@@ -5,8 +5,8 @@
 //! `architectures/` puts the parts of a model family together. Backends match every part exhaustively, and report by
 //! name the parts that they do not support.
 //!
-//! For example, Llama 3 8B as a [`ModelSpec`] (norms are RMSNorm; the fields that are not listed are `None`, `false`, or a
-//! factor of 1):
+//! For example, Llama 3 8B as a [`ModelSpec`] (norms are RMSNorm; the fields that are not listed are `None`, `false`,
+//! or a factor of 1):
 //!
 //! ```text
 //! embedding: one table, without token types, positions or a norm
@@ -50,8 +50,8 @@ pub struct ModelSpec {
 pub struct InputEmbedding {
     /// Factor on the row of the embedding table.
     pub scale: f32,
-    /// Rows of the table of token types (BERT's sentences A and B). Only row 0 is used: all tokens are of the first sentence.
-    /// `None`: no table.
+    /// Rows of the table of token types (BERT's sentences A and B). Only row 0 is used: all tokens are of the first
+    /// sentence. `None`: no table.
     pub token_types: Option<usize>,
     /// Rows of the table of learned positions. `None`: no table.
     pub positions: Option<usize>,
@@ -66,10 +66,11 @@ pub struct InputEmbedding {
 /// An additional embedding of the token for each layer (Gemma 3n, Gemma 4).
 ///
 /// One row for each token holds the inputs of all layers, `[n_layer * width]`:
-/// `(proj_norm(W x / sqrt(n_embd)) + sqrt(width) * table[id]) / sqrt(2)`, where `x` is the token's embedding, `W` a matrix
-/// `[n_layer * width, n_embd]` and `table` a second embedding table, `[n_vocab, n_layer * width]`. Layer `i` reads elements
-/// `i * width..(i + 1) * width` as `input`, and after its feed-forward
-/// `x += post_norm(proj(gelu(gate(x)) * input))` with its matrices `gate`, `[width, n_embd]`, and `proj`, `[n_embd, width]`.
+/// `(proj_norm(W x / sqrt(n_embd)) + sqrt(width) * table[id]) / sqrt(2)`, where `x` is the token's embedding, `W` a
+/// matrix `[n_layer * width, n_embd]` and `table` a second embedding table, `[n_vocab, n_layer * width]`. Layer `i`
+/// reads elements `i * width..(i + 1) * width` as `input`. After its feed-forward
+/// `x += post_norm(proj(gelu(gate(x)) * input))`, with its matrices `gate`, `[width, n_embd]`, and `proj`,
+/// `[n_embd, width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
@@ -82,12 +83,13 @@ pub struct PerLayerEmbedding {
 
 /// Several residual streams, as in Gemma 3n, which combines two methods:
 ///
-/// - Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute with
-///   the active one, `x`. Before a layer, each stream is predicted: `stream[i] += sum over j of p[i][j] * stream[j]`. After
-///   it, each is corrected: `stream[i] += (1 + c[i]) * (x - stream[active])`, where `stream[active]` is the prediction.
-///   `p` and `c` are products of a router's result, `tanh(W router_norm(x) / n_embd)`, `[n]`, for each token.
-/// - Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the mixer's
-///   input `h`, the sum after the mixer becomes `(x + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is
+/// - Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute
+///   with the active one, `x`. Before a layer, each stream is predicted from all:
+///   `stream[i] += sum over j of p[i][j] * stream[j]`. After it, each is corrected:
+///   `stream[i] += (1 + c[i]) * (x - stream[active])`, where `stream[active]` is the prediction. `p`, `[n, n]`, and
+///   `c`, `[n]`, are products of a router's result, `tanh(W router_norm(x) / n_embd)`, `[n]`, for each token.
+/// - Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
+///   mixer's input `h`, the sum after the mixer becomes `(x + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is
 ///   `[laurel_rank, n_embd]` and `R` is `[n_embd, laurel_rank]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualStreams {
@@ -172,8 +174,8 @@ pub struct LayerSpec {
 /// A factor on the residual stream after a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OutputScale {
-    /// This number: 1, or 1/2 after some layers of RWKV-6, whose files have accordingly smaller weights so that activations
-    /// stay in the range of F16.
+    /// This number: 1, or 1/2 after some layers of RWKV-6, whose files have accordingly smaller weights so that
+    /// activations stay in the range of F16.
     Fixed(f32),
     /// The number in the file's tensor `layer_output_scale`; 1 if the file has none (Gemma 4).
     Stored,
@@ -181,9 +183,10 @@ pub enum OutputScale {
 
 /// How mixer and feed-forward join the residual stream `x`.
 ///
-/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and `f(x) =
-/// feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity. `Sequential` and
-/// `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these four.
+/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and
+/// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity.
+/// `Sequential` and `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these
+/// four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// `x += scale m(x); x += scale f(x)`.
@@ -265,8 +268,8 @@ pub struct OutputHead {
     pub may_have_bias: bool,
 }
 
-/// Where the matrix of the output head is stored. A file without `output.weight` has its embedding table used in every case;
-/// only writers of files distinguish the last two.
+/// Where the matrix of the output head is stored. A file without `output.weight` has its embedding table used in every
+/// case; only writers of files distinguish the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadMatrix {
     /// The embedding table (tied embeddings). A tensor `output.weight` in the file is not read.
@@ -311,8 +314,9 @@ pub enum Pooling {
     First,
     /// The last token's.
     Last,
-    /// The scores of the [`Classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling comes before it.
-    Rank,
+    /// The scores of the [`Classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling comes
+    /// before it.
+    Classifier,
 }
 
 impl ModelSpec {
@@ -341,7 +345,8 @@ impl ModelSpec {
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
-    /// Whether the model can generate text: it has an output head and is causal. The others are encoders for embeddings.
+    /// Whether the model can generate text: it has an output head and is causal. The others are encoders for
+    /// embeddings.
     pub fn generates_text(&self) -> bool {
         self.output.head.is_some() && self.is_causal()
     }
@@ -453,8 +458,8 @@ impl Mixer {
 }
 
 impl LayerSpec {
-    /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's. 0 if the
-    /// layer has none. Saturates instead of overflowing, since the sizes come from a file.
+    /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's. 0 if
+    /// the layer has none. Saturates instead of overflowing, since the sizes come from a file.
     pub fn state_elements(&self) -> usize {
         self.mixer.state_elements().saturating_add(self.feed_forward.state_elements())
     }

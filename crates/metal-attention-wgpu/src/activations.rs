@@ -244,10 +244,10 @@ pub(super) struct Activations {
     /// The result of a mixer or feed-forward that a norm or factor separates from the residual join,
     /// `[n_tokens, n_embd]`.
     pub(super) result: Buffer,
-    /// The product of a mixer's input projection. For softmax attention a row is: gates of the query heads (if any), query
-    /// heads, key heads, value heads, inputs of a parallel Mamba-2 (if any); without the first and the last
-    /// `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`. For latent attention only queries,
-    /// `[n_tokens, n_head, head_dim]`. For other mixers their inputs.
+    /// The product of a mixer's input projection. For softmax attention a row is: gates of the query heads (if any),
+    /// query heads, key heads, value heads, inputs of a parallel Mamba-2 (if any); without the first and the last
+    /// `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`. For latent attention only queries, `[n_tokens, n_head,
+    /// head_dim]`. For other mixers their inputs.
     pub(super) projected: Buffer,
     /// Queries of the general attention kernels after norm and RoPE, `[n_tokens, n_head, key_dim]`. For a delta rule
     /// the result of its convolution, `[n_tokens, n_channels]`.
@@ -257,11 +257,11 @@ pub(super) struct Activations {
     /// Latent attention's compressed keys and values, followed by the key part that all heads share,
     /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they have a projection of their own.
     pub(super) kv_compressed: Buffer,
-    /// The mixer's result, `[n_tokens, n_head * value_dim]`; except for latent attention, the output matrix multiplies it. For
-    /// latent attention the weighted sums of compressed rows, `[n_tokens, n_head, kv_rank]`.
+    /// The mixer's result, `[n_tokens, n_head * value_dim]`; except for latent attention, the output matrix multiplies
+    /// it. For latent attention the weighted sums of compressed rows, `[n_tokens, n_head, kv_rank]`.
     pub(super) mixer_out: Buffer,
-    /// The output of each head of latent attention after the value expansion, `[n_tokens, n_head, value_dim]`. For a delta
-    /// rule the output of each head before its norm, `[n_tokens, n_head_v, value_dim]`.
+    /// The output of each head of latent attention after the value expansion, `[n_tokens, n_head, value_dim]`. For a
+    /// delta rule the output of each head before its norm, `[n_tokens, n_head_v, value_dim]`.
     pub(super) head_outputs: Buffer,
     /// Counters by which the workgroups of a run find the last of them, `[n_runs, n]`; zero between dispatches.
     pub(super) tickets: Buffer,

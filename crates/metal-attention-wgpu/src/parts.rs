@@ -181,8 +181,8 @@ impl AttentionKernels {
         }
     }
 
-    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: the inputs of the mixer that runs
-    /// in parallel with attention.
+    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: the inputs of the mixer that
+    /// runs in parallel with attention.
     fn with_trailing(self, n_trailing: usize) -> Self {
         match self {
             Self::Fast(shape) => Self::Fast(AttentionShape { n_trailing, ..shape }),

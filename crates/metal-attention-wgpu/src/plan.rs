@@ -190,8 +190,8 @@ impl<'a> LinearProduct<'a> {
 /// The input of a mixer or a feed-forward, `[n_tokens, n_embd]`: what its first products multiply.
 #[derive(Clone, Copy)]
 enum BranchInput<'a> {
-    /// This norm of the residual stream `scratch.x`, which no dispatch has computed yet. Each product that reads the input
-    /// computes it: most kernels in their prologue, the others by a norm kernel that writes `scratch.h` before.
+    /// This norm of the residual stream `scratch.x`, which no dispatch has computed yet. Each product that reads the
+    /// input computes it: most kernels in their prologue, the others by a norm kernel that writes `scratch.h` before.
     PendingNorm(&'a WgpuNorm),
     /// The rows of this buffer, which earlier dispatches write.
     Rows(&'a Buffer),
@@ -248,8 +248,8 @@ impl PlanBuilder<'_> {
     }
 
     /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
-    /// `materialise` is set, or no product can compute the norm in its prologue (a layer norm or a bias), appends a dispatch
-    /// that writes the norm to `h`.
+    /// `materialise` is set, or no product can compute the norm in its prologue (a layer norm or a bias), appends a
+    /// dispatch that writes the norm to `h`.
     fn branch_input<'n>(
         &'n self,
         dispatches: &mut Vec<Dispatch>,
@@ -272,7 +272,8 @@ impl PlanBuilder<'_> {
         kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
     }
 
-    /// Appends `y = linear input` for all tokens, with the epilogue `output`. A pending norm is computed from `scratch.x`.
+    /// Appends `y = linear input` for all tokens, with the epilogue `output`. A pending norm is computed from
+    /// `scratch.x`.
     fn multiply_branch_input(
         &self,
         dispatches: &mut Vec<Dispatch>,

@@ -50,8 +50,8 @@ impl PlanBuilder<'_> {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
-    /// Appends the gated delta rule of layer `i`. Projects `input` to `projected` and, where gates are apart, to `kv_compressed` or
-    /// through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
+    /// Appends the gated delta rule of layer `i`. Projects `input` to `projected` and, where gates are apart, to
+    /// `kv_compressed` or through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
     pub(super) fn delta_rule(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -106,8 +106,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// One kernel for everything between projections and output matrix, for decode steps: `projected` to `mixer_out`. `None`
-    /// where a head is too large for a workgroup.
+    /// One kernel for everything between projections and output matrix, for decode steps: `projected` to `mixer_out`.
+    /// `None` where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,
         i: usize,
@@ -132,8 +132,8 @@ impl PlanBuilder<'_> {
         kernels::delta_rule_step(self.gpu, &shape, &step, &buffers, &with, GridExtent::Runs)
     }
 
-    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `head_outputs`, the gated
-    /// norm to `mixer_out`.
+    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `head_outputs`, the
+    /// gated norm to `mixer_out`.
     fn delta_rule_scan(
         &self,
         dispatches: &mut Vec<Dispatch>,

@@ -113,8 +113,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Appends Mamba of layer `i`. Projects `input` to `projected` (x and gate z), convolves x to `mamba.conv`, computes dt,
-    /// B and C of each token, and scans; the result is in `mixer_out`.
+    /// Appends Mamba of layer `i`. Projects `input` to `projected` (x and gate z), convolves x to `mamba.conv`,
+    /// computes dt, B and C of each token, and scans; the result is in `mixer_out`.
     pub(super) fn mamba<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,

@@ -14,24 +14,33 @@
 //!
 //! # Scratch buffers
 //!
-//! All are F32 and row-major, allocated once for the largest micro-batch and the widest layer ([`Activations`]).
+//! They are allocated once, for the largest micro-batch and the widest layer
+//! ([`Activations`](crate::activations::Activations)).
 //!
-//! | buffer | shape | contents | written by | read by |
-//! |---|---|---|---|---|
-//! | `x` | `[n_tokens, n_embd]` | residual stream | `layer.rs` | first products, with `PendingNorm` |
-//! | `h` | `[n_tokens, n_embd]` | normed input | `branch_input` | first products, with `Rows` |
-//! | `projected` | `[n_tokens, row]`, rows below | product of the input projection | first products | the kernels of the mixer |
-//! | `queries` | `[n_tokens, n_head, key_dim]` | queries after norm and RoPE | `attention_inputs`; latent: `head_products`, `latent_inputs` | `general_attention` |
-//! | `q_compressed` | `[n_tokens, q_rank]` | latent: compressed queries, then their norm | first product, norm | query expansion |
-//! | `kv_compressed` | `[n_tokens, kv_rank + shared_dim]` | latent: compressed row, key part shared by the heads | first product | `latent_inputs` |
-//! | `mixer_out` | `[n_tokens, n_head, value_dim]`; latent: `value_dim = kv_rank` | result of the mixer | attention or recurrence | output matrix; latent: value expansion |
-//! | `head_outputs` | `[n_tokens, n_head, value_dim]` | latent: result after the value expansion | `head_products` | output matrix |
-//! | `mamba.parallel_out` | `[n_tokens, width]` | result of a Mamba-2 in parallel with attention | `mamba2` | output matrix of Mamba-2 |
-//! | `partial` | `[n_splits, n_tokens, n_head, value_dim + 2]` | split-KV: partial sums, maxima, sums of the softmax | decode attention | merge |
+//! ```text
+//! buffer              shape, F32, row-major             contents: written by -> read by
+//! x                   [n_tokens, n_embd]                residual stream: layer.rs -> first products (PendingNorm)
+//! h                   [n_tokens, n_embd]                normed input: branch_input -> first products (Rows)
+//! projected           [n_tokens, row], rows see below   input projection: first products -> kernels of the mixer
+//! queries             [n_tokens, n_head, key_dim]       queries after norm and RoPE, general kernels only:
+//!                                                       attention_inputs -> general_attention
+//!                                                       latent: head_products, latent_inputs -> general_attention
+//! q_compressed        [n_tokens, q_rank]                latent: compressed queries: first product -> query expansion
+//! kv_compressed       [n_tokens, kv_rank + shared_dim]  latent: compressed row, key part of all heads:
+//!                                                       first product -> latent_inputs
+//! mixer_out           [n_tokens, n_head, value_dim]     result: attention or recurrence -> output matrix
+//!                     [n_tokens, n_head, kv_rank]       latent: general_attention -> head_products
+//! head_outputs        [n_tokens, n_head, value_dim]     latent: result after the value expansion:
+//!                                                       head_products -> output matrix
+//! mamba.parallel_out  [n_tokens, width]                 Mamba-2 in parallel with attention: mamba2 -> its output matrix
+//! partial             [n_splits * n_tokens * n_head *   split-KV: sums, maximum and weight of each split:
+//!                       (value_dim + 2)]                decode attention -> its merge
+//! ```
 //!
 //! The rows of `projected`, in elements:
-//! - softmax attention: gates of the query heads (if any), `n_head` query heads, `n_head_kv` key heads and value heads (as far
-//!   as the layer has its own), each of `head_dim`; then the inputs of a parallel Mamba-2, if there is one;
+//! - softmax attention: gates of the query heads (if any), `n_head` query heads, `n_head_kv` key heads and value
+//!   heads (as far as the layer has its own), each of `head_dim`; then the inputs of a parallel Mamba-2, if there is
+//!   one;
 //! - latent attention: `n_head` query heads of `spec.head_dim()`, no keys and no values;
 //! - recurrent mixers: see their files.
 //!
@@ -73,10 +82,11 @@ impl<'a> MixerResult<'a> {
 }
 
 impl PlanBuilder<'_> {
-    /// Whether the input norm of layer `i`'s mixer is written to `h` once, for all readers. Otherwise every product of the
-    /// input computes the norm for itself, usually in its prologue.
+    /// Whether the input norm of layer `i`'s mixer is written to `h` once, for all readers. Otherwise every product of
+    /// the input computes the norm for itself, usually in its prologue.
     pub(super) fn mixer_materialises_norm(&self, i: usize) -> bool {
-        // A model with several residual streams also has LAuReL, a low-rank branch in parallel with the mixer. It reads `h`.
+        // A model with several residual streams also has LAuReL, a low-rank branch in parallel with the mixer. It reads
+        // `h`.
         if self.weights.layers[i].streams.is_some() {
             return true;
         }
@@ -90,8 +100,8 @@ impl PlanBuilder<'_> {
             | MixerKernels::None => false,
             // Several products, or a token shift, read the input.
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
-            // Two products read the input where the gates have a matrix of their own. With one token, computing the norm
-            // in both prologues is cheaper than a norm dispatch.
+            // Two products read the input where the gates have a matrix of their own. With one token, computing the
+            // norm in both prologues is cheaper than a norm dispatch.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
@@ -184,8 +194,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Appends softmax attention of layer `i` after its input projection: reads `projected`, appends the batch's keys and
-    /// values to the KV cache, attends over the cache, and writes `mixer_out`.
+    /// Appends softmax attention of layer `i` after its input projection: reads `projected`, appends the batch's keys
+    /// and values to the KV cache, attends over the cache, and writes `mixer_out`.
     fn softmax_attention<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
@@ -206,13 +216,16 @@ impl PlanBuilder<'_> {
         Ok(MixerResult::new(out, &self.scratch.mixer_out))
     }
 
-    /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. In both cases two dispatches:
+    /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. In both cases two
+    /// dispatches:
     /// - decode step: `decode_attention` (RoPE, append to the KV cache, attention of each split of the positions to
-    ///   `partial`; a single split goes to `mixer_out` directly), `decode_attention_merge` (has no work for a single split);
-    /// - prefill: `rope_append` (RoPE, append), `prefill_attention`, on matrix units if the GPU and the head size allow it.
+    ///   `partial`; a single split goes to `mixer_out` directly), `decode_attention_merge` (has no work for a single
+    ///   split);
+    /// - prefill: `rope_append` (norm and RoPE, of the queries in place in `projected`; append), then
+    ///   `prefill_attention`, on matrix units if the GPU and the shape allow it.
     ///
-    /// `qk_norm`: weights of the norms of query heads and key heads, `[2, head_dim]`. `sinks_and_slopes`: `[n_head, 2]`, of
-    /// which only the sinks are read; the fast kernels do not cover `ALiBi`.
+    /// `qk_norm`: weights of the norms of query heads and key heads, `[2, head_dim]`.
+    /// `sinks_and_slopes`: `[n_head, 2]`, of which only the sinks are read; the fast kernels do not cover `ALiBi`.
     fn fast_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -255,9 +268,10 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Appends the kernel before `general_attention`: norms and rotates the projected queries and keys, writes `queries`, and
-    /// appends keys and values to the KV cache of layer `i`, unless the layer reads another layer's cache. Reads
-    /// `projected`. `qk_norm`: weights of the norms of queries and keys, then their biases, as far as there are any.
+    /// Appends the kernel before `general_attention`: norms and rotates the projected queries and keys, writes
+    /// `queries`, and appends keys and values to the KV cache of layer `i`, unless the layer reads another layer's
+    /// cache. Reads `projected`. `qk_norm`: weights of the norms of queries and keys, then their biases, as far as
+    /// there are any.
     fn attention_inputs(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -307,19 +321,20 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1) of layer `i`. The KV cache holds
-    /// one row for each position, the same for all heads: the key is the normed compressed row `[kv_rank]` followed by the
-    /// rotated shared key `[shared_dim]`, the value is the compressed row alone. Queries are multiplied by the key expansion
-    /// `k_b` before attention, and the results by the value expansion `v_b` after it, so that cached rows are never expanded.
+    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1) of layer `i`. The KV cache
+    /// holds one row for each position, the same for all heads: the key is the normed compressed row `[kv_rank]`
+    /// followed by the rotated shared key `[shared_dim]`, the value is the compressed row alone. Queries are multiplied
+    /// by the key expansion `k_b` before attention, and the results by the value expansion `v_b` after it, so that
+    /// cached rows are never expanded.
     ///
     /// In order, with shapes for each token:
-    /// 1. `q_compressed = norm(q_a input)`, `[q_rank]`; `projected = q q_compressed`, `[n_head, n_nope + shared_dim]`. A
-    ///    layer without `q_a` has `projected = q input`.
+    /// 1. `q_compressed = norm(q_a input)`, `[q_rank]`; `projected = q q_compressed`,
+    ///    `[n_head, n_nope + shared_dim]`. A layer without `q_a` has `projected = q input`.
     /// 2. `kv_compressed = kv_a input`, `[kv_rank + shared_dim]`.
-    /// 3. `head_products`: the first `kv_rank` elements of each row of `queries`, `[n_head, kv_rank + shared_dim]`, become
-    ///    `k_b` times the first `n_nope` elements of the projected query of that head.
-    /// 4. `latent_inputs`: the last `shared_dim` elements become the rotated last `shared_dim` elements of the projected query;
-    ///    `kv_compressed`, normed and rotated, is appended to the KV cache.
+    /// 3. `head_products`: the first `kv_rank` elements of each row of `queries`, `[n_head, kv_rank + shared_dim]`,
+    ///    become `k_b` times the first `n_nope` elements of the projected query of that head.
+    /// 4. `latent_inputs`: the last `shared_dim` elements become the rotated last `shared_dim` elements of the
+    ///    projected query; `kv_compressed`, normed and rotated, is appended to the KV cache.
     /// 5. `general_attention`: `mixer_out`, `[n_head, kv_rank]`.
     /// 6. `head_products`: `head_outputs = v_b mixer_out`, `[n_head, value_dim]`.
     fn latent_attention(

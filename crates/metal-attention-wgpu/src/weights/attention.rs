@@ -20,7 +20,8 @@ pub(crate) struct WgpuAttention {
 }
 
 impl WgpuAttention {
-    /// Uploads the weights. `parallel`: a matrix of the same input, the input projection of a parallel Mamba-2, that is stacked below queries, keys and values.
+    /// Uploads the weights. `parallel`: a matrix of the same input, the input projection of a parallel Mamba-2, that is
+    /// stacked below queries, keys and values.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &AttentionSpec,
