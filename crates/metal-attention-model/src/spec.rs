@@ -119,7 +119,7 @@ pub struct Norm {
     pub kind: NormKind,
     /// Epsilon, added to the mean of squares or the variance.
     pub eps: f32,
-    /// Whether files name the weight `tensor` instead of `tensor.weight` (some norms of Falcon-H1 and PLaMo).
+    /// Whether files name the weight `tensor` instead of `tensor.weight` (some norms of Falcon-H1 and `PLaMo`).
     pub is_unsuffixed: bool,
 }
 
@@ -373,7 +373,7 @@ pub struct KvShape {
 }
 
 impl Mixer {
-    /// The softmax attention in this mixer, alone or beside a recurrence; `None` if it has none.
+    /// The softmax attention in this mixer, alone or in parallel with a recurrence; `None` if it has none.
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(a) => Some(a),

@@ -2,8 +2,8 @@
 //!
 //! Each function appends dispatches to `dispatches` and binds them to the scratch buffers that it reads and writes.
 //! The output matrix is not multiplied here: a [`MixerResult`] names the matrix and the buffer that it multiplies, and
-//! `layer.rs` adds the product to the residual stream. This file has softmax attention and latent attention; the files
-//! beside it have the recurrent mixers.
+//! `layer.rs` adds the product to the residual stream. This file has softmax attention and latent attention; the other
+//! files of this folder have the recurrent mixers.
 //!
 //! The input of a mixer is a [`BranchInput`]: either a norm of the residual stream `x` that each product computes for
 //! itself ([`BranchInput::PendingNorm`]), or the rows of a buffer ([`BranchInput::Rows`]: `h` after a norm, `x` without
@@ -100,8 +100,8 @@ impl PlanBuilder<'_> {
             | MixerKernels::None => false,
             // Several products, or a token shift, read the input.
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
-            // Two products read the input where the gates have a matrix of their own. With one token, computing the
-            // norm in both prologues is cheaper than a norm dispatch.
+            // Several products read the input where the gates have a matrix of their own. With one token, computing the
+            // norm in each prologue is cheaper than a norm dispatch.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
@@ -127,9 +127,10 @@ impl PlanBuilder<'_> {
                 self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
                 Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::Fast(*shape), w)?])
             }
-            (WgpuMixer::Attention(w), MixerKernels::GeneralAttention(inputs, attention)) => {
+            (WgpuMixer::Attention(w), MixerKernels::GeneralAttention(inputs_shape, attention_shape)) => {
                 self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
-                Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::General(*inputs, *attention), w)?])
+                let kernels = AttentionKernels::General(*inputs_shape, *attention_shape);
+                Ok(vec![self.softmax_attention(dispatches, i, &kernels, w)?])
             }
             (WgpuMixer::Mamba(w), MixerKernels::Mamba(spec)) => Ok(vec![self.mamba(dispatches, i, spec, w, input)?]),
             (WgpuMixer::Mamba2 { input: input_matrix, mamba2 }, MixerKernels::Mamba2(spec)) => {
@@ -148,9 +149,9 @@ impl PlanBuilder<'_> {
                 MixerKernels::AttentionAndMamba2(attention, spec),
             ) => {
                 self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
-                // In elements: the inputs of Mamba-2 follow those of attention in each row of `projected`.
-                let at = attention.qkv_len();
-                let mamba2_columns = ColumnRange { stride: at + spec.input_width(), at };
+                // In each row of `projected`, the inputs of Mamba-2 follow those of attention. Columns are elements.
+                let first_column = attention.qkv_len();
+                let mamba2_columns = ColumnRange { stride: first_column + spec.input_width(), at: first_column };
                 let mamba2_result =
                     self.mamba2(dispatches, i, spec, mamba2, mamba2_columns, &scratch.mamba.parallel_out)?;
                 Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, mamba2_result])
