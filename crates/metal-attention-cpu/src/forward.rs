@@ -634,17 +634,6 @@ enum ProductInput {
     Gate,
 }
 
-/// Where a product of `n_embd` rows goes, [`Scratch::x`] or [`Scratch::branch_out`].
-#[derive(Clone, Copy)]
-enum ProductOutput {
-    /// It is added to `x`.
-    AddToX,
-    /// It is added to `branch_out`.
-    AddToBranchOut,
-    /// It replaces `branch_out`.
-    BranchOut,
-}
-
 impl ProductInput {
     /// The buffer in `scratch`.
     fn buffer(self, scratch: &Scratch) -> &[f32] {
@@ -655,6 +644,17 @@ impl ProductInput {
             Self::Gate => &scratch.gate,
         }
     }
+}
+
+/// Where the result `[n_tokens, n_embd]` of a product goes, [`Scratch::x`] or [`Scratch::branch_out`].
+#[derive(Clone, Copy)]
+enum ProductOutput {
+    /// It is added to `x`.
+    AddToX,
+    /// It is added to `branch_out`.
+    AddToBranchOut,
+    /// It replaces `branch_out`.
+    BranchOut,
 }
 
 /// The norm of the mixer's output and its weights; `None` where the layer has none.

@@ -4,7 +4,7 @@
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{BranchInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, PlanBuilder};
 use crate::kernels::{
     self, ColumnRange, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape,
     DeltaRuleStep, DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation,

@@ -3,7 +3,7 @@
 use metal_attention_model::ShortConvSpec;
 use wgpu::Buffer;
 
-use super::{BranchInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, PlanBuilder};
 use crate::kernels::{self, MatvecOutput, ShortConvBuffers};
 use crate::weights::WgpuLinear;
 use crate::{Dispatch, WgpuError};
