@@ -160,7 +160,7 @@ impl AnswerObject for ChatAnswer {
             created_at: stream::now(),
             message: AnswerMessage { role: "assistant", content, thinking, tool_calls },
             done: end.is_some(),
-            prompt_end: end,
+            end,
             logprobs,
         }
     }

@@ -158,7 +158,7 @@ impl AnswerObject for GenerateAnswer {
             response,
             thinking,
             done: end.is_some(),
-            prompt_end: end,
+            end,
             context,
             logprobs,
         }
