@@ -351,7 +351,7 @@ mod tests {
             (json!({"type": "tool", "name": "g"}), of(&[&g], true, false)),
             (json!({"type": "none"}), of(&[], false, true)),
         ] {
-            assert_eq!(calls(choice.clone()).unwrap().calls, expected, "{choice}");
+            assert_eq!(calls(choice.clone()).unwrap().allowed_calls, expected, "{choice}");
         }
         let refused = |choice: Value| calls(choice).err().unwrap().message().to_owned();
         assert_eq!(refused(json!({"type": "tool"})), "tool_choice of type \"tool\" needs the tool's name");
