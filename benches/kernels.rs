@@ -41,12 +41,12 @@ fn narrow_model(folder: &Path) -> Model {
 
 /// The tokens at positions `from..from + n`, without output.
 fn tokens(from: usize, n: usize) -> Vec<BatchToken> {
-    (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, logits: false }).collect()
+    (from..from + n).map(|pos| BatchToken { id: 1, seq: 0, pos, output: false }).collect()
 }
 
 /// The tokens at positions `from..from + n`, with logits requested.
 fn requested(from: usize, n: usize) -> Vec<BatchToken> {
-    tokens(from, n).into_iter().map(|token| BatchToken { logits: true, ..token }).collect()
+    tokens(from, n).into_iter().map(|token| BatchToken { output: true, ..token }).collect()
 }
 
 /// Measures products of one token (GEMV) and of 64 (GEMM) on the CPU.
@@ -208,7 +208,7 @@ mod gpu {
             qk_norm_eps: None,
             cache: CacheType::F16,
             gated: false,
-            beside: 0,
+            n_trailing: 0,
         };
         let max_tokens = if gpu.summary().is_software() { 64 } else { 512 };
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
@@ -225,7 +225,7 @@ mod gpu {
             qkv: &qkv,
             rope: &rope,
             qk_norm: None,
-            head_params: None,
+            sinks_and_slopes: None,
             keys: &keys,
             values: &values,
             att: &att,

@@ -61,7 +61,7 @@ pub fn evaluate(
     let (first, last) = (first_scored(chunk.len()), chunk.len() - 1);
     let token = |pos: usize| {
         let id = bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
-        BatchToken { id, seq: 0, pos, logits: pos >= first }
+        BatchToken { id, seq: 0, pos, output: pos >= first }
     };
     let n_read = n_ubatch.min(chunk.len());
     let n_vocab = passes.iter().map(|pass| pass.spec().n_vocab).max().unwrap_or(1);

@@ -28,7 +28,7 @@ pub fn embed_texts(
         };
         let mut states = states.as_slice();
         for (i, batch) in batches.iter().enumerate() {
-            let n = batch.iter().filter(|token| token.logits).count();
+            let n = batch.iter().filter(|token| token.output).count();
             let mut pooled = pooler.begin();
             pooled.add(states.split_off(..n * n_embd).unwrap_or_default());
             let vector = pooler.finish(pooled);

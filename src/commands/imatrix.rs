@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {
         pass.reset();
         let id = |pos: usize| bos.filter(|_| pos == 0).unwrap_or(chunk[pos]);
-        let tokens: Vec<_> = (0..n_ctx).map(|pos| BatchToken { id: id(pos), seq: 0, pos, logits: true }).collect();
+        let tokens: Vec<_> = (0..n_ctx).map(|pos| BatchToken { id: id(pos), seq: 0, pos, output: true }).collect();
         for batch in tokens.chunks(n_batch) {
             match pass.forward(batch) {
                 Err(ForwardError::Cancelled) => return Err(CliError::Interrupted),

@@ -134,7 +134,7 @@ fn for_each_row(
 ) -> Result<(), CliError> {
     let n_batch = (MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).clamp(1, pass.n_ubatch());
     let tokens = |positions: Range<usize>| -> Vec<_> {
-        let token = |(pos, &id)| BatchToken { id, seq: 0, pos, logits: positions.contains(&pos) };
+        let token = |(pos, &id)| BatchToken { id, seq: 0, pos, output: positions.contains(&pos) };
         ids.iter().enumerate().map(token).collect()
     };
     let batches: Vec<Vec<BatchToken>> = if pass.spec().is_causal() {

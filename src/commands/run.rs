@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
-use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Thinking};
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, RenderedPrompt, Thinking};
 use metal_attention_grammar::GrammarCompiler;
 
 use crate::cli_error::CliError;
@@ -167,14 +167,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     };
     let (text, ids) = match (given, template) {
         (PromptFlag::Message(text), Some(template)) => {
-            let continuation = args.message(text, &template)?;
+            let rendered = args.message(text, &template)?;
             stop.extend(template.stop_strings().iter().map(|&stop| stop.to_owned()));
-            output.answer(Arc::clone(&tokenizer), template.continued_parser(&continuation, &[]));
-            let ids = continuation.prompt.encode(&tokenizer);
+            output.answer(Arc::clone(&tokenizer), template.continued_parser(&rendered, &[]));
+            let ids = rendered.prompt.encode(&tokenizer);
             if let Some(form) = &form {
-                constrain(&mut generator, &grammars, form, Some((&template, &continuation.prompt.text)))?;
+                constrain(&mut generator, &grammars, form, Some((&template, &rendered.prompt.text)))?;
             }
-            (continuation.prompt.text, ids)
+            (rendered.prompt.text, ids)
         }
         (PromptFlag::Plain(text) | PromptFlag::Message(text), _) => {
             if !args.raw && has_template(&model) {
@@ -302,7 +302,7 @@ impl Args {
     }
 
     /// Renders the prompt of a conversation that has only this message.
-    fn message(&self, text: String, template: &ChatTemplate) -> Result<Continuation, CliError> {
+    fn message(&self, text: String, template: &ChatTemplate) -> Result<RenderedPrompt, CliError> {
         let conversation = ChatHistory { system: self.system.clone(), messages: vec![Message::user(text)] };
         let messages = conversation.with_system();
         let request = RenderRequest { messages: &messages, ..Default::default() };

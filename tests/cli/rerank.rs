@@ -26,7 +26,7 @@ fn score(model: &Model, document: &str) -> f64 {
     let [query, document] = [QUERY, document].map(|text| tokenizer.encode(text, EncodeOptions::default()));
     let ids = [&[cls][..], &query, &[sep], &document, &[sep]].concat();
     let options = EngineOptions { device: Device::Cpu, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    let batch = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos == 0 });
+    let batch = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: pos == 0 });
     let x = model.forward_pass(&options).unwrap().forward_hidden(&batch.collect::<Vec<_>>()).unwrap();
     assert_eq!(x.len(), N_EMBD);
     let tensor = |name: &str| model.gguf().tensor(name).unwrap().to_f32();

@@ -59,7 +59,7 @@ fn values(model: &Model, kind: &Kind, tokens: &[u32], mut pass: Box<dyn ForwardP
     }
     let last = tokens.len() - 1;
     let batch: Vec<_> =
-        tokens.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos == last }).collect();
+        tokens.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: pos == last }).collect();
     pass.forward(&batch).unwrap().last().unwrap().to_vec()
 }
 

@@ -45,7 +45,7 @@ pub unsafe extern "C" fn ma_embed(
         // SAFETY: as the caller promises.
         let text = unsafe { crate::pointers::text(text, length, "text") }?;
         let mut generator = context.lock()?;
-        if generator.model().spec().output.pooling == Some(Pooling::Rank) {
+        if generator.model().spec().output.pooling == Some(Pooling::Classifier) {
             return Err(Failure::new(Status::Unsupported, "the model is a reranker, which makes no embeddings"));
         }
         let options = EncodeOptions { add_special: true, parse_special: false };

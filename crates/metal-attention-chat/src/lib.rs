@@ -57,7 +57,7 @@ pub use error::{TemplateError, TemplateLimit};
 pub use fit_context::{ContextBudget, DroppedTurns, FittedPrompt, fit_context};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use message_json::SentMessage;
-pub use prefill::Continuation;
+pub use prefill::RenderedPrompt;
 pub use prompt::Prompt;
 pub use reasoning::ReasoningMarkers;
 pub use template::{ChatTemplate, RenderRequest};

@@ -2,14 +2,15 @@
 
 use crate::{ChatTemplate, Message, Prompt, RenderRequest, Role, TemplateError, Tool, ToolCallParser};
 
-/// A prompt that ends within the model's message.
+/// A rendered prompt, which may contain the start of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Continuation {
-    /// The prompt, with the beginning of the message.
+pub struct RenderedPrompt {
+    /// The prompt, with the start of the answer if it has one.
     pub prompt: Prompt,
-    /// The byte offset in the prompt's text where the part begins that the model would otherwise have generated,
-    /// reasoning included.
-    pub begin: usize,
+    /// The byte offset in the prompt's text where the answer starts, reasoning included. The text after it is what the
+    /// model would otherwise have generated; it is empty (the offset is the text's length) unless the answer continues
+    /// a message or reasoning is switched off by empty reasoning.
+    pub answer_start: usize,
 }
 
 impl ChatTemplate {
@@ -18,18 +19,18 @@ impl ChatTemplate {
     /// and no end of turn is written.
     ///
     /// If the last message is not the assistant's, the prompt ends with the header of a new answer.
-    pub fn render_continued(&self, request: &RenderRequest<'_>) -> Result<Continuation, TemplateError> {
+    pub fn render_continued(&self, request: &RenderRequest<'_>) -> Result<RenderedPrompt, TemplateError> {
         let Some((last, before)) = request.messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
         else {
             let prompt = self.render(&RenderRequest { add_generation_prompt: true, ..*request })?;
-            return Ok(Continuation { begin: prompt.text.len(), prompt });
+            return Ok(RenderedPrompt { answer_start: prompt.text.len(), prompt });
         };
         // A template may refuse a conversation without messages.
         let opened = self.render(&RenderRequest { messages: before, add_generation_prompt: true, ..*request });
         let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
         if last.text().is_empty() && thoughts.is_empty() {
             let prompt = opened?;
-            return Ok(Continuation { begin: prompt.text.len(), prompt });
+            return Ok(RenderedPrompt { answer_start: prompt.text.len(), prompt });
         }
         let end = unused_character(request.messages);
         let mut marked = last.clone();
@@ -42,16 +43,16 @@ impl ChatTemplate {
                 let at = prompt.text.rfind(end).unwrap_or(prompt.text.len());
                 prompt.text.truncate(at);
                 prompt.literals.retain(|&literal| literal < at);
-                let begin = opened.map_or(at, |opened| common_prefix(&opened.text, &prompt.text));
-                Ok(Continuation { prompt, begin })
+                let answer_start = opened.map_or(at, |opened| common_prefix(&opened.text, &prompt.text));
+                Ok(RenderedPrompt { prompt, answer_start })
             }
             (_, opened) => Ok(self.appended(opened?, last)),
         }
     }
 
     /// The header of a new answer followed by the text of `last`, for templates that do not render it.
-    fn appended(&self, mut prompt: Prompt, last: &Message) -> Continuation {
-        let begin = prompt.text.len();
+    fn appended(&self, mut prompt: Prompt, last: &Message) -> RenderedPrompt {
+        let answer_start = prompt.text.len();
         let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
         if let Some(markers) = self.reasoning() {
             let begun = markers.begun_in(&prompt.text);
@@ -67,12 +68,12 @@ impl ChatTemplate {
             }
         }
         self.append_text(&mut prompt, last.text());
-        Continuation { prompt, begin }
+        RenderedPrompt { prompt, answer_start }
     }
 
-    /// A parser for the text that the model adds to `continuation`. It has parsed the part that the prompt contains.
-    pub fn continued_parser(&self, continuation: &Continuation, tools: &[Tool]) -> ToolCallParser {
-        let (before, own) = continuation.prompt.text.split_at(continuation.begin);
+    /// A parser for the text that the model adds to `rendered`. It has parsed the part that the prompt contains.
+    pub fn continued_parser(&self, rendered: &RenderedPrompt, tools: &[Tool]) -> ToolCallParser {
+        let (before, own) = rendered.prompt.text.split_at(rendered.answer_start);
         let mut parser = self.answer_parser(before, tools);
         // Trailing white space would only be held back by the parser.
         parser.push(own.trim_end());
@@ -104,7 +105,7 @@ mod tests {
         template.with_token("bos_token", "<s>").with_token("eos_token", "</s>")
     }
 
-    fn continued(template: &ChatTemplate, last: Message) -> Continuation {
+    fn continued(template: &ChatTemplate, last: Message) -> RenderedPrompt {
         let messages = [Message::user("Hi"), last];
         template.render_continued(&RenderRequest { messages: &messages, ..Default::default() }).unwrap()
     }
@@ -120,9 +121,9 @@ mod tests {
             ("gpt-oss", "<|start|>assistant<|channel|>final<|message|> One, "),
         ] {
             let template = template(name);
-            let continuation = continued(&template, Message::assistant(" One, "));
-            assert!(continuation.prompt.text.ends_with(end), "{name}: {:?}", continuation.prompt.text);
-            let mut parser = template.continued_parser(&continuation, &[]);
+            let rendered = continued(&template, Message::assistant(" One, "));
+            assert!(rendered.prompt.text.ends_with(end), "{name}: {:?}", rendered.prompt.text);
+            let mut parser = template.continued_parser(&rendered, &[]);
             let events: Vec<_> = parser.push("two.").into_iter().chain(parser.finish()).collect();
             let content: String = events
                 .into_iter()
@@ -140,9 +141,9 @@ mod tests {
         for name in ["qwen3", "qwen3.5", "deepseek-r1-distill", "gpt-oss"] {
             let template = template(name);
             let last = Message { reasoning_content: Some("Well, ".into()), ..Message::assistant("") };
-            let continuation = continued(&template, last);
-            assert!(continuation.prompt.text.ends_with("Well, "), "{name}: {:?}", continuation.prompt.text);
-            let mut parser = template.continued_parser(&continuation, &[]);
+            let rendered = continued(&template, last);
+            assert!(rendered.prompt.text.ends_with("Well, "), "{name}: {:?}", rendered.prompt.text);
+            let mut parser = template.continued_parser(&rendered, &[]);
             assert!(parser.is_thinking(), "{name}");
             assert_eq!(parser.push("then"), [AnswerEvent::Reasoning("then".into())], "{name}");
         }
@@ -159,9 +160,9 @@ mod tests {
             if name == "python" {
                 continue;
             }
-            let continuation = continued(&template, Message::assistant("One,\n\n  two "));
-            assert!(continuation.prompt.text.ends_with("One,\n\n  two "), "{name}: {:?}", continuation.prompt.text);
-            assert!(continuation.begin <= continuation.prompt.text.len());
+            let rendered = continued(&template, Message::assistant("One,\n\n  two "));
+            assert!(rendered.prompt.text.ends_with("One,\n\n  two "), "{name}: {:?}", rendered.prompt.text);
+            assert!(rendered.answer_start <= rendered.prompt.text.len());
         }
         let none = ChatTemplate::new(
             "{% for m in messages %}[{{ m.role }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}",

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{ChatTemplate, Continuation, RenderRequest, TemplateError, ToolFormat};
+use crate::{ChatTemplate, RenderRequest, RenderedPrompt, TemplateError, ToolFormat};
 
 /// The header of the final answer in gpt-oss's format, where reasoning is a message of its own.
 pub const HARMONY_ANSWER: &str = "<|channel|>final<|message|>";
@@ -148,18 +148,18 @@ impl ChatTemplate {
         &self,
         request: &RenderRequest<'_>,
         thinking: Option<Thinking>,
-    ) -> Result<Continuation, TemplateError> {
+    ) -> Result<RenderedPrompt, TemplateError> {
         let mut variables = request.variables.cloned().unwrap_or_default();
         if let Some(thinking) = thinking {
             self.set_thinking(thinking, &mut variables);
         }
         let request = RenderRequest { variables: Some(&variables), add_generation_prompt: true, ..*request };
         let mut prompt = self.render(&request)?;
-        let begin = prompt.text.len();
+        let answer_start = prompt.text.len();
         if thinking == Some(Thinking::OFF) {
             self.end_thoughts(&mut prompt.text);
         }
-        Ok(Continuation { begin: begin.min(prompt.text.len()), prompt })
+        Ok(RenderedPrompt { answer_start: answer_start.min(prompt.text.len()), prompt })
     }
 
     /// Appends empty reasoning to a prompt that does not end with reasoning.
@@ -236,10 +236,10 @@ mod tests {
         ] {
             let template = if name == BEGUN { ChatTemplate::new(BEGUN).unwrap() } else { template(name) };
             let request = RenderRequest { messages: &messages, ..Default::default() };
-            let continuation = template.render_thinking(&request, Some(Thinking::OFF)).unwrap();
-            assert!(continuation.prompt.text.ends_with(end), "{name}: {:?}", continuation.prompt.text);
-            assert_eq!(&continuation.prompt.text[continuation.begin..], own, "{name}");
-            let mut parser = template.continued_parser(&continuation, &[]);
+            let rendered = template.render_thinking(&request, Some(Thinking::OFF)).unwrap();
+            assert!(rendered.prompt.text.ends_with(end), "{name}: {:?}", rendered.prompt.text);
+            assert_eq!(&rendered.prompt.text[rendered.answer_start..], own, "{name}");
+            let mut parser = template.continued_parser(&rendered, &[]);
             let mut events = parser.push("Hello!");
             events.extend(parser.finish());
             let message = Message::from_events(events);

@@ -7,9 +7,12 @@
 //! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are
 //! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer.
 //!
-//! A *requested* token is one with [`BatchToken::logits`] set: its logits or its hidden state are an output of the pass. The
+//! A *requested* token is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass. The
 //! other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows as soon as
 //! it has stored these.
+//!
+//! A few steps apply to few models and do nothing in the others: several residual streams and LAuReL (`forward/streams.rs`),
+//! per-layer embeddings (`forward/per_layer.rs`), norms that a layer does not have.
 
 mod attention;
 mod channel_mix;
@@ -47,7 +50,7 @@ use crate::state::SharedStateSlots;
 const MIN_ELEMENTS: usize = 4096;
 
 /// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the threads.
-const MIN_STEPS: usize = 1 << 15;
+const MIN_STATE_ELEMENTS: usize = 1 << 15;
 
 /// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one; their old
 /// contents are overwritten.
@@ -69,8 +72,8 @@ pub(crate) struct Scratch {
     /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache; of latent
     /// attention the compressed rows. Also the keys of RWKV and the delta rule.
     k: Vec<f32>,
-    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the values of
-    /// RWKV and the delta rule.
+    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the values
+    /// of RWKV and the delta rule.
     v: Vec<f32>,
     /// The query projection of attention with an output gate: of each head the query, then its gate,
     /// `[n_tokens, n_head * 2 * head_dim]`.
@@ -78,7 +81,7 @@ pub(crate) struct Scratch {
     /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
     mixer_out: Vec<f32>,
     /// The gate projection of a feed-forward, then its activated hidden vector, `[n_tokens, n_ff]`; also the keys of a channel
-    /// mix and the output gate of the delta rule.
+    /// mix, the output gate of the delta rule, and the gate of a per-layer embedding.
     gate: Vec<f32>,
     /// The up projection of a feed-forward, `[n_tokens, n_ff]`; also the receptances of a channel mix.
     up: Vec<f32>,
@@ -109,9 +112,9 @@ pub(crate) struct Scratch {
 /// The RoPE cos/sin table of one rotation: a row for each token of the micro-batch, at the token's position.
 #[derive(Default)]
 struct RopeTable {
-    /// Cosines, `[n_tokens, n_rot / 2]`, times the rotation's length factor.
+    /// Cosines, `[n_tokens, n_rot / 2]`, times the rotation's magnitude.
     cos: Vec<f32>,
-    /// Sines, `[n_tokens, n_rot / 2]`, times the rotation's length factor.
+    /// Sines, `[n_tokens, n_rot / 2]`, times the rotation's magnitude.
     sin: Vec<f32>,
 }
 
@@ -183,7 +186,7 @@ impl MicroBatchRun<'_> {
     ///
     /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys and
     /// values it shares, and `None` for a layer without attention. `trace` is called with the residual stream after each
-    /// layer, and needs all rows, so none are dropped early.
+    /// layer. It needs all rows, so with it none are dropped before the output norm.
     ///
     /// Returns early when the pool's work is cancelled; `output`, the new positions of the KV cache and the new states are
     /// then incomplete, and the caller takes the positions back.
@@ -200,22 +203,23 @@ impl MicroBatchRun<'_> {
         self.embed(&tokens);
         self.fill_rope_tables(&tokens);
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
-            let last = i + 1 == spec.n_layer() && trace.is_none();
+            let may_drop_rows = i + 1 == spec.n_layer() && trace.is_none();
             // A feed-forward with a recurrent state (RWKV's channel mix) needs the rows of all tokens and drops them itself.
-            let drop_rows = last && layer.feed_forward.state_elements() == 0;
+            let drop_before_feed_forward = may_drop_rows && layer.feed_forward.state_elements() == 0;
             self.predict_streams(w);
             self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
-            self.run_mixer(i, layer, w, *cache, &mut tokens, drop_rows);
-            // Attention has dropped these rows before it read the cache; the other mixers needed them until now.
-            if drop_rows && tokens.iter().any(|t| !t.logits) {
+            self.run_mixer(i, layer, w, *cache, &mut tokens, drop_before_feed_forward);
+            // Attention has dropped these rows already, before it read the cache. The other mixers needed them until now.
+            if drop_before_feed_forward && tokens.iter().any(|t| !t.output) {
                 self.drop_unrequested_rows(&mut tokens);
             }
             if tokens.is_empty() {
+                // No token is requested. Progress counts a layer of all tokens of the micro-batch.
                 self.pool.watch().advance(n_tokens);
                 return;
             }
-            self.finish_layer(i, layer, w, &mut tokens, last);
+            self.finish_layer(i, layer, w, &mut tokens, may_drop_rows);
             if self.pool.is_cancelled() {
                 return;
             }
@@ -231,15 +235,15 @@ impl MicroBatchRun<'_> {
             self.drop_unrequested_rows(&mut tokens);
         }
         if !tokens.is_empty() {
-            self.output(output);
+            self.write_output(output);
         }
     }
 
     /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores keys,
-    /// values and states. Attention beside Mamba-2 leaves the result of Mamba-2 in `mamba.parallel_out`.
+    /// values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in `mamba.parallel_out`.
     ///
-    /// Where `drop_rows` is set, attention drops the rows of tokens that are not requested once their keys and values are
-    /// stored; where no row is left, it stops there.
+    /// Where `drop_rows` is set (in the last layer), attention drops the rows of tokens that are not requested once their keys
+    /// and values are stored; where no row is left, it stops there.
     fn run_mixer<E: CacheElement>(
         &mut self,
         i: usize,
@@ -273,6 +277,7 @@ impl MicroBatchRun<'_> {
             (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, tokens),
             (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, tokens),
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
+                // Mamba-2 writes `mixer_out`, which attention writes next.
                 self.mamba2(i, &both.mamba2, &w.mamba2, tokens);
                 std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
                 self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
@@ -306,15 +311,15 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Ends the profiler's current interval as the time of `kernel`.
-    fn lap(&mut self, kernel: &'static str) {
+    /// Records the time since the end of the previous interval of the profiler as the time of `kernel`.
+    fn record_time(&mut self, kernel: &'static str) {
         if let Some(profiler) = &mut self.profiler {
             profiler.lap(kernel);
         }
     }
 
-    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and the inputs that later layers take from the embedding: the
-    /// per-layer embeddings and the other residual streams.
+    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and what later layers read besides: the per-layer
+    /// embeddings and the other residual streams, in models that have them.
     fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
         let mut position = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
@@ -335,7 +340,7 @@ impl MicroBatchRun<'_> {
         if let (Some(norm), Some(w)) = (&spec.embedding.norm, &weights.embedding_norm) {
             self.normalize_x(norm, w);
         }
-        self.lap("embedding");
+        self.record_time("embedding");
         self.compute_per_layer_inputs(tokens);
         self.init_streams();
     }
@@ -350,13 +355,13 @@ impl MicroBatchRun<'_> {
                 for f in &rotation.frequencies {
                     // In f64: at position 100 000 an f32 angle is off by a hundredth.
                     let (sin, cos) = (token.pos as f64 * f).sin_cos();
-                    table.cos.push((cos * rotation.length) as f32);
-                    table.sin.push((sin * rotation.length) as f32);
+                    table.cos.push((cos * rotation.magnitude) as f32);
+                    table.sin.push((sin * rotation.magnitude) as f32);
                 }
             }
         }
         if !self.weights.rotations.is_empty() {
-            self.lap("rope_table");
+            self.record_time("rope_table");
         }
     }
 
@@ -364,17 +369,20 @@ impl MicroBatchRun<'_> {
     /// per-layer embedding and the layer's output scale.
     ///
     /// In the formulas `m` and `f` are mixer and feed-forward with the norms of their inputs and outputs; `m(x)` is `mixer_out`
-    /// times the output projection. `i` is the layer's index. In the last layer a feed-forward with a recurrent state reduces
-    /// `tokens`, and all buffers, to the requested ones.
+    /// times the output projection. `i` is the layer's index. `may_drop_rows`: this is the last layer and rows of tokens that
+    /// are not requested may be dropped. They are dropped already, except before a feed-forward with a recurrent state, which
+    /// reduces `tokens` and all buffers to the requested ones here.
     fn finish_layer(
         &mut self,
         i: usize,
         layer: &LayerSpec,
         w: &LayerWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        last: bool,
+        may_drop_rows: bool,
     ) {
-        let context = channel_mix::LayerContext { layer: i, state_start: layer.mixer.state_elements(), last };
+        // In a layer's state, that of the feed-forward follows that of the mixer.
+        let state_start = layer.mixer.state_elements();
+        let context = channel_mix::LayerContext { layer: i, state_start, may_drop_rows };
         let feed_forward_norm = (layer.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref());
         match &layer.residual {
             // x += scale * m(x)
@@ -387,34 +395,35 @@ impl MicroBatchRun<'_> {
             }
             // x += m(x) + f(x)
             Residual::Parallel => {
-                // f reads x without m(x): where it has a norm of its own, m(x) must not be in x yet. A norm of m(x) has to
-                // wait, too: it overwrites `normed`, which f may still read.
+                // Both read the same x. If f has a norm of its own, f reads x after m is computed, so m(x) is kept in
+                // `branch_out` until f is added. Otherwise f reads `normed`, the mixer's normed input; m(x) may then be added
+                // to x at once, unless m has an output norm, since `add_branch_out` would overwrite `normed`.
                 let delayed = layer.mixer_post_norm.is_some() || layer.feed_forward_norm.is_some();
                 self.project_mixer(w, !delayed);
-                let mixer_out = delayed.then(|| std::mem::take(&mut self.scratch.branch_out));
+                // The feed-forward uses `branch_out`, too.
+                let mixer_result = delayed.then(|| std::mem::take(&mut self.scratch.branch_out));
                 self.add_laurel();
-                // Without a norm of its own f reads the mixer's input, which `normed` still contains.
                 if layer.feed_forward_norm.is_some() {
                     self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
                 }
                 self.add_feed_forward(&context, layer, w, tokens, 1.0);
-                if let Some(mixer_out) = mixer_out {
-                    self.scratch.branch_out = mixer_out;
+                if let Some(mixer_result) = mixer_result {
+                    self.scratch.branch_out = mixer_result;
                     self.add_branch_out(mixer_post_norm(layer, w), 1.0);
                 }
             }
-            // x = mixer(x + m(x))
-            // x = feed_forward(x + f(x))
-            Residual::PostNorm { mixer, feed_forward } => {
+            // x = mixer_sum_norm(x + m(x))
+            // x = feed_forward_sum_norm(x + f(x))
+            Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm } => {
                 self.add_mixer(layer, w, 1.0);
                 self.add_laurel();
                 if let Some([weights, _]) = &w.sum_norms {
-                    self.normalize_x(mixer, weights);
+                    self.normalize_x(mixer_sum_norm, weights);
                 }
                 self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
                 self.add_feed_forward(&context, layer, w, tokens, 1.0);
                 if let Some([_, weights]) = &w.sum_norms {
-                    self.normalize_x(feed_forward, weights);
+                    self.normalize_x(feed_forward_sum_norm, weights);
                 }
             }
         }
@@ -434,16 +443,17 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Multiplies `mixer_out` by the mixer's output projection; for attention beside Mamba-2 adds that of `mamba.parallel_out`.
-    /// The result is added to `x` where `to_x` is set, otherwise it replaces `branch_out`.
+    /// Multiplies `mixer_out` by the mixer's output projection; for attention in parallel with Mamba-2 adds the product of
+    /// `mamba.parallel_out`. The result is added to `x` where `to_x` is set, otherwise it replaces `branch_out`.
     fn project_mixer(&mut self, w: &LayerWeights<PreparedLinear>, to_x: bool) {
         if let Some(out) = w.mixer.out() {
             self.project(out, ProductInput::MixerOut, to_x);
-            self.lap("matmul_attn_output");
+            self.record_time("matmul_attn_output");
         }
         if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
-            self.project_onto(&both.mamba2.out, ProductInput::ParallelOut, to_x, true);
-            self.lap("matmul_ssm_out");
+            let output = if to_x { ProductOutput::AddToX } else { ProductOutput::AddToBranchOut };
+            self.project_to(&both.mamba2.out, ProductInput::Mamba2Out, output);
+            self.record_time("matmul_ssm_out");
         }
     }
 
@@ -465,7 +475,11 @@ impl MicroBatchRun<'_> {
     }
 
     /// Removes the rows of tokens that are not requested from `tokens` and from every buffer that a later part of the last
-    /// layer reads.
+    /// layer reads. Keys, values, latent rows and RoPE tables are not among these: they are used up when keys and values are in
+    /// the KV cache and the queries are rotated.
+    ///
+    /// Each of these buffers either is empty, has a row for each token, or is overwritten before it is read again. In the last
+    /// case it may have any length from an earlier micro-batch; the copies are then meaningless, but in bounds.
     fn drop_unrequested_rows(&mut self, tokens: &mut Vec<BatchToken>) {
         let s = &mut *self.scratch;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
@@ -482,21 +496,22 @@ impl MicroBatchRun<'_> {
         for rows in buffers {
             let len = rows.len() / tokens.len();
             let mut kept = 0;
-            for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.logits) {
+            for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.output) {
                 rows.copy_within(i * len..(i + 1) * len, kept * len);
                 kept += 1;
             }
             rows.truncate(kept * len);
         }
-        tokens.retain(|t| t.logits);
+        tokens.retain(|t| t.output);
     }
 
-    /// Output norm and, for logits, the head: `logits = cap * tanh(scale * (W normed + b) / cap)`, of all rows that are left.
+    /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
+    /// `logits = cap * tanh(scale * (W normed + b) / cap)`.
     ///
     /// # Panics
     ///
     /// When logits are requested of a model without a head; batches are checked for that before.
-    fn output(&mut self, output: MicroBatchOutput<'_>) {
+    fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
         self.normalize_input(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
         match (output, &self.weights.output, self.spec.output.head) {
@@ -518,7 +533,7 @@ impl MicroBatchRun<'_> {
                         }
                     }
                 }
-                self.lap("matmul_output");
+                self.record_time("matmul_output");
             }
             (MicroBatchOutput::Logits(_), _, _) => {
                 panic!("logits were asked of a model that has none: batches are checked for it")
@@ -544,7 +559,7 @@ impl MicroBatchRun<'_> {
             None => s.normed.copy_from_slice(&s.x),
         }
         if norm.is_some() {
-            self.lap("norm");
+            self.record_time("norm");
         }
     }
 
@@ -572,16 +587,16 @@ impl MicroBatchRun<'_> {
                 *x += scale * a;
             }
         });
-        self.lap("residual_add");
+        self.record_time("residual_add");
     }
 
     /// `W input + b`, added to `x` where `to_x` is set, otherwise written to `branch_out`.
     fn project(&mut self, linear: &PreparedLinear, input: ProductInput, to_x: bool) {
-        self.project_onto(linear, input, to_x, to_x);
+        self.project_to(linear, input, if to_x { ProductOutput::AddToX } else { ProductOutput::BranchOut });
     }
 
-    /// `W input + b` to `x` (where `to_x` is set) or to `branch_out`; added to the old contents where `accumulate` is set.
-    fn project_onto(&mut self, linear: &PreparedLinear, input: ProductInput, to_x: bool, accumulate: bool) {
+    /// `W input + b`, to `output`.
+    fn project_to(&mut self, linear: &PreparedLinear, input: ProductInput, output: ProductOutput) {
         self.observe(&[linear], input);
         let s = &mut *self.scratch;
         let n_embd = self.spec.n_embd;
@@ -589,10 +604,14 @@ impl MicroBatchRun<'_> {
         let x = match input {
             ProductInput::Normed => &s.normed,
             ProductInput::MixerOut => &s.mixer_out,
-            ProductInput::ParallelOut => &s.mamba.parallel_out,
+            ProductInput::Mamba2Out => &s.mamba.parallel_out,
             ProductInput::Gate => &s.gate,
         };
-        let y = if to_x { &mut s.x } else { &mut s.branch_out };
+        let (y, accumulate) = match output {
+            ProductOutput::AddToX => (&mut s.x, true),
+            ProductOutput::AddToBranchOut => (&mut s.branch_out, true),
+            ProductOutput::BranchOut => (&mut s.branch_out, false),
+        };
         resize(y, rows.len() * n_embd);
         let mut products = [MatmulOp { matrix: &linear.weight, rows, y, accumulate }];
         matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
@@ -609,8 +628,8 @@ enum ProductInput {
     Normed,
     /// [`Scratch::mixer_out`].
     MixerOut,
-    /// The output of Mamba-2 beside attention.
-    ParallelOut,
+    /// `mamba.parallel_out`: the output of Mamba-2 in parallel with attention.
+    Mamba2Out,
     /// [`Scratch::gate`]: the activated hidden vector of a feed-forward.
     Gate,
 }
@@ -621,10 +640,21 @@ impl ProductInput {
         match self {
             Self::Normed => &scratch.normed,
             Self::MixerOut => &scratch.mixer_out,
-            Self::ParallelOut => &scratch.mamba.parallel_out,
+            Self::Mamba2Out => &scratch.mamba.parallel_out,
             Self::Gate => &scratch.gate,
         }
     }
+}
+
+/// Where the result `[n_tokens, n_embd]` of a product goes, [`Scratch::x`] or [`Scratch::branch_out`].
+#[derive(Clone, Copy)]
+enum ProductOutput {
+    /// It is added to `x`.
+    AddToX,
+    /// It is added to `branch_out`.
+    AddToBranchOut,
+    /// It replaces `branch_out`.
+    BranchOut,
 }
 
 /// The norm of the mixer's output and its weights; `None` where the layer has none.

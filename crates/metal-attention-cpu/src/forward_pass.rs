@@ -218,7 +218,7 @@ fn read_by_layers<'c, 'm, E>(
     spec: &ModelSpec,
     owned: &'c [Option<SharedKvCache<'m, E>>],
 ) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
-    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
+    let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i));
     sources.map(|source| owned[source?].as_ref()).collect()
 }
 
@@ -270,7 +270,7 @@ impl CpuForwardPass {
             OutputKind::Logits => self.spec.n_vocab,
             OutputKind::Hidden => self.spec.n_embd,
         };
-        let n_floats = batch.iter().filter(|t| t.logits).count() * width;
+        let n_floats = batch.iter().filter(|t| t.output).count() * width;
         if self.output.len() < n_floats {
             let more = n_floats - self.output.len();
             self.output
@@ -292,7 +292,7 @@ impl CpuForwardPass {
                     KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
                 }
             }
-            let n = tokens.iter().filter(|t| t.logits).count() * width;
+            let n = tokens.iter().filter(|t| t.output).count() * width;
             let output = &mut self.output[done..done + n];
             let output = match kind {
                 OutputKind::Logits => MicroBatchOutput::Logits(output),

@@ -65,7 +65,7 @@ pub(crate) struct Rotation {
     /// Radians per position of each pair of elements, `[n_rot / 2]`.
     pub(crate) frequencies: Vec<f64>,
     /// A factor on cosines and sines, and so on the length of the rotated vector (YaRN's attention factor).
-    pub(crate) length: f64,
+    pub(crate) magnitude: f64,
 }
 
 impl PreparedWeights {
@@ -156,8 +156,8 @@ fn rotations(spec: &ModelSpec, weights: &Weights, n_ctx: usize) -> (Vec<Rotation
         }));
     }
     let rotation = |rope: &Rope| {
-        let (frequencies, length) = rope.frequencies(weights.rope_factors(rope, n_ctx));
-        Rotation { frequencies, length }
+        let (frequencies, magnitude) = rope.frequencies(weights.rope_factors(rope, n_ctx));
+        Rotation { frequencies, magnitude }
     };
     (ropes.iter().map(rotation).collect(), rotation_of)
 }

@@ -63,7 +63,7 @@ impl SequenceParallel {
             .zip(&mut self.scratch)
             .map(|(part, scratch)| {
                 let tokens = &tokens[part];
-                let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
+                let n = tokens.iter().filter(|t| t.output).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
                 (
                     Some((
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn cut(seqs: &[usize], n_threads: usize) -> Option<Vec<usize>> {
-        let token = |&seq| BatchToken { id: 0, seq, pos: 0, logits: true };
+        let token = |&seq| BatchToken { id: 0, seq, pos: 0, output: true };
         let tokens: Vec<_> = seqs.iter().map(token).collect();
         let parts = split_by_sequence(&tokens, n_threads)?;
         let mut next = 0;

@@ -266,7 +266,7 @@ impl CudaForwardPass {
         });
         let tokens: Vec<_> = tokens.collect();
         // `BatchToken::logits`: any output is wanted for the token.
-        let output_rows = batch.iter().enumerate().filter(|(_, t)| t.logits).map(|(i, _)| i as u32);
+        let output_rows = batch.iter().enumerate().filter(|(_, t)| t.output).map(|(i, _)| i as u32);
         let output_rows: Vec<u32> = output_rows.collect();
         self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&tokens))?;
         self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&output_rows))
@@ -446,7 +446,7 @@ impl CudaForwardPass {
         self.cache.write_pages(micro_batch)?;
         self.write_batch(micro_batch)?;
         let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
-        let n_outputs = micro_batch.iter().filter(|t| t.logits).count();
+        let n_outputs = micro_batch.iter().filter(|t| t.output).count();
         let is_decode_step = Phase::of(micro_batch) == Phase::Decode;
         if self.profiler.is_some() {
             self.runner.timers = Some(Timers::new(gpu));
@@ -617,7 +617,7 @@ impl ForwardPass for CudaForwardPass {
         self.evaluate(batch, TokenOutput::Id { advance: false }, None, |bytes| {
             ids.extend_from_slice(bytemuck::cast_slice(bytes));
         })?;
-        let output_tokens: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
+        let output_tokens: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
         self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
     }

@@ -68,7 +68,8 @@ impl CudaKvCache {
             Ok(Some(LayerCache { buffers, page_bytes }))
         });
         let layers = layers.collect::<Result<_, CudaError>>()?;
-        let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i).unwrap_or(i)).collect();
+        let sources =
+            spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i).unwrap_or(i)).collect();
         Ok(Self {
             pages: PageTable::new(groups),
             layers,

@@ -54,7 +54,7 @@ pub(crate) use matmul_wide::split_bytes;
 pub(crate) use scratch::scratch_elements;
 pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
 
-/// What is computed for each output token of a batch, that is, for each token with `BatchToken::logits`.
+/// What is computed for each output token of a batch, that is, for each token with `BatchToken::output`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum TokenOutput {
     /// The hidden vector after the last norm, F32 `[n_embd]`.

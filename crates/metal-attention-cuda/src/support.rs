@@ -2,9 +2,9 @@
 //! here without a wildcard, so that a new part has to be mapped to kernels or rejected by name.
 
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, DenseWeights, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec,
-    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, OutputScale, OutputSpec, Positions,
-    QkNorm, Residual, RopeLayout, Router,
+    Activation, AttentionSpec, Dense, DenseWeights, Experts, FeedForward, InputEmbedding, KvSource,
+    LatentAttentionSpec, LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, OutputScale,
+    OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router,
 };
 
 use crate::CudaError;
@@ -34,7 +34,7 @@ const MAX_CHOSEN: usize = 64;
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
     let parts = || {
         // There are kernels for all of these.
-        let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
         if let Some(streams) = streams {
             // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be
             // there, and the first stream is the one that layers compute with.

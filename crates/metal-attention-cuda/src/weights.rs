@@ -298,8 +298,8 @@ impl Loader<'_> {
     /// Uploads the weights of a layer of `model`.
     fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
         let sum_norms = match (&spec.residual, &w.sum_norms) {
-            (Residual::PostNorm { mixer, feed_forward }, Some([of_mixer, of_feed_forward])) => {
-                Some([self.one_norm(mixer, of_mixer)?, self.one_norm(feed_forward, of_feed_forward)?])
+            (Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm }, Some([of_mixer, of_feed_forward])) => {
+                Some([self.one_norm(mixer_sum_norm, of_mixer)?, self.one_norm(feed_forward_sum_norm, of_feed_forward)?])
             }
             (Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }, _) => None,
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use metal_attention::Constraint;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{
-    ChatTemplate, Continuation, RenderRequest, TemplateError, Tool, ToolCallParser, ToolNameError,
+    ChatTemplate, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
 use crate::{AnswerForm, Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions};
@@ -15,7 +15,7 @@ use crate::{AnswerForm, Grammar, GrammarCompiler, GrammarError, Guide, GuideOpti
 pub struct RenderedConversation {
     template: ChatTemplate,
     tokenizer: Arc<Tokenizer>,
-    continuation: Continuation,
+    rendered: RenderedPrompt,
     tools: Vec<Tool>,
     /// Whether the prompt ends with the header of a new answer, so that reasoning may follow.
     begins_answer: bool,
@@ -55,16 +55,16 @@ impl RenderedConversation {
         continued: bool,
     ) -> Result<Self, ConversationError> {
         template.tool_format().check_tools(request.tools)?;
-        let continuation = if continued {
+        let rendered = if continued {
             template.render_continued(request)?
         } else {
             let prompt = template.render(request)?;
-            Continuation { begin: prompt.text.len(), prompt }
+            RenderedPrompt { answer_start: prompt.text.len(), prompt }
         };
         Ok(Self {
             template,
             tokenizer: Arc::clone(tokenizer),
-            continuation,
+            rendered,
             tools: request.tools.to_vec(),
             begins_answer: request.add_generation_prompt && !continued,
         })
@@ -72,12 +72,12 @@ impl RenderedConversation {
 
     /// The text of the prompt.
     pub fn text(&self) -> &str {
-        &self.continuation.prompt.text
+        &self.rendered.prompt.text
     }
 
     /// The token ids of the prompt.
     pub fn ids(&self) -> Vec<u32> {
-        self.continuation.prompt.encode(&self.tokenizer)
+        self.rendered.prompt.encode(&self.tokenizer)
     }
 
     /// The strings that end the answer, for a model without a token that does.
@@ -98,7 +98,7 @@ impl RenderedConversation {
     /// A parser for the answer. If `has_form` is set, the answer's text has a required form and is not parsed for tool
     /// calls.
     pub fn parser(&self, has_form: bool) -> ToolCallParser {
-        self.template.continued_parser(&self.continuation, if has_form { &[] } else { &self.tools })
+        self.template.continued_parser(&self.rendered, if has_form { &[] } else { &self.tools })
     }
 
     /// Compiles the grammar of an answer whose text has the form `form`. The JSON pointers of assertions that are not
@@ -141,7 +141,7 @@ impl RenderedConversation {
         let thinks = self.begins_thoughts();
         match self.template.reasoning() {
             Some(markers) if thinks => Ok(markers.start),
-            Some(_) | None if self.continuation.begin < self.text().len() => Err(ConversationError::Continued),
+            Some(_) | None if self.rendered.answer_start < self.text().len() => Err(ConversationError::Continued),
             Some(_) | None => Ok(self.text()),
         }
     }

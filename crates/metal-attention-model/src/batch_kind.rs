@@ -50,7 +50,7 @@ mod tests {
     fn decoding_of_several_sequences_is_distinguished_from_prefill() {
         let few = FewLimits { sequences: 2, tokens: 4 };
         let batch = |seqs: &[usize]| {
-            let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, logits: true };
+            let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, output: true };
             BatchKind::of(&seqs.iter().enumerate().map(token).collect::<Vec<_>>(), few)
         };
         assert_eq!(batch(&[3]), BatchKind::One);

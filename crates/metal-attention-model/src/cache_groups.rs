@@ -66,7 +66,7 @@ impl CacheGroups {
             Some(a) if spec.is_causal() => a.mask,
             Some(_) | None => Mask::Causal,
         };
-        let read_by = |i: usize| spec.layers[i].mixer.cache_of(i);
+        let read_by = |i: usize| spec.layers[i].mixer.kv_cache_layer(i);
         // The mask of all layers that read a layer's cache; if they differ, all positions are kept.
         let of_cache = |cache: usize| {
             let alike = (0..spec.n_layer()).all(|i| read_by(i) != Some(cache) || of_layer(i) == of_layer(cache));

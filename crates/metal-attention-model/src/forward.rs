@@ -13,11 +13,13 @@ pub struct BatchToken {
     pub seq: usize,
     /// Position in the sequence: the number of tokens before it.
     pub pos: usize,
-    /// Whether an output of this token is wanted (logits, or its hidden state), as in llama.cpp's `llama_batch`.
-    pub logits: bool,
+    /// Whether the caller wants an output for this token: logits, a hidden state, a greedy choice or a top-k list, as
+    /// the called function returns them. The other tokens are evaluated for their keys, values and states only. The
+    /// same as `logits` of llama.cpp's `llama_batch`.
+    pub output: bool,
 }
 
-/// Logits of the tokens of a batch with `logits` set, in batch order: row-major `[n_rows, n_vocab]`.
+/// Logits of the tokens of a batch with `output` set, in batch order: row-major `[n_rows, n_vocab]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {
     /// All rows.
@@ -128,7 +130,7 @@ pub trait ForwardPass: Send {
     /// The KV cache and the recurrent states, for writing and restoring [snapshots](crate::Snapshot) of sequences.
     fn cache(&mut self) -> &mut dyn SequenceCache;
 
-    /// Evaluates `batch`, appending every token to its sequence, and returns the logits of the tokens with `logits`
+    /// Evaluates `batch`, appending every token to its sequence, and returns the logits of the tokens with `output`
     /// set. `trace`, if given, is called with the hidden states after every layer.
     ///
     /// On an error the cache is as before, with one exception: if a batch of several micro-batches fails or is
@@ -145,7 +147,7 @@ pub trait ForwardPass: Send {
         self.forward_traced(batch, None)
     }
 
-    /// Evaluates `batch` and returns the hidden states after the last norm of the tokens with `logits` set, row-major
+    /// Evaluates `batch` and returns the hidden states after the last norm of the tokens with `output` set, row-major
     /// `[n_wanted, n_embd]`; for embeddings. Errors as in [`forward_traced`](Self::forward_traced).
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError>;
 
@@ -189,14 +191,14 @@ pub trait ForwardPass: Send {
     /// Evaluates `id` in sequence 0; the logits after it, `[n_vocab]`.
     fn forward_token(&mut self, id: u32) -> Result<&[f32], ForwardError> {
         let pos = self.position();
-        let logits = self.forward(&[BatchToken { id, seq: 0, pos, logits: true }])?;
+        let logits = self.forward(&[BatchToken { id, seq: 0, pos, output: true }])?;
         Ok(logits.row(0))
     }
 
     /// Evaluates `id` in sequence 0; the argmax after it.
     fn forward_token_greedy(&mut self, id: u32) -> Result<u32, ForwardError> {
         let pos = self.position();
-        Ok(self.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }])?[0])
+        Ok(self.forward_greedy(&[BatchToken { id, seq: 0, pos, output: true }])?[0])
     }
 
     /// Evaluates a prompt in sequence 0 as one batch; the argmax after its last token.
@@ -205,7 +207,7 @@ pub trait ForwardPass: Send {
         let batch: Vec<_> = ids
             .iter()
             .enumerate()
-            .map(|(i, &id)| BatchToken { id, seq: 0, pos: start + i, logits: i + 1 == ids.len() })
+            .map(|(i, &id)| BatchToken { id, seq: 0, pos: start + i, output: i + 1 == ids.len() })
             .collect();
         Ok(self.forward_greedy(&batch)?[0])
     }
@@ -215,7 +217,7 @@ pub trait ForwardPass: Send {
         let pos = self.position();
         let mut states = Vec::new();
         let mut keep = |_layer: usize, x: &[f32]| states.push(x.to_vec());
-        let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+        let batch = [BatchToken { id, seq: 0, pos, output: true }];
         let logits = self.forward_traced(&batch, Some(&mut keep))?.row(0).to_vec();
         Ok((logits, states))
     }
@@ -286,7 +288,7 @@ pub fn check_outputs(
     n_past: &dyn Fn(usize) -> usize,
     logits: bool,
 ) -> Result<(), ForwardError> {
-    if logits && spec.output.head.is_none() && batch.iter().any(|t| t.logits) {
+    if logits && spec.output.head.is_none() && batch.iter().any(|t| t.output) {
         return Err(ForwardError::NoLogits);
     }
     if !spec.is_causal() {
@@ -299,7 +301,7 @@ pub fn check_outputs(
     Ok(())
 }
 
-/// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `n_wanted` have `logits` set.
+/// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `n_wanted` have `output` set.
 /// Without a causal mask, sequences are not divided.
 pub fn micro_batches<'b>(
     spec: &ModelSpec,
@@ -312,7 +314,7 @@ pub fn micro_batches<'b>(
         while !rest.is_empty() {
             let mut wanted = 0;
             let fits = rest.iter().take_while(|t| {
-                wanted += usize::from(t.logits);
+                wanted += usize::from(t.output);
                 wanted <= n_wanted
             });
             let (micro_batch, after) = rest.split_at(fits.count());
@@ -373,7 +375,7 @@ mod tests {
     fn micro_batches_respect_the_limits_of_tokens_and_outputs() {
         let shape = crate::ModelShape::named("smollm-135m").unwrap();
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
-        let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();
+        let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, output: pos >= 3 }).collect();
         let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
             micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|micro_batch| micro_batch.len()).collect()
         };
@@ -385,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_batch_must_continue_its_sequences() {
-        let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+        let token = |id, seq, pos| BatchToken { id, seq, pos, output: true };
         let check = |batch: &[BatchToken]| check_batch(batch, 10, 4, &[2, 0]);
         assert_eq!(check(&[token(9, 0, 2), token(0, 1, 0), token(1, 0, 3), token(1, 1, 1)]), Ok(()));
         assert_eq!(check(&[]), Err(ForwardError::EmptyPrompt));

@@ -60,8 +60,9 @@ pub use sequence_runs::one_run_per_sequence;
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Classifier, DenseOutput, Embedding, KvShape, LayerSpec, Mixer, ModelSpec, Norm, NormKind,
-    OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, Pooling, Residual, Streams,
+    AttentionAndMamba2Spec, Classifier, HeadMatrix, InputEmbedding, KvShape, LayerSpec, Mixer, ModelSpec, Norm,
+    NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, Residual,
+    ResidualStreams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

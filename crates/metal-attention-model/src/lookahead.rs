@@ -84,7 +84,7 @@ impl<S> Lookahead<S> {
 
 /// Whether steps can follow `batch` greedily: one token of each sequence, each with an output wanted.
 pub fn is_decode(batch: &[BatchToken]) -> bool {
-    batch.iter().all(|t| t.logits) && Phase::of(batch) == Phase::Decode
+    batch.iter().all(|t| t.output) && Phase::of(batch) == Phase::Decode
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use crate::{CacheGroups, Capacity, PAGE};
 
     fn token(id: u32, pos: usize) -> BatchToken {
-        BatchToken { id, seq: 0, pos, logits: true }
+        BatchToken { id, seq: 0, pos, output: true }
     }
 
     /// A page table of two pages for `n_seq` sequences.
@@ -181,6 +181,6 @@ mod tests {
     fn only_decoding_is_queued() {
         assert!(is_decode(&[token(1, 0), BatchToken { seq: 1, ..token(1, 5) }]));
         assert!(!is_decode(&[token(1, 0), token(1, 1)]), "a prompt");
-        assert!(!is_decode(&[BatchToken { logits: false, ..token(1, 0) }]));
+        assert!(!is_decode(&[BatchToken { output: false, ..token(1, 0) }]));
     }
 }

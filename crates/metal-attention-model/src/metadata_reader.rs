@@ -222,7 +222,14 @@ impl<'a> MetadataReader<'a> {
         };
         let eps = self.opt_f32(key)?.ok_or_else(|| self.missing(key))?;
         self.check(key, eps, eps >= 0.0, "must be at least 0")?;
-        Ok(Norm { tensor: "attn_norm", weight: true, bias: kind == NormKind::Layer, kind, eps, bare: false })
+        Ok(Norm {
+            tensor: "attn_norm",
+            has_weight: true,
+            has_bias: kind == NormKind::Layer,
+            kind,
+            eps,
+            is_unsuffixed: false,
+        })
     }
 
     /// The RoPE of heads of `head_dim` elements.
@@ -364,7 +371,7 @@ impl<'a> MetadataReader<'a> {
             Some(1) => Some(Pooling::Mean),
             Some(2) => Some(Pooling::First),
             Some(3) => Some(Pooling::Last),
-            Some(4) => Some(Pooling::Rank),
+            Some(4) => Some(Pooling::Classifier),
             Some(other) => {
                 let why = "the poolings are 0 (none), 1 (mean), 2 (first token), 3 (last token) and 4 (rank)";
                 return Err(self.unsupported(key, other, why));

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn token(seq: usize, pos: usize) -> BatchToken {
-        BatchToken { id: 0, seq, pos, logits: true }
+        BatchToken { id: 0, seq, pos, output: true }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Runs of sequences in batches of recurrent layers.
+//! Runs: the consecutive tokens of one sequence in a batch, a prefill chunk or a decode token. Recurrent layers process
+//! each run in order.
 
 use std::collections::HashSet;
 
@@ -28,7 +29,7 @@ mod tests {
 
     #[test]
     fn a_sequence_comes_once_in_a_part() {
-        let token = |seq| BatchToken { id: 0, seq, pos: 0, logits: false };
+        let token = |seq| BatchToken { id: 0, seq, pos: 0, output: false };
         let batch: Vec<_> = [0, 0, 1, 2, 1, 1, 2, 2, 2, 1].map(token).into();
         let lengths: Vec<_> = one_run_per_sequence(&batch).iter().map(|part| part.len()).collect();
         assert_eq!(lengths, [4, 5, 1]);

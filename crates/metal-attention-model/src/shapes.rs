@@ -2,7 +2,7 @@
 
 use metal_attention_gguf::Metadata;
 
-use crate::{ModelSpec, architectures};
+use crate::{HeadMatrix, ModelSpec, architectures};
 
 /// The sizes of a model; [`metadata`](Self::metadata) turns them into GGUF keys.
 #[derive(Debug, Clone, PartialEq)]
@@ -581,7 +581,9 @@ impl ModelShape {
     /// `output.weight` unless tied, `rope_freqs.weight` if the shape has divisors, and the biases that it has.
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
-            "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),
+            "output.weight" => {
+                !self.tied || spec.output.head.is_some_and(|head| head.matrix == HeadMatrix::OutputTensor)
+            }
             "rope_freqs.weight" => self.rope_factors.is_some(),
             _ if tensor.is_bias() => tensor.required || self.biases.iter().any(|part| tensor.name.contains(part)),
             _ => tensor.required,

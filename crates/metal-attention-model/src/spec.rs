@@ -4,6 +4,15 @@
 //! token alone; each has a norm and joins the residual stream. The parts are those of the published models. A file of
 //! `architectures/` puts the parts of a model family together. Backends match every part exhaustively, and report by
 //! name the parts that they do not support.
+//!
+//! For example, Llama 3 8B as a [`ModelSpec`] (norms are RMSNorm; the fields that are not listed are `None`, `false`,
+//! or a factor of 1):
+//!
+//! ```text
+//! embedding: one table, without token types, positions or a norm
+//! layers:    32 of { mixer_norm, Attention (32 heads, 8 KV heads, RoPE), feed_forward_norm, Dense (SiLU, gated), Sequential }
+//! output:    norm, head with `output.weight`
+//! ```
 
 use metal_attention_gguf::{GgufFile, Metadata};
 
@@ -27,21 +36,22 @@ pub struct ModelSpec {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// From a token to the input of the first layer.
-    pub embedding: Embedding,
+    /// The embedding: from a token to the input of the first layer.
+    pub embedding: InputEmbedding,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// From the last layer's state to logits or to an embedding.
     pub output: OutputSpec,
 }
 
-/// The input of the first layer for token `id` at position `pos`:
-/// `norm(scale * table[id] + types[0] + positions[pos])`, `[n_embd]`.
+/// The embedding of a token: the input of the first layer for token `id` at position `pos` is
+/// `norm(scale * table[id] + token_types[0] + positions[pos])`, `[n_embd]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Embedding {
+pub struct InputEmbedding {
     /// Factor on the row of the embedding table.
     pub scale: f32,
-    /// Rows of the table of token types (BERT's sentences A and B). Every token gets row 0. `None`: no table.
+    /// Rows of the table of token types (BERT's sentences A and B). Only row 0 is used: all tokens are of the first
+    /// sentence. `None`: no table.
     pub token_types: Option<usize>,
     /// Rows of the table of learned positions. `None`: no table.
     pub positions: Option<usize>,
@@ -49,15 +59,18 @@ pub struct Embedding {
     pub norm: Option<Norm>,
     /// An additional small embedding for each layer (Gemma 3n and 4).
     pub per_layer: Option<PerLayerEmbedding>,
-    /// Several residual streams side by side (Gemma 3n).
-    pub streams: Option<Streams>,
+    /// Several residual streams in parallel (Gemma 3n). `None`: one.
+    pub streams: Option<ResidualStreams>,
 }
 
-/// An additional embedding of the token for each layer, of `width` elements (Gemma 3n, Gemma 4).
+/// An additional embedding of the token for each layer (Gemma 3n, Gemma 4).
 ///
-/// The input of layer `i` is elements `i * width..(i + 1) * width` of
-/// `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`, where `x` is the token's embedding. After the layer,
-/// `x += norm(proj(gelu(gate(x)) * input))`.
+/// One row for each token holds the inputs of all layers, `[n_layer * width]`:
+/// `(proj_norm(W x / sqrt(n_embd)) + sqrt(width) * table[id]) / sqrt(2)`, where `x` is the token's embedding, `W` a
+/// matrix `[n_layer * width, n_embd]` and `table` a second embedding table, `[n_vocab, n_layer * width]`. Layer `i`
+/// reads elements `i * width..(i + 1) * width` as `input`. After its feed-forward
+/// `x += post_norm(proj(gelu(gate(x)) * input))`, with its matrices `gate`, `[width, n_embd]`, and `proj`,
+/// `[n_embd, width]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
@@ -68,52 +81,61 @@ pub struct PerLayerEmbedding {
     pub post_norm: Norm,
 }
 
-/// Alternating updates (AltUp, arXiv 2301.13310) with learned augmented residuals (LAuReL, arXiv 2411.07501), as in
-/// Gemma 3n: each layer computes with one of several residual streams, predicts the others from it and corrects them.
+/// Several residual streams, as in Gemma 3n, which combines two methods:
+///
+/// - Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute
+///   with the active one, `x`. Before a layer, each stream is predicted from all:
+///   `stream[i] += sum over j of p[i][j] * stream[j]`. After it, each is corrected:
+///   `stream[i] += (1 + c[i]) * (x - stream[active])`, where `stream[active]` is the prediction. `p`, `[n, n]`, and
+///   `c`, `[n]`, are products of a router's result, `tanh(W router_norm(x) / n_embd)`, `[n]`, for each token.
+/// - Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
+///   mixer's input `h`, the sum after the mixer becomes `(x + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is
+///   `[laurel_rank, n_embd]` and `R` is `[n_embd, laurel_rank]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Streams {
+pub struct ResidualStreams {
     /// Number of streams.
     pub n: usize,
-    /// Index of the stream that layers compute with.
+    /// Index of the stream that layers compute with, below `n`.
     pub active: usize,
     /// Rank of LAuReL's matrices.
     pub laurel_rank: usize,
     /// Norm of the router's input.
     pub router_norm: Norm,
-    /// Norm of LAuReL's result.
+    /// Norm of LAuReL's product `R (L h)`.
     pub laurel_norm: Norm,
 }
 
-/// A normalisation over rows.
+/// A normalisation of rows. This is its description; the values of its weight and bias are in
+/// [`NormWeights`](crate::NormWeights).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
     /// Name of its tensor in the file without `.weight`; in a layer, after `blk.N.`.
     pub tensor: &'static str,
-    /// Whether it has a weight; if not, the weight is all ones.
-    pub weight: bool,
-    /// Whether it has a bias.
-    pub bias: bool,
+    /// Whether it has a weight in the file. If not, the weight is all ones, and there is no bias.
+    pub has_weight: bool,
+    /// Whether it has a bias in the file.
+    pub has_bias: bool,
     /// The formula.
     pub kind: NormKind,
     /// Epsilon, added to the mean of squares or the variance.
     pub eps: f32,
-    /// Whether files name the weight without the suffix `.weight` (Falcon-H1).
-    pub bare: bool,
+    /// Whether files name the weight `tensor` instead of `tensor.weight` (some norms of Falcon-H1 and `PLaMo`).
+    pub is_unsuffixed: bool,
 }
 
 impl Norm {
-    /// This norm with a weight that files name without `.weight`.
-    pub(crate) fn bare(self) -> Self {
-        Self { bare: true, ..self }
+    /// Returns this norm with [`is_unsuffixed`](Self::is_unsuffixed) set.
+    pub(crate) fn unsuffixed(self) -> Self {
+        Self { is_unsuffixed: true, ..self }
     }
 
-    /// The RMSNorm with this norm's epsilon and tensor.
-    pub(crate) fn rms(self) -> Self {
-        Self { kind: NormKind::Rms, bias: false, ..self }
+    /// Returns the RMSNorm with this norm's epsilon and tensor, without a bias.
+    pub(crate) fn to_rms(self) -> Self {
+        Self { kind: NormKind::Rms, has_bias: false, ..self }
     }
 
-    /// This norm with another tensor.
-    pub(crate) fn named(self, tensor: &'static str) -> Self {
+    /// Returns this norm with the weight of another tensor.
+    pub(crate) fn with_tensor(self, tensor: &'static str) -> Self {
         Self { tensor, ..self }
     }
 }
@@ -127,7 +149,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// One layer: a mixer and a feed-forward, which join the residual stream as [`Residual`] says.
+/// One layer: a mixer and a feed-forward. [`Residual`] defines how they join the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Norm of the mixer's input. `None`: the mixer reads the residual stream itself.
@@ -136,13 +158,14 @@ pub struct LayerSpec {
     pub mixer: Mixer,
     /// Norm of the mixer's result before it is added to the stream, if any.
     pub mixer_post_norm: Option<Norm>,
-    /// Norm of the feed-forward's input. `None`: see [`Residual`].
+    /// Norm of the feed-forward's input. `None`: the feed-forward reads the residual stream itself; with
+    /// [`Residual::Parallel`] it reads the mixer's normed input.
     pub feed_forward_norm: Option<Norm>,
     /// The part that works on each token alone.
     pub feed_forward: FeedForward,
     /// Norm of the feed-forward's result before it is added to the stream, if any.
     pub feed_forward_post_norm: Option<Norm>,
-    /// The way in which both join the residual stream.
+    /// How both join the residual stream.
     pub residual: Residual,
     /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
@@ -151,18 +174,19 @@ pub struct LayerSpec {
 /// A factor on the residual stream after a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OutputScale {
-    /// This number. 1, or (RWKV-6) one half after every few layers, whose weights were divided by as much to keep F16
-    /// in range.
+    /// This number: 1, or 1/2 after some layers of RWKV-6, whose files have accordingly smaller weights so that
+    /// activations stay in the range of F16.
     Fixed(f32),
     /// The number in the file's tensor `layer_output_scale`; 1 if the file has none (Gemma 4).
     Stored,
 }
 
-/// The way in which mixer and feed-forward join the residual stream `x`.
+/// How mixer and feed-forward join the residual stream `x`.
 ///
-/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and `f(x) =
-/// feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity. `Sequential` and
-/// `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these four.
+/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and
+/// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity.
+/// `Sequential` and `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these
+/// four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// `x += scale m(x); x += scale f(x)`.
@@ -173,13 +197,12 @@ pub enum Residual {
     /// `x += m(x) + f(x)`, both from the same `x`. Without a `feed_forward_norm`, the feed-forward's input is
     /// `mixer_norm(x)`.
     Parallel,
-    /// `x = mixer(x + m(x)); x = feed_forward(x + f(x))`, where `mixer` and `feed_forward` are the norms below, over
-    /// the sums (BERT).
+    /// `x = mixer_sum_norm(x + m(x)); x = feed_forward_sum_norm(x + f(x))`: norms of the sums (BERT).
     PostNorm {
-        /// Norm after the mixer.
-        mixer: Norm,
-        /// Norm after the feed-forward.
-        feed_forward: Norm,
+        /// Norm of the stream after the mixer is added.
+        mixer_sum_norm: Norm,
+        /// Norm of the stream after the feed-forward is added.
+        feed_forward_sum_norm: Norm,
     },
 }
 
@@ -224,10 +247,10 @@ pub struct OutputSpec {
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.
     pub head: Option<OutputHead>,
-    /// Pooling of a sequence's states into its embedding. `None`: the file does not say.
+    /// Pooling of a sequence's hidden states into its embedding. `None`: the file names none.
     pub pooling: Option<Pooling>,
-    /// The matrices that the pooled state goes through, in order, with nothing in between (EmbeddingGemma).
-    pub dense: Vec<DenseOutput>,
+    /// Matrices that multiply the pooled state one after the other, without activations between them (EmbeddingGemma).
+    pub dense: Vec<PooledProjection>,
     /// The classifier of rerankers, in the tensors `cls` and `cls.output`, if there is one.
     pub classifier: Option<Classifier>,
 }
@@ -239,22 +262,30 @@ pub struct OutputHead {
     pub scale: f32,
     /// The cap, if there is one.
     pub soft_cap: Option<f32>,
-    /// Whether `W` is the embedding table.
-    ///
-    /// `Some(true)`: always; an output tensor in the file is not read. `Some(false)`: files of the family have the
-    /// tensor `output.weight`. `None`: they may have it. A file without it uses the embedding table in either case;
-    /// only writers of files distinguish the two.
-    pub tied: Option<bool>,
-    /// Whether files may have a bias for `W`; if not, none is read.
-    pub bias: bool,
+    /// Where `W` is stored.
+    pub matrix: HeadMatrix,
+    /// Whether files may have the bias `b`, as `output.bias`. If not, it is not read.
+    pub may_have_bias: bool,
 }
 
-/// A matrix that the pooled state goes through.
+/// Where the matrix of the output head is stored. A file without `output.weight` has its embedding table used in every
+/// case; only writers of files distinguish the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DenseOutput {
+pub enum HeadMatrix {
+    /// The embedding table (tied embeddings). A tensor `output.weight` in the file is not read.
+    EmbeddingTable,
+    /// `output.weight`, which the files of the family have.
+    OutputTensor,
+    /// `output.weight`, which some files of the family have.
+    OutputTensorIfPresent,
+}
+
+/// A matrix that multiplies the pooled state, `[n_out, n_in]`; `n_in` is `n_embd`, or `n_out` of the matrix before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PooledProjection {
     /// Name of its tensor without `.weight`.
     pub tensor: &'static str,
-    /// Elements of its result.
+    /// Number of elements of its product.
     pub n_out: usize,
 }
 
@@ -283,8 +314,9 @@ pub enum Pooling {
     First,
     /// The last token's.
     Last,
-    /// The scores of the [`Classifier`], which names its own pooling.
-    Rank,
+    /// The scores of the [`Classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling comes
+    /// before it.
+    Classifier,
 }
 
 impl ModelSpec {
@@ -313,8 +345,9 @@ impl ModelSpec {
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
-    /// Whether the model can generate text: it has an output head and is causal.
-    pub fn writes_text(&self) -> bool {
+    /// Whether the model can generate text: it has an output head and is causal. The others are encoders for
+    /// embeddings.
+    pub fn generates_text(&self) -> bool {
         self.output.head.is_some() && self.is_causal()
     }
 
@@ -340,7 +373,7 @@ pub struct KvShape {
 }
 
 impl Mixer {
-    /// The softmax attention in this mixer, alone or beside a recurrence; `None` if it has none.
+    /// The softmax attention in this mixer, alone or in parallel with a recurrence; `None` if it has none.
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(a) => Some(a),
@@ -382,7 +415,7 @@ impl Mixer {
     }
 
     /// The layer whose KV cache the mixer of layer `i` reads: `i` or an earlier one. `None` if it reads none.
-    pub fn cache_of(&self, i: usize) -> Option<usize> {
+    pub fn kv_cache_layer(&self, i: usize) -> Option<usize> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => match a.kv {
                 KvSource::Own | KvSource::KeysAsValues => Some(i),
@@ -397,8 +430,8 @@ impl Mixer {
     /// attention.
     ///
     /// Latent attention has one KV head. Its key is the compressed row (`kv_rank`) followed by the shared rotated key
-    /// (`shared_dim`). Its value is the compressed row again: that is stored twice, as the layouts of keys and values
-    /// differ.
+    /// (`shared_dim`). Its value is the compressed row again. The row is counted and stored twice, since backends
+    /// keep keys and values in separate buffers with different layouts.
     pub fn kv_shape(&self) -> Option<KvShape> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => {
@@ -425,7 +458,8 @@ impl Mixer {
 }
 
 impl LayerSpec {
-    /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's.
+    /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's. 0 if
+    /// the layer has none. Saturates instead of overflowing, since the sizes come from a file.
     pub fn state_elements(&self) -> usize {
         self.mixer.state_elements().saturating_add(self.feed_forward.state_elements())
     }

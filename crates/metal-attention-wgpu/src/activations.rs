@@ -3,7 +3,7 @@
 
 mod rwkv;
 
-use metal_attention_model::{Embedding, FeedForward, LatentAttentionSpec, Mixer, ModelSpec};
+use metal_attention_model::{FeedForward, InputEmbedding, LatentAttentionSpec, Mixer, ModelSpec};
 use wgpu::Buffer;
 
 use crate::kernels::{
@@ -21,18 +21,18 @@ use rwkv::{RwkvScratch, RwkvWidths};
 pub(super) struct ActivationWidths {
     /// The residual stream; also the width of `h` and `result`.
     pub(super) n_embd: usize,
-    /// Projected queries, keys and values; the projected inputs of recurrent mixers.
-    pub(super) qkv: usize,
+    /// The product of a mixer's input projection: queries, keys and values, or the inputs of a recurrence.
+    pub(super) projected: usize,
     /// Queries of the general attention kernels; results of a recurrent mixer's convolution.
     pub(super) queries: usize,
-    /// Compressed queries (`q_a`).
-    pub(super) q_rank: usize,
-    /// Compressed keys and values (`kv_a`).
-    pub(super) compressed: usize,
+    /// Compressed queries of latent attention.
+    pub(super) q_compressed: usize,
+    /// Compressed keys and values of latent attention.
+    pub(super) kv_compressed: usize,
     /// The result of attention or another mixer.
     pub(super) mixer_out: usize,
-    /// Expanded values of latent attention; results of a recurrence before their norm.
-    pub(super) values: usize,
+    /// The value of each head: of latent attention after the value expansion, of a delta rule before its norm.
+    pub(super) head_outputs: usize,
     /// Counters of workgroups that share a recurrent state.
     pub(super) tickets: usize,
     /// Scratch buffers of Mamba and Mamba-2 only.
@@ -63,18 +63,18 @@ pub(super) struct ActivationWidths {
 
 impl ActivationWidths {
     pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
-        let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
         let mut w = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
         let widen = |width: &mut usize, to: usize| *width = to.max(*width);
         for (layer, mixer) in spec.layers.iter().zip(mixers) {
             match mixer {
-                MixerKernels::Fast(shape) => {
-                    widen(&mut w.qkv, shape.qkv_len());
+                MixerKernels::FastAttention(shape) => {
+                    widen(&mut w.projected, shape.qkv_len());
                     widen(&mut w.mixer_out, shape.att_len());
                 }
-                MixerKernels::General(inputs, attention) => {
-                    widen(&mut w.qkv, inputs.row());
+                MixerKernels::GeneralAttention(inputs, attention) => {
+                    widen(&mut w.projected, inputs.row());
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
                     widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
@@ -83,18 +83,18 @@ impl ActivationWidths {
                     widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
                 MixerKernels::Mamba(of) => {
-                    widen(&mut w.qkv, 2 * of.width);
+                    widen(&mut w.projected, 2 * of.width);
                     widen(&mut w.mixer_out, of.width);
                     w.mamba.widen_for(of);
                 }
                 MixerKernels::Mamba2(of) => {
-                    widen(&mut w.qkv, of.input_width());
+                    widen(&mut w.projected, of.input_width());
                     widen(&mut w.mixer_out, of.width());
                     w.mamba.widen_for_heads(of, false);
                     widen(&mut w.tickets, of.n_group);
                 }
                 MixerKernels::AttentionAndMamba2(attention, of) => {
-                    widen(&mut w.qkv, attention.qkv_len() + of.input_width());
+                    widen(&mut w.projected, attention.qkv_len() + of.input_width());
                     match attention {
                         AttentionKernels::Fast(shape) => widen(&mut w.mixer_out, shape.att_len()),
                         AttentionKernels::General(_, attention) => {
@@ -107,15 +107,15 @@ impl ActivationWidths {
                 }
                 MixerKernels::None => {}
                 MixerKernels::ShortConv(conv) => {
-                    widen(&mut w.qkv, 3 * conv.width);
+                    widen(&mut w.projected, 3 * conv.width);
                     widen(&mut w.mixer_out, conv.width);
                 }
                 MixerKernels::DeltaRule(rule) => {
                     let (n_channels, n_values) = (rule.n_channels(), rule.n_values());
-                    widen(&mut w.qkv, n_channels + n_values + 2 * rule.n_head_v);
-                    widen(&mut w.compressed, 2 * rule.n_head_v);
+                    widen(&mut w.projected, n_channels + n_values + 2 * rule.n_head_v);
+                    widen(&mut w.kv_compressed, 2 * rule.n_head_v);
                     widen(&mut w.queries, n_channels);
-                    widen(&mut w.values, n_values);
+                    widen(&mut w.head_outputs, n_values);
                     widen(&mut w.mixer_out, n_values);
                     widen(&mut w.tickets, rule.n_head_k);
                     if let Some(low_rank) = low_rank_of_delta_rule(rule) {
@@ -144,10 +144,10 @@ impl ActivationWidths {
                 | Mixer::None => {}
                 Mixer::LatentAttention(a) => {
                     let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, shared_dim, .. } = a;
-                    widen(&mut w.qkv, n_head * a.head_dim());
-                    widen(&mut w.q_rank, q_rank.unwrap_or(0));
-                    widen(&mut w.compressed, kv_rank + shared_dim);
-                    widen(&mut w.values, n_head * value_dim);
+                    widen(&mut w.projected, n_head * a.head_dim());
+                    widen(&mut w.q_compressed, q_rank.unwrap_or(0));
+                    widen(&mut w.kv_compressed, kv_rank + shared_dim);
+                    widen(&mut w.head_outputs, n_head * value_dim);
                 }
             }
             match &layer.feed_forward {
@@ -188,7 +188,17 @@ impl ActivationWidths {
     /// The widths of all buffers with a row for each token.
     fn rows(&self) -> Vec<usize> {
         let Self {
-            n_embd, qkv, queries, q_rank, compressed, mixer_out, values, gate_up, gated, layer_embeddings, ..
+            n_embd,
+            projected,
+            queries,
+            q_compressed,
+            kv_compressed,
+            mixer_out,
+            head_outputs,
+            gate_up,
+            gated,
+            layer_embeddings,
+            ..
         } = *self;
         let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, rwkv, n_vocab: _, .. } =
             *self;
@@ -196,12 +206,12 @@ impl ActivationWidths {
             n_embd,
             n_embd,
             n_embd,
-            qkv,
+            projected,
             queries,
-            q_rank,
-            compressed,
+            q_compressed,
+            kv_compressed,
             mixer_out,
-            values,
+            head_outputs,
             tickets,
             gate_up,
             gated,
@@ -219,7 +229,7 @@ impl ActivationWidths {
 
     /// The widest input of any matrix product.
     fn input(&self) -> usize {
-        let own = [self.n_embd, self.q_rank, self.mixer_out, self.values, self.gated, self.laurel_rank];
+        let own = [self.n_embd, self.q_compressed, self.mixer_out, self.head_outputs, self.gated, self.laurel_rank];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
     }
 }
@@ -234,23 +244,25 @@ pub(super) struct Activations {
     /// The result of a mixer or feed-forward that a norm or factor separates from the residual join,
     /// `[n_tokens, n_embd]`.
     pub(super) result: Buffer,
-    /// Projected queries, keys and values, `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`, with gates of heads before
-    /// them and the inputs of a mixer beside attention after them. In latent attention the queries,
-    /// `[n_tokens, n_head, head_dim]`. For other mixers their projected inputs.
-    pub(super) qkv: Buffer,
+    /// The product of a mixer's input projection. For softmax attention a row is: gates of the query heads (if any),
+    /// query heads, key heads, value heads, inputs of a parallel Mamba-2 (if any); without the first and the last
+    /// `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`. For latent attention only queries, `[n_tokens, n_head,
+    /// head_dim]`. For other mixers their inputs.
+    pub(super) projected: Buffer,
     /// Queries of the general attention kernels after norm and RoPE, `[n_tokens, n_head, key_dim]`. For a delta rule
     /// the result of its convolution, `[n_tokens, n_channels]`.
     pub(super) queries: Buffer,
     /// Compressed queries of latent attention, `[n_tokens, q_rank]`.
-    pub(super) q_a: Buffer,
-    /// Latent attention's compressed keys and values with the key that heads share,
-    /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they are projected apart.
-    pub(super) kv_a: Buffer,
-    /// The mixer's result, which its output matrix multiplies, `[n_tokens, n_head * value_dim]`.
+    pub(super) q_compressed: Buffer,
+    /// Latent attention's compressed keys and values, followed by the key part that all heads share,
+    /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they have a projection of their own.
+    pub(super) kv_compressed: Buffer,
+    /// The mixer's result, `[n_tokens, n_head * value_dim]`; except for latent attention, the output matrix multiplies
+    /// it. For latent attention the weighted sums of compressed rows, `[n_tokens, n_head, kv_rank]`.
     pub(super) mixer_out: Buffer,
-    /// Latent attention's result expanded to values, `[n_tokens, n_head * value_dim]`. For a delta rule its results
-    /// before their norm.
-    pub(super) values: Buffer,
+    /// The output of each head of latent attention after the value expansion, `[n_tokens, n_head, value_dim]`. For a
+    /// delta rule the output of each head before its norm, `[n_tokens, n_head_v, value_dim]`.
+    pub(super) head_outputs: Buffer,
     /// Counters by which the workgroups of a run find the last of them, `[n_runs, n]`; zero between dispatches.
     pub(super) tickets: Buffer,
     /// Scratch buffers of Mamba and Mamba-2 only.
@@ -354,12 +366,12 @@ impl Activations {
             x: rows(widths.n_embd)?,
             h: rows(widths.n_embd)?,
             result: rows(widths.n_embd)?,
-            qkv: rows(widths.qkv)?,
+            projected: rows(widths.projected)?,
             queries: rows(widths.queries)?,
-            q_a: rows(widths.q_rank)?,
-            kv_a: rows(widths.compressed)?,
+            q_compressed: rows(widths.q_compressed)?,
+            kv_compressed: rows(widths.kv_compressed)?,
             mixer_out: rows(widths.mixer_out)?,
-            values: rows(widths.values)?,
+            head_outputs: rows(widths.head_outputs)?,
             tickets: rows(widths.tickets)?,
             mamba: MambaScratch::new(gpu, &widths.mamba, n_tokens)?,
             gate_up: rows(widths.gate_up)?,

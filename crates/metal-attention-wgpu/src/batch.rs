@@ -9,7 +9,7 @@ use crate::error::WgpuError;
 /// of wanted tokens, 0, 0). The row of each token is (id, position, sequence, w), where the `w` of row `i` is the index
 /// of the `i`-th wanted token: one whose logits are wanted. Kernels that use the KV cache need a [`BatchBuffer`].
 pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
-    let wanted: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.logits).map(|(i, _)| i).collect();
+    let wanted: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
     let mut words = vec![[tokens.len() as u32, wanted.len() as u32, 0, 0]];
     words.extend(
         tokens.iter().enumerate().map(|(i, t)| [t.id, t.pos as u32, t.seq as u32, wanted.get(i).copied().unwrap_or(0)]),

@@ -146,7 +146,7 @@ impl<'a> WgpuCeilings<'a> {
             .iter()
             .map(|&n| {
                 let tokens: Vec<_> =
-                    (0..n).map(|pos| metal_attention_model::BatchToken { id: 0, seq: 0, pos, logits: true }).collect();
+                    (0..n).map(|pos| metal_attention_model::BatchToken { id: 0, seq: 0, pos, output: true }).collect();
                 let batch = gpu.upload("a batch", &batch_words(&tokens))?;
                 let tokens_of_tile = if n == 1 { 1 } else { TOKEN_TILE };
                 let mut dispatches = Vec::new();

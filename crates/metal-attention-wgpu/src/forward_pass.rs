@@ -2,7 +2,7 @@
 //!
 //! Every batch is cut into micro-batches that fit the scratch buffers. For each one the tokens and the page tables of
 //! their sequences are written to the GPU, the dispatches of the [plan](crate::plan) for its kind of batch are recorded
-//! and submitted, and the results of the *wanted* tokens (those with `BatchToken::logits`) are copied to a buffer that
+//! and submitted, and the results of the *wanted* tokens (those with `BatchToken::output`) are copied to a buffer that
 //! the CPU maps and reads. Greedy decode steps are queued ahead of the CPU by `lookahead.rs`.
 
 mod set_up;
@@ -238,7 +238,7 @@ impl WgpuForwardPass {
         let longest = batch.iter().map(|t| t.pos + ahead).max().unwrap_or(0);
         let size = BatchDims {
             n_tokens: batch.len() as u32,
-            n_wanted: batch.iter().filter(|t| t.logits).count() as u32,
+            n_wanted: batch.iter().filter(|t| t.output).count() as u32,
             n_runs: batch.chunk_by(|a, b| a.seq == b.seq).count() as u32,
             n_splits: kernels::n_splits(longest),
         };
@@ -553,7 +553,7 @@ impl ForwardPass for WgpuForwardPass {
         self.evaluate(batch, ResultKind::Id, None, |bytes| {
             ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
         })?;
-        let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
+        let wanted: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
         self.lookahead.advance(&wanted, &ids);
         Ok(ids)
     }

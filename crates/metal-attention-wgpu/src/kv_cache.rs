@@ -63,7 +63,7 @@ impl WgpuKvCache {
         };
         let (keys, values) = (slices(0)?, slices(1)?);
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let source = layer.mixer.cache_of(i)?;
+            let source = layer.mixer.kv_cache_layer(i)?;
             let at = owners.iter().position(|(owner, _)| *owner == source).expect("the layer read has its own cache");
             Some((keys[at].clone(), values[at].clone()))
         });

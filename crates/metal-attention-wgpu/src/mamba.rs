@@ -149,8 +149,8 @@ pub(super) struct MambaWidths {
     conv: usize,
     /// Results before their norm.
     y: usize,
-    /// Results of Mamba-2 beside attention.
-    beside: usize,
+    /// Results of Mamba-2 in parallel with attention.
+    parallel_out: usize,
     /// The low-rank step size.
     low: usize,
     /// The step size dt.
@@ -168,22 +168,22 @@ impl MambaWidths {
         self.bc = self.bc.max(2 * of.d_state);
     }
 
-    /// Widens the buffers for Mamba-2. `beside`: it runs beside attention.
-    pub(super) fn widen_for_heads(&mut self, of: &Mamba2Spec, beside: bool) {
+    /// Widens the buffers for Mamba-2. `parallel`: it runs in parallel with attention.
+    pub(super) fn widen_for_heads(&mut self, of: &Mamba2Spec, parallel: bool) {
         self.conv = self.conv.max(of.conv_width());
         self.y = self.y.max(of.width() * usize::from(of.norm.is_some()));
-        self.beside = self.beside.max(of.width() * usize::from(beside));
+        self.parallel_out = self.parallel_out.max(of.width() * usize::from(parallel));
     }
 
     /// The widths of all buffers.
     pub(super) fn rows(&self) -> [usize; 7] {
-        let Self { conv, y, beside, low, dt, bc } = *self;
-        [conv, y, beside, low, dt, bc, bc]
+        let Self { conv, y, parallel_out, low, dt, bc } = *self;
+        [conv, y, parallel_out, low, dt, bc, bc]
     }
 
     /// The widths of those buffers that matrices multiply.
     pub(super) fn inputs(&self) -> [usize; 4] {
-        [self.conv, self.y, self.beside, self.low]
+        [self.conv, self.y, self.parallel_out, self.low]
     }
 }
 
@@ -194,8 +194,8 @@ pub(super) struct MambaScratch {
     pub(super) conv: Buffer,
     /// Results before their norm, `[n_tokens, width]`.
     pub(super) y: Buffer,
-    /// Results of Mamba-2 beside attention, whose own are in `mixer_out`, `[n_tokens, width]`.
-    pub(super) beside: Buffer,
+    /// Results of Mamba-2 in parallel with attention, whose own are in `mixer_out`, `[n_tokens, width]`.
+    pub(super) parallel_out: Buffer,
     /// The low-rank step size, `[n_tokens, dt_rank]`.
     pub(super) low: Buffer,
     /// The step size dt, `[n_tokens, n_dt]`.
@@ -212,7 +212,7 @@ impl MambaScratch {
         Ok(Self {
             conv: rows(widths.conv)?,
             y: rows(widths.y)?,
-            beside: rows(widths.beside)?,
+            parallel_out: rows(widths.parallel_out)?,
             low: rows(widths.low)?,
             dt: rows(widths.dt)?,
             bc: rows(widths.bc)?,

@@ -8,7 +8,7 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
-    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
+    DenseWeights, Experts, FeedForward, FeedForwardWeights, InputEmbedding, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
     NormWeights, OutputHead, OutputScale, OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
     Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
@@ -24,7 +24,7 @@ use crate::kernels::{
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
     // The kernels support every other field of the embedding, and every field of the output. Pooling and what follows
     // it is computed outside of the forward pass.
-    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // per-layer embedding.
@@ -140,9 +140,9 @@ impl LayerPages {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
     /// Softmax attention, by the fast kernels.
-    Fast(AttentionShape),
+    FastAttention(AttentionShape),
     /// Softmax attention, by the general kernels.
-    General(AttentionInputsShape, GeneralAttention),
+    GeneralAttention(AttentionInputsShape, GeneralAttention),
     /// Latent attention (MLA), by the general attention kernel over compressed rows.
     Latent(LatentInputsShape, GeneralAttention),
     /// A gated short convolution.
@@ -181,12 +181,12 @@ impl AttentionKernels {
         }
     }
 
-    /// These kernels, for rows of Q, K and V with `beside` more elements behind them: the inputs of a mixer that runs
-    /// beside attention.
-    fn beside(self, beside: usize) -> Self {
+    /// These kernels, for rows of Q, K and V with `n_trailing` more elements behind them: the inputs of the mixer that
+    /// runs in parallel with attention.
+    fn with_trailing(self, n_trailing: usize) -> Self {
         match self {
-            Self::Fast(shape) => Self::Fast(AttentionShape { beside, ..shape }),
-            Self::General(inputs, attention) => Self::General(AttentionInputsShape { beside, ..inputs }, attention),
+            Self::Fast(shape) => Self::Fast(AttentionShape { n_trailing, ..shape }),
+            Self::General(inputs, attention) => Self::General(AttentionInputsShape { n_trailing, ..inputs }, attention),
         }
     }
 }
@@ -194,8 +194,8 @@ impl AttentionKernels {
 impl From<AttentionKernels> for MixerKernels {
     fn from(kernels: AttentionKernels) -> Self {
         match kernels {
-            AttentionKernels::Fast(shape) => Self::Fast(shape),
-            AttentionKernels::General(inputs, attention) => Self::General(inputs, attention),
+            AttentionKernels::Fast(shape) => Self::FastAttention(shape),
+            AttentionKernels::General(inputs, attention) => Self::GeneralAttention(inputs, attention),
         }
     }
 }
@@ -216,7 +216,7 @@ impl MixerKernels {
             (Mixer::Mamba2(of), MixerWeights::Mamba2(_)) => Self::Mamba2(*of),
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
                 let attention = AttentionKernels::new(&both.attention, &w.attention, pages(i));
-                Self::AttentionAndMamba2(attention.beside(both.mamba2.input_width()), both.mamba2)
+                Self::AttentionAndMamba2(attention.with_trailing(both.mamba2.input_width()), both.mamba2)
             }
             (Mixer::None, MixerWeights::None) => Self::None,
             (Mixer::Rwkv6(of), MixerWeights::Rwkv6(_)) => Self::Rwkv6(*of),
@@ -291,7 +291,7 @@ impl AttentionKernels {
             n_ctx,
             group,
             cache,
-            beside: 0,
+            n_trailing: 0,
         };
         let attention = GeneralAttention {
             n_head,
@@ -361,8 +361,8 @@ impl MixerKernels {
     /// layer's.
     pub(super) fn page_bytes(&self) -> Option<[u64; 2]> {
         match self {
-            Self::Fast(shape) => Some([shape.cache_bytes(1); 2]),
-            Self::General(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
+            Self::FastAttention(shape) => Some([shape.cache_bytes(1); 2]),
+            Self::GeneralAttention(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
             Self::Latent(_, attention) => Some(attention.page_bytes()),
             Self::AttentionAndMamba2(attention, _) => Self::from(*attention).page_bytes(),
             Self::ShortConv(_)
@@ -378,8 +378,8 @@ impl MixerKernels {
     /// Bytes of the partial results of split-KV attention for a decode step of `n_tokens` sequences.
     pub(super) fn partial_bytes(&self, n_tokens: usize) -> u64 {
         match self {
-            Self::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
-            Self::General(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
+            Self::FastAttention(shape) => crate::kernels::partial_bytes(shape, n_tokens),
+            Self::GeneralAttention(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
             Self::AttentionAndMamba2(attention, _) => Self::from(*attention).partial_bytes(n_tokens),
             Self::ShortConv(_)
             | Self::DeltaRule(_)
@@ -450,7 +450,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
         qk_norm_eps,
         gated: output_gate,
         cache,
-        beside: 0,
+        n_trailing: 0,
     })
 }
 
@@ -497,7 +497,7 @@ pub(super) fn plain_layers<'a>(
     weights: &'a Weights,
     mixers: &[MixerKernels],
 ) -> Option<Vec<(PlainLayer, PlainWeights<'a>)>> {
-    let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if per_layer.is_some() || streams.is_some() {
         return None;
     }
@@ -526,9 +526,9 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         return None;
     }
     let attention = match mixer_kernels {
-        MixerKernels::Fast(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
-        MixerKernels::Fast(shape) => *shape,
-        MixerKernels::General(..)
+        MixerKernels::FastAttention(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
+        MixerKernels::FastAttention(shape) => *shape,
+        MixerKernels::GeneralAttention(..)
         | MixerKernels::Latent(..)
         | MixerKernels::ShortConv(_)
         | MixerKernels::DeltaRule(_)
@@ -582,6 +582,6 @@ fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
 
 /// The factor and the cap on the logits, if they are more than a product.
 pub(super) fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
-    let OutputHead { scale, soft_cap, tied: _, bias: _ } = *head;
+    let OutputHead { scale, soft_cap, matrix: _, may_have_bias: _ } = *head;
     (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
 }

@@ -152,7 +152,7 @@ impl PersistentLayersBuilder<'_> {
     /// Runs the kernels on a token at position 0, on page 0. True if all workgroups ended and none timed out.
     fn runs_through(&self, untried: &UntestedLayers) -> Result<bool, WgpuError> {
         let UntestedLayers { layers, ended, groups } = untried;
-        let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
+        let token = BatchToken { id: 0, seq: 0, pos: 0, output: false };
         self.batch.write_tokens(self.gpu, &[token]);
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());

@@ -187,14 +187,14 @@ impl<'a> LinearProduct<'a> {
     }
 }
 
-/// The input of a mixer's or a feed-forward's products.
+/// The input of a mixer or a feed-forward, `[n_tokens, n_embd]`: what its first products multiply.
 #[derive(Clone, Copy)]
-enum BlockInput<'a> {
-    /// The norm of the residual stream, which is not computed yet. Most kernels compute it in the prologue of the
-    /// product.
-    Norm(&'a WgpuNorm),
-    /// Rows that are computed already.
-    Ready(&'a Buffer),
+enum BranchInput<'a> {
+    /// This norm of the residual stream `scratch.x`, which no dispatch has computed yet. Each product that reads the
+    /// input computes it: most kernels in their prologue, the others by a norm kernel that writes `scratch.h` before.
+    PendingNorm(&'a WgpuNorm),
+    /// The rows of this buffer, which earlier dispatches write.
+    Rows(&'a Buffer),
 }
 
 impl PlanBuilder<'_> {
@@ -247,40 +247,46 @@ impl PlanBuilder<'_> {
         ProductMethod::Gemm { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
-    /// The input of a block whose norm is `norm`; without one the residual stream itself. Reads `x`. `materialise`, or
-    /// a norm that no product can compute in its prologue: appends the norm, which writes `h`.
-    fn input<'n>(
+    /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
+    /// `materialise` is set, or no product can compute the norm in its prologue (a layer norm or a bias), appends a
+    /// dispatch that writes the norm to `h`.
+    fn branch_input<'n>(
         &'n self,
         dispatches: &mut Vec<Dispatch>,
         norm: Option<&'n WgpuNorm>,
         materialise: bool,
-    ) -> Result<BlockInput<'n>, WgpuError> {
-        let Some(norm) = norm else { return Ok(BlockInput::Ready(&self.scratch.x)) };
+    ) -> Result<BranchInput<'n>, WgpuError> {
+        let Some(norm) = norm else { return Ok(BranchInput::Rows(&self.scratch.x)) };
         if !materialise && norm.kind == NormKind::Rms && !norm.has_bias {
-            return Ok(BlockInput::Norm(norm));
+            return Ok(BranchInput::PendingNorm(norm));
         }
         dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.h)?);
-        Ok(BlockInput::Ready(&self.scratch.h))
+        Ok(BranchInput::Rows(&self.scratch.h))
     }
 
-    /// `y = norm(x)`; `x` of `None`: in place. `shape` sets what `norm` does not: rows, scale, accumulation, wanted
-    /// tokens.
+    /// `y = norm(x)`; where `x` is `None`, `y = norm(y)`. `shape` sets what `norm` does not: number of rows, scale,
+    /// accumulation, all tokens or only the wanted ones.
     fn norm(&self, norm: &WgpuNorm, shape: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
         let shape =
             NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
         kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
     }
 
-    /// Appends `product` with `input` as its input, instead of `product.x`.
-    fn project(
+    /// Appends `y = linear input` for all tokens, with the epilogue `output`. A pending norm is computed from
+    /// `scratch.x`.
+    fn multiply_branch_input(
         &self,
         dispatches: &mut Vec<Dispatch>,
-        input: BlockInput<'_>,
-        product: LinearProduct<'_>,
+        input: BranchInput<'_>,
+        linear: &WgpuLinear,
+        output: MatvecOutput,
+        y: &Buffer,
     ) -> Result<(), WgpuError> {
         match input {
-            BlockInput::Norm(norm) => self.norm_then_multiply(dispatches, norm, product),
-            BlockInput::Ready(x) => self.multiply(dispatches, LinearProduct { x, ..product }),
+            BranchInput::PendingNorm(norm) => {
+                self.norm_then_multiply(dispatches, norm, LinearProduct::new(linear, output, &self.scratch.x, y))
+            }
+            BranchInput::Rows(x) => self.multiply(dispatches, LinearProduct::new(linear, output, x, y)),
         }
     }
 

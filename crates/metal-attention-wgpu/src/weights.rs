@@ -326,8 +326,8 @@ impl WgpuLayer {
     ) -> Result<Self, WgpuError> {
         let norm = |norm: &Option<Norm>, w: &Option<NormWeights>| WgpuNorm::optional(gpu, norm.as_ref(), w.as_ref());
         let sum_norms = match (&spec.residual, &w.sum_norms) {
-            (metal_attention_model::Residual::PostNorm { mixer, feed_forward }, Some([a, b])) => {
-                Some([WgpuNorm::new(gpu, mixer, a)?, WgpuNorm::new(gpu, feed_forward, b)?])
+            (metal_attention_model::Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm }, Some([a, b])) => {
+                Some([WgpuNorm::new(gpu, mixer_sum_norm, a)?, WgpuNorm::new(gpu, feed_forward_sum_norm, b)?])
             }
             _ => None,
         };
@@ -392,7 +392,7 @@ impl WgpuLayer {
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
             (
-                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, head_params: _ }),
+                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, sinks_and_slopes: _ }),
                 WgpuFeedForward::Dense(dense),
             ) => Some(LayerMatrices {
                 qkv: &qkv.weight,
@@ -426,11 +426,11 @@ impl WgpuMixer {
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
                 let norm = Norm {
                     tensor: "attn_q_a_norm",
-                    weight: true,
-                    bias: false,
+                    has_weight: true,
+                    has_bias: false,
                     kind: NormKind::Rms,
                     eps: spec.eps,
-                    bare: false,
+                    is_unsuffixed: false,
                 };
                 let q_a = match &a.q_a {
                     Some((linear, w)) => Some((

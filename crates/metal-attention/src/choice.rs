@@ -87,7 +87,7 @@ pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
     }
 }
 
-/// Evaluates `batch` and calls `row(i, scores)` for the `i`-th token with `logits` set, with scores of the `required`
+/// Evaluates `batch` and calls `row(i, scores)` for the `i`-th token with `output` set, with scores of the `required`
 /// kind. On an error `row` is not called.
 pub fn evaluate(
     pass: &mut dyn ForwardPass,

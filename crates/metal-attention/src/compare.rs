@@ -157,7 +157,7 @@ pub fn compare(
     };
     // With all logits wanted, the last layer evaluates every token.
     let tokens: Vec<_> =
-        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: has_head }).collect();
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: has_head }).collect();
     let mut found = Comparison {
         layers: vec![Deviation::NONE; n_layer],
         output: Deviation::NONE,
@@ -188,7 +188,7 @@ pub fn compare(
         // The states after the last norm need a second evaluation.
         reference.reset();
         other.reset();
-        let tokens: Vec<_> = tokens.iter().map(|&token| BatchToken { logits: true, ..token }).collect();
+        let tokens: Vec<_> = tokens.iter().map(|&token| BatchToken { output: true, ..token }).collect();
         for batch in tokens.chunks(n_batch) {
             let start = batch[0].pos;
             report(start)?;

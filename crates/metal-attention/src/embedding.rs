@@ -83,7 +83,7 @@ impl Pooler {
         let pooling = pooling.or(spec.output.pooling).unwrap_or(Pooling::Mean);
         let mut ops: Vec<_> = weights.dense.iter().map(|linear| PoolingOp::Matrix(F32Matrix::of(linear))).collect();
         let mut by = pooling;
-        if pooling == Pooling::Rank {
+        if pooling == Pooling::Classifier {
             by = Pooling::First;
             if let (Some(c), Some(w)) = (&spec.output.classifier, &weights.classifier) {
                 by = c.pooling;
@@ -98,7 +98,7 @@ impl Pooler {
                 }
             }
         }
-        Self { pooling: by, n_embd: spec.n_embd, ops, is_score: pooling == Pooling::Rank }
+        Self { pooling: by, n_embd: spec.n_embd, ops, is_score: pooling == Pooling::Classifier }
     }
 
     /// Whether the model is a reranker: a sequence has scores instead of an embedding.
@@ -110,14 +110,14 @@ impl Pooler {
     pub fn needs(&self, pos: usize, n: usize) -> bool {
         match self.pooling {
             Pooling::Mean => true,
-            Pooling::First | Pooling::Rank => pos == 0,
+            Pooling::First | Pooling::Classifier => pos == 0,
             Pooling::Last => pos + 1 == n,
         }
     }
 
-    /// The batch of a whole sequence at cache sequence `seq`. The tokens whose states are needed have `logits` set.
+    /// The batch of a whole sequence at cache sequence `seq`. The tokens whose states are needed have `output` set.
     pub fn batch(&self, ids: &[u32], seq: usize) -> Vec<BatchToken> {
-        let token = |(pos, &id)| BatchToken { id, seq, pos, logits: self.needs(pos, ids.len()) };
+        let token = |(pos, &id)| BatchToken { id, seq, pos, output: self.needs(pos, ids.len()) };
         ids.iter().enumerate().map(token).collect()
     }
 

@@ -383,7 +383,7 @@ mod tests {
         let mut pass = model.forward_pass(&options).unwrap();
         let ids: Vec<u32> = (0..300).map(|i| (i * 7) % 500 + 3).collect();
         let batch = |seq, from: usize| {
-            let token = |pos| BatchToken { id: ids[pos], seq, pos, logits: pos == 299 };
+            let token = |pos| BatchToken { id: ids[pos], seq, pos, output: pos == 299 };
             (from..300).map(token).collect::<Vec<_>>()
         };
         let want = pass.forward(&batch(0, 0)).unwrap().as_slice().to_vec();

@@ -78,7 +78,7 @@ impl Reranker {
     /// The reranker of `model`; an error if it is none.
     pub fn new(model: &Model) -> Result<Self, Error> {
         let output = &model.spec().output;
-        let classifier = output.classifier.as_ref().filter(|_| output.pooling == Some(Pooling::Rank));
+        let classifier = output.classifier.as_ref().filter(|_| output.pooling == Some(Pooling::Classifier));
         let classifier = classifier.ok_or(RerankError::NoReranker)?;
         let yes = classifier.labels.iter().position(|label| label.eq_ignore_ascii_case("yes"));
         let tokenizer = model.tokenizer()?;

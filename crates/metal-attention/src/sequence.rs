@@ -115,7 +115,7 @@ impl Sequence {
         prompt: &[u32],
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        if !self.pass.spec().writes_text() {
+        if !self.pass.spec().generates_text() {
             return Err(Error::NoText);
         }
         self.check_prompt(prompt)?;
@@ -277,7 +277,7 @@ impl Sequence {
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
         let token =
-            |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, logits: logits && i + 1 == n };
+            |(i, &id): (usize, &u32)| BatchToken { id, seq: 0, pos: position + i, output: logits && i + 1 == n };
         ids[..n].iter().enumerate().map(token).collect()
     }
 

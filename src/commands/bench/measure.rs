@@ -62,7 +62,7 @@ impl BenchMeasurement<'_> {
                 let first: Vec<_> = (0..batch).map(|seq| random_id(depth, seq, n_vocab)).collect();
                 // A GPU may still be busy with filling the context, or with steps that were launched ahead in the last run. A step
                 // whose result is read waits for them, so that they are not timed.
-                self.pass.forward_greedy(&[BatchToken { id: first[0], seq: 0, pos: depth, logits: true }])?;
+                self.pass.forward_greedy(&[BatchToken { id: first[0], seq: 0, pos: depth, output: true }])?;
                 self.pass.truncate(depth);
                 Ok(first)
             }
@@ -74,14 +74,14 @@ impl BenchMeasurement<'_> {
     fn run(&mut self, ids: &[u32]) -> Result<(), ForwardError> {
         match *self.test {
             BenchTest::Prefill { .. } if self.pass.spec().output.head.is_none() => {
-                let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, logits: true };
+                let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, output: true };
                 self.pass.forward_hidden(&ids.iter().enumerate().map(token).collect::<Vec<_>>())?;
             }
             BenchTest::Prefill { .. } => {
                 self.pass.forward_prompt(ids)?;
             }
             BenchTest::Decode { n_gen, depth, .. } => {
-                let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: depth, logits: true };
+                let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: depth, output: true };
                 let mut step: Vec<_> = ids.iter().enumerate().map(token).collect();
                 for _ in 0..n_gen {
                     let ids = self.pass.forward_greedy(&step)?;
@@ -102,7 +102,7 @@ impl BenchMeasurement<'_> {
             let n_ubatch = self.pass.n_ubatch();
             while self.pass.n_past(seq) < depth {
                 let n_past = self.pass.n_past(seq);
-                let token = |pos| BatchToken { id: random_id(pos, seq, n_vocab), seq, pos, logits: false };
+                let token = |pos| BatchToken { id: random_id(pos, seq, n_vocab), seq, pos, output: false };
                 let batch: Vec<_> = (n_past..depth.min(n_past.saturating_add(n_ubatch))).map(token).collect();
                 self.pass.forward(&batch)?;
             }

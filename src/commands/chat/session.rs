@@ -10,7 +10,7 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextBudget, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall,
+    AnswerEvent, ChatTemplate, ContextBudget, Message, RenderRequest, RenderedPrompt, Thinking, Tool, ToolCall,
     fit_context,
 };
 use metal_attention_grammar::{AnswerForm, GrammarCompiler};
@@ -126,13 +126,13 @@ impl ChatSession {
     /// conversation is unchanged.
     pub fn answer(&mut self) -> Result<Vec<ToolCall>, CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
-        let (continuation, ids, shortened) = self.fit_prompt(n_ctx)?;
+        let (rendered, ids, shortened) = self.fit_prompt(n_ctx)?;
         if let Some(form) = &self.options.form {
-            let rendered = (&self.template, continuation.prompt.text.as_str());
-            constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
+            let template_and_prompt = (&self.template, rendered.prompt.text.as_str());
+            constrain(&mut self.generator, &self.grammars, form, Some(template_and_prompt))?;
         }
         let progress = self.prefill(&ids)?;
-        let (mut message, stop_reason) = self.write_answer(&continuation, progress)?;
+        let (mut message, stop_reason) = self.write_answer(&rendered, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
         }
@@ -159,15 +159,15 @@ impl ChatSession {
 
     /// Renders the conversation, without the oldest turns if they do not fit into `n_ctx`. Returns the prompt, its tokens, and
     /// the shortened conversation (`None`: nothing was dropped).
-    fn fit_prompt(&self, n_ctx: usize) -> Result<(Continuation, Vec<u32>, Option<ChatHistory>), CliError> {
+    fn fit_prompt(&self, n_ctx: usize) -> Result<(RenderedPrompt, Vec<u32>, Option<ChatHistory>), CliError> {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
             let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
-            let continuation = self.template.render_thinking(&request, self.options.thinking);
-            let continuation = continuation.map_err(|e| CliError::Usage(e.to_string()))?;
-            let ids = continuation.prompt.encode(&self.tokenizer);
+            let rendered = self.template.render_thinking(&request, self.options.thinking);
+            let rendered = rendered.map_err(|e| CliError::Usage(e.to_string()))?;
+            let ids = rendered.prompt.encode(&self.tokenizer);
             let n_tokens = ids.len();
-            Ok::<_, CliError>(((continuation, ids), n_tokens))
+            Ok::<_, CliError>(((rendered, ids), n_tokens))
         };
         let room = ContextBudget::new(n_ctx, self.options.n_predict);
         let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
@@ -183,8 +183,8 @@ impl ChatSession {
             note(&format!("the context of {n_ctx} tokens is full: dropped the oldest {turns}, {tokens}"));
             ChatHistory::from_messages(fitted.messages.into_owned())
         });
-        let (continuation, ids) = fitted.prompt;
-        Ok((continuation, ids, shortened))
+        let (rendered, ids) = fitted.prompt;
+        Ok((rendered, ids, shortened))
     }
 
     /// Prefills the part of `ids` that the KV cache does not hold, except for the last tokens, which are evaluated with the first
@@ -208,10 +208,10 @@ impl ChatSession {
     /// Generates the answer and prints it. Returns it and why it ended; `None`: Ctrl-C.
     fn write_answer(
         &mut self,
-        continuation: &Continuation,
+        rendered: &RenderedPrompt,
         progress: ProgressLine,
     ) -> Result<(Message, Option<StopReason>), CliError> {
-        let mut parser = self.template.continued_parser(continuation, &self.options.tools);
+        let mut parser = self.template.continued_parser(rendered, &self.options.tools);
         let mut output = AnswerOutput::new(self.options.interactive);
         let mut generation = self.generator.generate(GenerateOptions {
             n_predict: self.options.n_predict,

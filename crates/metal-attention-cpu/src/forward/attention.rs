@@ -87,7 +87,7 @@ impl MicroBatchRun<'_> {
             }
         }
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-        self.lap("matmul_qkv");
+        self.record_time("matmul_qkv");
 
         let s = &mut *self.scratch;
         let (isa, pages) = (self.isa, self.pages);
@@ -155,7 +155,7 @@ impl MicroBatchRun<'_> {
                 }
             }
         });
-        self.lap("rope_kv_append");
+        self.record_time("rope_kv_append");
     }
 
     /// Attention of the queries `q`, `[n_tokens, n_head * key_dim]`, over the cache, to `mixer_out`,
@@ -269,7 +269,7 @@ impl MicroBatchRun<'_> {
             let merges: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
             self.pool.for_each_if(tokens.len() > 1, merges.len(), &|i| merge(merges[i]));
         }
-        self.lap("attention");
+        self.record_time("attention");
     }
 }
 
@@ -291,7 +291,7 @@ impl MicroBatchRun<'_> {
                 isa.run(GateBySigmoid { x, gate: &both[dim..] });
             }
         });
-        self.lap("attention_gate");
+        self.record_time("attention_gate");
     }
 }
 

@@ -20,8 +20,8 @@ pub(super) struct LayerContext {
     pub(super) layer: usize,
     /// The first element of the feed-forward's state in the layer's state, which begins with that of the mixer.
     pub(super) state_start: usize,
-    /// Whether this is the last layer, which drops the rows of tokens that are not requested.
-    pub(super) last: bool,
+    /// Whether the rows of tokens that are not requested are dropped: in the last layer, unless a trace needs them.
+    pub(super) may_drop_rows: bool,
 }
 
 // The indices of the token shift's results: inputs of the keys and of the receptances.
@@ -41,10 +41,13 @@ impl MicroBatchRun<'_> {
         to_x: bool,
     ) {
         let &ChannelMixSpec { n_embd, width, gated: _ } = spec;
-        let &LayerContext { layer, state_start, last } = context;
+        let &LayerContext { layer, state_start, may_drop_rows } = context;
         let state = state_start..state_start + n_embd;
-        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: last }, tokens);
-        if last {
+        self.shift(
+            &TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: may_drop_rows },
+            tokens,
+        );
+        if may_drop_rows {
             self.drop_unrequested_rows(tokens);
         }
         let n_rows = tokens.len();
@@ -62,7 +65,7 @@ impl MicroBatchRun<'_> {
             products.push(MatmulOp { matrix: &receptance.weight, rows: rows(R), y: &mut s.up, accumulate: false });
         }
         matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
-        self.lap("matmul_gate_up");
+        self.record_time("matmul_gate_up");
 
         let s = &mut *self.scratch;
         let (isa, keys) = (self.isa, SharedMut::new(&mut s.gate));
@@ -71,9 +74,9 @@ impl MicroBatchRun<'_> {
             let gate = unsafe { keys.slice(row * width, width) };
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
-        self.lap("ffn_activation");
+        self.record_time("ffn_activation");
         self.project(&w.value, ProductInput::Gate, to_x && w.receptance.is_none());
-        self.lap("matmul_down");
+        self.record_time("matmul_down");
         if w.receptance.is_some() {
             self.gate_channels(n_embd, to_x);
         }
@@ -99,6 +102,6 @@ impl MicroBatchRun<'_> {
                 }
             }
         });
-        self.lap("ffn_activation");
+        self.record_time("ffn_activation");
     }
 }

@@ -75,7 +75,7 @@ impl MicroBatchRun<'_> {
                 first += segment.n;
             }
         });
-        self.lap("delta_rule");
+        self.record_time("delta_rule");
     }
 
     /// The projections of all `n` tokens: queries to `q`, keys to `k`, values to `v`, the output gate to `gate`, and the inputs
@@ -121,7 +121,7 @@ impl MicroBatchRun<'_> {
             });
             matmul(self.pool, self.isa, &s.delta.before, &mut s.q8, &mut products);
         }
-        self.lap("matmul_delta_rule");
+        self.record_time("matmul_delta_rule");
     }
 }
 

@@ -84,7 +84,7 @@ impl MicroBatchRun<'_> {
         if to_x {
             add(&mut s.x, &s.branch_out);
         }
-        self.lap("experts_sum");
+        self.record_time("experts_sum");
     }
 
     /// Chooses the experts of each token; assignments in the order of tokens, and of a token in the order of its choices.
@@ -114,7 +114,7 @@ impl MicroBatchRun<'_> {
             let chosen = e.router.choose(scores, w.choice_bias.as_deref(), e.n_used);
             assignments.extend(chosen.into_iter().map(|(expert, weight)| Assignment { token, expert, weight }));
         }
-        self.lap("router");
+        self.record_time("router");
         assignments
     }
 
@@ -132,7 +132,7 @@ impl MicroBatchRun<'_> {
             resize(&mut s.experts.input, rows.len() * down.weight.n_out());
             let mut products = [MatmulOp { matrix: &down.weight, rows, y: &mut s.experts.input, accumulate: false }];
             matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-            self.lap("matmul_experts_latent");
+            self.record_time("matmul_experts_latent");
         }
     }
 
@@ -147,7 +147,7 @@ impl MicroBatchRun<'_> {
         let mut products = [MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.experts.sum, &mut s.q8, &mut products);
         std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
-        self.lap("matmul_experts_latent");
+        self.record_time("matmul_experts_latent");
     }
 
     /// `down(activation(gate(x)) * up(x))` of every assignment, to `experts.down`. `assignments` are sorted by expert.
@@ -202,7 +202,7 @@ impl MicroBatchRun<'_> {
             }
         }
         matmul(self.pool, isa, x, &mut s.q8, &mut products);
-        self.lap("matmul_experts_gate_up");
+        self.record_time("matmul_experts_gate_up");
         let s = &mut *self.scratch;
         let activation = e.expert.activation;
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
@@ -219,7 +219,7 @@ impl MicroBatchRun<'_> {
             });
             isa.run(Activate { activation, gate, up });
         });
-        self.lap("ffn_activation");
+        self.record_time("ffn_activation");
         let s = &mut *self.scratch;
         resize(&mut s.experts.down, assignments.len() * n_in);
         let mut products = Vec::with_capacity(runs.len());
@@ -241,7 +241,7 @@ impl MicroBatchRun<'_> {
             products.push(MatmulOp { matrix: &down.weight, rows, y, accumulate: false });
         }
         matmul(self.pool, isa, &s.gate, &mut s.q8, &mut products);
-        self.lap("matmul_experts_down");
+        self.record_time("matmul_experts_down");
     }
 
     /// `experts.sum`: the weighted sum of each token's assignments.

@@ -62,7 +62,7 @@ impl MicroBatchRun<'_> {
             products.push(MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
         }
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-        self.lap("matmul_gate_up");
+        self.record_time("matmul_gate_up");
         let s = &mut *self.scratch;
         let (isa, activation) = (self.isa, dense.activation);
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
@@ -78,8 +78,8 @@ impl MicroBatchRun<'_> {
             });
             isa.run(Activate { activation, gate, up });
         });
-        self.lap("ffn_activation");
+        self.record_time("ffn_activation");
         self.project(&w.down, ProductInput::Gate, to_x);
-        self.lap("matmul_down");
+        self.record_time("matmul_down");
     }
 }

@@ -75,11 +75,11 @@ impl MicroBatchRun<'_> {
         if let Some((_, weights)) = &w.q_a {
             let norm = Norm {
                 tensor: "attn_q_a_norm",
-                weight: true,
-                bias: false,
+                has_weight: true,
+                has_bias: false,
                 kind: NormKind::Rms,
                 eps: a.eps,
-                bare: false,
+                is_unsuffixed: false,
             };
             resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
             normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);
@@ -90,7 +90,7 @@ impl MicroBatchRun<'_> {
             let mut products = [MatmulOp { matrix: &w.q.weight, rows: all(), y: &mut s.latent.q, accumulate: false }];
             matmul(self.pool, self.isa, &s.latent.q_a_normed, &mut s.q8, &mut products);
         }
-        self.lap("matmul_qkv");
+        self.record_time("matmul_qkv");
 
         // The elements that are not rotated, all tokens of a head together, for the products with each head's matrix.
         let s = &mut *self.scratch;
@@ -127,7 +127,7 @@ impl MicroBatchRun<'_> {
             // SAFETY: each token owns its lane of the cached keys and its row of the cached values.
             self.isa.run(unsafe { StoreKeyValue::new(cache, page, 0, token.pos, k, &k[..rank]) });
         }
-        self.lap("rope_kv_append");
+        self.record_time("rope_kv_append");
     }
 
     /// Attention of the queries `q` over the compressed rows, and the up projection of its result, to `mixer_out`,
@@ -166,7 +166,7 @@ impl MicroBatchRun<'_> {
                 value.copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * a.value_dim..][..a.value_dim]);
             }
         }
-        self.lap("matmul_values");
+        self.record_time("matmul_values");
     }
 
     /// Multiplies each head's rows of `latent.by_head`, `[n_head, n_tokens, n_in]`, by the head's matrix, to
@@ -192,6 +192,6 @@ impl MicroBatchRun<'_> {
             })
             .collect();
         matmul(self.pool, self.isa, &s.latent.by_head, &mut s.q8, &mut products);
-        self.lap("matmul_heads");
+        self.record_time("matmul_heads");
     }
 }

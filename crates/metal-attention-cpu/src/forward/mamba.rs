@@ -6,7 +6,7 @@
 
 use metal_attention_model::{BatchToken, MambaDecay, MambaSpec, MambaWeights, Segment};
 
-use super::{MIN_ELEMENTS, MIN_STEPS, MicroBatchRun, ProductInput, resize};
+use super::{MIN_ELEMENTS, MIN_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
@@ -34,7 +34,7 @@ pub(super) struct MambaScratch {
     pub(super) conv: Vec<f32>,
     /// Mamba-2's result before its norm, `[n_tokens, width]`.
     pub(super) y: Vec<f32>,
-    /// The result of Mamba-2 beside attention, kept while attention fills `mixer_out`, `[n_tokens, width]`.
+    /// The result of Mamba-2 in parallel with attention, kept while attention fills `mixer_out`, `[n_tokens, width]`.
     pub(super) parallel_out: Vec<f32>,
     /// The projection of `conv` that contains low-rank `dt`, `B` and `C`, `[n_tokens, dt_rank + 2 * d_state]`.
     selection: Vec<f32>,
@@ -137,7 +137,7 @@ impl MicroBatchRun<'_> {
         let y = &mut s.mamba.input;
         let mut products = [MatmulOp { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, isa, &s.normed, &mut s.q8, &mut products);
-        self.lap("matmul_ssm_in");
+        self.record_time("matmul_ssm_in");
 
         let s = &mut *self.scratch;
         resize(&mut s.mamba.conv, n_tokens * width);
@@ -148,7 +148,7 @@ impl MicroBatchRun<'_> {
         let (input, taps, bias) = (&s.mamba.input, &w.taps, w.conv_bias.as_deref());
         let convolved = Convolved { input, n_in, first, step, block, taps, bias, width };
         convolved.run(self.pool, isa, layer, self.states, self.pages.segments(tokens), &mut s.mamba.conv);
-        self.lap("ssm_conv");
+        self.record_time("ssm_conv");
 
         self.select(m, w, n_tokens);
         resize(&mut self.scratch.mixer_out, n_tokens * width);
@@ -156,7 +156,7 @@ impl MicroBatchRun<'_> {
             MambaDecay::Channels => self.scan_channels(layer, m, w, tokens),
             MambaDecay::Heads(n_head) => self.scan_heads(layer, m, w, n_head, tokens),
         }
-        self.lap("ssm_scan");
+        self.record_time("ssm_scan");
     }
 
     /// Computes `dt` (without its bias), `B` and `C` of all tokens from `mamba.conv`.
@@ -188,7 +188,7 @@ impl MicroBatchRun<'_> {
                 }
             }
         }
-        self.lap("matmul_ssm_x");
+        self.record_time("matmul_ssm_x");
         let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
             observer(MatrixInput { matrix: &w.dt.name, sub_matrix: None, x: &s.mamba.low, n_in: rank });
@@ -197,7 +197,7 @@ impl MicroBatchRun<'_> {
         let y = &mut s.mamba.dt;
         let mut products = [MatmulOp { matrix: &w.dt.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, isa, &s.mamba.low, &mut s.q8, &mut products);
-        self.lap("matmul_ssm_dt");
+        self.record_time("matmul_ssm_dt");
     }
 
     /// The selective scan with a decay for each channel, and the gate; to `mixer_out`.
@@ -208,7 +208,7 @@ impl MicroBatchRun<'_> {
         let (input, conv, bc) = (&s.mamba.input, &s.mamba.conv, &s.mamba.bc);
         let (dt, out) = (SharedMut::new(&mut s.mamba.dt), SharedMut::new(&mut s.mixer_out));
         let dt_bias = w.dt.bias.as_deref().expect("a bias that files must have");
-        let worth = tokens.len() * width * d_state >= MIN_STEPS;
+        let worth = tokens.len() * width * d_state >= MIN_STATE_ELEMENTS;
         self.pool.for_each_if(worth, width.div_ceil(CHANNELS), &|i| {
             let channels = i * CHANNELS..width.min((i + 1) * CHANNELS);
             let (at, n_channel) = (channels.start, channels.len());
@@ -272,7 +272,7 @@ impl MicroBatchRun<'_> {
         let out = SharedMut::new(&mut s.mixer_out);
         let head_dim = width / n_head;
         let of_head = d_state * head_dim;
-        self.pool.for_each_if(tokens.len() * width * d_state >= MIN_STEPS, n_head, &|h| {
+        self.pool.for_each_if(tokens.len() * width * d_state >= MIN_STATE_ELEMENTS, n_head, &|h| {
             let start = (m.n_tap - 1) * width + h * of_head;
             let mut first = 0;
             for segment in segments {

@@ -7,7 +7,7 @@
 use metal_attention_model::{BatchToken, Mamba2Spec, Mamba2Weights};
 
 use super::mamba::Convolved;
-use super::{MIN_ELEMENTS, MIN_STEPS, MicroBatchRun, ProductInput, resize};
+use super::{MIN_ELEMENTS, MIN_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::gates::Softplus;
@@ -35,7 +35,7 @@ impl MicroBatchRun<'_> {
         let y = &mut s.mamba.input;
         let mut products = [MatmulOp { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, isa, &s.normed, &mut s.q8, &mut products);
-        self.lap("matmul_ssm_in");
+        self.record_time("matmul_ssm_in");
 
         let s = &mut *self.scratch;
         let input = SharedMut::new(&mut s.mamba.input);
@@ -57,7 +57,7 @@ impl MicroBatchRun<'_> {
             width: n_conv,
         };
         convolved.run(self.pool, isa, layer, self.states, segments, &mut s.mamba.conv);
-        self.lap("ssm_conv");
+        self.record_time("ssm_conv");
 
         let s = &mut *self.scratch;
         resize(&mut s.mixer_out, n_tokens * width);
@@ -65,7 +65,7 @@ impl MicroBatchRun<'_> {
         resize(y, n_tokens * width);
         let (input, conv, y, states) = (&s.mamba.input, &s.mamba.conv, SharedMut::new(y), self.states);
         let of_head = d_state * head_dim;
-        self.pool.for_each_if(n_tokens * width * d_state >= MIN_STEPS, n_head, &|h| {
+        self.pool.for_each_if(n_tokens * width * d_state >= MIN_STATE_ELEMENTS, n_head, &|h| {
             let group = h / (n_head / n_group);
             let start = (n_tap - 1) * n_conv + h * of_head;
             let mut first = 0;
@@ -99,7 +99,7 @@ impl MicroBatchRun<'_> {
                 first += n;
             }
         });
-        self.lap("ssm_scan");
+        self.record_time("ssm_scan");
 
         if let (Some(eps), Some(weight)) = (norm, &w.norm) {
             let s = &mut *self.scratch;
@@ -113,7 +113,7 @@ impl MicroBatchRun<'_> {
                     isa.run(RmsNorm { x: &y[at..][..n], weight, eps, out });
                 }
             });
-            self.lap("ssm_norm");
+            self.record_time("ssm_norm");
         }
     }
 }

@@ -34,7 +34,7 @@ impl MicroBatchRun<'_> {
                 *input = (*input + scale * x) * half;
             }
         }
-        self.lap("per_layer_embedding");
+        self.record_time("per_layer_embedding");
     }
 
     /// Adds the per-layer embedding `e` of `layer` at the layer's end: `x += norm(proj(gelu(gate(x)) * e))`.
@@ -75,6 +75,6 @@ impl MicroBatchRun<'_> {
             }
             self.add_to_inactive_streams();
         }
-        self.lap("own_embedding");
+        self.record_time("own_embedding");
     }
 }

@@ -81,7 +81,7 @@ impl MicroBatchRun<'_> {
             products.push(MatmulOp { matrix: &linear.weight, rows, y, accumulate: false });
         }
         matmul(self.pool, self.isa, parts, &mut s.q8, &mut products);
-        self.lap("matmul_low_rank");
+        self.record_time("matmul_low_rank");
 
         let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, RWKV6_MIXES * n_tokens * width);
@@ -95,7 +95,7 @@ impl MicroBatchRun<'_> {
             let out = unsafe { mixed.slice(i * width, width) };
             isa.run(TokenLerp { x, previous, lerp: &w.lerps[m * width..][..width], more, out });
         });
-        self.lap("token_shift");
+        self.record_time("token_shift");
     }
 
     /// The projections of the shifted inputs: receptances to `q`, keys to `k`, values to `v`, gate and decay to `rwkv.large`.
@@ -121,7 +121,7 @@ impl MicroBatchRun<'_> {
             }
         }
         apply_nonlinearity(self.pool, self.isa, &mut s.rwkv.small[DECAY], Nonlinearity::Tanh);
-        self.lap("matmul_time_mix");
+        self.record_time("matmul_time_mix");
         self.expand(&[Some(&w.decay)], n_tokens);
     }
 
@@ -198,6 +198,6 @@ impl MicroBatchRun<'_> {
                 first += n;
             }
         });
-        self.lap("rwkv6");
+        self.record_time("rwkv6");
     }
 }

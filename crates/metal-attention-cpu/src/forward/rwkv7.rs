@@ -72,7 +72,7 @@ impl MicroBatchRun<'_> {
         if w.gate.is_some() {
             apply_nonlinearity(self.pool, self.isa, &mut s.rwkv.small[GATE], Nonlinearity::Sigmoid);
         }
-        self.lap("matmul_time_mix");
+        self.record_time("matmul_time_mix");
         self.expand(&low_rank, n_tokens);
     }
 
@@ -160,6 +160,6 @@ impl MicroBatchRun<'_> {
                 first += n;
             }
         });
-        self.lap("rwkv7");
+        self.record_time("rwkv7");
     }
 }

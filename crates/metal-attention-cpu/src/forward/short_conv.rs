@@ -33,7 +33,7 @@ impl MicroBatchRun<'_> {
         for row in s.q.chunks_exact_mut(3 * width) {
             add_bias(row, &w.input);
         }
-        self.lap("matmul_short_conv");
+        self.record_time("matmul_short_conv");
 
         let s = &mut *self.scratch;
         resize(&mut s.mixer_out, tokens.len() * width);
@@ -58,6 +58,6 @@ impl MicroBatchRun<'_> {
                 first += segment.n;
             }
         });
-        self.lap("short_conv");
+        self.record_time("short_conv");
     }
 }

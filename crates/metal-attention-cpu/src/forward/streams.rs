@@ -5,7 +5,7 @@
 //! prediction. The coefficients of both come from the active stream through a small router. LAuReL: a low-rank projection of
 //! the mixer's input is added beside the mixer's result. All functions do nothing in models with one residual stream.
 
-use metal_attention_model::{LayerStreams, LayerWeights, Norm, Streams};
+use metal_attention_model::{LayerStreams, LayerWeights, Norm, ResidualStreams};
 
 use super::{MicroBatchRun, normalize, normalize_row, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
@@ -57,7 +57,7 @@ impl MicroBatchRun<'_> {
                 scale_to_norm(row, l2_norm(x));
             }
         }
-        self.lap("streams");
+        self.record_time("streams");
     }
 
     /// Predicts every stream at the beginning of a layer, `stream += sum over j of coefficient[j] * stream[j]`, and sets `x` to
@@ -87,7 +87,7 @@ impl MicroBatchRun<'_> {
             }
         }
         s.x.clone_from(&s.streams.streams[spec.active]);
-        self.lap("streams");
+        self.record_time("streams");
     }
 
     /// `laurel = normed + norm(r(l(normed)))`.
@@ -115,7 +115,7 @@ impl MicroBatchRun<'_> {
             normalize_row(self.isa, kind, eps, &w.laurel_norm, &x, row);
             super::add(row, h);
         }
-        self.lap("laurel");
+        self.record_time("laurel");
     }
 
     /// `x = (x + laurel) / sqrt(2)`, after the mixer.
@@ -151,7 +151,7 @@ impl MicroBatchRun<'_> {
             }
         }
         s.x.clone_from(&s.streams.streams[spec.active]);
-        self.lap("streams");
+        self.record_time("streams");
     }
 
     /// Adds `branch_out` to all streams but the active one.
@@ -185,11 +185,11 @@ impl MicroBatchRun<'_> {
         s.x = sum;
         let n = 1.0 / spec.n as f32;
         super::scale_by(&mut s.x, n);
-        self.lap("streams");
+        self.record_time("streams");
     }
 
     /// The router: `small = tanh(W (norm(x) / n_embd))`, `[n_tokens, n]`. Overwrites `normed`.
-    fn router_modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
+    fn router_modalities(&mut self, spec: &ResidualStreams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.normed);

@@ -70,7 +70,7 @@ impl MicroBatchRun<'_> {
     pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
-        let has_row = |token: &BatchToken| token.logits || !of.requested_only;
+        let has_row = |token: &BatchToken| token.output || !of.requested_only;
         let n_rows = tokens.iter().filter(|token| has_row(token)).count();
         let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, n_mix * n_rows * width);
@@ -109,7 +109,7 @@ impl MicroBatchRun<'_> {
                 }
             }
         });
-        self.lap("token_shift");
+        self.record_time("token_shift");
     }
 
     /// The low-rank up projections, `large[i] = up small[i]`; entries of `of` that are `None` are skipped.
@@ -126,7 +126,7 @@ impl MicroBatchRun<'_> {
             let mut products = [MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
             matmul(self.pool, self.isa, &s.rwkv.small[i], &mut s.q8, &mut products);
         }
-        self.lap("matmul_low_rank");
+        self.record_time("matmul_low_rank");
     }
 
     /// Passes to the observer the inputs of `linears`, each with the index of its mix in `mixed`, `[n_mix, n_rows, n_in]`.

@@ -148,10 +148,10 @@ fn concurrent_sequences_give_the_same_bits() {
                     tokens.extend(batch(&model, seq, new));
                 }
                 for (i, token) in tokens.iter_mut().enumerate() {
-                    token.logits = (i + step) % 3 != 0;
+                    token.output = (i + step) % 3 != 0;
                 }
                 let logits = model.forward(&tokens).expect("a batch that fits");
-                let requested = tokens.iter().filter(|t| t.logits).count();
+                let requested = tokens.iter().filter(|t| t.output).count();
                 got.extend((0..requested).flat_map(|i| bits(logits.row(i))));
             }
             assert_eq!(got, *want.get_or_insert_with(|| got.clone()), "{n_threads} threads");
@@ -167,7 +167,7 @@ fn a_profile_measures_the_path_that_runs() {
         let mut model = start(&file, &CpuOptions { n_seq, ..options() });
         let ids = ids(&model, 3);
         let step = |pos: usize, model: &mut CpuForwardPass| {
-            let tokens: Vec<_> = (0..n_seq).map(|seq| BatchToken { id: ids[pos], seq, pos, logits: true }).collect();
+            let tokens: Vec<_> = (0..n_seq).map(|seq| BatchToken { id: ids[pos], seq, pos, output: true }).collect();
             let before = model.regions();
             let logits = bits(model.forward(&tokens).expect("a batch that fits").as_slice());
             (model.regions() - before, logits)
@@ -303,7 +303,7 @@ fn only_requested_logits_are_returned() {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = requested.contains(&i);
+            token.output = requested.contains(&i);
         }
         let got = model.forward(&batch).expect("a batch that fits");
         assert_eq!(got.n_rows(), requested.len());
@@ -327,7 +327,7 @@ fn a_refused_batch_leaves_the_cache_unchanged() {
     let mut model = start(&file, &options);
     logits(&mut model, 0, &ids[..8]);
     let n_vocab = model.spec().n_vocab;
-    let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+    let token = |id, seq, pos| BatchToken { id, seq, pos, output: true };
     let bad = n_vocab as u32;
     let refused = [
         (vec![], ForwardError::EmptyPrompt),
@@ -397,7 +397,7 @@ fn traced_and_untraced_runs_agree() {
         // A batch with a trace.
         let mut batch = batch(&model, 0, &ids);
         for token in &mut batch[..15] {
-            token.logits = false;
+            token.output = false;
         }
         let mut states = Vec::new();
         let mut keep = |layer: usize, x: &[f32]| states.push((layer, x.to_vec()));

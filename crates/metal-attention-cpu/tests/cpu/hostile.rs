@@ -59,7 +59,7 @@ fn logits(file: &GgufFile, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
     let options = CpuOptions { n_ctx: 96, n_threads: 2, n_ubatch: 4, ..CpuOptions::default() };
     let n_vocab = spec.n_vocab;
     let mut model = CpuForwardPass::new(spec, &weights, &options).unwrap();
-    let token = |(pos, &id): (usize, &u32)| BatchToken { id: id % n_vocab as u32, seq: 0, pos, logits: true };
+    let token = |(pos, &id): (usize, &u32)| BatchToken { id: id % n_vocab as u32, seq: 0, pos, output: true };
     let batch: Vec<_> = tokens.iter().enumerate().map(token).collect();
     let (prompt, one) = batch.split_at(batch.len() - 1);
     let mut logits = model.forward(prompt).unwrap().as_slice().to_vec();

@@ -27,7 +27,7 @@ fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
 /// Evaluates `ids` in one batch. Returns the logits of every token.
 fn all_logits(model: &mut CpuForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
     model.reset();
-    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: true }).collect();
     let logits = model.forward(&batch).expect("a batch that fits");
     (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
 }

@@ -58,7 +58,7 @@ impl ModelRunner {
                 self.join(batch, output.as_slice(), feed_forward_is_sharded, post, 1.0)?;
             }
             // x = norm(x + mixer(x)); x = norm(x + feed_forward(x))
-            Residual::PostNorm { mixer: _, feed_forward: _ } => {
+            Residual::PostNorm { mixer_sum_norm: _, feed_forward_sum_norm: _ } => {
                 let sum_norms = layer.sum_norms.as_ref();
                 let sum_norm = |runner: &mut Self, which: usize| {
                     let args = norm_args(sum_norms.map(|norms| &norms[which]), x, n_embd);

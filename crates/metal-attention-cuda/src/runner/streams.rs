@@ -2,7 +2,7 @@
 //! each layer computes with the first and predicts the others (AltUp, arXiv 2301.13310); and a low-rank residual beside
 //! attention (LAuReL, arXiv 2411.07501).
 
-use metal_attention_model::{ModelSpec, Streams};
+use metal_attention_model::{ModelSpec, ResidualStreams};
 
 use super::linear::{LinearInput, norm_args};
 use super::{MicroBatch, ModelRunner};
@@ -177,7 +177,7 @@ impl ModelRunner {
     }
 
     /// Arguments of the kernels of streams; the caller sets the matrix, and for a correction the scale.
-    fn streams_args(&self, spec: &Streams, n_embd: usize) -> StreamsArgs {
+    fn streams_args(&self, spec: &ResidualStreams, n_embd: usize) -> StreamsArgs {
         StreamsArgs {
             router: self.buffers.router.ptr(),
             matrix: 0,
@@ -197,7 +197,7 @@ impl ModelRunner {
     }
 
     /// The rows of stream `i`.
-    fn stream(&self, spec: &Streams, n_embd: usize, i: usize) -> StreamRows {
+    fn stream(&self, spec: &ResidualStreams, n_embd: usize, i: usize) -> StreamRows {
         (self.buffers.streams.ptr() + 4 * (i * n_embd) as u64, spec.n * n_embd)
     }
 

@@ -11,7 +11,7 @@ use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Layer)?;
-    m.embedding.norm = Some(norm.named("token_embd_norm"));
+    m.embedding.norm = Some(norm.with_tensor("token_embd_norm"));
     if k.has_tensor("token_types.weight", true) {
         m.embedding.token_types = Some(k.n_token_types()?);
     }
@@ -20,8 +20,9 @@ fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     }
     for layer in &mut m.layers {
         (layer.mixer_norm, layer.feed_forward_norm) = (None, None);
-        let (mixer, feed_forward) = (norm.named("attn_output_norm"), norm.named("layer_output_norm"));
-        layer.residual = Residual::PostNorm { mixer, feed_forward };
+        let (mixer_sum_norm, feed_forward_sum_norm) =
+            (norm.with_tensor("attn_output_norm"), norm.with_tensor("layer_output_norm"));
+        layer.residual = Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm };
     }
     (m.output.norm, m.output.head) = (None, None);
     m.output.classifier = classifier(k, Pooling::First, norm.eps)?;

@@ -4,7 +4,7 @@ use super::decoder::decoder;
 use crate::attention::{NormOver, QkNorm};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
+use crate::{HeadMatrix, ModelError, ModelSpec, OutputHead, RopeLayout};
 
 /// Command R, and R+, which is recognised by its 64 layers and has norms of each head of queries and keys.
 pub(super) fn command_r(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
@@ -31,6 +31,7 @@ fn parallel(k: &MetadataReader<'_>, logit_scale: f32) -> Result<ModelSpec, Model
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Interleaved)?;
     m.side_by_side();
     m.set_norm_biases(false);
-    m.output.head = m.output.head.map(|head| OutputHead { scale: logit_scale, tied: Some(true), ..head });
+    m.output.head =
+        m.output.head.map(|head| OutputHead { scale: logit_scale, matrix: HeadMatrix::EmbeddingTable, ..head });
     Ok(m)
 }

@@ -11,7 +11,7 @@ pub(super) fn dbrx(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let clamp = k.opt_positive_f32("attention.clamp_kqv")?.ok_or_else(|| k.missing("attention.clamp_kqv"))?;
     m.attention_mut().for_each(|(_, a)| (a.clamp_qkv, a.fused_qkv) = (Some(clamp), true));
     for layer in &mut m.layers {
-        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.named("attn_output_norm"));
+        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.with_tensor("attn_output_norm"));
     }
     m.set_norm_biases(false);
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };

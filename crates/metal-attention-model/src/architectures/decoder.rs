@@ -4,8 +4,8 @@ use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNor
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{
-    Classifier, Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, Pooling,
-    Residual,
+    Classifier, HeadMatrix, InputEmbedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputHead, OutputScale,
+    OutputSpec, Pooling, Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
@@ -86,7 +86,7 @@ pub(super) fn stack(
         mixer_norm: (mixer != Mixer::None).then_some(norm),
         mixer,
         mixer_post_norm: None,
-        feed_forward_norm: (feed_forward != FeedForward::None).then_some(norm.named("ffn_norm")),
+        feed_forward_norm: (feed_forward != FeedForward::None).then_some(norm.with_tensor("ffn_norm")),
         feed_forward,
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
@@ -97,7 +97,7 @@ pub(super) fn stack(
         n_vocab: k.n_vocab()?,
         n_ctx_train: k.positive("context_length")?,
         n_embd: k.positive("embedding_length")?,
-        embedding: Embedding {
+        embedding: InputEmbedding {
             scale: 1.0,
             token_types: None,
             positions: None,
@@ -107,8 +107,13 @@ pub(super) fn stack(
         },
         layers: layers.into_iter().map(layer).collect(),
         output: OutputSpec {
-            norm: Some(norm.named("output_norm")),
-            head: Some(OutputHead { scale: 1.0, soft_cap: None, tied: None, bias: false }),
+            norm: Some(norm.with_tensor("output_norm")),
+            head: Some(OutputHead {
+                scale: 1.0,
+                soft_cap: None,
+                matrix: HeadMatrix::OutputTensorIfPresent,
+                may_have_bias: false,
+            }),
             pooling: k.pooling()?,
             dense: Vec::new(),
             classifier: None,
@@ -182,22 +187,22 @@ impl ModelSpec {
 
     /// Declares that the family's files always have the tensor `output.weight`.
     pub(super) fn set_own_head(&mut self) {
-        self.output.head = self.output.head.map(|head| OutputHead { tied: Some(false), ..head });
+        self.output.head = self.output.head.map(|head| OutputHead { matrix: HeadMatrix::OutputTensor, ..head });
     }
 
     /// Sets whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
     pub(super) fn set_norm_biases(&mut self, bias: bool) {
         let layers = self.layers.iter_mut().flat_map(|layer| [&mut layer.mixer_norm, &mut layer.feed_forward_norm]);
         for norm in layers.chain([&mut self.embedding.norm, &mut self.output.norm]).flatten() {
-            norm.bias = bias;
+            norm.has_bias = bias;
         }
     }
 
     /// Adds norms of the mixers' and feed-forwards' results, with Gemma's names.
     pub(super) fn add_post_norms(&mut self, norm: Norm) {
         for layer in &mut self.layers {
-            layer.mixer_post_norm = Some(norm.named("post_attention_norm"));
-            layer.feed_forward_post_norm = Some(norm.named("post_ffw_norm"));
+            layer.mixer_post_norm = Some(norm.with_tensor("post_attention_norm"));
+            layer.feed_forward_post_norm = Some(norm.with_tensor("post_ffw_norm"));
         }
     }
 
@@ -247,11 +252,11 @@ pub(super) fn classifier(
     pooling: Pooling,
     norm_eps: f32,
 ) -> Result<Option<Classifier>, ModelError> {
-    let is_ranker = k.pooling()? == Some(Pooling::Rank);
+    let is_ranker = k.pooling()? == Some(Pooling::Classifier);
     if !["cls.weight", "cls.output.weight"].iter().any(|name| k.has_tensor(name, is_ranker)) {
         return Ok(None);
     }
-    let pooling = k.pooling_by("classifier.pooling_type")?.filter(|&p| p != Pooling::Rank).unwrap_or(pooling);
+    let pooling = k.pooling_by("classifier.pooling_type")?.filter(|&p| p != Pooling::Classifier).unwrap_or(pooling);
     let labels = k.strings("classifier.output_labels")?;
     Ok(Some(Classifier { labels, pooling, gelu: false, norm_eps, softmax: false }))
 }

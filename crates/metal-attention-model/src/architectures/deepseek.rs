@@ -5,7 +5,7 @@ use crate::attention::{LatentAttentionSpec, QueryTemperature};
 use crate::feed_forward::{Activation, Experts, RouterScore};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{Mixer, NormKind};
-use crate::{ModelError, ModelSpec, OutputHead, Rope, RopeLayout, RopeScaling};
+use crate::{HeadMatrix, ModelError, ModelSpec, OutputHead, Rope, RopeLayout, RopeScaling};
 
 /// DeepSeek V2 and V3: latent attention, and after some dense layers experts with shared experts.
 pub(super) fn deepseek2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
@@ -95,7 +95,7 @@ pub(super) fn first_latent(k: &MetadataReader<'_>, layout: RopeLayout) -> Result
 pub(super) fn plm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = first_latent(k, RopeLayout::Interleaved)?;
     m.no_gate(Activation::ReluSquared);
-    m.output.head = m.output.head.map(|head| OutputHead { tied: Some(true), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { matrix: HeadMatrix::EmbeddingTable, ..head });
     Ok(m)
 }
 

@@ -16,7 +16,7 @@ pub(super) fn neo_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     let mut m = encoder(k, RopeLayout::Interleaved)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.dense_mut().for_each(|dense| dense.fused = true);
-    m.output.norm = m.output.norm.map(|norm| norm.named("enc.output_norm"));
+    m.output.norm = m.output.norm.map(|norm| norm.with_tensor("enc.output_norm"));
     m.output.classifier = classifier(k, Pooling::First, k.norm(NormKind::Rms)?.eps)?;
     Ok(m)
 }

@@ -4,7 +4,7 @@ use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
 use crate::attention::{KvSource, Mask, Positions};
 use crate::feed_forward::{Activation, Dense, ExpertNorms, FeedForward, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{DenseOutput, NormKind, OutputScale, PerLayerEmbedding, Streams};
+use crate::spec::{NormKind, OutputScale, PerLayerEmbedding, PooledProjection, ResidualStreams};
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
 /// Base of the RoPE frequencies in layers with a sliding window, from Gemma 3 on.
@@ -57,7 +57,7 @@ pub(super) fn embedding(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
             && k.has_tensor(&format!("{tensor}.weight"), true)
         {
             k.positive(key)?;
-            m.output.dense.push(DenseOutput { tensor, n_out });
+            m.output.dense.push(PooledProjection { tensor, n_out });
         }
     }
     Ok(m)
@@ -126,15 +126,15 @@ pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     share_kv(k, &mut m, &windowed, n_shared)?;
     m.embedding.per_layer = Some(PerLayerEmbedding {
         width: k.opt_positive("embedding_length_per_layer_input")?.unwrap_or(256),
-        proj_norm: norm.named("per_layer_proj_norm"),
-        post_norm: norm.named("post_norm"),
+        proj_norm: norm.with_tensor("per_layer_proj_norm"),
+        post_norm: norm.with_tensor("post_norm"),
     });
-    let streams = Streams {
+    let streams = ResidualStreams {
         n: k.opt_positive("altup.num_inputs")?.unwrap_or(4),
         active: k.opt_usize("altup.active_idx")?.unwrap_or(0),
         laurel_rank: k.opt_positive("laurel.rank")?.unwrap_or(64),
-        router_norm: norm.named("altup_router_norm"),
-        laurel_norm: norm.named("laurel_post_norm"),
+        router_norm: norm.with_tensor("altup_router_norm"),
+        laurel_norm: norm.with_tensor("laurel_post_norm"),
     };
     k.check("altup.num_inputs", streams.n, (2..=16).contains(&streams.n), "must be 2 to 16")?;
     k.check("altup.active_idx", streams.active, streams.active == 0, "the first stream must be the active one")?;
@@ -175,7 +175,7 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     share_kv(k, &mut m, &windowed, k.opt_usize("attention.shared_kv_layers")?.unwrap_or(0))?;
     if let Some(width) = k.opt_usize("embedding_length_per_layer_input")?.filter(|&n| n > 0) {
         k.positive("embedding_length_per_layer_input")?;
-        let (proj_norm, post_norm) = (norm.named("per_layer_proj_norm"), norm.named("post_norm"));
+        let (proj_norm, post_norm) = (norm.with_tensor("per_layer_proj_norm"), norm.with_tensor("post_norm"));
         m.embedding.per_layer = Some(PerLayerEmbedding { width, proj_norm, post_norm });
     }
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
@@ -190,9 +190,9 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
         experts.expert = Dense { activation: Activation::Gelu, fused: true, ..experts.expert };
         experts.shared = Some(SharedExpert { dense: *dense, gated: false, plain_names: true });
         experts.expert_norms = Some(ExpertNorms {
-            input: norm.named("pre_ffw_norm_2"),
-            result: norm.named("post_ffw_norm_2"),
-            shared_result: norm.named("post_ffw_norm_1"),
+            input: norm.with_tensor("pre_ffw_norm_2"),
+            result: norm.with_tensor("post_ffw_norm_2"),
+            shared_result: norm.with_tensor("post_ffw_norm_1"),
             router_eps: norm.eps,
         });
         layer.feed_forward = FeedForward::Experts(Box::new(experts));

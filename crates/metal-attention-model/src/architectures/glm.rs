@@ -31,7 +31,7 @@ pub(super) fn glm4moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     for layer in &mut m.layers {
-        layer.feed_forward_norm = Some(norm.named("post_attention_norm"));
+        layer.feed_forward_norm = Some(norm.with_tensor("post_attention_norm"));
     }
     // GLM 4.5 Air has no such norm.
     if k.has_tensor("blk.0.attn_q_norm.weight", true) {

@@ -42,7 +42,7 @@ pub(super) fn falcon(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
         let layer = &mut m.layers[i];
         (layer.residual, layer.feed_forward_norm) = (Residual::Parallel, None);
         if k.has_tensor(&format!("blk.{i}.attn_norm_2.weight"), false) {
-            (layer.mixer_norm, layer.feed_forward_norm) = (Some(norm.named("attn_norm_2")), Some(norm));
+            (layer.mixer_norm, layer.feed_forward_norm) = (Some(norm.with_tensor("attn_norm_2")), Some(norm));
         }
     }
     Ok(m)
@@ -63,7 +63,7 @@ pub(super) fn codeshell(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
 /// BLOOM: `ALiBi`, a norm of the embedding.
 pub(super) fn bloom(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
-    m.embedding.norm = m.output.norm.map(|norm| norm.named("token_embd_norm"));
+    m.embedding.norm = m.output.norm.map(|norm| norm.with_tensor("token_embd_norm"));
     m.set_positions(Positions::Alibi { max_bias: 8.0 });
     Ok(m)
 }

@@ -10,7 +10,7 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 pub(super) fn gpt_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     for layer in &mut m.layers {
-        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.named("post_attention_norm"));
+        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.with_tensor("post_attention_norm"));
     }
     m.attention_mut().for_each(|(_, a)| (a.sinks, a.qkv_bias) = (true, true));
     let window = k.window()?.ok_or_else(|| k.missing("attention.sliding_window"))?;

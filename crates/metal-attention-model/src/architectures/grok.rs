@@ -22,9 +22,9 @@ pub(super) fn grok(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut experts = experts(k, defaults, k.positive("feed_forward_length")?)?;
     experts.expert.activation = Activation::Gelu;
     for (i, layer) in m.layers.iter_mut().enumerate() {
-        layer.mixer_post_norm = Some(norm.named("attn_output_norm"));
+        layer.mixer_post_norm = Some(norm.with_tensor("attn_output_norm"));
         let old = k.has_tensor(&format!("blk.{i}.layer_output_norm.weight"), false);
-        let mut post_norm = norm.named(if old { "layer_output_norm" } else { "post_ffw_norm" });
+        let mut post_norm = norm.with_tensor(if old { "layer_output_norm" } else { "post_ffw_norm" });
         let mut experts = experts.clone();
         if let FeedForward::Dense(dense) = layer.feed_forward
             && k.has_tensor(&format!("blk.{i}.ffn_up.weight"), true)

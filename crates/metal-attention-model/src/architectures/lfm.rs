@@ -34,7 +34,7 @@ pub(super) fn lfm2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mixers = head_count.iter().zip(&head_count_kv).map(mixer).collect::<Result<_, _>>()?;
     let mut m = around(k, NormKind::Rms, mixers)?;
     let norm = k.norm(NormKind::Rms)?;
-    m.output.norm = Some(norm.named("token_embd_norm"));
+    m.output.norm = Some(norm.with_tensor("token_embd_norm"));
     m.norm_heads(norm.eps);
     if let Some(window) = k.window()? {
         m.attention_mut().for_each(|(_, a)| a.mask = Mask::Window(window));

@@ -115,7 +115,7 @@ pub(super) fn seed_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
     for layer in &mut m.layers {
-        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.named("post_attention_norm"));
+        layer.feed_forward_norm = layer.feed_forward_norm.map(|norm| norm.with_tensor("post_attention_norm"));
     }
     Ok(m)
 }

@@ -10,7 +10,7 @@ use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 pub(super) fn modern_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Layer)?;
-    m.embedding.norm = Some(norm.named("token_embd_norm"));
+    m.embedding.norm = Some(norm.with_tensor("token_embd_norm"));
     m.set_norm_biases(false);
     let activation = match k.opt_str("hidden_activation")? {
         None | Some("gelu" | "geglu") => Activation::Gelu,

@@ -16,7 +16,7 @@ pub(super) fn nemotron_h(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
         Some(_) => NormKind::Rms,
         None => NormKind::Layer,
     };
-    let norm = k.norm(kind)?.rms();
+    let norm = k.norm(kind)?.to_rms();
     let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
     let key = "feed_forward_length";
     let widths = k.per_layer_or_none(key, n_layer)?.ok_or_else(|| k.missing(key))?;

@@ -14,10 +14,10 @@ pub(super) fn olmo(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);
     for layer in &mut m.layers {
         for norm in [&mut layer.mixer_norm, &mut layer.feed_forward_norm].into_iter().flatten() {
-            norm.weight = false;
+            norm.has_weight = false;
         }
     }
-    m.output.norm.iter_mut().for_each(|norm| norm.weight = false);
+    m.output.norm.iter_mut().for_each(|norm| norm.has_weight = false);
     Ok(m)
 }
 

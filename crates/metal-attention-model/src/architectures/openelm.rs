@@ -3,12 +3,12 @@
 use super::decoder::decoder;
 use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
+use crate::{HeadMatrix, ModelError, ModelSpec, OutputHead, RopeLayout};
 
 pub(super) fn openelm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
-    m.output.head = m.output.head.map(|head| OutputHead { tied: Some(true), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { matrix: HeadMatrix::EmbeddingTable, ..head });
     Ok(m)
 }

@@ -4,14 +4,15 @@ use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::{Activation, RouterScore};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{ModelError, ModelSpec, OutputHead, RopeFactors, RopeLayout};
+use crate::{HeadMatrix, ModelError, ModelSpec, OutputHead, RopeFactors, RopeLayout};
 
 /// Phi 1, 1.5, 2: attention and feed-forward in parallel from one norm; biases everywhere.
 pub(super) fn phi2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.no_gate(Activation::Gelu);
     m.side_by_side();
-    m.output.head = m.output.head.map(|head| OutputHead { bias: true, tied: Some(false), ..head });
+    m.output.head =
+        m.output.head.map(|head| OutputHead { may_have_bias: true, matrix: HeadMatrix::OutputTensor, ..head });
     Ok(m)
 }
 
@@ -32,7 +33,8 @@ pub(super) fn phimoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     m.set_experts(0, &experts(k, defaults, k.positive("feed_forward_length")?)?);
     factors_by_context(k, &mut m)?;
     m.set_norm_biases(true);
-    m.output.head = m.output.head.map(|head| OutputHead { bias: true, tied: Some(false), ..head });
+    m.output.head =
+        m.output.head.map(|head| OutputHead { may_have_bias: true, matrix: HeadMatrix::OutputTensor, ..head });
     Ok(m)
 }
 

@@ -50,7 +50,7 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
         a.scale = scale.unwrap_or(a.scale);
     }
     for layer in &mut m.layers {
-        layer.feed_forward_norm = Some(norm.named("post_attention_norm"));
+        layer.feed_forward_norm = Some(norm.with_tensor("post_attention_norm"));
     }
     Ok(m)
 }

@@ -30,7 +30,7 @@ pub(super) fn rwkv6qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     let mut m = around(k, NormKind::Rms, vec![Mixer::Rwkv6(time_mix_6(k, false)?); n_layer])?;
     m.set_own_head();
     if let Some(norm) = &mut m.output.norm {
-        norm.bias = k.has_tensor("output_norm.bias", false);
+        norm.has_bias = k.has_tensor("output_norm.bias", false);
     }
     Ok(m)
 }
@@ -107,11 +107,11 @@ fn heads(k: &MetadataReader<'_>) -> Result<(usize, usize), ModelError> {
 fn mix_channels(k: &MetadataReader<'_>, m: &mut ModelSpec, gated: bool) -> Result<(), ModelError> {
     check_shifts(k, 2)?;
     let norm = k.norm(NormKind::Layer)?;
-    m.embedding.norm = Some(norm.named("token_embd_norm"));
+    m.embedding.norm = Some(norm.with_tensor("token_embd_norm"));
     m.set_own_head();
     let widths: Vec<_> = m.dense_mut().map(|dense| dense.n_ff).collect();
     for (layer, width) in m.layers.iter_mut().zip(widths) {
-        layer.feed_forward_norm = Some(norm.named("attn_norm_2"));
+        layer.feed_forward_norm = Some(norm.with_tensor("attn_norm_2"));
         layer.feed_forward = FeedForward::ChannelMix(ChannelMixSpec { n_embd: m.n_embd, width, gated });
     }
     Ok(())

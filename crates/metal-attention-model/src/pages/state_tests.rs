@@ -95,7 +95,7 @@ impl Cache {
                 for _ in 0..turn.min(new[seq] - done[seq]) {
                     self.next_id += 1;
                     let pos = self.lists[seq].len() + done[seq];
-                    batch.push(BatchToken { id: self.next_id % N_VOCAB as u32, seq, pos, logits: false });
+                    batch.push(BatchToken { id: self.next_id % N_VOCAB as u32, seq, pos, output: false });
                     done[seq] += 1;
                 }
             }
@@ -328,7 +328,7 @@ fn checkpoints_grow_thin_with_age() {
 
 #[test]
 fn steps_run_ahead_as_far_as_there_are_slots() {
-    let token = |pos| [BatchToken { id: 0, seq: 0, pos, logits: true }];
+    let token = |pos| [BatchToken { id: 0, seq: 0, pos, output: true }];
     for (n_states, expected) in [(0, 1), (1, 2), (100, 3)] {
         // Three for the running sequence, of which two are needed.
         let mut cache = Cache::new(n_states, Some(1), N_CTX);
@@ -352,7 +352,7 @@ fn steps_run_ahead_as_far_as_there_are_slots() {
 fn lookahead_of_a_sequence_that_is_cut_is_discarded() {
     let mut cache = Cache::new(0, None, N_CTX);
     cache.run(&Action::Append([20, 0, 0, 0], 1));
-    let last = [BatchToken { id: 0, seq: 0, pos: 19, logits: true }];
+    let last = [BatchToken { id: 0, seq: 0, pos: 19, output: true }];
     assert!(cache.table.reserve(&last, 2));
     assert_eq!(cache.states().reserved[0].len(), 2);
     cache.run(&Action::Rewind(0, 19));

@@ -15,6 +15,9 @@ const TURN_WEIGHT: f64 = 1e6;
 
 /// Consecutive tokens of one sequence in a batch, with the slots of the states before and after them.
 ///
+/// All consecutive tokens of one sequence in a batch, a prefill chunk or a decode token, are a *run*. A run has several
+/// segments where a state within it is kept, too.
+///
 /// A kernel computes the state in slot `to`. If that is not `from`, it first copies the state from there; slot `from`
 /// is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -76,7 +76,7 @@ impl Cache {
             for seq in (0..N_SEQ).filter(|&seq| i < new[seq]) {
                 self.next_id += 1;
                 let pos = self.lists[seq].len() + i;
-                batch.push(BatchToken { id: self.next_id % N_VOCAB as u32, seq, pos, logits: false });
+                batch.push(BatchToken { id: self.next_id % N_VOCAB as u32, seq, pos, output: false });
             }
         }
         batch
@@ -162,7 +162,7 @@ impl Cache {
                 let seqs: Vec<usize> = (0..N_SEQ).filter(|&seq| seqs[seq]).collect();
                 let batch: Vec<_> = seqs
                     .iter()
-                    .map(|&seq| BatchToken { id: 0, seq, pos: self.lists[seq].len(), logits: true })
+                    .map(|&seq| BatchToken { id: 0, seq, pos: self.lists[seq].len(), output: true })
                     .collect();
                 let before = format!("{:?}", self.table);
                 if self.table.reserve(&batch, n) {
@@ -390,7 +390,7 @@ fn reserved_pages_are_used_first_and_released() {
     assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
     assert_eq!(cache.table.usage().free, N_PAGES - 3);
     // All or nothing.
-    let token = |seq| BatchToken { id: 0, seq, pos: 0, logits: true };
+    let token = |seq| BatchToken { id: 0, seq, pos: 0, output: true };
     assert!(!cache.table.reserve(&[token(2), token(3)], 2 * PAGE));
     assert!(cache.table.reserve(&[token(2)], 2 * PAGE));
     let batch = cache.batch([0, 0, 0, 3 * PAGE]);

@@ -14,20 +14,20 @@ use super::{
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec, NormOver, QkNorm};
 use crate::feed_forward::{Dense, Experts, FeedForward};
 use crate::recurrent::{channel_mix, delta_rule, mamba, mamba2, rwkv6, rwkv7, short_conv};
-use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputScale, Residual};
+use crate::spec::{HeadMatrix, InputEmbedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputScale, Residual};
 use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
-    let Embedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
     let mut b = Builder { source };
     let token_embd = b.matrix("token_embd", [n_embd, spec.n_vocab])?;
     let head = match output.head {
         None => None,
-        Some(head) if head.tied == Some(true) => Some(None),
+        Some(head) if head.matrix == HeadMatrix::EmbeddingTable => Some(None),
         Some(head) => {
-            let bias = if head.bias { Presence::Optional } else { Presence::None };
+            let bias = if head.may_have_bias { Presence::Optional } else { Presence::None };
             Some(b.source.linear("output", [n_embd, spec.n_vocab], Presence::Optional, bias)?)
         }
     };
@@ -126,13 +126,13 @@ impl<S: WeightSource> Builder<'_, S> {
 
     /// The weights of a norm over `n` elements.
     fn one_norm(&mut self, norm: Norm, prefix: &str, n: usize) -> Result<NormWeights, S::Error> {
-        if !norm.weight {
+        if !norm.has_weight {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
         }
         let name = format!("{prefix}{}", norm.tensor);
-        let suffix = if norm.bare { "" } else { ".weight" };
+        let suffix = if norm.is_unsuffixed { "" } else { ".weight" };
         let weight = self.source.vector(&format!("{name}{suffix}"), n, Presence::Required)?.unwrap_or_default();
-        let bias = if norm.bias { Presence::Required } else { Presence::None };
+        let bias = if norm.has_bias { Presence::Required } else { Presence::None };
         let bias = self.source.vector(&format!("{name}.bias"), n, bias)?;
         Ok(NormWeights { weight, bias })
     }
@@ -179,8 +179,8 @@ impl<S: WeightSource> Builder<'_, S> {
         let feed_forward_post_norm = self.norm(*feed_forward_post_norm, &p, n_embd)?;
         let sum_norms = match residual {
             Residual::Sequential { .. } | Residual::Parallel => None,
-            Residual::PostNorm { mixer, feed_forward } => {
-                Some([self.one_norm(*mixer, &p, n_embd)?, self.one_norm(*feed_forward, &p, n_embd)?])
+            Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm } => {
+                Some([self.one_norm(*mixer_sum_norm, &p, n_embd)?, self.one_norm(*feed_forward_sum_norm, &p, n_embd)?])
             }
         };
         let per_layer = match &spec.embedding.per_layer {
@@ -282,7 +282,14 @@ impl<S: WeightSource> Builder<'_, S> {
         n_embd: usize,
     ) -> Result<LatentAttentionWeights<S::Linear>, S::Error> {
         let n_q = a.n_head * a.head_dim();
-        let norm = |tensor| Norm { tensor, weight: true, bias: false, kind: NormKind::Rms, eps: a.eps, bare: false };
+        let norm = |tensor| Norm {
+            tensor,
+            has_weight: true,
+            has_bias: false,
+            kind: NormKind::Rms,
+            eps: a.eps,
+            is_unsuffixed: false,
+        };
         let (q_a, q) = match a.q_rank {
             Some(rank) => {
                 let q_a = self.matrix(&format!("{p}attn_q_a"), [n_embd, rank])?;

@@ -15,7 +15,7 @@ fn spec(name: &str) -> ModelSpec {
 
 /// The layer whose KV cache layer `i` reads.
 fn cache_of(spec: &ModelSpec, i: usize) -> usize {
-    spec.layers[i].mixer.cache_of(i).unwrap()
+    spec.layers[i].mixer.kv_cache_layer(i).unwrap()
 }
 
 #[test]

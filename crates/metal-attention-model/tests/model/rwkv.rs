@@ -43,7 +43,7 @@ fn layers_are_a_time_mix_and_a_channel_mix() {
         assert_eq!(layer.state_elements(), 256 * 64 + 256 + 256);
     }
     assert_eq!((StateLayout::new(&s).n_elements(), s.kv_elements_per_token()), (4 * (256 * 66), 0));
-    assert!(s.is_causal() && s.embedding.norm.is_some_and(|norm| norm.bias));
+    assert!(s.is_causal() && s.embedding.norm.is_some_and(|norm| norm.has_bias));
 
     let s = spec("rwkv6", &[("rescale_every_n_layers", 3)]);
     let scales: Vec<_> = s.layers.iter().map(|layer| layer.output_scale).collect();

@@ -26,7 +26,7 @@ fn a_step_that_timed_out_is_evaluated_again() {
         Err(e) => panic!("{e}"),
     };
     let mut one_by_one = start(&gpu, 0);
-    let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, logits: true };
+    let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, output: true };
     let want: Vec<_> = (0..4).map(|pos| one_by_one.forward_greedy(&[token(pos)]).unwrap()).collect();
     for greedy in [false, true] {
         let mut persistent = start(&gpu, 1);
@@ -98,7 +98,7 @@ fn late_kernels_are_used() {
 fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
     let mut generated = Vec::new();
     for _ in 0..n {
-        let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
+        let token = BatchToken { id, seq, pos: pass.n_past(seq), output: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
         generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).consecutive_pages));
     }

@@ -47,8 +47,8 @@ pub struct AttentionShape {
     pub gated: bool,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind Q, K and V in a token's row: the inputs of a mixer that runs beside attention.
-    pub beside: usize,
+    /// Elements behind Q, K and V in a token's row: the inputs of the mixer that runs in parallel with attention.
+    pub n_trailing: usize,
 }
 
 impl AttentionShape {
@@ -73,7 +73,7 @@ impl AttentionShape {
 
     /// Elements from one token's row of `qkv` to the next.
     pub fn qkv_row(&self) -> usize {
-        self.qkv_len() + self.beside
+        self.qkv_len() + self.n_trailing
     }
 
     /// Elements of a token's result.
@@ -186,7 +186,7 @@ impl AttentionShape {
         qk_norm_eps: None,
         gated: false,
         cache: CacheType::F16,
-        beside: 0,
+        n_trailing: 0,
     };
 }
 
@@ -194,7 +194,7 @@ impl AttentionShape {
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBuffers<'a> {
     /// F32 `[n_tokens, qkv_row]`: in each row gates of heads (if any), query heads, key heads, value heads, and the
-    /// inputs of a mixer beside attention.
+    /// inputs of the mixer that runs in parallel with attention.
     pub qkv: &'a wgpu::Buffer,
     /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table.
     pub rope: &'a wgpu::Buffer,
@@ -202,7 +202,7 @@ pub struct AttentionBuffers<'a> {
     /// `qk_norm_eps`.
     pub qk_norm: Option<&'a wgpu::Buffer>,
     /// F32 `[n_head, 2]`, of which the first is the sink's score. `Some` exactly if the shape has sinks.
-    pub head_params: Option<&'a wgpu::Buffer>,
+    pub sinks_and_slopes: Option<&'a wgpu::Buffer>,
     /// Cached keys, [`AttentionShape::cache_bytes`] long.
     pub keys: &'a dyn Bind,
     /// Cached values, equally long.
@@ -238,7 +238,7 @@ impl<'a> AttentionBuffers<'a> {
             rope: (self.rope, AccessRange::floats(shape.n_ctx * shape.n_rot)),
             qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, AccessRange::floats(2 * shape.head_dim))),
             sinks: self
-                .head_params
+                .sinks_and_slopes
                 .filter(|_| shape.sinks)
                 .map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))),
             keys: (self.keys, cache),
@@ -259,8 +259,8 @@ pub struct AttentionTwin {
     rope: Vec<f32>,
     /// Weights of the head norms, as [`AttentionBuffers::qk_norm`]; empty without.
     qk_norm: Vec<f32>,
-    /// Sinks, as [`AttentionBuffers::head_params`]; empty without.
-    head_params: Vec<f32>,
+    /// Sinks, as [`AttentionBuffers::sinks_and_slopes`]; empty without.
+    sinks_and_slopes: Vec<f32>,
     /// Keys of each row, `[n_seq, n_head_kv, n_ctx]` rows of `head_dim`.
     keys: Vec<Vec<f64>>,
     /// Values of each row.
@@ -269,13 +269,13 @@ pub struct AttentionTwin {
 
 impl AttentionTwin {
     /// A twin with an empty cache of `n_seq` sequences.
-    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], head_params: &[f32]) -> Self {
+    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], sinks_and_slopes: &[f32]) -> Self {
         let rows = n_seq * shape.n_head_kv * shape.n_ctx;
         Self {
             shape,
             rope: rope.to_vec(),
             qk_norm: qk_norm.to_vec(),
-            head_params: head_params.to_vec(),
+            sinks_and_slopes: sinks_and_slopes.to_vec(),
             keys: vec![Vec::new(); rows],
             values: vec![Vec::new(); rows],
         }
@@ -349,7 +349,7 @@ impl AttentionTwin {
             .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))
             .map(|score| shape.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()))
             .collect();
-        let sink = shape.sinks.then(|| f64::from(self.head_params[2 * head]));
+        let sink = shape.sinks.then(|| f64::from(self.sinks_and_slopes[2 * head]));
         let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());

@@ -48,8 +48,8 @@ pub struct AttentionInputsShape {
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind them in a token's row: the inputs of a mixer that runs beside attention.
-    pub beside: usize,
+    /// Elements behind them in a token's row: the inputs of the mixer that runs in parallel with attention.
+    pub n_trailing: usize,
 }
 
 impl AttentionInputsShape {
@@ -65,7 +65,7 @@ impl AttentionInputsShape {
 
     /// Elements from one token's row to the next.
     pub fn row(&self) -> usize {
-        self.projected() + self.beside
+        self.projected() + self.n_trailing
     }
 
     /// Number of weights of the norm of queries and keys.
@@ -274,7 +274,7 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         n_ctx: 2048,
         group: 0,
         cache: CacheType::F16,
-        beside: 0,
+        n_trailing: 0,
     };
     vec![shape.key()]
 }

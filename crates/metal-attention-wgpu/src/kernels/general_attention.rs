@@ -146,7 +146,7 @@ pub struct GeneralAttentionBuffers<'a> {
     /// Cached values, `[n_pages, n_head_kv, PAGE, padded value_dim]`.
     pub values: &'a dyn Bind,
     /// F32 `[n_head, 2]`: the sink's score and the slope of each head. `Some` exactly if the shape has either.
-    pub head_params: Option<&'a wgpu::Buffer>,
+    pub sinks_and_slopes: Option<&'a wgpu::Buffer>,
     /// F32 `[n_tokens, n_head, value_dim]`: the result.
     pub att: &'a wgpu::Buffer,
     /// Partial results of splits, [`GeneralAttention::partial_bytes`] long.
@@ -178,7 +178,7 @@ pub fn general_attention(
         buffers.push((b.partial, AccessRange::Splits(4 * (shape.n_head * (shape.value_dim + 2)) as u64)));
     }
     if shape.sinks || shape.slopes {
-        buffers.extend(b.head_params.map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))));
+        buffers.extend(b.sinks_and_slopes.map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))));
     }
     let splits = if split { GridExtent::Splits } else { GridExtent::Fixed(1) };
     let key = shape.key(if split { SPLIT } else { 0 });

@@ -68,7 +68,7 @@ pub use matvec::{
     multi_token_matvec,
 };
 pub use norm::{NormShape, norm, norm_twin};
-pub use prefill_attention::{attends_on_units, prefill_attention, prefill_attention_cooperative};
+pub use prefill_attention::{prefill_attention, prefill_attention_cooperative, prefill_on_matrix_units};
 pub use rates::{rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums};
 pub use recurrent::*;
 pub use residual_add::{residual_add, residual_add_twin};

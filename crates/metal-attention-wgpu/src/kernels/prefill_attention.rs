@@ -25,7 +25,7 @@ pub fn prefill_attention(
 /// [`prefill_attention`] on matrix units. Queries are rounded to 16-bit floats, relative to their largest element, and
 /// so are the weights of the softmax.
 ///
-/// Runs on any device with subgroups of 8 to 64 lanes, but is worthwhile only if [`attends_on_units`].
+/// Runs on any device with subgroups of 8 to 64 lanes, but is worthwhile only if [`prefill_on_matrix_units`].
 pub fn prefill_attention_cooperative(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -51,7 +51,7 @@ fn dispatch(
 
 /// Whether [`prefill_attention_cooperative`] suits a layer: with 16-bit matrix units and an F16 cache, for heads of
 /// whole unit matrices, and unless `exact`.
-pub fn attends_on_units(features: ShaderFeatures, shape: &AttentionShape, exact: bool) -> bool {
+pub fn prefill_on_matrix_units(features: ShaderFeatures, shape: &AttentionShape, exact: bool) -> bool {
     features.cooperative_f16
         && (8..=64).contains(&features.subgroup_size)
         && !exact
@@ -59,7 +59,7 @@ pub fn attends_on_units(features: ShaderFeatures, shape: &AttentionShape, exact:
         && shape.head_dim.is_multiple_of(SIDE)
         && shape.head_dim <= 128
         // Rows are read in vectors of four.
-        && shape.beside.is_multiple_of(4)
+        && shape.n_trailing.is_multiple_of(4)
 }
 
 /// The side of the matrices that matrix units multiply.

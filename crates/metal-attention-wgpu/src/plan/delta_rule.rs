@@ -4,7 +4,7 @@
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, PlanBuilder};
 use crate::kernels::{
     self, ColumnRange, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape,
     DeltaRuleStep, DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation,
@@ -15,7 +15,7 @@ use crate::{Dispatch, GridExtent, WgpuError};
 
 /// Where the projected inputs are, each in some columns of some buffer's rows.
 struct DeltaRuleColumns<'a> {
-    /// Queries, keys and values, the inputs of the convolution, in `qkv`.
+    /// Queries, keys and values, the inputs of the convolution, in `projected`.
     channels: ColumnRange,
     /// Gates of the results.
     gate: (&'a Buffer, ColumnRange),
@@ -50,31 +50,27 @@ impl PlanBuilder<'_> {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
-    /// Appends the gated delta rule of layer `i`. Projects `input` to `qkv` and, where gates are apart, to `kv_a` or
-    /// through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
+    /// Appends the gated delta rule of layer `i`. Projects `input` to `projected` and, where gates are apart, to
+    /// `kv_compressed` or through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
     pub(super) fn delta_rule(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<(), WgpuError> {
         let scratch = self.scratch;
-        self.project(dispatches, input, LinearProduct::new(&w.inputs, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+        self.multiply_branch_input(dispatches, input, &w.inputs, MatvecOutput::Store, &scratch.projected)?;
         if let Some(gates) = &w.gates {
-            self.project(dispatches, input, LinearProduct::new(gates, MatvecOutput::Store, &scratch.x, &scratch.kv_a))?;
+            self.multiply_branch_input(dispatches, input, gates, MatvecOutput::Store, &scratch.kv_compressed)?;
         }
         if let Some((WgpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
-            self.project(
-                dispatches,
-                input,
-                LinearProduct::new(down, MatvecOutput::Store, &scratch.x, &scratch.rwkv.small),
-            )?;
+            self.multiply_branch_input(dispatches, input, down, MatvecOutput::Store, &scratch.rwkv.small)?;
             self.expand(dispatches, &low_rank, up, &scratch.rwkv.large)?;
         }
         let projected = self.projected(spec, w);
-        if self.decodes()
+        if self.is_decode()
             && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
         {
             dispatches.push(step);
@@ -86,7 +82,7 @@ impl PlanBuilder<'_> {
     fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> DeltaRuleColumns<'_> {
         let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
-        // Rows of `qkv` also hold the gate and, unless they are projected apart, `beta` and the decay.
+        // Rows of `projected` also hold the gate and, unless they are projected apart, `beta` and the decay.
         let (n, n_gates) = match low_rank {
             None => (n_channels + spec.n_values(), 2 * n_head),
             Some(_) => (n_channels, n_head),
@@ -94,11 +90,11 @@ impl PlanBuilder<'_> {
         let apart = w.gates.is_some();
         let stride = if apart { n } else { n + n_gates };
         let (gates, stride_of_gates, first) =
-            if apart { (&scratch.kv_a, n_gates, 0) } else { (&scratch.qkv, stride, n) };
+            if apart { (&scratch.kv_compressed, n_gates, 0) } else { (&scratch.projected, stride, n) };
         let (decay, gate) = match &low_rank {
             None => {
                 let decay = ColumnRange { stride: stride_of_gates, at: first + n_head };
-                ((gates, decay), (&scratch.qkv, ColumnRange { stride, at: n_channels }))
+                ((gates, decay), (&scratch.projected, ColumnRange { stride, at: n_channels }))
             }
             Some(low_rank) => ((&scratch.rwkv.large, low_rank.result(0)), (&scratch.rwkv.large, low_rank.result(1))),
         };
@@ -110,8 +106,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// One kernel for everything between projections and output matrix, for decode steps: `qkv` to `mixer_out`. `None`
-    /// where a head is too large for a workgroup.
+    /// One kernel for everything between projections and output matrix, for decode steps: `projected` to `mixer_out`.
+    /// `None` where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,
         i: usize,
@@ -129,15 +125,15 @@ impl PlanBuilder<'_> {
             gate_kind: gate_kind(spec),
             gate: projected.gate.1,
         };
-        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.qkv, &scratch.mixer_out);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.projected, &scratch.mixer_out);
         let (gate, _) = projected.gate;
         let with =
             DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &scratch.tickets };
         kernels::delta_rule_step(self.gpu, &shape, &step, &buffers, &with, GridExtent::Runs)
     }
 
-    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `values`, the gated
-    /// norm to `mixer_out`.
+    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `head_outputs`, the
+    /// gated norm to `mixer_out`.
     fn delta_rule_scan(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -159,10 +155,16 @@ impl PlanBuilder<'_> {
             out: convolved,
             states: StateRange { at: shape.state_elements(), ..shape.states },
         };
-        let buffers =
-            ConvolutionBuffers { x: &scratch.qkv, taps: &w.taps, bias: None, states, out: &scratch.queries, segments };
+        let buffers = ConvolutionBuffers {
+            x: &scratch.projected,
+            taps: &w.taps,
+            bias: None,
+            states,
+            out: &scratch.queries,
+            segments,
+        };
         dispatches.push(kernels::convolution(gpu, &convolution, &buffers, GridExtent::Runs)?);
-        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.queries, &scratch.values);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.queries, &scratch.head_outputs);
         dispatches.push(kernels::delta_rule(gpu, &shape, &buffers, GridExtent::Runs)?);
         let norm = GroupNormShape {
             n: spec.value_dim,
@@ -176,7 +178,7 @@ impl PlanBuilder<'_> {
             out: shape.out,
         };
         let buffers = GroupNormBuffers {
-            x: &scratch.values,
+            x: &scratch.head_outputs,
             weight: &w.norm,
             bias: None,
             gate: Some(projected.gate.0),

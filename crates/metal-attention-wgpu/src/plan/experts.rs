@@ -6,7 +6,7 @@ use crate::{Dispatch, WgpuError};
 use metal_attention_model::Experts;
 use wgpu::Buffer;
 
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::weights::WgpuExperts;
 
 impl PlanBuilder<'_> {
@@ -18,7 +18,7 @@ impl PlanBuilder<'_> {
         dispatches: &mut Vec<Dispatch>,
         e: &Experts,
         w: &WgpuExperts,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
         sum: &Buffer,
         accumulate: bool,
     ) -> Result<(), WgpuError> {
@@ -27,13 +27,9 @@ impl PlanBuilder<'_> {
         let mut routed = input;
         if let Some(norm) = &w.router_norm {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.result)?);
-            routed = BlockInput::Ready(&scratch.result);
+            routed = BranchInput::Rows(&scratch.result);
         }
-        self.project(
-            dispatches,
-            routed,
-            LinearProduct::new(&w.router, MatvecOutput::Store, &scratch.x, &scratch.scores),
-        )?;
+        self.multiply_branch_input(dispatches, routed, &w.router, MatvecOutput::Store, &scratch.scores)?;
         let sizes = [e.n_expert, e.n_used];
         let (choice_bias, expert_scale) = (w.choice_bias.as_ref(), w.expert_scale.as_ref());
         dispatches.push(kernels::route(
@@ -48,11 +44,13 @@ impl PlanBuilder<'_> {
         let mut of_experts = input;
         if let Some([norm, _, _]) = &w.expert_norms {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.result)?);
-            of_experts = BlockInput::Ready(&scratch.result);
+            of_experts = BranchInput::Rows(&scratch.result);
         }
         let (kind, of_experts) = match of_experts {
-            BlockInput::Norm(norm) => (MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, &scratch.x),
-            BlockInput::Ready(x) => (MatvecInput::Plain, x),
+            BranchInput::PendingNorm(norm) => {
+                (MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, &scratch.x)
+            }
+            BranchInput::Rows(x) => (MatvecInput::Plain, x),
         };
         let matrices = ExpertsMatrices {
             up: &w.up.weight,
@@ -95,7 +93,7 @@ impl PlanBuilder<'_> {
                 LinearProduct::new(&dense.down, MatvecOutput::Store, &scratch.gated, &scratch.result),
             )?;
             if let Some(gate) = &w.shared_gate {
-                let BlockInput::Ready(input) = input else {
+                let BranchInput::Rows(input) = input else {
                     panic!("the input of a shared expert is made once: `feed_forward_materialises_norm`")
                 };
                 dispatches.push(kernels::row_gate(gpu, self.spec.n_embd, input, gate, &scratch.result)?);

@@ -7,7 +7,7 @@ use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
 use super::mixer::MixerResult;
-use super::{BatchKind, BlockInput, LinearProduct, PlanBuilder};
+use super::{BatchKind, BranchInput, LinearProduct, PlanBuilder};
 use crate::weights::{WgpuDense, WgpuFeedForward, WgpuLinear, WgpuNorm};
 
 /// The result of a feed-forward, as far as it was computed.
@@ -33,13 +33,17 @@ impl PlanBuilder<'_> {
         match &layer.residual {
             Residual::Sequential { scale } => {
                 self.predict_streams(&mut dispatches, i)?;
-                let input = self.input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
+                let input =
+                    self.branch_input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
                 self.laurel(&mut dispatches, i)?;
                 let mixed = self.mixer(&mut dispatches, i, input)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, *scale)?;
                 self.add_laurel(&mut dispatches, i)?;
-                let input =
-                    self.input(&mut dispatches, w.feed_forward_norm.as_ref(), self.feed_forward_materialises_norm(i))?;
+                let input = self.branch_input(
+                    &mut dispatches,
+                    w.feed_forward_norm.as_ref(),
+                    self.feed_forward_materialises_norm(i),
+                )?;
                 let result = self.feed_forward(&mut dispatches, i, input, *scale)?;
                 self.join_feed_forward(&mut dispatches, result, post, *scale)?;
             }
@@ -47,7 +51,7 @@ impl PlanBuilder<'_> {
                 // The mixer is joined only after the feed-forward has read `x`. Without a norm of its own the
                 // feed-forward reads the mixer's input.
                 let shares_input = w.feed_forward_norm.is_none();
-                let input = self.input(
+                let input = self.branch_input(
                     &mut dispatches,
                     w.mixer_norm.as_ref(),
                     shares_input || self.mixer_materialises_norm(i),
@@ -57,20 +61,24 @@ impl PlanBuilder<'_> {
                 let input = if shares_input {
                     input
                 } else {
-                    self.input(&mut dispatches, own, self.feed_forward_materialises_norm(i))?
+                    self.branch_input(&mut dispatches, own, self.feed_forward_materialises_norm(i))?
                 };
                 let result = self.feed_forward(&mut dispatches, i, input, 1.0)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
                 self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
             }
-            Residual::PostNorm { mixer: _, feed_forward: _ } => {
+            Residual::PostNorm { mixer_sum_norm: _, feed_forward_sum_norm: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
-                let input = self.input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
+                let input =
+                    self.branch_input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
                 let mixed = self.mixer(&mut dispatches, i, input)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
                 dispatches.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &scratch.x)?);
-                let input =
-                    self.input(&mut dispatches, w.feed_forward_norm.as_ref(), self.feed_forward_materialises_norm(i))?;
+                let input = self.branch_input(
+                    &mut dispatches,
+                    w.feed_forward_norm.as_ref(),
+                    self.feed_forward_materialises_norm(i),
+                )?;
                 let result = self.feed_forward(&mut dispatches, i, input, 1.0)?;
                 self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
                 dispatches.push(self.norm(
@@ -140,7 +148,7 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
         scale: f32,
     ) -> Result<FeedForwardResult<'_>, WgpuError> {
         let layer = &self.weights.layers[i];
@@ -230,25 +238,17 @@ impl PlanBuilder<'_> {
         dispatches: &mut Vec<Dispatch>,
         dense: &Dense,
         w: &WgpuDense,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, gate_up) = (self.scratch, &w.gate_up);
         let Dense { n_ff, gated, activation, fused: _ } = *dense;
         let silu = gated && activation == Activation::Silu;
         if silu && gate_up.weight.has_pairs() {
-            return self.project(
-                dispatches,
-                input,
-                LinearProduct::new(gate_up, MatvecOutput::Gated, &scratch.x, &scratch.gated),
-            );
+            return self.multiply_branch_input(dispatches, input, gate_up, MatvecOutput::Gated, &scratch.gated);
         }
         // The gated product needs gate and up rows as neighbours, of one type, and SiLU. All others store the product
         // first.
-        self.project(
-            dispatches,
-            input,
-            LinearProduct::new(gate_up, MatvecOutput::Store, &scratch.x, &scratch.gate_up),
-        )?;
+        self.multiply_branch_input(dispatches, input, gate_up, MatvecOutput::Store, &scratch.gate_up)?;
         if silu {
             dispatches.push(kernels::ffn_silu(self.gpu, n_ff, &scratch.gate_up, &scratch.gated)?);
             return Ok(());

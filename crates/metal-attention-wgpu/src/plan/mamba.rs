@@ -6,7 +6,7 @@ use metal_attention_model::{BatchKind, Mamba2Spec, MambaDecay, MambaSpec, NormKi
 use wgpu::Buffer;
 
 use super::mixer::MixerResult;
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::kernels::{
     self, ColumnRange, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers,
     Mamba2Shape, Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, StateRange,
@@ -20,7 +20,7 @@ fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
 }
 
 impl PlanBuilder<'_> {
-    /// Appends Mamba-2 of layer `i`. Reads `inputs`, the part of the rows of `qkv` that holds `[z, x, B, C, dt]`;
+    /// Appends Mamba-2 of layer `i`. Reads `inputs`, the part of the rows of `projected` that holds `[z, x, B, C, dt]`;
     /// writes its result to `out` (`mamba.y` before a norm). Decode steps run one kernel where it fits the GPU; other
     /// batches a convolution to `mamba.conv` and a scan.
     pub(super) fn mamba2<'s>(
@@ -53,20 +53,20 @@ impl PlanBuilder<'_> {
             states: StateRange { at: (n_tap - 1) * channels, ..last_inputs },
         };
         let buffers = Mamba2Buffers {
-            x: &scratch.qkv,
+            x: &scratch.projected,
             bc: None,
-            dt: &scratch.qkv,
+            dt: &scratch.projected,
             dt_bias: &w.dt_bias,
             a: &w.a,
             d: &w.d,
-            gate: Some(&scratch.qkv),
+            gate: Some(&scratch.projected),
             states,
             out: y,
             segments,
         };
         let step = Mamba2Step { width: n_tap, bias: w.conv_bias.is_some(), convolution_at: 0 };
         let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &scratch.tickets };
-        let fused_step = if self.decodes() {
+        let fused_step = if self.is_decode() {
             kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, GridExtent::Runs)?
         } else {
             None
@@ -113,19 +113,19 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Appends Mamba of layer `i`. Projects `input` to `qkv` (x and gate z), convolves x to `mamba.conv`, computes dt,
-    /// B and C of each token, and scans; the result is in `mixer_out`.
+    /// Appends Mamba of layer `i`. Projects `input` to `projected` (x and gate z), convolves x to `mamba.conv`,
+    /// computes dt, B and C of each token, and scans; the result is in `mixer_out`.
     pub(super) fn mamba<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &MambaSpec,
         w: &'s WgpuMamba,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<MixerResult<'s>, WgpuError> {
         let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *spec;
         let (gpu, scratch, m) = (self.gpu, self.scratch, &self.scratch.mamba);
-        self.project(dispatches, input, LinearProduct::new(&w.input, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+        self.multiply_branch_input(dispatches, input, &w.input, MatvecOutput::Store, &scratch.projected)?;
         let (x, gate) = (ColumnRange { stride: 2 * width, at: 0 }, ColumnRange { stride: 2 * width, at: width });
         let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
         let (row, bias) = (ColumnRange::whole(width), w.conv_bias.is_some());
@@ -158,7 +158,7 @@ impl PlanBuilder<'_> {
                     dt_bias: &w.dt_bias,
                     a: &w.a,
                     d: &w.d,
-                    gate: Some(&scratch.qkv),
+                    gate: Some(&scratch.projected),
                     states,
                     out: &scratch.mixer_out,
                     segments,
@@ -185,7 +185,7 @@ impl PlanBuilder<'_> {
                     dt_bias: &w.dt_bias,
                     a: &w.a,
                     d: &w.d,
-                    gate: Some(&scratch.qkv),
+                    gate: Some(&scratch.projected),
                     states,
                     out: &scratch.mixer_out,
                     segments,
@@ -230,7 +230,7 @@ impl PlanBuilder<'_> {
         Ok(&m.bc_normed)
     }
 
-    /// The convolution of layer `i`, from `qkv` to `mamba.conv`.
+    /// The convolution of layer `i`, from `projected` to `mamba.conv`.
     fn convolution(
         &self,
         i: usize,
@@ -239,7 +239,7 @@ impl PlanBuilder<'_> {
         bias: Option<&Buffer>,
     ) -> Result<Dispatch, WgpuError> {
         let buffers = ConvolutionBuffers {
-            x: &self.scratch.qkv,
+            x: &self.scratch.projected,
             taps,
             bias: bound(bias),
             states: self.states.of_layer(i),

@@ -1,10 +1,53 @@
-//! The mixer of a layer, from the residual stream (or its norm) to the input of the output matrix.
+//! The mixer of a layer: the dispatches from its input to the input of its output matrix.
 //!
-//! Every function appends the dispatches of one step to `dispatches` and names the scratch buffers that these read and
-//! write. The output matrix itself is not multiplied here: [`MixerResult`] records what it multiplies, and `layer.rs`
-//! joins the product to the residual stream. Softmax attention has *fast* kernels for the common variants, which read
-//! Q, K and V from the projected rows, and *general* ones for all others, which first write queries to a buffer; see
-//! `parts.rs`.
+//! Each function appends dispatches to `dispatches` and binds them to the scratch buffers that it reads and writes.
+//! The output matrix is not multiplied here: a [`MixerResult`] names the matrix and the buffer that it multiplies, and
+//! `layer.rs` adds the product to the residual stream. This file has softmax attention and latent attention; the other
+//! files of this folder have the recurrent mixers.
+//!
+//! The input of a mixer is a [`BranchInput`]: either a norm of the residual stream `x` that each product computes for
+//! itself ([`BranchInput::PendingNorm`]), or the rows of a buffer ([`BranchInput::Rows`]: `h` after a norm, `x` without
+//! one). `multiply_branch_input` appends a product of either.
+//!
+//! A plan is for one [`BatchKind`]: `One` token; `Sequences`, the next token of a few sequences each; `Few` tokens or
+//! `Many` tokens otherwise. The first two are decode steps.
+//!
+//! # Scratch buffers
+//!
+//! They are allocated once, for the largest micro-batch and the widest layer
+//! ([`Activations`](crate::activations::Activations)).
+//!
+//! ```text
+//! buffer              shape, F32, row-major             contents: written by -> read by
+//! x                   [n_tokens, n_embd]                residual stream: layer.rs -> first products (PendingNorm)
+//! h                   [n_tokens, n_embd]                normed input: branch_input -> first products (Rows)
+//! projected           [n_tokens, row], rows see below   input projection: first products -> kernels of the mixer
+//! queries             [n_tokens, n_head, key_dim]       queries after norm and RoPE, general kernels only:
+//!                                                       attention_inputs -> general_attention
+//!                                                       latent: head_products, latent_inputs -> general_attention
+//! q_compressed        [n_tokens, q_rank]                latent: compressed queries: first product -> query expansion
+//! kv_compressed       [n_tokens, kv_rank + shared_dim]  latent: compressed row, key part of all heads:
+//!                                                       first product -> latent_inputs
+//! mixer_out           [n_tokens, n_head, value_dim]     result: attention or recurrence -> output matrix
+//!                     [n_tokens, n_head, kv_rank]       latent: general_attention -> head_products
+//! head_outputs        [n_tokens, n_head, value_dim]     latent: result after the value expansion:
+//!                                                       head_products -> output matrix
+//! mamba.parallel_out  [n_tokens, width]                 Mamba-2 in parallel with attention: mamba2 -> its output matrix
+//! partial             [n_splits * n_tokens * n_head *   split-KV: sums, maximum and weight of each split:
+//!                       (value_dim + 2)]                decode attention -> its merge
+//! ```
+//!
+//! The rows of `projected`, in elements:
+//! - softmax attention: gates of the query heads (if any), `n_head` query heads, `n_head_kv` key heads and value
+//!   heads (as far as the layer has its own), each of `head_dim`; then the inputs of a parallel Mamba-2, if there is
+//!   one;
+//! - latent attention: `n_head` query heads of `spec.head_dim()`, no keys and no values;
+//! - recurrent mixers: see their files.
+//!
+//! # Kernels of softmax attention
+//!
+//! The *fast* kernels cover the common variants and read queries, keys and values from `projected`. The *general* ones
+//! cover all others: a first kernel writes `queries` and appends keys and values to the KV cache. `parts.rs` chooses.
 
 use crate::kernels::{
     self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, ColumnRange,
@@ -15,18 +58,19 @@ use crate::{Dispatch, WgpuError};
 use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
-/// The last product of a mixer, not appended yet: `out x`, or `out norm(x)`.
+/// The last product of a mixer, `[n_tokens, n_embd]`, which is not appended yet: `out x`, or `out norm(x)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixerResult<'a> {
-    /// The output matrix.
+    /// The output matrix, `[n_embd, n_in]`.
     pub(super) out: &'a WgpuLinear,
-    /// The scratch buffer that it multiplies.
+    /// The scratch buffer that it multiplies, `[n_tokens, n_in]`.
     pub(super) x: &'a Buffer,
-    /// The norm of `x` that the product computes in its prologue; only in plans for one token.
+    /// The norm of `x` that the product computes in its prologue; only in plans for one token. `None`: the product
+    /// multiplies `x` itself.
     pub(super) norm: Option<&'a WgpuNorm>,
 }
 
@@ -38,63 +82,59 @@ impl<'a> MixerResult<'a> {
 }
 
 impl PlanBuilder<'_> {
-    /// Whether the norm before layer `i`'s mixer is written to `h` for several products. Otherwise the mixer has one
-    /// product, which computes the norm in its prologue.
+    /// Whether the input norm of layer `i`'s mixer is written to `h` once, for all readers. Otherwise every product of
+    /// the input computes the norm for itself, usually in its prologue.
     pub(super) fn mixer_materialises_norm(&self, i: usize) -> bool {
-        // LAuReL reads the normed input beside the mixer.
+        // A model with several residual streams also has LAuReL, a low-rank branch in parallel with the mixer. It reads
+        // `h`.
         if self.weights.layers[i].streams.is_some() {
             return true;
         }
         match self.mixers[i] {
-            MixerKernels::Fast(_)
-            | MixerKernels::General(..)
+            MixerKernels::FastAttention(_)
+            | MixerKernels::GeneralAttention(..)
             | MixerKernels::ShortConv(_)
             | MixerKernels::Mamba(_)
             | MixerKernels::Mamba2(_)
             | MixerKernels::AttentionAndMamba2(..)
             | MixerKernels::None => false,
+            // Several products, or a token shift, read the input.
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
-            // The kernels of one token compute the norm in the prologue: cheaper than a dispatch, even for two
-            // products.
+            // Several products read the input where the gates have a matrix of their own. With one token, computing the
+            // norm in each prologue is cheaper than a norm dispatch.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
 
-    /// Appends the mixer of layer `i` and returns its last products, whose sum is the mixer's result: two for attention
-    /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` is
-    /// [`BlockInput::Ready`]. Writes `qkv`, the KV cache or recurrent states of the layer, and the buffers of the
-    /// results.
+    /// Appends the mixer of layer `i`, up to the input of its output matrix. Updates the layer's KV cache or recurrent
+    /// states.
+    ///
+    /// Returns the products that are left, whose sum is the mixer's result: none for a layer without a mixer, two for
+    /// attention in parallel with Mamba-2, else one.
+    ///
+    /// # Panics
+    ///
+    /// If the weights of the layer are not those of its kernels.
     pub(super) fn mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<Vec<MixerResult<'_>>, WgpuError> {
         let scratch = self.scratch;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
-            (WgpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
-                self.project(
-                    dispatches,
-                    input,
-                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
-                )?;
+            (WgpuMixer::Attention(w), MixerKernels::FastAttention(shape)) => {
+                self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
                 Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::Fast(*shape), w)?])
             }
-            (WgpuMixer::Attention(w), MixerKernels::General(inputs, attention)) => {
-                self.project(
-                    dispatches,
-                    input,
-                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
-                )?;
-                Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::General(*inputs, *attention), w)?])
+            (WgpuMixer::Attention(w), MixerKernels::GeneralAttention(inputs_shape, attention_shape)) => {
+                self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
+                let kernels = AttentionKernels::General(*inputs_shape, *attention_shape);
+                Ok(vec![self.softmax_attention(dispatches, i, &kernels, w)?])
             }
             (WgpuMixer::Mamba(w), MixerKernels::Mamba(spec)) => Ok(vec![self.mamba(dispatches, i, spec, w, input)?]),
-            (WgpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(spec)) => {
-                self.project(
-                    dispatches,
-                    input,
-                    LinearProduct::new(linear, MatvecOutput::Store, &scratch.x, &scratch.qkv),
-                )?;
+            (WgpuMixer::Mamba2 { input: input_matrix, mamba2 }, MixerKernels::Mamba2(spec)) => {
+                self.multiply_branch_input(dispatches, input, input_matrix, MatvecOutput::Store, &scratch.projected)?;
                 Ok(vec![self.mamba2(
                     dispatches,
                     i,
@@ -108,23 +148,21 @@ impl PlanBuilder<'_> {
                 WgpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
                 MixerKernels::AttentionAndMamba2(attention, spec),
             ) => {
-                self.project(
-                    dispatches,
-                    input,
-                    LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
-                )?;
-                let at = attention.qkv_len();
-                let inputs = ColumnRange { stride: at + spec.input_width(), at };
-                let beside = self.mamba2(dispatches, i, spec, mamba2, inputs, &scratch.mamba.beside)?;
-                Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, beside])
+                self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
+                // In each row of `projected`, the inputs of Mamba-2 follow those of attention. Columns are elements.
+                let first_column = attention.qkv_len();
+                let mamba2_columns = ColumnRange { stride: first_column + spec.input_width(), at: first_column };
+                let mamba2_result =
+                    self.mamba2(dispatches, i, spec, mamba2, mamba2_columns, &scratch.mamba.parallel_out)?;
+                Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, mamba2_result])
             }
             (WgpuMixer::None, MixerKernels::None) => Ok(Vec::new()),
-            (WgpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
-                self.latent_attention(dispatches, i, input, inputs, attention)?;
-                Ok(vec![MixerResult::new(out, &scratch.values)])
+            (WgpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs_shape, attention_shape)) => {
+                self.latent_attention(dispatches, i, input, inputs_shape, attention_shape)?;
+                Ok(vec![MixerResult::new(out, &scratch.head_outputs)])
             }
-            (WgpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(spec)) => {
-                self.short_conv(dispatches, i, *spec, linear, taps, input)?;
+            (WgpuMixer::ShortConv { input: input_matrix, taps, out }, MixerKernels::ShortConv(spec)) => {
+                self.short_conv(dispatches, i, *spec, input_matrix, taps, input)?;
                 Ok(vec![MixerResult::new(out, &scratch.mixer_out)])
             }
             (WgpuMixer::DeltaRule(w), MixerKernels::DeltaRule(spec)) => {
@@ -157,8 +195,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Appends softmax attention of layer `i`. Reads `qkv`, which holds projected queries, keys and values; appends the
-    /// keys and values to the KV cache; writes `mixer_out`, and with the general kernels `queries`.
+    /// Appends softmax attention of layer `i` after its input projection: reads `projected`, appends the batch's keys
+    /// and values to the KV cache, attends over the cache, and writes `mixer_out`.
     fn softmax_attention<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
@@ -166,65 +204,75 @@ impl PlanBuilder<'_> {
         kernels: &AttentionKernels,
         w: &'s WgpuAttention,
     ) -> Result<MixerResult<'s>, WgpuError> {
-        let WgpuAttention { qkv: _, qk_norm, head_params, out } = w;
+        let WgpuAttention { qkv: _, qk_norm, sinks_and_slopes, out } = w;
         match kernels {
             AttentionKernels::Fast(shape) => {
-                self.fast_attention(dispatches, i, shape, qk_norm.as_ref(), head_params.as_ref())?;
+                self.fast_attention(dispatches, i, shape, qk_norm.as_ref(), sinks_and_slopes.as_ref())?;
             }
-            AttentionKernels::General(inputs, attention) => {
-                self.attention_inputs(dispatches, i, inputs, qk_norm.as_ref())?;
-                self.general_attention(dispatches, i, attention, head_params.as_ref())?;
+            AttentionKernels::General(inputs_shape, attention_shape) => {
+                self.attention_inputs(dispatches, i, inputs_shape, qk_norm.as_ref())?;
+                self.general_attention(dispatches, i, attention_shape, sinks_and_slopes.as_ref())?;
             }
         }
         Ok(MixerResult::new(out, &self.scratch.mixer_out))
     }
 
-    /// Appends attention by the fast kernels: RoPE, the append to the KV cache of layer `i`, and attention over it, in
-    /// one kernel for a decode step and in two for other batches. Reads `qkv`, writes `mixer_out`; `partial` holds the
-    /// results of splits.
+    /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. In both cases two
+    /// dispatches:
+    /// - decode step: `decode_attention` (RoPE, append to the KV cache, attention of each split of the positions to
+    ///   `partial`; a single split goes to `mixer_out` directly), `decode_attention_merge` (has no work for a single
+    ///   split);
+    /// - prefill: `rope_append` (norm and RoPE, of the queries in place in `projected`; append), then
+    ///   `prefill_attention`, on matrix units if the GPU and the shape allow it.
+    ///
+    /// `qk_norm`: weights of the norms of query heads and key heads, `[2, head_dim]`.
+    /// `sinks_and_slopes`: `[n_head, 2]`, of which only the sinks are read; the fast kernels do not cover `ALiBi`.
     fn fast_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
         shape: &AttentionShape,
         qk_norm: Option<&Buffer>,
-        head_params: Option<&Buffer>,
+        sinks_and_slopes: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let gpu = self.gpu;
         let (keys, values) = self.cache.of_layer(i);
         let buffers = AttentionBuffers {
-            qkv: &self.scratch.qkv,
+            qkv: &self.scratch.projected,
             rope: &self.rope[i],
             qk_norm,
-            head_params,
+            sinks_and_slopes,
             keys,
             values,
             att: &self.scratch.mixer_out,
             partial: &self.scratch.partial,
             batch: self.batch,
         };
-        if self.decodes() {
+        if self.is_decode() {
             dispatches.push(kernels::decode_attention(gpu, shape, &buffers)?);
             dispatches.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
             dispatches.push(kernels::rope_append(gpu, shape, &buffers)?);
-            let on_units = kernels::attends_on_units(gpu.features(), shape, self.exact);
-            let attention = if on_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
+            let on_matrix_units = kernels::prefill_on_matrix_units(gpu.features(), shape, self.exact);
+            let attention =
+                if on_matrix_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
             dispatches.push(attention(gpu, shape, &buffers)?);
         }
         Ok(())
     }
 
-    /// Whether the plan is for decode steps: every token is the next one of its sequence.
-    pub(super) fn decodes(&self) -> bool {
+    /// Whether the plan is for decode steps: each token is the next one of a different sequence.
+    pub(super) fn is_decode(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
             BatchKind::Few | BatchKind::Many => false,
         }
     }
 
-    /// Appends the kernel that prepares general attention: norm and RoPE of the projected queries and keys, and the
-    /// append of keys and values to the KV cache unless the layer reads another one's. Reads `qkv`, writes `queries`.
+    /// Appends the kernel before `general_attention`: norms and rotates the projected queries and keys, writes
+    /// `queries`, and appends keys and values to the KV cache of layer `i`, unless the layer reads another layer's
+    /// cache. Reads `projected`. `qk_norm`: weights of the norms of queries and keys, then their biases, as far as
+    /// there are any.
     fn attention_inputs(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -234,7 +282,7 @@ impl PlanBuilder<'_> {
     ) -> Result<(), WgpuError> {
         let (scratch, (keys, values)) = (self.scratch, self.cache.of_layer(i));
         let buffers = AttentionInputsBuffers {
-            qkv: &scratch.qkv,
+            qkv: &scratch.projected,
             queries: &scratch.queries,
             rope: shape.rope.map(|_| &self.rope[i]),
             qk_norm,
@@ -245,46 +293,58 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Appends attention by the general kernels over the KV cache that layer `i` reads. Reads `queries`, writes
-    /// `mixer_out`; for decode steps also the merge of splits, through `partial`.
+    /// Appends attention by the general kernels over the KV cache that layer `i` reads: from `queries` to `mixer_out`,
+    /// `[n_tokens, n_head, value_dim]`. A decode step divides the positions into splits (split-KV) and appends a second
+    /// dispatch, which merges their results in `partial`; it has no work for a single split.
+    ///
+    /// `sinks_and_slopes`: the sink's score and the `ALiBi` slope of each head, `[n_head, 2]`; `None`: neither.
     fn general_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
         shape: &GeneralAttention,
-        head_params: Option<&Buffer>,
+        sinks_and_slopes: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let (scratch, (keys, values)) = (self.scratch, self.cache.of_layer(i));
         let buffers = GeneralAttentionBuffers {
             queries: &scratch.queries,
             keys,
             values,
-            head_params,
+            sinks_and_slopes,
             att: &scratch.mixer_out,
             partial: &scratch.partial,
             batch: self.batch,
         };
-        dispatches.push(kernels::general_attention(self.gpu, shape, self.decodes(), &buffers)?);
-        if self.decodes() {
+        dispatches.push(kernels::general_attention(self.gpu, shape, self.is_decode(), &buffers)?);
+        if self.is_decode() {
             dispatches.push(kernels::general_attention_merge(self.gpu, shape, &buffers)?);
         }
         Ok(())
     }
 
-    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1). The KV cache holds one
-    /// compressed row for each position, which is key and value of all heads. Queries are multiplied by the key
-    /// expansion before attention, and the results by the value expansion after it, so that cached rows are never
-    /// expanded.
+    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1) of layer `i`. The KV cache
+    /// holds one row for each position, the same for all heads: the key is the normed compressed row `[kv_rank]`
+    /// followed by the rotated shared key `[shared_dim]`, the value is the compressed row alone. Queries are multiplied
+    /// by the key expansion `k_b` before attention, and the results by the value expansion `v_b` after it, so that
+    /// cached rows are never expanded.
     ///
-    /// `q_a = norm(Wqa input)`, `qkv = Wqb q_a` (queries), `kv_a = Wkva input`, `queries = Kb qkv`, attention to
-    /// `mixer_out`, `values = Vb mixer_out`.
+    /// In order, with shapes for each token:
+    /// 1. `q_compressed = norm(q_a input)`, `[q_rank]`; `projected = q q_compressed`,
+    ///    `[n_head, n_nope + shared_dim]`. A layer without `q_a` has `projected = q input`.
+    /// 2. `kv_compressed = kv_a input`, `[kv_rank + shared_dim]`.
+    /// 3. `head_products`: the first `kv_rank` elements of each row of `queries`, `[n_head, kv_rank + shared_dim]`,
+    ///    become `k_b` times the first `n_nope` elements of the projected query of that head.
+    /// 4. `latent_inputs`: the last `shared_dim` elements become the rotated last `shared_dim` elements of the
+    ///    projected query; `kv_compressed`, normed and rotated, is appended to the KV cache.
+    /// 5. `general_attention`: `mixer_out`, `[n_head, kv_rank]`.
+    /// 6. `head_products`: `head_outputs = v_b mixer_out`, `[n_head, value_dim]`.
     fn latent_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BlockInput<'_>,
-        inputs: &LatentInputsShape,
-        attention: &GeneralAttention,
+        input: BranchInput<'_>,
+        inputs_shape: &LatentInputsShape,
+        attention_shape: &GeneralAttention,
     ) -> Result<(), WgpuError> {
         let (gpu, scratch, (keys, values)) = (self.gpu, self.scratch, self.cache.of_layer(i));
         let (WgpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
@@ -294,25 +354,25 @@ impl PlanBuilder<'_> {
         };
         match q_a {
             Some((q_a, norm)) => {
-                self.project(
+                self.multiply_branch_input(dispatches, input, q_a, MatvecOutput::Store, &scratch.q_compressed)?;
+                // In place.
+                dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.q_compressed)?);
+                self.multiply(
                     dispatches,
-                    input,
-                    LinearProduct::new(q_a, MatvecOutput::Store, &scratch.x, &scratch.q_a),
+                    LinearProduct::new(q, MatvecOutput::Store, &scratch.q_compressed, &scratch.projected),
                 )?;
-                dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.q_a)?);
-                self.multiply(dispatches, LinearProduct::new(q, MatvecOutput::Store, &scratch.q_a, &scratch.qkv))?;
             }
             None => {
-                self.project(dispatches, input, LinearProduct::new(q, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+                self.multiply_branch_input(dispatches, input, q, MatvecOutput::Store, &scratch.projected)?;
             }
         }
-        self.project(dispatches, input, LinearProduct::new(kv_a, MatvecOutput::Store, &scratch.x, &scratch.kv_a))?;
-        let n_head = inputs.n_head;
-        let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention.key_dim };
-        dispatches.extend(kernels::head_products(gpu, k_b, rows, &scratch.qkv, &scratch.queries)?);
+        self.multiply_branch_input(dispatches, input, kv_a, MatvecOutput::Store, &scratch.kv_compressed)?;
+        let n_head = inputs_shape.n_head;
+        let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention_shape.key_dim };
+        dispatches.extend(kernels::head_products(gpu, k_b, rows, &scratch.projected, &scratch.queries)?);
         let buffers = LatentInputsBuffers {
-            q: &scratch.qkv,
-            kv: &scratch.kv_a,
+            q: &scratch.projected,
+            kv: &scratch.kv_compressed,
             norm: kv_a_norm,
             queries: &scratch.queries,
             keys,
@@ -320,10 +380,10 @@ impl PlanBuilder<'_> {
             rope: &self.rope[i],
             batch: self.batch,
         };
-        dispatches.push(kernels::latent_inputs(gpu, inputs, &buffers)?);
-        self.general_attention(dispatches, i, attention, None)?;
-        let rows = HeadRows { n_head, x_stride: attention.value_dim, y_stride: spec.value_dim };
-        dispatches.extend(kernels::head_products(gpu, v_b, rows, &scratch.mixer_out, &scratch.values)?);
+        dispatches.push(kernels::latent_inputs(gpu, inputs_shape, &buffers)?);
+        self.general_attention(dispatches, i, attention_shape, None)?;
+        let rows = HeadRows { n_head, x_stride: attention_shape.value_dim, y_stride: spec.value_dim };
+        dispatches.extend(kernels::head_products(gpu, v_b, rows, &scratch.mixer_out, &scratch.head_outputs)?);
         Ok(())
     }
 }

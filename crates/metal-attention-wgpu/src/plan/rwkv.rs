@@ -5,7 +5,7 @@
 use metal_attention_model::{Activation, BatchKind, ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
 
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::dispatch::GridExtent;
 use crate::kernels::{
     self, ColumnRange, Gating, LowRankActivation, LowRankShape, MatvecOutput, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers,
@@ -44,7 +44,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &Rwkv7Spec,
         w: &WgpuRwkv7,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
@@ -110,7 +110,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &Rwkv6Spec,
         w: &WgpuRwkv6,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let at = spec.width * spec.head_dim;
@@ -184,7 +184,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &ChannelMixSpec,
         w: &WgpuChannelMix,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
         added: bool,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
@@ -220,14 +220,14 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
         options: &TokenShiftOptions,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let x = match input {
-            BlockInput::Ready(x) => x,
-            BlockInput::Norm(norm) => {
+            BranchInput::Rows(x) => x,
+            BranchInput::PendingNorm(norm) => {
                 dispatches.push(self.norm(
                     norm,
                     kernels::NormShape::of_row(norm.n),

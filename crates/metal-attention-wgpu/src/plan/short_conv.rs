@@ -3,7 +3,7 @@
 use metal_attention_model::ShortConvSpec;
 use wgpu::Buffer;
 
-use super::{BlockInput, LinearProduct, PlanBuilder};
+use super::{BranchInput, PlanBuilder};
 use crate::kernels::{self, MatvecOutput, ShortConvBuffers};
 use crate::weights::WgpuLinear;
 use crate::{Dispatch, WgpuError};
@@ -18,12 +18,12 @@ impl PlanBuilder<'_> {
         shape: ShortConvSpec,
         linear: &WgpuLinear,
         taps: &Buffer,
-        input: BlockInput<'_>,
+        input: BranchInput<'_>,
     ) -> Result<(), WgpuError> {
         let scratch = self.scratch;
-        self.project(dispatches, input, LinearProduct::new(linear, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
+        self.multiply_branch_input(dispatches, input, linear, MatvecOutput::Store, &scratch.projected)?;
         let buffers = ShortConvBuffers {
-            inputs: &scratch.qkv,
+            inputs: &scratch.projected,
             taps,
             states: self.states.of_layer(i),
             out: &scratch.mixer_out,

@@ -4,7 +4,7 @@
 
 use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, StreamSlice, StreamsBuffers};
 use crate::{Dispatch, WgpuError};
-use metal_attention_model::Streams;
+use metal_attention_model::ResidualStreams;
 use wgpu::Buffer;
 
 use super::{LinearProduct, PlanBuilder};
@@ -72,7 +72,7 @@ impl PlanBuilder<'_> {
     pub(super) fn correct_streams(
         &self,
         dispatches: &mut Vec<Dispatch>,
-        spec: &Streams,
+        spec: &ResidualStreams,
         w: &WgpuLayerStreams,
     ) -> Result<(), WgpuError> {
         self.route(dispatches, w)?;
@@ -123,7 +123,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The rows of stream `i`.
-    fn stream(&self, spec: &Streams, i: usize) -> StreamSlice<'_> {
+    fn stream(&self, spec: &ResidualStreams, i: usize) -> StreamSlice<'_> {
         let n = self.spec.n_embd;
         StreamSlice { buffer: &self.scratch.streams, stride: spec.n * n, at: i * n }
     }

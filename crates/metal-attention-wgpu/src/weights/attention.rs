@@ -14,18 +14,19 @@ pub(crate) struct WgpuAttention {
     /// Weights of the norms of queries and of keys, then their biases, as far as there are any.
     pub(crate) qk_norm: Option<Buffer>,
     /// Score of the sink and slope of `ALiBi` for each head, `[n_head, 2]`.
-    pub(crate) head_params: Option<Buffer>,
+    pub(crate) sinks_and_slopes: Option<Buffer>,
     /// The output matrix.
     pub(crate) out: WgpuLinear,
 }
 
 impl WgpuAttention {
-    /// Uploads the weights. `beside`: a matrix of the same input that is stacked below queries, keys and values.
+    /// Uploads the weights. `parallel`: a matrix of the same input, the input projection of a parallel Mamba-2, that is
+    /// stacked below queries, keys and values.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &AttentionSpec,
         a: &AttentionWeights,
-        beside: Option<&Linear>,
+        parallel: Option<&Linear>,
         uploads: &mut Uploads,
     ) -> Result<Self, WgpuError> {
         let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
@@ -36,14 +37,14 @@ impl WgpuAttention {
             Positions::None | Positions::Rope(_) => None,
         };
         let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
-        let head_params: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+        let sinks_and_slopes: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
         let has_some = a.sinks.is_some() || slopes.is_some();
         let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
-        let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
+        let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(parallel).collect();
         Ok(Self {
             qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
             qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
-            head_params: has_some.then(|| gpu.upload("sinks and slopes", &head_params)).transpose()?,
+            sinks_and_slopes: has_some.then(|| gpu.upload("sinks and slopes", &sinks_and_slopes)).transpose()?,
             out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
         })
     }

@@ -49,7 +49,7 @@ impl WgpuExperts {
                 // The model also divides by the square root of the width.
                 let factor = 1.0 / (n_embd as f32).sqrt();
                 let weight = scale.iter().map(|scale| scale * factor).collect();
-                let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
+                let norm = Norm { eps: own.router_eps, has_bias: false, ..own.input };
                 Some(WgpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
             }
             _ => None,

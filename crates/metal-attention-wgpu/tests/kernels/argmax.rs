@@ -83,7 +83,7 @@ fn argmax_writes_the_next_tokens_into_the_batch() {
     let (n_vocab, n_tokens) = (6, 4);
     let has_logits = [false, true, true, false];
     let tokens: Vec<_> = (0..n_tokens)
-        .map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, logits: has_logits[i] })
+        .map(|i| BatchToken { id: 100 + i as u32, seq: i % 2, pos: 10 * i, output: has_logits[i] })
         .collect();
     for gpu in variants() {
         let logits = gpu.upload("logits", &[0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0f32]).unwrap();

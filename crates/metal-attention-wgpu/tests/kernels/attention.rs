@@ -41,7 +41,7 @@ struct Pair<'a> {
     twin: AttentionTwin,
     rope: wgpu::Buffer,
     norm: wgpu::Buffer,
-    head_params: wgpu::Buffer,
+    sinks_and_slopes: wgpu::Buffer,
     keys: wgpu::Buffer,
     values: wgpu::Buffer,
     /// The KV pages of each sequence.
@@ -65,12 +65,12 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize) -> AttentionShape {
         qk_norm_eps: None,
         gated: false,
         cache: F32,
-        beside: 0,
+        n_trailing: 0,
     }
 }
 
 fn token(seq: usize, pos: usize) -> BatchToken {
-    BatchToken { id: 0, seq, pos, logits: true }
+    BatchToken { id: 0, seq, pos, output: true }
 }
 
 impl<'a> Pair<'a> {
@@ -80,17 +80,17 @@ impl<'a> Pair<'a> {
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();
         // Scores are about 3. Some sinks take a part of the weight, others nearly all.
-        let head_params: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
+        let sinks_and_slopes: Vec<f32> = random(6, 2 * shape.n_head).iter().map(|v| 8.0 * v).collect();
         // Rows that were not written are NaN, so that a kernel that reads them fails the test.
         let pages = shuffled_pages(n_seq, shape.n_ctx);
         let cache = vec![u32::MAX; shape.cache_bytes(pages.concat().len()).div_ceil(4) as usize];
         Self {
             gpu,
             shape,
-            twin: AttentionTwin::new(shape, n_seq, &table, &norm, &head_params),
+            twin: AttentionTwin::new(shape, n_seq, &table, &norm, &sinks_and_slopes),
             rope: gpu.upload("rope", &table).unwrap(),
             norm: gpu.upload("norm", &norm).unwrap(),
-            head_params: gpu.upload("sinks", &head_params).unwrap(),
+            sinks_and_slopes: gpu.upload("sinks", &sinks_and_slopes).unwrap(),
             keys: gpu.upload("keys", &cache).unwrap(),
             values: gpu.upload("values", &cache).unwrap(),
             pages,
@@ -116,7 +116,7 @@ impl<'a> Pair<'a> {
             qkv: &qkv,
             rope: &self.rope,
             qk_norm: shape.qk_norm_eps.is_some().then_some(&self.norm),
-            head_params: Some(&self.head_params),
+            sinks_and_slopes: Some(&self.sinks_and_slopes),
             keys: &self.keys,
             values: &self.values,
             att: &att,
@@ -240,7 +240,7 @@ fn shapes() -> Vec<AttentionShape> {
         with(2, 1, 124, None, 124, Halves, None, F16),
         AttentionShape { soft_cap: Some(2.0), ..with(4, 2, 256, Some(150), 256, Halves, None, F32) },
         AttentionShape { sinks: true, ..with(8, 1, 64, Some(128), 64, Halves, None, F16) },
-        AttentionShape { beside: 37, ..with(4, 2, 20, None, 20, Interleaved, Some(1e-6), F32) },
+        AttentionShape { n_trailing: 37, ..with(4, 2, 20, None, 20, Interleaved, Some(1e-6), F32) },
         AttentionShape { sinks: true, soft_cap: Some(5.0), ..with(5, 1, 20, None, 20, Interleaved, None, F32) },
         AttentionShape { gated: true, ..with(4, 2, 64, None, 16, Halves, Some(1e-6), F32) },
         AttentionShape { gated: true, ..with(6, 1, 256, Some(140), 64, Halves, Some(1e-6), F16) },
@@ -295,7 +295,7 @@ fn attention_on_matrix_units_matches_its_twin() {
         };
         let sinks = AttentionShape { sinks: true, soft_cap: Some(3.0), ..window(32, 60) };
         let gated = AttentionShape { gated: true, ..window(32, 50) };
-        let beside = AttentionShape { beside: 20, ..window(32, 40) };
+        let beside = AttentionShape { n_trailing: 20, ..window(32, 40) };
         let capless = AttentionShape { soft_cap: None, ..sinks };
         for shape in [base, window(32, 40), window(96, 1), sinks, capless, gated, beside] {
             // Plain loops use 32-bit floats in place of 16-bit ones, which need twice the shared memory.
@@ -366,12 +366,12 @@ fn heads_too_large_for_the_kernels_are_refused() {
     for gpu in gpus() {
         let shape = AttentionShape { n_ctx: 4, ..shape(1, 1, 260) };
         let buffer = gpu.buffer("unused", 16).unwrap();
-        let (b, qk_norm, head_params) = (&buffer, None, None);
+        let (b, qk_norm, sinks_and_slopes) = (&buffer, None, None);
         let buffers = AttentionBuffers {
             qkv: b,
             rope: b,
             qk_norm,
-            head_params,
+            sinks_and_slopes,
             keys: b,
             values: b,
             att: b,

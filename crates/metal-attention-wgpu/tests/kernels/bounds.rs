@@ -67,7 +67,7 @@ fn batches_larger_than_the_buffers_are_not_recorded() {
 fn batches_have_only_valid_indices() {
     let Some(gpu) = gpu() else { return };
     let batch = || BatchBuffer::new(gpu, 2, 3, 130, &[9, 5]).unwrap();
-    let token = |seq, pos| BatchToken { id: 0, seq, pos, logits: true };
+    let token = |seq, pos| BatchToken { id: 0, seq, pos, output: true };
     let writes = |tokens: &[BatchToken]| !panics(|| batch().write_tokens(gpu, tokens));
     assert!(writes(&[token(2, 129), token(0, 0)]));
     assert!(!writes(&[token(0, 0); 3]), "more tokens than the buffer has");

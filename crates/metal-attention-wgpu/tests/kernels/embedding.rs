@@ -11,7 +11,7 @@ use metal_attention_wgpu::{Arena, WgpuDevice, WgpuMatrix, batch_words};
 /// The GPU's embeddings of `ids`, `[ids.len(), n_embd]`.
 fn gpu_embeddings(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
     let tokens: Vec<_> =
-        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: false }).collect();
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: false }).collect();
     let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
     let x = poisoned(gpu, ids.len() * table.n_in());
     run(gpu, &embedding(gpu, table, &x, &batch).unwrap(), ids.len());

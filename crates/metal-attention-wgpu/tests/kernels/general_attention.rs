@@ -27,7 +27,7 @@ fn rope_angles(n_rot: usize) -> Vec<f32> {
 
 /// Batch tokens `pos..pos + n` of a sequence.
 fn batch_tokens(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
-    (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, logits: false }).collect()
+    (pos..pos + n).map(|pos| BatchToken { id: 0, seq, pos, output: false }).collect()
 }
 
 /// Row `row` of a KV cache in floats.
@@ -88,8 +88,8 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
     let n = tokens.len();
     let q: Vec<f32> = random(1, n * shape.n_head * shape.key_dim);
     let slopes = metal_attention_model::alibi_slopes(shape.n_head, 8.0);
-    let head_params: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
-    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &head_params).unwrap());
+    let sinks_and_slopes: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
+    let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &sinks_and_slopes).unwrap());
     let att = poisoned(gpu, n * shape.n_head * shape.value_dim);
     let partial = gpu.buffer("partial", shape.partial_bytes(n)).unwrap();
     let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
@@ -97,7 +97,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
         queries: &gq,
         keys: &cache.gpu_keys,
         values: &cache.gpu_values,
-        head_params: Some(&gh),
+        sinks_and_slopes: Some(&gh),
         att: &att,
         partial: &partial,
         batch: batch.buffer(),
@@ -115,7 +115,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
         for h in 0..shape.n_head {
             let kv = token.seq * shape.n_head_kv + h / (shape.n_head / shape.n_head_kv);
             let q = &q[(t * shape.n_head + h) * shape.key_dim..][..shape.key_dim];
-            let params = [head_params[2 * h], head_params[2 * h + 1]];
+            let params = [sinks_and_slopes[2 * h], sinks_and_slopes[2 * h + 1]];
             want.extend(general_attention_twin(shape, token, q, params, &cache.keys[kv], &cache.values[kv]));
         }
     }
@@ -188,7 +188,7 @@ fn attention_inputs_match_their_twin() {
         n_ctx: N_CTX,
         group: GROUP,
         cache: CacheType::F32,
-        beside: 0,
+        n_trailing: 0,
     };
     let norm = |kind, over, after_rope| Some(QkNorm { kind, eps: 1e-3, over, after_rope });
     let shapes = [

@@ -20,7 +20,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
         qk_norm_eps: None,
         gated: false,
         cache,
-        beside: 0,
+        n_trailing: 0,
     }
 }
 
@@ -38,7 +38,7 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
         qkv: &qkv_buffer,
         rope: &unused,
         qk_norm: None,
-        head_params: None,
+        sinks_and_slopes: None,
         keys: &keys,
         values: &values,
         att: &unused,
@@ -65,9 +65,9 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
 #[test]
 fn keys_and_values_of_several_sequences_are_written_to_their_rows() {
     // Sequence 2 from position 60, sequence 0 from 0, then one token of sequence 2 again; sequence 1 has none.
-    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, logits: false }).collect();
-    tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: false }));
-    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, logits: true });
+    let mut tokens: Vec<_> = (60..67).map(|pos| BatchToken { id: 0, seq: 2, pos, output: false }).collect();
+    tokens.extend((0..33).map(|pos| BatchToken { id: 0, seq: 0, pos, output: false }));
+    tokens.push(BatchToken { id: 0, seq: 2, pos: 139, output: true });
     for gpu in variants() {
         for cache in [CacheType::F32, CacheType::F16] {
             for (n_head, n_head_kv, head_dim) in [(1, 1, 1), (2, 1, 31), (3, 3, 20), (9, 3, 64), (8, 2, 130)] {
@@ -97,7 +97,7 @@ fn numbers_of_all_kinds_round_to_the_nearest_f16() {
     numbers.extend([1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, 65519.996, 65520.0]);
     // The bits of a NaN are not specified.
     numbers.retain(|x| !x.is_nan());
-    let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, logits: false }).collect();
+    let tokens: Vec<_> = (0..160).map(|pos| BatchToken { id: 0, seq: 1, pos, output: false }).collect();
     for gpu in variants() {
         for cache in [CacheType::F16, CacheType::F32] {
             let mut shape = AttentionShape { n_ctx: 160, ..shape(8, 8, 1, cache) };

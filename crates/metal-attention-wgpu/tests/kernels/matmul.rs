@@ -227,7 +227,7 @@ fn rows_of_tokens_with_logits() {
         let (n_in, n_out, n) = (64, 21, 40);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
         let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
-        let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: i % 2 == 1 }).collect();
+        let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: 0, seq: 0, pos: i, output: i % 2 == 1 }).collect();
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(15, n * n_in);
         let gx = gpu.upload("x", &x).unwrap();

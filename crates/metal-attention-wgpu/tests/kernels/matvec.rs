@@ -168,7 +168,8 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
             let mut x: Vec<f32> = random(16, 2 * n_in).iter().enumerate().map(|(k, v)| v * size(k) * scale).collect();
             x[n_in + 16..n_in + 24].fill(0.0);
             let gx = gpu.upload("x", &x).unwrap();
-            let tokens = [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), logits });
+            let tokens =
+                [false, true].map(|logits| BatchToken { id: 0, seq: 0, pos: usize::from(logits), output: logits });
             let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
             let y = poisoned(gpu, 2 * n_out);
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
@@ -369,7 +370,7 @@ fn rows_of_tokens_with_logits() {
         let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let with_logits = [1, 2, 5];
         let tokens: Vec<_> =
-            (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: with_logits.contains(&i) }).collect();
+            (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, output: with_logits.contains(&i) }).collect();
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(13, 6 * n_in);
         let gx = gpu.upload("x", &x).unwrap();

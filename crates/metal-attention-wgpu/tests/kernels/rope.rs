@@ -24,7 +24,7 @@ fn tokens() -> Vec<BatchToken> {
     [0, 1, 127, 128, 129, 1000, N_CTX - 1, 3]
         .iter()
         .enumerate()
-        .map(|(i, &pos)| BatchToken { id: 0, seq: i % 2, pos, logits: true })
+        .map(|(i, &pos)| BatchToken { id: 0, seq: i % 2, pos, output: true })
         .collect()
 }
 
@@ -83,7 +83,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
                     qk_norm_eps,
                     gated: false,
                     cache: CacheType::F32,
-                    beside: 0,
+                    n_trailing: 0,
                 };
                 let table = table(n_rot, layout);
                 let weight = random(2, 2 * head_dim);
@@ -95,7 +95,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
                     qkv: &gx,
                     rope: &gt,
                     qk_norm: qk_norm_eps.is_some().then_some(&norm),
-                    head_params: None,
+                    sinks_and_slopes: None,
                     keys: &unused,
                     values: &unused,
                     att: &unused,

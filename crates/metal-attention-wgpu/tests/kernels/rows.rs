@@ -32,7 +32,7 @@ fn norms_match_their_twin() {
                     let (x, before) = (random(1, total), random(2, total));
                     let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
                     // Every second token has logits.
-                    let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, logits: i.is_multiple_of(2) };
+                    let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, output: i.is_multiple_of(2) };
                     let batch: Vec<_> = (0..n_tokens).map(token).collect();
                     let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
                     let [gx, gy, gw] = &buffers;

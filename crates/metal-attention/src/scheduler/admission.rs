@@ -161,7 +161,7 @@ impl<'t> Engine<'t> {
     /// Adds a sequence to the running ones, in cache sequence `seq`, which holds its first `n_cached` tokens.
     fn start(&mut self, mut sequence: ScheduledSequence<'t>, seq: usize, n_cached: usize) {
         if sequence.admit(n_cached) {
-            self.count(|metrics| metrics.cached_tokens += n_cached as u64);
+            self.update_metrics(|metrics| metrics.cached_tokens += n_cached as u64);
         }
         self.client_ring.served(sequence.client);
         self.generations_first = false;
@@ -223,13 +223,13 @@ impl<'t> Engine<'t> {
         sequence.max_evaluated = sequence.max_evaluated.max(self.pass.n_past(seq));
         let at = self.preempted.partition_point(|earlier| earlier.number < sequence.number);
         self.preempted.insert(at, sequence);
-        self.count(|metrics| metrics.preemptions += 1);
+        self.update_metrics(|metrics| metrics.preemptions += 1);
         seq
     }
 
     /// Updates the metrics under their lock.
-    pub(super) fn count(&self, count: impl FnOnce(&mut Metrics)) {
-        count(&mut self.shared.metrics());
+    pub(super) fn update_metrics(&self, update: impl FnOnce(&mut Metrics)) {
+        update(&mut self.shared.metrics());
     }
 
     /// Finds a cache sequence for the token ids of a sequence of `client`, with as long a prefix of them as the KV

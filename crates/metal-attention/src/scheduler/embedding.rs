@@ -80,7 +80,7 @@ impl Engine<'_> {
                 RequestedOutput::Embedding => pooler.needs(pos, n_tokens),
                 RequestedOutput::Logits(from) => pos >= from,
             };
-            BatchToken { id, seq: run.seq, pos, logits }
+            BatchToken { id, seq: run.seq, pos, output: logits }
         };
         let rest = &run.request.ids[start..];
         let max_tokens = match run.request.output {
@@ -101,7 +101,7 @@ impl Engine<'_> {
         let at = self.embeddings.len() - 1;
         match evaluated {
             Ok(()) => {
-                self.count(|metrics| {
+                self.update_metrics(|metrics| {
                     metrics.count_step(batch.len());
                     metrics.embedding_tokens += batch.len() as u64;
                 });
@@ -116,7 +116,7 @@ impl Engine<'_> {
                 }
             }
             Err(why) => {
-                self.count(|metrics| metrics.requests.failed += 1);
+                self.update_metrics(|metrics| metrics.requests.failed += 1);
                 self.drop_embedding(at, why.into());
             }
         }
@@ -141,7 +141,7 @@ impl Engine<'_> {
             }
         };
         let answer = if is_number { Ok(vector) } else { Err(RequestError::NoNumbers) };
-        self.count(|metrics| match &answer {
+        self.update_metrics(|metrics| match &answer {
             Ok(_) => metrics.requests.embeddings += 1,
             Err(_) => metrics.requests.failed += 1,
         });

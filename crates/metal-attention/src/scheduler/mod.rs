@@ -137,7 +137,7 @@ struct Handle {
     /// Whether the model has an output head.
     has_logits: bool,
     /// Whether the model can generate: it has an output head and a causal mask.
-    writes_text: bool,
+    generates_text: bool,
     /// Maximum number of tokens in a prompt: the context, or the whole KV cache if that is smaller.
     n_ctx: usize,
     /// Bytes of the KV cache, recurrent states included.
@@ -208,7 +208,7 @@ impl Scheduler {
             n_parallel: options.n_parallel,
             n_vocab: pass.spec().n_vocab,
             has_logits: pass.spec().output.head.is_some(),
-            writes_text: pass.spec().writes_text(),
+            generates_text: pass.spec().generates_text(),
             n_ctx_train: pass.spec().n_ctx_train,
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
             cache_bytes: pass.kv_cache_bytes() as u64,
@@ -242,7 +242,7 @@ impl Scheduler {
 
     /// Checks a request. Returns it with the receiver of its events; nothing is queued yet.
     fn prepare_generation(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
-        if !self.handle.writes_text {
+        if !self.handle.generates_text {
             return Err(SubmitError::NoText);
         }
         self.check_prompt(&request.prompt)?;

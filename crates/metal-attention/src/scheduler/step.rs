@@ -1,8 +1,9 @@
 //! One step of the scheduler: plans a batch, evaluates it and samples the next tokens.
 //!
-//! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one decode token of each running
-//! sequence that has only one token left to evaluate, and prefill chunks of the others. A step that fails for want of
-//! KV pages frees pages, by preemption if need be, and is planned again.
+//! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one token of each running sequence
+//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others. Of each token,
+//! the forward pass may return scores (logits, top-k list or argmax); each such row has a [`LogitsUse`]. A step that
+//! fails for want of KV pages or recurrent states frees some, by preemption if need be, and is planned again.
 
 use std::time::Instant;
 
@@ -18,11 +19,12 @@ use super::{FinishReason, RequestError};
 /// The batch of a step, and how its logits are used.
 #[derive(Debug, Default)]
 struct BatchPlan {
-    /// Decode tokens, then prefill chunks; the tokens of one sequence are consecutive.
+    /// The tokens of sequences with a single token, then prefill chunks. The tokens of one sequence are consecutive.
     tokens: Vec<BatchToken>,
-    /// The use of each row of logits: one entry for each token of `tokens` with `logits` set, in the same order.
+    /// The use of each row of logits: one entry for each token of `tokens` with `output` set, in the same order.
     logits_uses: Vec<LogitsUse>,
-    /// Sequences whose only token in the batch was generated in an earlier step.
+    /// Number of decode tokens: the sequences whose only token in the batch was generated in an earlier step. Prompts
+    /// of which a single token is left do not count.
     n_decode: usize,
 }
 
@@ -42,8 +44,9 @@ type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 impl Engine<'_> {
     /// Evaluates one batch and ends the sequences that it finishes. Returns without effect if no sequence runs.
     ///
-    /// If KV pages or recurrent states run out, it frees some and tries again with a new batch. Any other error of the
-    /// forward pass ends the sequences of the batch with that error.
+    /// If KV pages or recurrent states run out, it frees some and tries again with a new batch. This ends, since each
+    /// attempt evicts, preempts or ends one sequence or embedding, and with none left the batch is empty. Any other
+    /// error of the forward pass ends the sequences of the batch with that error.
     pub(super) fn step(&mut self) {
         loop {
             let batch = self.plan_batch();
@@ -56,9 +59,10 @@ impl Engine<'_> {
                 Ok(mut outcomes) => {
                     self.batch_sizer.record_step(batch.tokens.len(), start.elapsed());
                     self.mark_progress();
+                    // Before a later step moves a sliding window past the end of a prompt.
                     self.keep_prompt_ends();
                     let n_new = self.n_generated() - n_generated;
-                    self.count(|metrics| {
+                    self.update_metrics(|metrics| {
                         metrics.count_step(batch.tokens.len());
                         metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
                         metrics.generated_tokens += n_new as u64;
@@ -74,12 +78,12 @@ impl Engine<'_> {
                     }
                     return;
                 }
-                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.free_pages(),
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.free_cache(),
                 Err(why) => {
                     tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
-                    let failed = |seq| batch.tokens.iter().any(|token| token.seq == seq);
+                    let in_batch = |seq| batch.tokens.iter().any(|token| token.seq == seq);
                     for i in (0..self.running.len()).rev() {
-                        if failed(self.running[i].seq) {
+                        if in_batch(self.running[i].seq) {
                             self.end(i, Err(why.clone().into()));
                         }
                     }
@@ -90,27 +94,32 @@ impl Engine<'_> {
     }
 
     /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
-    /// the others, whose tokens are divided equally between clients.
+    /// the others. The tokens of the chunks are divided equally between clients. Empty if no sequence runs.
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
-        let (decoding, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
-        let max_prefill = self.batch_sizer.prompt_tokens(decoding.len(), self.running.len() > 1);
+        let (single_token, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
+        // A step is kept short if other sequences wait for its end.
+        let others_wait = self.running.len() > 1;
+        let max_prefill = self.batch_sizer.prompt_tokens(single_token.len(), others_wait);
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
         let chunks = split_tokens(&wanted, max_prefill);
-        let decoding = decoding.into_iter().map(|i| (i, 1));
-        // Rows of logits that this step may still return for the log probabilities of prompts.
+        let single_token = single_token.into_iter().map(|i| (i, 1));
+        // The number of rows of logits that are left for log probabilities of prompts in this step. At least one at
+        // first, so that every step makes progress.
         let mut logprob_rows = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
-        for (i, n) in decoding.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
+        for (i, n) in single_token.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
             let (sequence, seq) = (&self.running[i].sequence, self.running[i].seq);
             let start = self.pass.n_past(seq);
             let last = sequence.ids.len() - 1;
-            // Positions whose logits give log probabilities of the prompt; the last one's are sampled from.
+            // The positions from `start` on whose logits give log probabilities of the prompt; an empty range if none
+            // are wanted. The last position of the sequence is not among them: its logits are sampled from.
             let scored = sequence.next_prompt_logprob().map_or(last..last, |first| first.max(start)..last);
-            // A chunk with more such rows is cut; the next step continues it.
+            // The chunk ends before the first scored position for which no row is left; the next step continues it. It
+            // may become empty.
             let n = if scored.is_empty() { n } else { n.min(scored.start + logprob_rows - start) };
             let token =
-                |pos| BatchToken { id: sequence.ids[pos], seq, pos, logits: pos == last || scored.contains(&pos) };
+                |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: pos == last || scored.contains(&pos) };
             batch.tokens.extend((start..start + n).map(token));
             let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
             logprob_rows -= n_scored;
@@ -123,15 +132,17 @@ impl Engine<'_> {
         batch
     }
 
-    /// The number of tokens generated so far, over all running sequences.
+    /// Number of tokens generated so far by all running sequences.
     fn n_generated(&self) -> usize {
         self.running.iter().map(|r| r.sequence.n_generated()).sum()
     }
 
     /// Evaluates `batch` and samples from its logits.
     ///
-    /// All rows are returned in the form that the most demanding of them needs: argmax, top-k list or logits. A
-    /// sequence that cannot sample from its top-k list has its last token evaluated a second time, for all logits.
+    /// A forward pass returns all rows in one form, so the form is the most expensive that any row requires: argmax,
+    /// top-k list or logits. If a top-k list (or an argmax) turns out not to determine the next token of a sequence,
+    /// its last token is evaluated a second time, for all logits: `evaluate_again` removes the token's position from
+    /// the KV cache first.
     ///
     /// An error means that the batch itself failed: no sequence has changed. If only the second evaluation fails, the
     /// error is the outcome of the sequences it was for.
@@ -141,41 +152,46 @@ impl Engine<'_> {
             LogitsUse::Sample(i) => self.running[i].sequence.required_scores(k),
             LogitsUse::PromptLogprob(_) => RequiredScores::Logits,
         };
+        // `RequiredScores` are ordered by cost. A batch without rows has no scores, whatever is required.
         let required = batch.logits_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
         let mut outcomes: SequenceOutcomes = Vec::new();
-        let mut again = Vec::new();
+        // Indices in `running` of the sequences that need all logits.
+        let mut needs_logits = Vec::new();
         choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| match (batch.logits_uses[row], scores) {
-            // A sequence that has failed ignores its later rows.
+            // A sequence has an outcome before its last row only if an earlier row failed; its later rows are ignored.
             (LogitsUse::PromptLogprob(i) | LogitsUse::Sample(i), _)
-                if outcomes.iter().any(|(failed, _)| *failed == i) => {}
+                if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) => {}
             (LogitsUse::PromptLogprob(i), Scores::Logits(logits)) => {
                 outcomes.extend(running[i].sequence.add_prompt_logprob(logits).err().map(|why| (i, Err(why))));
             }
+            // Cannot occur: a row for a log probability requires logits of the whole batch.
             (LogitsUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
             (LogitsUse::Sample(i), scores) => match running[i].sequence.sample(scores, n_ctx) {
-                Ok(StepOutcome::NeedsLogits) => again.push(i),
+                Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
                 outcome => outcomes.push((i, outcome)),
             },
         })?;
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].seq);
-            BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, logits: true }
+            BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }
         };
-        let tokens: Vec<_> = again.iter().map(last_token).collect();
+        let tokens: Vec<_> = needs_logits.iter().map(last_token).collect();
         let evaluated = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {
-            let i = again[row];
+            let i = needs_logits[row];
             outcomes.push((i, running[i].sequence.sample(scores, n_ctx)));
         });
         if let Err(why) = evaluated {
-            outcomes.extend(again.iter().map(|&i| (i, Err(why.clone().into()))));
+            outcomes.extend(needs_logits.iter().map(|&i| (i, Err(why.clone().into()))));
         }
         Ok(outcomes)
     }
 
-    /// Starts the time slice of each sequence that has evaluated a token for the first time. Tokens that it
-    /// re-evaluates after a preemption do not count, so that every sequence gets further in its slice.
+    /// Starts the time slice of each sequence that has evaluated its first new token since it was admitted. A sequence
+    /// whose time slice is over may be preempted for a waiting client
+    /// ([`SchedulerOptions::time_slice`](super::SchedulerOptions::time_slice)). Tokens that are evaluated again after a
+    /// preemption are not new: the slice starts after them, so that every sequence makes progress in its slice.
     fn mark_progress(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {
@@ -185,24 +201,26 @@ impl Engine<'_> {
         }
     }
 
-    /// Frees KV pages for the running sequences, by the first of these that is possible:
+    /// Frees KV pages and recurrent states for the running sequences, by the first of these that is possible:
     ///
     /// 1. it evicts the idle sequence (finished or preempted) that was used least recently,
     /// 2. it preempts the embedding that was started last,
-    /// 3. it preempts the youngest sequence of a client with the most running sequences; its pages are found again in
-    ///    the prefix store, or its tokens are evaluated again,
+    /// 3. it preempts, among the sequences of the client with the most running ones, the one that was admitted last;
+    ///    its pages are copied to the prefix store (snapshots in host memory) if there is space, otherwise its tokens
+    ///    are evaluated again,
     /// 4. it ends the only running sequence, which fills the whole KV cache, as `ContextFull`.
-    fn free_pages(&mut self) {
-        let rank = |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.number);
-        let youngest = self.running.iter().enumerate().max_by_key(|(_, r)| rank(r)).map(|(i, _)| i);
+    fn free_cache(&mut self) {
+        // Ordered by the client's number of running sequences, then by their order of admission.
+        let preemption_order = |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.number);
+        let candidate = self.running.iter().enumerate().max_by_key(|(_, r)| preemption_order(r)).map(|(i, _)| i);
         if let Some(seq) = self.sequences.oldest_idle(None) {
             self.store_and_evict(seq);
         } else if !self.embeddings.is_empty() {
             self.preempt_embedding();
-        } else if let Some(i) = youngest.filter(|_| self.running.len() > 1) {
+        } else if let Some(i) = candidate.filter(|_| self.running.len() > 1) {
             let seq = self.preempt(i);
             self.store_and_evict(seq);
-        } else if let Some(i) = youngest {
+        } else if let Some(i) = candidate {
             self.end(i, Ok(FinishReason::ContextFull));
         }
     }

@@ -63,7 +63,7 @@ fn pass_on(
 }
 
 fn batch(ids: &[u32], seq: usize, start: usize) -> Vec<BatchToken> {
-    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, output: true }).collect()
 }
 
 fn nmse(got: &[f32], want: &[f64]) -> f64 {
@@ -219,7 +219,7 @@ fn encoders_take_whole_texts_and_give_no_logits() {
         pass.reset();
         let together = [pooler.batch(&ids, 0), pooler.batch(&ids[5..20], 2)].concat();
         assert!(pass.forward_hidden(&together).unwrap() == alone.concat(), "{name}: several texts in a batch");
-        let more = [BatchToken { id: 1, seq: 0, pos: ids.len(), logits: true }];
+        let more = [BatchToken { id: 1, seq: 0, pos: ids.len(), output: true }];
         let error = pass.forward_hidden(&more).unwrap_err();
         assert_eq!(error, ForwardError::NotFromStart { seq: 0, n_past: ids.len() }, "{name}");
     }

@@ -105,7 +105,7 @@ fn logits_do_not_depend_on_the_division_into_batches() {
         let mut pass = on_cpu(&toy, &options());
         let other: Vec<u32> = ids.iter().rev().copied().collect();
         let other_logits = logits(&mut on_cpu(&toy, &options()), 0, &other);
-        let token = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos + 1 == ids.len() };
+        let token = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, output: pos + 1 == ids.len() };
         let alternating: Vec<_> = (0..300).flat_map(|pos| [token(2, &ids, pos), token(0, &other, pos)]).collect();
         let found = pass.forward(&alternating).unwrap();
         assert!(found.row(0) == &want[299 * n_vocab..] && found.row(1) == &other_logits[299 * n_vocab..], "{name}");

@@ -205,7 +205,7 @@ fn long_sequences_agree_with_float64() {
     let options =
         CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
     let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
-    let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, logits: positions.contains(&pos) };
+    let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, output: positions.contains(&pos) };
     let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
     let got = pass.forward(&batch).unwrap();
     // `forward` returns rows in ascending order of positions, and `positions` descends.

@@ -202,7 +202,7 @@ impl Case {
                     id: random.below(n_vocab) as u32,
                     seq,
                     pos,
-                    logits: random.one_in(one_in) || pos + 1 == start + n,
+                    output: random.one_in(one_in) || pos + 1 == start + n,
                 }));
             }
             let logits = pass.forward(&batch).unwrap_or_else(|e| panic!("{self:?}: {e}"));

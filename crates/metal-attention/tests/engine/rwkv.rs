@@ -370,7 +370,7 @@ fn long_sequences_agree_with_float64() {
             let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
             let mut batch = batch(&pass, 0, &ids, false);
             for token in &mut batch {
-                token.logits = positions.contains(&token.pos);
+                token.output = positions.contains(&token.pos);
             }
             let found = pass.forward(&batch).unwrap();
             assert_eq!(found.n_rows(), want.len());

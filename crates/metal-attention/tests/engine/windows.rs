@@ -148,7 +148,7 @@ fn check_concurrent_sequences(name: &str, pass: &mut dyn ForwardPass, single: &m
     for i in 0..N {
         let next = |(seq, tokens): (usize, &Vec<u32>)| {
             let id = tokens[tokens.len() - 1];
-            BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+            BatchToken { id, seq, pos: pass.n_past(seq), output: true }
         };
         let batch: Vec<_> = sequences.iter().enumerate().map(next).collect();
         // Seven of ten steps may be queued ahead; the others are not.

@@ -22,7 +22,7 @@ pub fn start(file: &GgufFile, options: &CpuOptions) -> CpuForwardPass {
 /// The batch that appends `ids` to sequence `seq`, with the logits of every token.
 pub fn batch(model: &CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
-    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, output: true }).collect()
 }
 
 /// The bits of floats, for comparisons that must be exact.

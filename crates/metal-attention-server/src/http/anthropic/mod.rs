@@ -63,6 +63,6 @@ pub async fn count_tokens(
     request: Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let prompt = prepare(&app, request, move |_, request| request.job.prompt(&model)).await?;
+    let prompt = prepare(&app, request, move |_, request| request.job.uncut_prompt_ids(&model)).await?;
     Ok(axum::Json(TokenCount { input_tokens: prompt.len() }))
 }

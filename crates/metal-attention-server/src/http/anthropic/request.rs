@@ -276,10 +276,10 @@ impl FromJson for MessagesRequest {
             ..Default::default()
         };
         let job = ChatJob {
-            calls: fields.calls(&mut notes)?,
-            form: fields.form(),
+            allowed_calls: fields.calls(&mut notes)?,
+            required_form: fields.form(),
             thinking: fields.thinking(),
-            end: PromptEnd::after(&messages),
+            prompt_end: PromptEnd::after(&messages),
             generation,
             context_shift: None,
             messages_field: "messages",
@@ -314,11 +314,11 @@ mod tests {
         let request =
             read(json!({"model": "m", "max_tokens": 7, "stop_sequences": ["a", "b"], "stream": true, "seed": 3}));
         let MessagesRequest { model, job, omits_thoughts } = request.unwrap();
-        assert_eq!((model.as_deref(), omits_thoughts, job.end), (Some("m"), false, PromptEnd::Answer));
+        assert_eq!((model.as_deref(), omits_thoughts, job.prompt_end), (Some("m"), false, PromptEnd::Answer));
         let GenerationSettings { max_tokens, stop, stream, seed, .. } = job.generation;
         assert_eq!((max_tokens, stop, stream, seed), (Some(7), vec!["a".into(), "b".into()], true, Some(3)));
         let job = read(json!({"max_tokens": null, "seed": -1, "system": null, "tools": null})).unwrap().job;
-        assert_eq!((job.generation.max_tokens, job.generation.seed, job.form), (None, None, None));
+        assert_eq!((job.generation.max_tokens, job.generation.seed, job.required_form), (None, None, None));
         assert_eq!(job.notes, Notes::default());
     }
 
@@ -338,7 +338,7 @@ mod tests {
             required,
             parallel,
         };
-        assert_eq!(job.calls, of(&[&f, &g], false, true));
+        assert_eq!(job.allowed_calls, of(&[&f, &g], false, true));
         let mut notes = Notes::default();
         notes.ignored("tools.web_search_20250305");
         notes.ignored("tools.mcp_toolset");
@@ -351,7 +351,7 @@ mod tests {
             (json!({"type": "tool", "name": "g"}), of(&[&g], true, false)),
             (json!({"type": "none"}), of(&[], false, true)),
         ] {
-            assert_eq!(calls(choice.clone()).unwrap().calls, expected, "{choice}");
+            assert_eq!(calls(choice.clone()).unwrap().allowed_calls, expected, "{choice}");
         }
         let refused = |choice: Value| calls(choice).err().unwrap().message().to_owned();
         assert_eq!(refused(json!({"type": "tool"})), "tool_choice of type \"tool\" needs the tool's name");
@@ -390,7 +390,7 @@ mod tests {
     fn output_formats_become_schemas() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let format = json!({"type": "json_schema", "schema": schema});
-        let form = |more: Value| read(more).unwrap().job.form;
+        let form = |more: Value| read(more).unwrap().job.required_form;
         let expected = AnswerForm::JsonSchema { schema: schema.clone(), strict: None };
         let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
         assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));

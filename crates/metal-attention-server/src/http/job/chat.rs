@@ -5,9 +5,28 @@
 //! [`SubmittedChat`]: per choice the receiver of the scheduler's events and the parser that splits them into text,
 //! thoughts and tool calls.
 //!
-//! Handlers run `submit` on a blocking thread (`prepare` in `http/mod.rs`), since templates, tokenisation and grammars
-//! are CPU-bound. If the client disconnects meanwhile, submission completes and its result is dropped, which cancels
-//! the sequences.
+//! Handlers run `submit` on a blocking thread (the function `prepare` of `http/mod.rs`), since templates, tokenisation
+//! and grammars are CPU-bound. If the client disconnects meanwhile, submission completes and its result is dropped,
+//! which cancels the sequences.
+//!
+//! # Thoughts and grammar
+//!
+//! An answer is thoughts (reasoning, optional), then text or tool calls. A grammar, if the request requires a form or a
+//! call, applies to what follows the thoughts:
+//!
+//! ```text
+//! end of the prompt           may the answer start with thoughts?    where the grammar applies
+//! Answer                      yes (1)                                after the thoughts, if any
+//! within thoughts (2)         they continue                          after the thoughts
+//! WithinMessage, in its text  no                                     a form: from the start of the message (3);
+//!                                                                    a call: after the prompt
+//! Message                     no                                     from the first token
+//! ```
+//!
+//! 1. Not after thoughts that the template wrote and ended, nor with a form that covers the whole answer (llama.cpp's
+//!    field `grammar`).
+//! 2. The template starts thoughts, or the last message, which the answer continues, ends within its thoughts.
+//! 3. The grammar is advanced over the text of the message in the prompt.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,7 +35,8 @@ use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{
-    ContextBudget, Continuation, DroppedTurns, FittedPrompt, Message, RenderRequest, Role, fit_context,
+    ContextBudget, DroppedTurns, FittedPrompt, Message, RenderRequest, RenderedPrompt, Role, Tool, ToolCallParser,
+    fit_context,
 };
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
@@ -34,15 +54,15 @@ use crate::http::{ApiError, App, LOG_TARGET};
 pub struct ChatJob {
     /// The conversation, the first message first.
     pub messages: Vec<Message>,
-    /// The tools that the answer may call.
-    pub calls: AllowedCalls,
+    /// The tools that the answer may call, and whether it must.
+    pub allowed_calls: AllowedCalls,
     /// The form that the answer must have (JSON schema, grammar, ...), with the field that requires it; `None`: any
     /// text.
-    pub form: Option<RequestedForm>,
+    pub required_form: Option<RequestedForm>,
     /// The request's settings of thoughts, and variables for the template.
     pub thinking: ThinkingRequest,
-    /// The end of the prompt.
-    pub end: PromptEnd,
+    /// Where the prompt ends.
+    pub prompt_end: PromptEnd,
     /// Sampling, limits, number of choices.
     pub generation: GenerationSettings,
     /// Whether a conversation that exceeds the context loses its oldest turns; otherwise it is refused. `None`: as the
@@ -54,19 +74,21 @@ pub struct ChatJob {
     pub notes: Notes,
 }
 
-/// The end of a prompt.
+/// Where a prompt ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptEnd {
     /// The markup that starts an answer of the assistant (generation prompt).
     Answer,
-    /// The end of the last message: the model writes the markup itself.
+    /// After the last message, without markup for an answer: the model writes it. Only for the field
+    /// `add_generation_prompt: false` of the OpenAI chat interface.
     Message,
-    /// The middle of the last message, which the answer continues.
+    /// Within the last message, the assistant's, which the answer continues.
     WithinMessage,
 }
 
 impl PromptEnd {
-    /// The end for `messages`: an answer continues the last message if that is a text of the assistant.
+    /// The usual end for `messages`: within the last message if that is a text of the assistant, otherwise the start of
+    /// an answer.
     pub fn after(messages: &[Message]) -> Self {
         let is_text = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
         if messages.last().is_some_and(is_text) { Self::WithinMessage } else { Self::Answer }
@@ -79,7 +101,7 @@ pub struct SubmittedChat {
     pub events: Vec<Events>,
     /// By choice: the parser of its events.
     pub parsers: ChoiceParsers,
-    /// The token ids of the prompt.
+    /// The token ids of the prompt, as submitted.
     pub prompt: Arc<[u32]>,
     /// Notes for response headers.
     pub notes: Notes,
@@ -87,10 +109,10 @@ pub struct SubmittedChat {
 
 /// A rendered and tokenised prompt.
 struct PreparedPrompt {
-    /// The prompt, and where the answer starts in it: with [`PromptEnd::WithinMessage`], the answer's beginning is part
-    /// of the prompt.
-    continuation: Continuation,
-    /// The token ids, including those of an earlier conversation.
+    /// The prompt of the conversation without an earlier one. With [`PromptEnd::WithinMessage`], the answer starts
+    /// within it.
+    rendered: RenderedPrompt,
+    /// The token ids of the whole prompt: the earlier conversation, if any, then `rendered`.
     ids: Arc<[u32]>,
     /// The settings of thoughts for the model's template.
     thinking: ThinkingSettings,
@@ -102,46 +124,51 @@ impl ChatJob {
         self.context_shift.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
     }
 
-    /// Returns the token ids of the prompt. CPU-bound: call it on a blocking thread.
-    pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
-        Ok(self.prepare(model, &[], false, &mut Notes::default())?.ids)
+    /// Returns the token ids of the prompt for the whole conversation. [`submit`](Self::submit) may submit a shorter
+    /// prompt, as it drops turns that exceed the context. CPU-bound: call it on a blocking thread.
+    pub fn uncut_prompt_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
+        Ok(self.prepared_prompt(model, &[], false, &mut Notes::default())?.ids)
     }
 
-    /// Returns the text of the prompt. CPU-bound: call it on a blocking thread.
-    pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepare(model, &[], false, &mut Notes::default())?.continuation.prompt.text)
+    /// Returns the text of the prompt for the whole conversation; see [`uncut_prompt_ids`](Self::uncut_prompt_ids).
+    pub fn uncut_prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
+        Ok(self.prepared_prompt(model, &[], false, &mut Notes::default())?.rendered.prompt.text)
     }
 
-    /// Renders and tokenises the prompt, after the tokens of `earlier_ids`, an earlier conversation. `may_cut`:
-    /// whatever exceeds the context is dropped, the tokens of `earlier_ids` after the oldest turns; otherwise the
-    /// scheduler refuses a prompt that is too long.
+    /// Renders and tokenises the prompt: the token ids `earlier_ids` of an earlier conversation, then those of
+    /// `messages`.
+    ///
+    /// `may_cut`: tokens that exceed the context are dropped, in two stages. First, without regard to `earlier_ids`,
+    /// the oldest turns of `messages` are dropped until the rest fits into the context with the answer. Then the first
+    /// tokens of `earlier_ids` are dropped until both fit. Both are noted in `notes`. A prompt that is still too long
+    /// is returned as it is, as without `may_cut`: the scheduler refuses it.
     ///
     /// Errors: a tool that the model's format cannot express, a template that fails, or a text that is too long to
     /// tokenise.
-    fn prepare(
+    fn prepared_prompt(
         &self,
         model: &ModelLease,
         earlier_ids: &[u32],
         may_cut: bool,
         notes: &mut Notes,
     ) -> Result<PreparedPrompt, ApiError> {
-        model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
+        model.template.tool_format().check_tools(&self.allowed_calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
         })?;
         let thinking = self.thinking.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
         let render = |messages: &[Message]| {
-            let continuation = self.continuation(messages, model, &thinking)?;
-            model.check_length(&continuation.prompt.text, self.messages_field)?;
-            let ids = continuation.prompt.encode(&model.tokenizer);
+            let rendered = self.rendered_prompt(messages, model, &thinking)?;
+            model.check_length(&rendered.prompt.text, self.messages_field)?;
+            let ids = rendered.prompt.encode(&model.tokenizer);
             let n_tokens = ids.len();
-            Ok::<_, ApiError>(((continuation, ids), n_tokens))
+            Ok::<_, ApiError>(((rendered, ids), n_tokens))
         };
-        let room = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
-        let (continuation, ids) = if may_cut {
+        let context_budget = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
+        let (rendered, ids) = if may_cut {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
-                fit_context(&messages, room, &model.tokenizer, render)?;
+                fit_context(&messages, context_budget, &model.tokenizer, render)?;
             // No note for a prompt that is still too long: the scheduler refuses it.
             if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped
                 && n_tokens <= model.n_ctx
@@ -159,13 +186,13 @@ impl ChatJob {
             render(&messages)?.0
         };
         let (earlier, new) = (without_bos(model, earlier_ids), without_bos(model, &ids));
-        let n_cut = if may_cut { room.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
+        let n_cut = if may_cut { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
         if n_cut > 0 {
             notes.truncated("context");
         }
         // The prompt starts with the model's BOS token, if it has one, also where `earlier_ids` are cut.
         let bos = &ids[..ids.len() - new.len()];
-        Ok(PreparedPrompt { continuation, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
+        Ok(PreparedPrompt { rendered, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
     }
 
     /// Submits all choices. CPU-bound: call it on a blocking thread. See [`submit_after`](Self::submit_after) for
@@ -186,70 +213,102 @@ impl ChatJob {
         model: &ModelLease,
         client: Client,
     ) -> Result<SubmittedChat, ApiError> {
-        let n = self.generation.n;
-        model.scheduler.check_n_sequences(n as usize)?;
-        if let (true, Some((field, _))) = (self.calls.required, &self.form) {
-            let message = format!("tool_choice demands a call, which {} rules out", root_field(field));
-            return Err(ApiError::field("tool_choice", message));
-        }
+        model.scheduler.check_n_sequences(self.generation.n as usize)?;
+        self.check_required_call()?;
         let mut notes = self.notes.clone();
         let may_cut = self.drops_turns(app, model);
-        let PreparedPrompt { continuation, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
-        let stop = self.generation.stop(model, model.template.stop_strings());
-        // An answer with a required form has no tool calls: the parser treats all of it as text.
-        let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
-        let parser = || model.template.continued_parser(&continuation, tools);
-        let thinks = parser().is_thinking();
-        let mut grammar = self.grammar(model, &continuation, thinks, &mut notes)?;
-        if let (Some(grammar), Some((field, _)), PromptEnd::WithinMessage, false) =
-            (&mut grammar, &self.form, self.end, thinks)
-        {
-            self.advance_grammar(grammar, &model.tokenizer, field)?;
+        let prompt = self.prepared_prompt(model, earlier_ids, may_cut, &mut notes)?;
+        let ends_in_thoughts = self.answer_parser(model, &prompt.rendered).is_thinking();
+        let grammar = self.answer_grammar(model, &prompt.rendered, ends_in_thoughts, &mut notes)?;
+        let (events, parsers) = self.submit_choices(app, model, client, &prompt, grammar.as_ref())?;
+        let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
+        Ok(SubmittedChat { events, parsers, prompt: prompt.ids, notes })
+    }
+
+    /// Fails if a call is required as well as a form of the text.
+    fn check_required_call(&self) -> Result<(), ApiError> {
+        match &self.required_form {
+            Some((field, _)) if self.allowed_calls.required => {
+                let message = format!("tool_choice demands a call, which {} rules out", root_field(field));
+                Err(ApiError::field("tool_choice", message))
+            }
+            Some(_) | None => Ok(()),
         }
-        // Thoughts may only start the answer: not within a message, after the prompt's own thoughts, or where the form
-        // covers the whole answer.
-        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
-        let covers_answer = self.form.as_ref().is_some_and(|(field, _)| form::covers_answer(field));
-        let may_think = self.end == PromptEnd::Answer && !has_thought && !covers_answer;
+    }
+
+    /// The tools whose calls are parsed. An answer with a required form has no calls: all of it is text.
+    fn callable_tools(&self) -> &[Tool] {
+        if self.required_form.is_some() { &[] } else { &self.allowed_calls.tools }
+    }
+
+    /// A parser of the answer that has parsed the part of the answer in the prompt.
+    fn answer_parser(&self, model: &ModelLease, rendered: &RenderedPrompt) -> ToolCallParser {
+        model.template.continued_parser(rendered, self.callable_tools())
+    }
+
+    /// Whether the answer may start with thoughts that the prompt has not started; see the table at the top of the
+    /// file.
+    fn may_start_thoughts(&self, model: &ModelLease, prompt: &str) -> bool {
+        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(prompt));
+        let covers_answer = self.required_form.as_ref().is_some_and(|(field, _)| form::covers_answer(field));
+        self.prompt_end == PromptEnd::Answer && !has_thought && !covers_answer
+    }
+
+    /// Submits a sequence for each choice, and returns the receivers and the parsers of their events, by choice.
+    /// `grammar` is the state of the grammar at the end of the prompt.
+    fn submit_choices(
+        &self,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+        prompt: &PreparedPrompt,
+        grammar: Option<&Grammar>,
+    ) -> Result<(Vec<Events>, Vec<ChoiceParser>), ApiError> {
+        let stop = self.generation.stop(model, model.template.stop_strings());
+        let has_tools = !self.callable_tools().is_empty();
+        let may_think = self.may_start_thoughts(model, &prompt.rendered.prompt.text);
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
-        for choice in 0..n {
-            let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
+        for choice in 0..self.generation.n {
+            let mut request = self.generation.request(app, model, client, &prompt.ids, &stop, choice)?;
+            // Parsers have a state, so each choice has two: its guide parses in the scheduler's thread, to mask tokens,
+            // and its `ChoiceParser` in the handler, to write the response.
             let options = GuideOptions {
                 template: &model.template,
-                parser: parser(),
-                grammar: grammar.clone(),
-                budget: thinking.budget,
-                single_call: !self.calls.parallel && !tools.is_empty(),
-                has_tools: !tools.is_empty(),
+                parser: self.answer_parser(model, &prompt.rendered),
+                grammar: grammar.cloned(),
+                budget: prompt.thinking.budget,
+                // Without tools there are no calls to limit, and a guide for this alone would be a needless cost.
+                single_call: !self.allowed_calls.parallel && has_tools,
+                has_tools,
                 may_think,
             };
             let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
-            parsers.push(ChoiceParser::new(parser(), !self.calls.parallel));
+            let parser = self.answer_parser(model, &prompt.rendered);
+            parsers.push(ChoiceParser::new(parser, !self.allowed_calls.parallel));
         }
-        let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
-        Ok(SubmittedChat { events, parsers, prompt: ids, notes })
+        Ok((events, parsers))
     }
 
-    /// Renders `messages` to the prompt, with the position where the answer starts.
-    fn continuation(
+    /// Renders `messages` to the prompt, with the position where the answer starts. Fails if the template does.
+    fn rendered_prompt(
         &self,
         messages: &[Message],
         model: &ModelLease,
         thinking: &ThinkingSettings,
-    ) -> Result<Continuation, ApiError> {
+    ) -> Result<RenderedPrompt, ApiError> {
         let request = RenderRequest {
             messages,
-            tools: &self.calls.tools,
-            add_generation_prompt: self.end != PromptEnd::Message,
+            tools: &self.allowed_calls.tools,
+            add_generation_prompt: self.prompt_end != PromptEnd::Message,
             variables: Some(&thinking.variables),
             now: None,
         };
-        let rendered = match self.end {
+        let rendered = match self.prompt_end {
             PromptEnd::WithinMessage => model.template.render_continued(&request),
             PromptEnd::Answer | PromptEnd::Message => {
-                model.template.render(&request).map(|prompt| Continuation { begin: prompt.text.len(), prompt })
+                model.template.render(&request).map(|prompt| RenderedPrompt { answer_start: prompt.text.len(), prompt })
             }
         };
         rendered.map_err(|e| ApiError::field(self.messages_field, e.to_string()))
@@ -267,8 +326,8 @@ impl ChatJob {
         }
     }
 
-    /// Advances the grammar over the beginning of the answer that is part of the prompt. Fails where that beginning
-    /// violates the form of `field`.
+    /// Advances the grammar over the start of the answer that is part of the prompt, the text of the last message.
+    /// Fails if that violates the form that `field` requires.
     fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
         let ids = tokens_within(tokenizer, text.trim_start(), false);
@@ -281,24 +340,47 @@ impl ChatJob {
         })
     }
 
-    /// Compiles the grammar of the answer; `None`: any text. `thinking`: the prompt ends within thoughts.
-    fn grammar(
+    /// The grammar of the answer, advanced to the end of the prompt; `None`: any text. `ends_in_thoughts`: the prompt
+    /// ends within thoughts.
+    fn answer_grammar(
         &self,
         model: &ModelLease,
-        continuation: &Continuation,
-        thinking: bool,
+        rendered: &RenderedPrompt,
+        ends_in_thoughts: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
+        let mut grammar = self.compiled_grammar(model, rendered, ends_in_thoughts, notes)?;
+        // Within thoughts, the prompt has no part of the text yet.
+        let starts_text = self.prompt_end == PromptEnd::WithinMessage && !ends_in_thoughts;
+        if let (Some(grammar), Some((field, _))) = (&mut grammar, &self.required_form)
+            && starts_text
+        {
+            self.advance_grammar(grammar, &model.tokenizer, field)?;
+        }
+        Ok(grammar)
+    }
+
+    /// Compiles the grammar of the whole answer: of the required form, or of tool calls if one is required; `None`: any
+    /// text. Notes the parts of a schema that the grammar does not enforce.
+    fn compiled_grammar(
+        &self,
+        model: &ModelLease,
+        rendered: &RenderedPrompt,
+        ends_in_thoughts: bool,
+        notes: &mut Notes,
+    ) -> Result<Option<Grammar>, ApiError> {
+        // The JSON pointers of schema assertions that are not enforced.
         let mut left_out = Vec::new();
-        // For the grammar, a prompt that ends within thoughts is one that starts them.
+        // The compiler recognises open thoughts by a start marker at the end of the prompt. A prompt that ends in the
+        // middle of thoughts has it earlier, so the marker stands in for the prompt.
         let prompt = match model.template.reasoning() {
-            Some(markers) if thinking => markers.start,
-            Some(_) | None => &continuation.prompt.text,
+            Some(markers) if ends_in_thoughts => markers.start,
+            Some(_) | None => &rendered.prompt.text,
         };
-        let AllowedCalls { tools, parallel, .. } = &self.calls;
-        let (field, grammar) = match &self.form {
+        let AllowedCalls { tools, parallel, .. } = &self.allowed_calls;
+        let (field, grammar) = match &self.required_form {
             Some((field, form)) => (*field, model.grammars.form(&model.template, prompt, form, &mut left_out)),
-            None if self.calls.required => {
+            None if self.allowed_calls.required => {
                 ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out))
             }
             None => return Ok(None),

@@ -57,7 +57,7 @@ pub enum LoadError {
 
 /// Evaluates one token and discards it, so that a failing device is detected before requests arrive.
 fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
-    let batch = [BatchToken { id: 0, seq: 0, pos: 0, logits: true }];
+    let batch = [BatchToken { id: 0, seq: 0, pos: 0, output: true }];
     let is_number = if pass.spec().output.head.is_some() {
         pass.forward(&batch).map_err(LoadError::FirstToken)?.row(0).iter().any(|logit| logit.is_finite())
     } else {
@@ -138,7 +138,7 @@ impl LoadedModel {
 
     /// Refuses to compute embeddings with a reranker, whose outputs are scores.
     pub fn check_embeds(&self) -> Result<(), ApiError> {
-        if self.model.spec().output.pooling == Some(Pooling::Rank) {
+        if self.model.spec().output.pooling == Some(Pooling::Classifier) {
             let message = "the model is a reranker, which makes no embeddings: use /v1/rerank";
             return Err(ApiError::unsupported_by_model(message));
         }

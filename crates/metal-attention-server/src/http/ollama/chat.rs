@@ -97,10 +97,10 @@ impl FromJson for OllamaChatRequest {
         let messages: Vec<Message> =
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
         let job = ChatJob {
-            calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
-            form: fields.form(),
+            allowed_calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
+            required_form: fields.form(),
             thinking: fields.thinking(),
-            end: PromptEnd::after(&messages),
+            prompt_end: PromptEnd::after(&messages),
             generation: fields.generation()?,
             context_shift: Some(fields.context_shift()),
             messages_field: "messages",

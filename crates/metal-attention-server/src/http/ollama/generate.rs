@@ -101,10 +101,10 @@ impl FromJson for OllamaGenerateRequest {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
                     messages,
-                    calls: AllowedCalls::new(Vec::new(), None, true)?,
-                    form: fields.form(),
+                    allowed_calls: AllowedCalls::new(Vec::new(), None, true)?,
+                    required_form: fields.form(),
                     thinking: fields.thinking(),
-                    end: PromptEnd::Answer,
+                    prompt_end: PromptEnd::Answer,
                     generation: generation.clone(),
                     context_shift: Some(fields.context_shift()),
                     messages_field: "prompt",

@@ -153,10 +153,10 @@ impl FromJson for ResponseRequest {
         let generation = GenerationSettings { logprobs: fields.logprobs()?, ..generation };
         let job = ChatJob {
             messages: Vec::new(),
-            calls: choice.calls,
-            form,
+            allowed_calls: choice.calls,
+            required_form: form,
             thinking: thinking.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
-            end: PromptEnd::Answer,
+            prompt_end: PromptEnd::Answer,
             generation,
             context_shift: fields.truncation.map(|truncation| match truncation {
                 Truncation::Auto => true,

@@ -86,7 +86,7 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
 
 /// A batch buffer of `n` tokens of sequence 0 from position `start`, all with logits.
 pub fn batch(gpu: &WgpuDevice, n: usize, start: usize) -> wgpu::Buffer {
-    let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, logits: true }).collect();
+    let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, output: true }).collect();
     gpu.upload("batch", &batch_words(&tokens)).unwrap()
 }
 

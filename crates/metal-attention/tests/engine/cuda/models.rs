@@ -96,7 +96,7 @@ fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
             .by_ref()
             .take(n)
             .enumerate()
-            .map(|(i, id)| BatchToken { id, seq: 0, pos: start + i, logits: i % 3 == 0 || i + 1 == n })
+            .map(|(i, id)| BatchToken { id, seq: 0, pos: start + i, output: i % 3 == 0 || i + 1 == n })
             .collect();
         evaluate(pass, &batch);
     }
@@ -105,12 +105,12 @@ fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
     }
     for _ in 0..3 {
         let batch: Vec<_> = (0..4)
-            .map(|seq| BatchToken { id: ids.next().unwrap_or(0), seq, pos: pass.n_past(seq), logits: true })
+            .map(|seq| BatchToken { id: ids.next().unwrap_or(0), seq, pos: pass.n_past(seq), output: true })
             .collect();
         evaluate(pass, &batch);
     }
     assert_eq!(pass.rewind(0, 100), 100);
-    let batch = [BatchToken { id: 7, seq: 0, pos: 100, logits: true }];
+    let batch = [BatchToken { id: 7, seq: 0, pos: 100, output: true }];
     evaluate(pass, &batch);
     logits
 }
@@ -255,7 +255,7 @@ fn encoders_give_the_hidden_states_of_the_cpu() {
         return;
     }
     let sequence = |seq: usize, n: usize| {
-        let token = move |pos| BatchToken { id: ((pos * pos * 31 + seq * 7 + 3) % 96) as u32, seq, pos, logits: true };
+        let token = move |pos| BatchToken { id: ((pos * pos * 31 + seq * 7 + 3) % 96) as u32, seq, pos, output: true };
         (0..n).map(token).collect::<Vec<_>>()
     };
     let batch = [sequence(0, 300), sequence(1, 1), sequence(2, 190)].concat();
@@ -279,7 +279,7 @@ fn decode_steps_of_encoders_are_refused() {
     if !has_cuda() {
         return;
     }
-    let token = |pos, logits| BatchToken { id: 7, seq: 0, pos, logits };
+    let token = |pos, logits| BatchToken { id: 7, seq: 0, pos, output: logits };
     for (name, error) in
         [("bert", ForwardError::NoLogits), ("llama-embed", ForwardError::NotFromStart { seq: 0, n_past: 20 })]
     {
@@ -431,7 +431,7 @@ fn top_k_lists_have_the_highest_logits() {
             || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
         let (mut lists, mut all) = (pass(), pass());
         assert_eq!(lists.max_top_k(), 128);
-        let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, logits };
+        let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, output: logits };
         let prompt: Vec<_> = (0..50).map(|pos| token(0, pos, pos % 3 == 0)).collect();
         let prompts = (1..3).flat_map(|seq| (0..20).map(move |pos| token(seq, pos, pos == 19)));
         let mut batches = vec![prompt, prompts.collect()];

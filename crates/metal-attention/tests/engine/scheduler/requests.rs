@@ -375,7 +375,7 @@ fn embeddings_are_the_mean_of_the_normalised_hidden_states() {
     let (n_embd, last) = (pass.spec().n_embd, pass.spec().n_layer() - 1);
     let mut want = vec![0f64; n_embd];
     let batch: Vec<_> =
-        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: false }).collect();
+        ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: false }).collect();
     let eps = f64::from(pass.spec().output.norm.unwrap().eps);
     let weight = &model.weights().output_norm.as_ref().unwrap().weight;
     let mut add = |layer: usize, states: &[f32]| {

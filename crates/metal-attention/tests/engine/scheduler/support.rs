@@ -119,7 +119,7 @@ pub fn with_metadata(change: impl FnOnce(&mut Metadata)) -> Model {
 /// The log probability of each token of `ids` after the first, computed from the logits of the whole sequence.
 pub fn log_probabilities(model: &Model, ids: &[u32]) -> Vec<f32> {
     let mut pass = model.forward_pass(&engine()).unwrap();
-    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: true }).collect();
+    let batch: Vec<_> = ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: true }).collect();
     let logits = pass.forward(&batch).unwrap();
     let log_probability = |i: usize| {
         let row = logits.row(i);

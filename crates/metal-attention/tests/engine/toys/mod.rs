@@ -130,7 +130,7 @@ pub fn some_ids(n: usize) -> Vec<u32> {
 /// The batch that appends `ids` to sequence `seq`. Logits are requested of all tokens or only of the last.
 pub fn batch(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
     let start = pass.n_past(seq);
-    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: all || i + 1 == ids.len() };
+    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, output: all || i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
@@ -160,7 +160,7 @@ pub fn close(got: &[f32], want: &[f32], what: &str) {
 
 /// The batch token that appends `id` to sequence `seq`.
 pub fn token(pass: &dyn ForwardPass, seq: usize, id: u32) -> BatchToken {
-    BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+    BatchToken { id, seq, pos: pass.n_past(seq), output: true }
 }
 
 /// Appends `id` and the `n` tokens that are generated greedily after it, all but the last, to sequence `seq`. Returns those

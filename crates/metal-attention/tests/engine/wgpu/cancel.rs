@@ -23,7 +23,7 @@ fn options() -> WgpuForwardPassOptions {
 /// A batch of `n` tokens that continues sequence 0, with logits of the last.
 fn prompt(model: &dyn ForwardPass, n: usize) -> Vec<BatchToken> {
     let start = model.position();
-    let token = |i| BatchToken { id: ((i * i * 31 + 3) % 512) as u32, seq: 0, pos: start + i, logits: i + 1 == n };
+    let token = |i| BatchToken { id: ((i * i * 31 + 3) % 512) as u32, seq: 0, pos: start + i, output: i + 1 == n };
     (0..n).map(token).collect()
 }
 

@@ -71,7 +71,7 @@ struct ModelCase {
 /// The batch that appends `ids` to sequence `seq`, with the logits of every token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
-    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, output: true }).collect()
 }
 
 /// Appends `ids` to sequence 0 in one batch. Returns the logits of every token.
@@ -286,7 +286,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
         let ids: Vec<u32> = (0..n).map(|_| random.below(model.spec().n_vocab) as u32).collect();
         cpu.reset();
         let batch: Vec<_> =
-            ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos + 1 == n }).collect();
+            ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, output: pos + 1 == n }).collect();
         let want = cpu.forward(&batch).unwrap().row(0).to_vec();
         pass.reset();
         let mut rest = batch.as_slice();
@@ -391,7 +391,7 @@ fn sequences_in_one_batch_are_independent() {
         let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][sequences[s].len() - 1])).collect();
         for _ in 0..6 {
             let batch: Vec<_> = (0..3)
-                .map(|seq| BatchToken { id: next[seq], seq, pos: concurrent.n_past(seq), logits: true })
+                .map(|seq| BatchToken { id: next[seq], seq, pos: concurrent.n_past(seq), output: true })
                 .collect();
             for (tokens, &id) in sequences.iter_mut().zip(&next) {
                 tokens.push(id);
@@ -416,7 +416,7 @@ fn only_requested_logits_are_returned() {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = requested.contains(&i);
+            token.output = requested.contains(&i);
         }
         let got = model.forward(&batch).expect("a batch that fits");
         assert_eq!(got.n_rows(), requested.len());
@@ -442,7 +442,7 @@ fn top_k_lists_have_the_largest_logits() {
         model.reset();
         let mut batch = batch(&model, 0, &ids);
         for (i, token) in batch.iter_mut().enumerate() {
-            token.logits = requested.contains(&i);
+            token.output = requested.contains(&i);
         }
         let lists = model.forward_top_k(&batch, k).unwrap();
         assert_eq!((lists.len(), model.position()), (requested.len(), 50));
@@ -486,7 +486,7 @@ fn a_refused_batch_leaves_the_cache_unchanged() {
     let want = logits(&mut model, &ids);
     model.truncate(8);
     let n_vocab = model.spec().n_vocab;
-    let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+    let token = |id, seq, pos| BatchToken { id, seq, pos, output: true };
     let bad = n_vocab as u32;
     let refused = [
         (vec![], ForwardError::EmptyPrompt),

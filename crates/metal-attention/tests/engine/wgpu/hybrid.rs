@@ -127,7 +127,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
         let other_logits = logits(&mut on_cpu(&toy), 0, &other);
         for run in [1, 3, 40] {
             let mut pass = on_gpu(&gpu, &toy, &options());
-            let token_of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, logits: pos == 39 };
+            let token_of = |seq, ids: &[u32], pos: usize| BatchToken { id: ids[pos], seq, pos, output: pos == 39 };
             let alternating: Vec<_> = (0..40usize)
                 .step_by(run)
                 .flat_map(|at| {

@@ -129,7 +129,7 @@ fn concurrent_sequences_generate_the_tokens_of_single_ones() {
                 id: tokens[tokens.len() - 1],
                 seq,
                 pos: pass.n_past(seq),
-                logits: true,
+                output: true,
             };
             let batch: Vec<_> = sequences.iter().enumerate().map(token).collect();
             // Seven of ten steps may be queued ahead; the others are not.

@@ -157,7 +157,7 @@ fn compare(
     let n_vocab = one_by_one.spec().n_vocab;
     let token = |seq: usize, pos: usize, logits| {
         let id = (seq * 31 + pos * 7919 + 3) % n_vocab;
-        BatchToken { id: id as u32, seq, pos, logits }
+        BatchToken { id: id as u32, seq, pos, output: logits }
     };
     let prompts: Vec<Vec<_>> = (0..options.n_seq)
         .filter(|_| filled > 0)
@@ -298,7 +298,7 @@ fn more_workgroups_than_run_concurrently_disable_the_persistent_kernel() {
     let options =
         |groups| WgpuForwardPassOptions { n_ctx: 64, persistent_workgroups: Some(groups), ..Default::default() };
     let mut one_by_one = start(&gpu, &file, &options(0));
-    let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
+    let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, output: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
     let mut concurrent = Vec::new();
     for groups in [2 * max_groups, 8 * max_groups, 32 * max_groups] {

@@ -40,7 +40,7 @@ fn some_ids(n: usize) -> Vec<u32> {
 /// The batch that appends `ids` to sequence `seq`, with the logits of the last token.
 fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
     let start = model.n_past(seq);
-    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, logits: i + 1 == ids.len() };
+    let token = |(i, &id)| BatchToken { id, seq, pos: start + i, output: i + 1 == ids.len() };
     ids.iter().enumerate().map(token).collect()
 }
 
@@ -62,7 +62,7 @@ fn step(model: &mut WgpuForwardPass, sequences: &mut [(usize, Vec<u32>)]) -> Res
             id: tokens[tokens.len() - 1],
             seq: *seq,
             pos: model.n_past(*seq),
-            logits: true,
+            output: true,
         })
         .collect();
     let ids = model.forward_greedy(&batch)?;
@@ -175,7 +175,7 @@ fn steps_ahead_of_a_replaced_sequence_are_discarded() {
     model.reset();
     let other: Vec<u32> = (0..69).map(|i| (i * 37 + 11) % 512).collect();
     model.forward(&batch(&model, 1, &other)).unwrap();
-    let next = [BatchToken { id: tokens[9], seq: 1, pos: other.len(), logits: true }];
+    let next = [BatchToken { id: tokens[9], seq: 1, pos: other.len(), output: true }];
     let want = model.forward_greedy(&next).unwrap()[0];
     assert_ne!(want, tokens[10]);
     model.rewind(1, other.len());

@@ -69,7 +69,7 @@ fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
         let prompt: Vec<u32> = ids.by_ref().take(n).collect();
         let start = pass.position();
         let batch: Vec<_> =
-            prompt.iter().enumerate().map(|(i, &id)| BatchToken { id, seq: 0, pos: start + i, logits: true }).collect();
+            prompt.iter().enumerate().map(|(i, &id)| BatchToken { id, seq: 0, pos: start + i, output: true }).collect();
         logits.extend_from_slice(pass.forward(&batch).expect("room").as_slice());
     }
     logits

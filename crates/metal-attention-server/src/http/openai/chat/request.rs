@@ -113,10 +113,14 @@ impl FromJson for ChatRequest {
         let end = fields.prompt_end()?;
         let tools = fields.tools.unwrap_or_default();
         let job = ChatJob {
-            calls: AllowedCalls::new(tools, fields.tool_choice.as_ref(), fields.parallel_tool_calls.unwrap_or(true))?,
-            form: form::read(object)?,
+            allowed_calls: AllowedCalls::new(
+                tools,
+                fields.tool_choice.as_ref(),
+                fields.parallel_tool_calls.unwrap_or(true),
+            )?,
+            required_form: form::read(object)?,
             thinking: thinking.request(fields.chat_template_kwargs.unwrap_or_default())?,
-            end,
+            prompt_end: end,
             generation,
             context_shift: None,
             messages_field: "messages",

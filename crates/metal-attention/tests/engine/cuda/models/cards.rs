@@ -191,7 +191,7 @@ fn greedy_tokens_of_several_ranks_equal_those_of_one() {
                 }
                 ids = vec![3, 4, 5];
             }
-            let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
+            let token = |(seq, &id): (usize, &u32)| BatchToken { id, seq, pos: pass.n_past(seq), output: true };
             let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
             ids = pass.forward_greedy(&batch).unwrap();
             all.extend_from_slice(&ids);
@@ -232,7 +232,7 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
             assert_eq!(per_op.forward_prompt(&prompt).unwrap(), id, "{what}, {n} ranks");
             let mut errors = Vec::new();
             for pos in prompt.len()..prompt.len() + 5 {
-                let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                let batch = [BatchToken { id, seq: 0, pos, output: true }];
                 let logits = persistent.forward(&batch).unwrap().row(0).to_vec();
                 errors.push(nmse(&logits, per_op.forward(&batch).unwrap().row(0)));
                 // The same token again, for its top-k list and its greedy token.
@@ -256,7 +256,7 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
                 pass.rewind(0, prompt.len());
                 let mut id = 7;
                 let step = |pos: usize| {
-                    let batch = [BatchToken { id, seq: 0, pos, logits: true }];
+                    let batch = [BatchToken { id, seq: 0, pos, output: true }];
                     id = if is_queued {
                         pass.forward_greedy(&batch).unwrap()[0]
                     } else {
@@ -288,7 +288,7 @@ fn models_on_the_same_devices_run_concurrently() {
             assert_eq!(pass.rewind(0, 0), 0);
             let mut id = pass.forward_prompt(&prompt).unwrap();
             for pos in prompt.len()..prompt.len() + n_tokens {
-                id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, logits: true }]).unwrap()[0];
+                id = pass.forward_greedy(&[BatchToken { id, seq: 0, pos, output: true }]).unwrap()[0];
                 all.push(id);
             }
         }
@@ -312,7 +312,7 @@ fn a_rank_that_fails_ends_the_step_on_all() {
     let model = model(&small(), Q8_0, 0);
     let options = CudaForwardPassOptions { n_ctx: 256, n_seq: 2, ..Default::default() };
     let batch = |start: usize, n: usize| {
-        let token = |pos| BatchToken { id: (pos * 7 % 1000) as u32, seq: 0, pos, logits: pos + 1 == start + n };
+        let token = |pos| BatchToken { id: (pos * 7 % 1000) as u32, seq: 0, pos, output: pos + 1 == start + n };
         (start..start + n).map(token).collect::<Vec<_>>()
     };
     let mut want = Vec::new();
