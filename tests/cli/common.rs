@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+pub use metal_attention_testing::reference::ids;
 use serde_json::Value;
 
 /// The built program, without the user's model, configuration and log settings.
@@ -42,26 +43,16 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The bytes of a file of the repository's reference data, which is stored compressed.
-pub fn reference_file(name: &str) -> Vec<u8> {
-    metal_attention_testing::reference::bytes(name)
-}
-
 /// The JSON of the reference data `name`.
 pub fn reference(name: &str) -> Value {
-    serde_json::from_slice(&reference_file(&format!("{name}.json"))).unwrap()
+    metal_attention_testing::reference::read(name)
 }
 
 /// Writes the held-out text into `folder` and returns the file's path.
 pub fn held_out(folder: &Path) -> String {
     let file = folder.join("tales-heldout.txt");
-    std::fs::write(&file, reference_file("tales-heldout.txt")).unwrap();
+    std::fs::write(&file, metal_attention_testing::reference::bytes("tales-heldout.txt")).unwrap();
     file.to_str().unwrap().to_owned()
-}
-
-/// A JSON list of token ids as a vector.
-pub fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Whether the program finds a GPU; a software Vulkan driver counts. Without one, the test fails in CI, and is recorded

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{held_out, reference_file, run, stderr, stdout};
+use crate::common::{held_out, run, stderr, stdout};
 use metal_attention::gguf::{GgufWriter, Metadata, TensorDecl, TensorType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -283,7 +283,7 @@ fn perplexity_equals_that_of_llama_cpp() {
 
 #[test]
 fn perplexity_prints_a_line_per_chunk_and_rejects_short_texts() {
-    let text = String::from_utf8(reference_file("tales-heldout.txt")).unwrap();
+    let text = String::from_utf8(metal_attention_testing::reference::bytes("tales-heldout.txt")).unwrap();
     let text = &text[..4000];
     let lines = stdout(run(&["perplexity", "-p", text, "-c", "64", "--chunks", "2"]));
     let lines: Vec<_> = lines.lines().collect();

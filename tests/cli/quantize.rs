@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use crate::common::{reference_file, run, stderr, stdout};
+use crate::common::{run, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, TensorDecl, TensorType};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ fn run_in(dir: &TempDir, args: &str) -> std::process::Output {
 
 /// Writes the first `n` bytes of the held-out text to the file `text` in the folder.
 fn write_text(dir: &TempDir, n: usize) {
-    let text = reference_file("tales-heldout.txt");
+    let text = metal_attention_testing::reference::bytes("tales-heldout.txt");
     std::fs::write(dir.path().join("text"), &text[..n]).unwrap();
 }
 

@@ -42,7 +42,7 @@ enum Kind {
 }
 
 fn references() -> References {
-    serde_json::from_slice(&metal_attention_testing::reference::bytes("synthesised.json")).unwrap()
+    metal_attention_testing::reference::read("synthesised")
 }
 
 fn model(file: &Path) -> Model {

@@ -13,7 +13,7 @@ pub mod models;
 pub mod reference;
 pub mod vocabulary;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The root folder of the repository.
@@ -34,15 +34,11 @@ pub fn tales() -> PathBuf {
 
 /// The uncompressed contents of a file that is stored as `PATH.xz`. `path` is relative to the root folder.
 pub fn unpacked(path: &str) -> Vec<u8> {
-    unpacked_file(&root().join(format!("{path}.xz")))
-}
-
-/// The uncompressed contents of an `.xz` file.
-pub fn unpacked_file(path: &Path) -> Vec<u8> {
-    let packed = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let path = root().join(format!("{path}.xz"));
+    let packed = std::fs::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut data = Vec::new();
     let mut reader = lzma_rust2::XzReader::new(std::io::BufReader::new(packed), true);
-    std::io::Read::read_to_end(&mut reader, &mut data).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    reader.read_to_end(&mut data).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     data
 }
 

@@ -44,12 +44,11 @@ pub const COLLECTIONS: [&str; 4] = ["quants", "small-quants", "architectures", "
 pub fn generate(collection: &str) -> Files {
     let recipes: Recipes =
         serde_json::from_slice(&crate::unpacked(&format!("tests/data/models/{collection}.json"))).expect("recipes");
-    recipes
-        .models
-        .into_iter()
-        .map(|(name, recipe)| (recipe.file(&name), name))
-        .map(|(file, name)| (name, file))
-        .collect()
+    let file = |(name, recipe): (String, FileRecipe)| {
+        let bytes = recipe.file(&name);
+        (name, bytes)
+    };
+    recipes.models.into_iter().map(file).collect()
 }
 
 /// A file of `tests/data/models`: the recipes of a collection's models by file name.

@@ -7,13 +7,10 @@ use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{BatchToken, ForwardPass, argmax};
 use metal_attention_testing::models::{Files, quants, small_quants};
+use metal_attention_testing::reference::read;
 use serde::Deserialize;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-
-fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
-    serde_json::from_slice(&metal_attention_testing::reference::bytes(name)).expect("reference JSON")
-}
 
 fn open(path: &Path, options: &CpuOptions) -> CpuForwardPass {
     let file = GgufFile::open(path).expect("a readable GGUF file");
@@ -90,7 +87,7 @@ struct ModelCase {
 #[test]
 fn stories_continuations_argmaxes_and_logits() {
     let path = Path::new(ROOT).join("models/stories260K.gguf");
-    let cases = read::<Continuations>("stories260K.json").cases;
+    let cases = read::<Continuations>("stories260K").cases;
     for isa in Isa::available() {
         let mut f32_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) });
         let mut f16_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F16, false) });
@@ -119,7 +116,7 @@ fn tales_continuations() {
     let path = Path::new(ROOT).join("models/tales-4m-q4_0.gguf");
     let mut exact = open(&path, &options(CacheType::F32, true));
     let mut fast = open(&path, &options(CacheType::F16, false));
-    for case in read::<Continuations>("tales-4m.json").cases {
+    for case in read::<Continuations>("tales-4m").cases {
         let error = nmse(&all_logits(&mut exact, &case.tokens)[case.tokens.len() - 1], &case.logits_last);
         assert!(error <= 1e-6, "{:?}: NMSE {error:e}", case.prompt);
         // Greedy ids are compared up to the first where the two largest logits are nearly equal.
@@ -132,8 +129,8 @@ fn tales_continuations() {
 
 #[test]
 fn quantised_types() {
-    check_quantised_types("quants.json", quants(), 3);
-    check_quantised_types("small-quants.json", small_quants(), 9);
+    check_quantised_types("quants", quants(), 3);
+    check_quantised_types("small-quants", small_quants(), 9);
 }
 
 /// Compares the models in `files` with their logits in `reference`, which may also have other models.
@@ -158,7 +155,7 @@ fn check_quantised_types(reference: &str, files: &Files, n: usize) {
 
 #[test]
 fn architectures() {
-    let Models { tokens, models } = read("architectures.json");
+    let Models { tokens, models } = read("architectures");
     assert_eq!(models.len(), metal_attention_testing::models::architectures().len());
     for (name, case) in models {
         let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()[&name])

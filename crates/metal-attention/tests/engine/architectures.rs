@@ -31,7 +31,7 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    serde_json::from_slice(&metal_attention_testing::reference::bytes("more-architectures.json")).unwrap()
+    metal_attention_testing::reference::read("more-architectures")
 }
 
 fn model(name: &str) -> Model {

@@ -13,6 +13,7 @@ use metal_attention::{
     WgpuForwardPassOptions,
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
+use metal_attention_testing::reference::read;
 use serde::Deserialize;
 
 fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
@@ -25,10 +26,6 @@ fn open(path: &Path) -> GgufFile {
 
 fn stories() -> GgufFile {
     open(&metal_attention_testing::stories())
-}
-
-fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
-    serde_json::from_slice(&metal_attention_testing::reference::bytes(name)).expect("reference JSON")
 }
 
 /// The contents of `stories260K.json` and `tales-4m.json`: prompts with their logits and greedy continuations.
@@ -120,7 +117,7 @@ fn stories_continuations_argmaxes_and_logits() {
     let file = stories();
     let mut f32_cache = start(&gpu, &file, &options(CacheType::F32));
     let mut f16_cache = start(&gpu, &file, &options(CacheType::F16));
-    for case in read::<Continuations>("stories260K.json").cases {
+    for case in read::<Continuations>("stories260K").cases {
         f32_cache.reset();
         let rows = logits(&mut f32_cache, &case.tokens);
         let argmaxes: Vec<_> = rows.iter().map(|row| argmax(row)).collect();
@@ -143,7 +140,7 @@ fn tales_continuations() {
     let exact = WgpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
-        for case in read::<Continuations>("tales-4m.json").cases {
+        for case in read::<Continuations>("tales-4m").cases {
             model.reset();
             let rows = logits(&mut model, &case.tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last);
@@ -160,8 +157,8 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
-    check_quantised_types(&gpu, "quants.json", quants(), 3);
-    check_quantised_types(&gpu, "small-quants.json", small_quants(), 9);
+    check_quantised_types(&gpu, "quants", quants(), 3);
+    check_quantised_types(&gpu, "small-quants", small_quants(), 9);
 }
 
 /// Compares the models in `files` with their logits in `reference`, which may also have other models.
@@ -208,7 +205,7 @@ fn subgroups_of_unknown_size() {
 
 /// Compares the first `n` models with their reference logits, as one batch and token by token.
 fn check_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
-    let Models { tokens, models } = read("architectures.json");
+    let Models { tokens, models } = read("architectures");
     assert_eq!(models.len(), metal_attention_testing::models::architectures().len());
     for (name, case) in models.into_iter().take(n) {
         let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()[&name]).unwrap();
