@@ -318,7 +318,7 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and what later layers read besides: the per-layer
+    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the per-layer
     /// embeddings and the other residual streams, in models that have them.
     fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);

@@ -19,7 +19,7 @@ pub struct CudaForwardPassOptions {
     pub n_cache: Option<usize>,
     /// Sequences that can have sliding-window pages at the same time. `None`: all.
     pub n_windows: Option<usize>,
-    /// Bytes for recurrent states at earlier positions, to which sequences can be taken back, besides their current states.
+    /// Bytes for recurrent states at earlier positions, to which sequences can be taken back, in addition to their current states.
     pub state_cache: usize,
     /// Tokens of a micro-batch, at most.
     pub n_ubatch: usize,

@@ -8,7 +8,7 @@ use crate::text::{beginning, plain};
 /// The result of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolResult {
-    /// Plain text without control characters, of at most [`MAX_RESULT`] bytes besides a note that it was cut.
+    /// Plain text without control characters, of at most [`MAX_RESULT`] bytes, plus a note that it was cut.
     pub text: String,
     /// Whether the tool failed; the text explains why.
     pub is_error: bool,

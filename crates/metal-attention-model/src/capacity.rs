@@ -17,7 +17,7 @@ pub struct Capacity {
     /// Sequences whose sliding windows fit, in layers that keep only a window; a batch may be refused for want of a
     /// window. `None`: all.
     pub n_windows: Option<usize>,
-    /// Bytes for checkpoints of recurrent states, besides the states that sequences continue from.
+    /// Bytes for checkpoints of recurrent states, in addition to the states that sequences continue from.
     pub state_cache: usize,
     /// Maximum tokens of a micro-batch.
     pub n_ubatch: usize,

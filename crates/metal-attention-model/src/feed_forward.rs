@@ -78,7 +78,7 @@ pub struct Experts {
     pub latent: Option<usize>,
     /// Choice and weights of the experts.
     pub router: Router,
-    /// Norms around the experts besides those of the layer; the experts' input is then the residual stream (Gemma 4).
+    /// Norms around the experts, in addition to those of the layer; the experts' input is then the residual stream (Gemma 4).
     pub expert_norms: Option<ExpertNorms>,
     /// The shared expert, if there is one.
     pub shared: Option<SharedExpert>,

@@ -60,7 +60,7 @@ pub struct Recipe {
     rules: &'static [TypeRule],
 }
 
-/// Properties that recipes share besides their rules.
+/// Properties that recipes share, apart from their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
     /// One type for all matrices except the head.
@@ -402,7 +402,7 @@ impl Recipe {
     }
 }
 
-/// Choices of the user besides the recipe.
+/// Choices of the user in addition to the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TypeChoices {
     /// Type of the embedding table.

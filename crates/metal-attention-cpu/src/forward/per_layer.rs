@@ -1,4 +1,4 @@
-//! Per-layer embeddings (Gemma 3n, Gemma 4): besides the token embedding, a token has a small embedding for each layer, which
+//! Per-layer embeddings (Gemma 3n, Gemma 4): in addition to the token embedding, a token has a small embedding for each layer, which
 //! the layer adds to the residual stream after its feed-forward.
 
 use metal_attention_model::{Activation, BatchToken, LayerWeights, PerLayerEmbedding};

@@ -17,7 +17,7 @@ use crate::args::{Epilogue, MatmulArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::{CudaMatrix, WeightLayout};
 
-/// Sums of `n_in` terms in F32, whose roundings (2^-24 of the partial sum) have random signs. Besides: inputs of the GEMV are digits of
+/// Sums of `n_in` terms in F32, whose roundings (2^-24 of the partial sum) have random signs. In addition, inputs of the GEMV are digits of
 /// 24 bits, or two F16 parts; of the GEMM they are rounded to F16 in the twin, too, as are weights.
 pub(super) fn sum_error(n_in: usize) -> f64 {
     2e-6 + 4.0 * (n_in as f64).sqrt() / f64::from(1 << 24)
