@@ -151,8 +151,22 @@ fn ctrl_c_interrupts_prefill_and_decode() {
         for pause in pauses {
             let folder = tempfile::tempdir().unwrap();
             let file = |name: &str| std::fs::File::create(folder.path().join(name)).unwrap();
-            let args =
-                ["run", "-v", "--device", "cuda", "-m", model, "-p", prompt, "-n", "100000", "--ubatch-size", "8"];
+            let args = [
+                "run",
+                "-v",
+                "--device",
+                "cuda",
+                "-m",
+                model,
+                "-c",
+                "100000",
+                "-p",
+                prompt,
+                "-n",
+                "100000",
+                "--ubatch-size",
+                "8",
+            ];
             let mut child =
                 program().args(args).stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn().unwrap();
             std::thread::sleep(Duration::from_millis(pause));

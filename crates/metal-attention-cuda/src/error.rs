@@ -9,7 +9,7 @@ pub enum CudaError {
     NoDriver,
     /// The driver is older than the CUDA version that the kernels are compiled with.
     #[error(
-        "the NVIDIA driver is too old: it supports CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
+        "the NVIDIA driver is too old: it knows CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
          --device gpu", found / 1000, found % 1000 / 10, wanted / 1000, wanted % 1000 / 10, driver
     )]
     OldDriver {
@@ -64,7 +64,7 @@ pub enum CudaError {
         available: u64,
     },
     /// The driver has no memory for a buffer.
-    #[error("the GPU has no memory for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
+    #[error("the GPU has no room for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
     OutOfMemory {
         /// The use of the buffer, as a noun phrase.
         what: &'static str,
