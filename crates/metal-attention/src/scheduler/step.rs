@@ -99,8 +99,8 @@ impl Engine<'_> {
         let mut batch = BatchPlan::default();
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
         let (single_token, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
-        // A step is kept short if other sequences wait for its end.
-        let others_wait = self.running.len() > 1;
+        // A step is kept short if other sequences, or embeddings, which are evaluated after it, wait for its end.
+        let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let max_prefill = self.batch_sizer.prompt_tokens(single_token.len(), others_wait);
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
         let chunks = split_tokens(&wanted, max_prefill);

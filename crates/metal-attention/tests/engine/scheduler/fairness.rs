@@ -200,6 +200,31 @@ fn a_queue_full_of_one_client_accepts_requests_of_others() {
     assert_eq!(scheduler.metrics().waiting, 0);
 }
 
+/// A prompt is evaluated in chunks while an embedding waits for the end of the step, as if another sequence did.
+#[test]
+fn an_embedding_does_not_wait_for_a_whole_prompt() {
+    const N_PROMPT: usize = 200;
+    let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
+    let (model, scheduler, controls) = start(4, 16, &options);
+    let prompt = || Request { client: A, ignore_eos: true, ..greedy(vec![MARK; N_PROMPT], 3) };
+    let held = controls.gate.lock().unwrap();
+    // A step that waits at the gate, and ends its sequence. Then prompt and embedding begin together.
+    let first = scheduler.submit(long_request(C, 0, 1, 1)).unwrap();
+    wait("the first to run", || scheduler.metrics().waiting == 0);
+    let events = scheduler.submit(prompt()).unwrap();
+    let embedding = scheduler.embed(B, (0..250).map(|i| i % 500 + 3).collect()).unwrap();
+    drop(held);
+    assert_eq!(read(first).ids.len(), 1);
+    assert_eq!(read(events).ids, reference(&model, &prompt()).0);
+    assert_eq!(pollster::block_on(embedding).unwrap().len(), 64);
+    let log = controls.log.lock().unwrap();
+    let chunks = log.iter().map(|step| step.iter().filter(|&&id| id == MARK).count()).filter(|&n| n > 1);
+    let chunks: Vec<_> = chunks.collect();
+    // The estimate of a step's size begins at 64 tokens, and the step before has doubled it at most.
+    assert!(chunks.len() > 1 && chunks[0] <= 128, "{chunks:?}");
+    assert_eq!(chunks.iter().sum::<usize>(), N_PROMPT);
+}
+
 #[test]
 fn embeddings_and_requests_share_the_cache() {
     // KV pages for one whole context only: sequences and embeddings compete for them.
