@@ -117,8 +117,10 @@ impl CpuForwardPass {
     ///
     /// # Errors
     ///
-    /// An option out of its range, threads or memory that the system refuses, or a cancelled `watch`.
+    /// An option out of its range, a spec that fails [`ModelSpec::check_residuals`], threads or memory that the system refuses,
+    /// or a cancelled `watch`.
     pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
+        spec.check_residuals()?;
         let &CpuOptions { n_seq, n_cache, n_windows, state_cache, n_threads, n_ubatch, .. } = options;
         let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
         let capacity = Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch };

@@ -34,7 +34,8 @@ const MAX_CHOSEN: usize = 64;
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
     let parts = || {
         // There are kernels for all of these.
-        let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } =
+            &spec.embedding;
         if let Some(streams) = streams {
             // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be
             // there, and the first stream is the one that layers compute with.

@@ -39,7 +39,7 @@ impl Capacity {
 
     /// The maximum tokens of a sequence of `spec`, when `n_ctx` are wanted: learned positions end with their table.
     pub fn n_ctx_of(spec: &ModelSpec, n_ctx: usize) -> usize {
-        spec.embedding.positions.map_or(n_ctx, |n| n.min(n_ctx))
+        spec.embedding.n_positions.map_or(n_ctx, |n| n.min(n_ctx))
     }
 
     /// Number of KV pages; `usize::MAX` if it overflows.
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn learned_positions_bound_the_context() {
         let bert = spec("bert");
-        let n = bert.embedding.positions.unwrap();
+        let n = bert.embedding.n_positions.unwrap();
         assert_eq!((Capacity::n_ctx_of(&bert, n + 1), Capacity::n_ctx_of(&bert, n - 1)), (n, n - 1));
         assert_eq!(Capacity::n_ctx_of(&spec("llama"), n + 1), n + 1);
     }

@@ -162,6 +162,14 @@ pub enum ModelError {
         /// The requirement.
         why: String,
     },
+    /// Mixer and feed-forward of a layer cannot join the residual stream as its [`Residual`](crate::Residual) says.
+    #[error("layer {layer} cannot join the residual stream: {why}")]
+    InvalidResidual {
+        /// The layer's index.
+        layer: usize,
+        /// The reason.
+        why: &'static str,
+    },
     /// A required tensor is missing.
     #[error("the file lacks the tensor {name} of shape {shape:?} (row length first)")]
     MissingTensor {

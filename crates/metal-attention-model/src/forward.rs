@@ -280,15 +280,16 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
     Ok(())
 }
 
-/// Checks the outputs of a batch. A model without a causal mask needs whole sequences; `logits` (the outputs are
-/// logits, not hidden states) needs an output head. `n_past(seq)` is the length of a sequence.
+/// Checks the outputs of a batch. A model without a causal mask needs whole sequences. `needs_head`: the outputs are made
+/// of logits, not of hidden states, so that output tokens need an output head. `n_past(seq)` is the length of a
+/// sequence.
 pub fn check_outputs(
     spec: &ModelSpec,
     batch: &[BatchToken],
     n_past: &dyn Fn(usize) -> usize,
-    logits: bool,
+    needs_head: bool,
 ) -> Result<(), ForwardError> {
-    if logits && spec.output.head.is_none() && batch.iter().any(|t| t.output) {
+    if needs_head && spec.output.head.is_none() && batch.iter().any(|t| t.output) {
         return Err(ForwardError::NoLogits);
     }
     if !spec.is_causal() {

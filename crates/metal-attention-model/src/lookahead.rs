@@ -82,7 +82,7 @@ impl<S> Lookahead<S> {
     }
 }
 
-/// Whether steps can follow `batch` greedily: one token of each sequence, each with an output wanted.
+/// Whether `batch` is a decode step all of whose tokens are output tokens, so that steps can follow it greedily.
 pub fn is_decode(batch: &[BatchToken]) -> bool {
     batch.iter().all(|t| t.output) && Phase::of(batch) == Phase::Decode
 }

@@ -40,7 +40,7 @@ pub struct ModelSpec {
     pub embedding: InputEmbedding,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// From the last layer's state to logits or to an embedding.
+    /// From the last layer's hidden states to logits or to an embedding.
     pub output: OutputSpec,
 }
 
@@ -52,9 +52,9 @@ pub struct InputEmbedding {
     pub scale: f32,
     /// Rows of the table of token types (BERT's sentences A and B). Only row 0 is used: all tokens are of the first
     /// sentence. `None`: no table.
-    pub token_types: Option<usize>,
+    pub n_token_types: Option<usize>,
     /// Rows of the table of learned positions. `None`: no table.
-    pub positions: Option<usize>,
+    pub n_positions: Option<usize>,
     /// Norm of the sum, if any.
     pub norm: Option<Norm>,
     /// An additional small embedding for each layer (Gemma 3n and 4).
@@ -71,26 +71,35 @@ pub struct InputEmbedding {
 /// reads elements `i * width..(i + 1) * width` as `input`. After its feed-forward
 /// `x += post_norm(proj(gelu(gate(x)) * input))`, with its matrices `gate`, `[width, n_embd]`, and `proj`,
 /// `[n_embd, width]`.
+///
+/// With [`ResidualStreams`] (Gemma 3n) the streams are corrected first. Then `gate` multiplies the active stream times
+/// the layer's vector `correct_scale`, `[n_embd]`, and the result `post_norm(...)` is added to the other streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
     pub width: usize,
     /// Norm of the projected embedding, over each layer's elements.
     pub proj_norm: Norm,
-    /// Norm of the product that is added to `x`.
+    /// Norm of the product that is added to `x`, or to the other streams.
     pub post_norm: Norm,
 }
 
 /// Several residual streams, as in Gemma 3n, which combines two methods:
 ///
 /// - Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute
-///   with the active one, `x`. Before a layer, each stream is predicted from all:
-///   `stream[i] += sum over j of p[i][j] * stream[j]`. After it, each is corrected:
-///   `stream[i] += (1 + c[i]) * (x - stream[active])`, where `stream[active]` is the prediction. `p`, `[n, n]`, and
-///   `c`, `[n]`, are products of a router's result, `tanh(W router_norm(x) / n_embd)`, `[n]`, for each token.
+///   with the active one. Stream 0 begins as the token's embedding, the others as projections of it, scaled to its L2
+///   norm. Before a layer, each stream is predicted from all: `stream[i] += sum over j of p[i][j] * stream[j]`. The
+///   layer computes `x` from the predicted `stream[active]`. After it, each stream is corrected:
+///   `stream[i] += (1 + c[i]) * (x - stream[active])`. `p`, `[n, n]`, and `c`, `[n]`, are products of a router's
+///   result, `tanh(W router_norm(r) / n_embd)`, `[n]`, for each token; for `p`, `r` is the active stream before the
+///   prediction, for `c` the layer's result `x`. The output norm reads the mean of the active stream and of projections
+///   of the others, which are scaled to its L2 norm.
 /// - Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
-///   mixer's input `h`, the sum after the mixer becomes `(x + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is
-///   `[laurel_rank, n_embd]` and `R` is `[n_embd, laurel_rank]`.
+///   mixer's input `h` and the sum `s = x + m(x)` of [`Residual::Sequential`], the residual stream after the mixer is
+///   `(s + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is `[laurel_rank, n_embd]` and `R` is
+///   `[n_embd, laurel_rank]`.
+///
+/// All layers have [`Residual::Sequential`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualStreams {
     /// Number of streams.
@@ -113,7 +122,7 @@ pub struct Norm {
     pub tensor: &'static str,
     /// Whether it has a weight in the file. If not, the weight is all ones, and there is no bias.
     pub has_weight: bool,
-    /// Whether it has a bias in the file.
+    /// Whether it has a bias in the file; only with a weight.
     pub has_bias: bool,
     /// The formula.
     pub kind: NormKind,
@@ -195,7 +204,7 @@ pub enum Residual {
         scale: f32,
     },
     /// `x += m(x) + f(x)`, both from the same `x`. Without a `feed_forward_norm`, the feed-forward's input is
-    /// `mixer_norm(x)`.
+    /// `mixer_norm(x)`. The layer has a mixer, and its feed-forward has no recurrent state.
     Parallel,
     /// `x = mixer_sum_norm(x + m(x)); x = feed_forward_sum_norm(x + f(x))`: norms of the sums (BERT).
     PostNorm {
@@ -240,18 +249,19 @@ pub struct AttentionAndMamba2Spec {
     pub mamba2: Mamba2Spec,
 }
 
-/// From the last layer's state to logits or to an embedding.
+/// From the last layer's hidden states to logits or to an embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputSpec {
-    /// Norm of the last layer's state.
+    /// Norm of the last layer's hidden states.
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.
     pub head: Option<OutputHead>,
-    /// Pooling of a sequence's hidden states into its embedding. `None`: the file names none.
+    /// Pooling of a sequence's hidden states into its embedding. `None`: the file names none, and the mean is used.
     pub pooling: Option<Pooling>,
-    /// Matrices that multiply the pooled state one after the other, without activations between them (EmbeddingGemma).
+    /// Matrices that multiply the pooled hidden state one after the other, without activations between them
+    /// (EmbeddingGemma).
     pub dense: Vec<PooledProjection>,
-    /// The classifier of rerankers, in the tensors `cls` and `cls.output`, if there is one.
+    /// The classifier of rerankers, in the tensors `cls`, `cls.norm` and `cls.output`, if there is one.
     pub classifier: Option<Classifier>,
 }
 
@@ -269,7 +279,8 @@ pub struct OutputHead {
 }
 
 /// Where the matrix of the output head is stored. A file without `output.weight` has its embedding table used in every
-/// case; only writers of files distinguish the last two.
+/// case; only [`ModelShape::tensors`](crate::ModelShape::tensors), which describes files of test models, distinguishes
+/// the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadMatrix {
     /// The embedding table (tied embeddings). A tensor `output.weight` in the file is not read.
@@ -280,7 +291,8 @@ pub enum HeadMatrix {
     OutputTensorIfPresent,
 }
 
-/// A matrix that multiplies the pooled state, `[n_out, n_in]`; `n_in` is `n_embd`, or `n_out` of the matrix before it.
+/// A matrix that multiplies the pooled hidden state, `[n_out, n_in]`; `n_in` is `n_embd`, or `n_out` of the matrix
+/// before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PooledProjection {
     /// Name of its tensor without `.weight`.
@@ -289,17 +301,17 @@ pub struct PooledProjection {
     pub n_out: usize,
 }
 
-/// A classifier over the pooled state: `cls.output(norm(activation(cls(x))))`. A file may lack each part, which is then
-/// the identity.
+/// A classifier over the pooled hidden state: `cls.output(cls.norm(activation(cls(x))))`. A file may lack each part,
+/// which is then the identity.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classifier {
     /// Names of its results; empty for a reranker with one unnamed score.
     pub labels: Vec<String>,
-    /// Pooling of its input.
+    /// Pooling of its input; never [`Pooling::Classifier`].
     pub pooling: Pooling,
     /// Whether the activation is GELU (ModernBERT); otherwise tanh.
     pub gelu: bool,
-    /// Epsilon of the layer norm.
+    /// Epsilon of `cls.norm`, a layer norm.
     pub norm_eps: f32,
     /// Whether softmax is applied to the results (Qwen 3).
     pub softmax: bool,
@@ -314,24 +326,45 @@ pub enum Pooling {
     First,
     /// The last token's.
     Last,
-    /// The scores of the [`Classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling comes
-    /// before it.
+    /// The scores of [`OutputSpec::classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling
+    /// comes before it. For a file that names this pooling but has no classifier it is [`First`](Self::First).
     Classifier,
 }
 
 impl ModelSpec {
     /// Reads the spec of a file's model.
     ///
-    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, has the wrong type or
-    /// contradicts another is an error that names it.
+    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A required key that is missing, and a key that
+    /// has the wrong type or contradicts another, is an error that names it.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
     /// Reads the spec from metadata alone. In some families the presence of a tensor decides about a part; here the
-    /// tensors are assumed to be those that the family's files usually have.
+    /// tensors are assumed to be those that the family's files usually have. For tests, which have no file.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(metadata, None)?)
+    }
+
+    /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
+    /// only with a mixer and without a state in the feed-forward, and several residual streams only with
+    /// [`Residual::Sequential`]. The specs of all architectures pass.
+    pub fn check_residuals(&self) -> Result<(), ModelError> {
+        let has_streams = self.embedding.streams.is_some();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let why = match layer.residual {
+                Residual::Parallel | Residual::PostNorm { .. } if has_streams => {
+                    "several residual streams are sequential"
+                }
+                Residual::Parallel if layer.mixer == Mixer::None => "there is no mixer to be parallel to",
+                Residual::Parallel if layer.feed_forward.state_elements() > 0 => {
+                    "a feed-forward with a recurrent state follows its mixer"
+                }
+                Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => continue,
+            };
+            return Err(ModelError::InvalidResidual { layer: i, why });
+        }
+        Ok(())
     }
 
     /// Number of layers.
@@ -427,7 +460,8 @@ impl Mixer {
     }
 
     /// The keys and values that the layer caches for each token. `None` if it reads another layer's cache, or has no
-    /// attention.
+    /// attention. A layer whose values are its keys ([`KvSource::KeysAsValues`]) caches both, since only the keys are
+    /// rotated.
     ///
     /// Latent attention has one KV head. Its key is the compressed row (`kv_rank`) followed by the shared rotated key
     /// (`shared_dim`). Its value is the compressed row again. The row is counted and stored twice, since backends

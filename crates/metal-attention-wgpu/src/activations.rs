@@ -63,7 +63,7 @@ pub(super) struct ActivationWidths {
 
 impl ActivationWidths {
     pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
-        let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = &spec.embedding;
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
         let mut w = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
         let widen = |width: &mut usize, to: usize| *width = to.max(*width);

@@ -24,7 +24,7 @@ use crate::kernels::{
 pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
     // The kernels support every other field of the embedding, and every field of the output. Pooling and what follows
     // it is computed outside of the forward pass.
-    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if let Some(streams) = streams {
         // Gemma 3n's arrangement is the only one that is supported: a layer corrects the streams when it adds its own
         // per-layer embedding.
@@ -497,7 +497,7 @@ pub(super) fn plain_layers<'a>(
     weights: &'a Weights,
     mixers: &[MixerKernels],
 ) -> Option<Vec<(PlainLayer, PlainWeights<'a>)>> {
-    let InputEmbedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = &spec.embedding;
     if per_layer.is_some() || streams.is_some() {
         return None;
     }

@@ -13,7 +13,7 @@ fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Layer)?;
     m.embedding.norm = Some(norm.with_tensor("token_embd_norm"));
     if k.has_tensor("token_types.weight", true) {
-        m.embedding.token_types = Some(k.n_token_types()?);
+        m.embedding.n_token_types = Some(k.n_token_types()?);
     }
     if k.opt_bool("attention.causal")? != Some(true) {
         m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
@@ -32,7 +32,7 @@ fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
 /// BERT: learned positions, no gate.
 pub(super) fn bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
-    m.embedding.positions = Some(m.n_ctx_train);
+    m.embedding.n_positions = Some(m.n_ctx_train);
     m.attention_mut().for_each(|(_, a)| a.positions = Positions::None);
     m.no_gate(Activation::Gelu);
     Ok(m)

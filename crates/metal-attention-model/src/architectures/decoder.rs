@@ -99,8 +99,8 @@ pub(super) fn stack(
         n_embd: k.positive("embedding_length")?,
         embedding: InputEmbedding {
             scale: 1.0,
-            token_types: None,
-            positions: None,
+            n_token_types: None,
+            n_positions: None,
             norm: None,
             per_layer: None,
             streams: None,

@@ -19,7 +19,7 @@ fn gpt(k: &MetadataReader<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError>
 /// GPT-2, StarCoder: learned positions.
 pub(super) fn gpt2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
-    m.embedding.positions = Some(m.n_ctx_train);
+    m.embedding.n_positions = Some(m.n_ctx_train);
     m.set_positions(Positions::None);
     Ok(m)
 }
@@ -74,7 +74,7 @@ pub(super) fn mpt(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     m.set_norm_biases(k.has_tensor("blk.0.attn_norm.bias", false));
     m.set_positions(alibi(k)?);
     if k.has_tensor("position_embd.weight", false) {
-        m.embedding.positions = Some(m.n_ctx_train);
+        m.embedding.n_positions = Some(m.n_ctx_train);
     }
     let clamp = k.opt_positive_f32("attention.clamp_kqv")?;
     m.attention_mut().for_each(|(_, a)| a.clamp_qkv = clamp);

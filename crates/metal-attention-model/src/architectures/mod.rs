@@ -164,7 +164,11 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 pub(crate) fn read(keys: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let architecture = keys.architecture();
     match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
-        Some((_, read)) => read(keys),
+        Some((_, read)) => {
+            let spec = read(keys)?;
+            spec.check_residuals()?;
+            Ok(spec)
+        }
         None => Err(ModelError::UnsupportedArchitecture {
             architecture: architecture.to_owned(),
             missing: missing::part(architecture),

@@ -19,7 +19,7 @@ use crate::tensors::{MatrixShape, Presence, WeightSource};
 
 /// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
-    let InputEmbedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
+    let InputEmbedding { scale: _, n_token_types, n_positions, norm, per_layer, streams } = &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
     let mut b = Builder { source };
     let token_embd = b.matrix("token_embd", [n_embd, spec.n_vocab])?;
@@ -32,11 +32,11 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         }
     };
     let output_norm = b.norm(output.norm, "", n_embd)?;
-    let token_type = match token_types {
+    let token_type = match n_token_types {
         Some(n) => Some(b.source.first_row("token_types.weight", [n_embd, *n])?),
         None => None,
     };
-    let positions = positions.map(|n| b.matrix("position_embd", [n_embd, n])).transpose()?;
+    let positions = n_positions.map(|n| b.matrix("position_embd", [n_embd, n])).transpose()?;
     let embedding_norm = b.norm(*norm, "", n_embd)?;
     let per_layer = match per_layer {
         Some(p) => {

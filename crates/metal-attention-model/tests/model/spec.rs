@@ -3,7 +3,8 @@
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
     Activation, AttentionSpec, Dense, FeedForward, FeedForwardWeights, KvSource, Mask, Mixer, ModelError, ModelShape,
-    ModelSpec, NormKind, NormOver, Positions, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling, StateLayout, Weights,
+    ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
+    StateLayout, Weights,
 };
 use proptest::prelude::*;
 
@@ -226,6 +227,28 @@ fn invalid_values_are_refused_by_key() {
     assert!(message.contains("llama.attention.key_length"), "{message}");
     let message = error(&with("general.architecture", 3u32));
     assert!(message.contains("general.architecture"), "{message}");
+}
+
+#[test]
+fn residuals_that_no_backend_implements_are_refused() {
+    let parallel = |architecture, change: &dyn Fn(&mut ModelSpec)| {
+        let mut spec = spec(&metadata(architecture));
+        spec.layers[1].residual = Residual::Parallel;
+        change(&mut spec);
+        spec.check_residuals().map_err(|why| why.to_string())
+    };
+    assert_eq!(parallel("llama", &|_| {}), Ok(()));
+    let refused = |why: &str| Err(format!("layer 1 cannot join the residual stream: {why}"));
+    let without_mixer = parallel("llama", &|spec| spec.layers[1].mixer = Mixer::None);
+    assert_eq!(without_mixer, refused("there is no mixer to be parallel to"));
+    let custom = |architecture| spec(&ModelShape::custom(architecture).unwrap().metadata());
+    let channel_mix = custom("rwkv6").layers[1].feed_forward.clone();
+    let with_state = parallel("llama", &|spec| spec.layers[1].feed_forward = channel_mix.clone());
+    assert_eq!(with_state, refused("a feed-forward with a recurrent state follows its mixer"));
+    let streams = custom("gemma3n").embedding.streams;
+    assert!(streams.is_some());
+    let with_streams = parallel("llama", &|spec| spec.embedding.streams = streams);
+    assert_eq!(with_streams, refused("several residual streams are sequential"));
 }
 
 #[test]
