@@ -3,16 +3,19 @@
 //!
 //! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for each.
 //! Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a row of logits
-//! or of hidden states for each token that requests one. Between the layers there is one buffer, the residual stream
+//! or of hidden states for each output token. Between the layers there is one buffer, the residual stream
 //! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are
-//! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer.
+//! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer; `forward/residual.rs` adds their results to
+//! `x`.
 //!
-//! A *requested* token is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass. The
+//! An *output token* is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass. The
 //! other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows as soon as
 //! it has stored these.
 //!
-//! A few steps apply to few models and do nothing in the others: several residual streams and LAuReL (`forward/streams.rs`),
-//! per-layer embeddings (`forward/per_layer.rs`), norms that a layer does not have.
+//! A few steps apply to few models and do nothing in the others: several residual streams (`predict_streams`,
+//! `correct_streams`) and LAuReL (`laurel`, `add_laurel`; `forward/streams.rs`), per-layer embeddings
+//! (`forward/per_layer.rs`), norms that a layer does not have. [`ResidualStreams`](metal_attention_model::ResidualStreams) has
+//! the formulas.
 
 mod attention;
 mod channel_mix;
@@ -23,6 +26,7 @@ mod latent_attention;
 mod mamba;
 mod mamba2;
 mod per_layer;
+mod residual;
 mod rwkv6;
 mod rwkv7;
 mod short_conv;
@@ -31,7 +35,7 @@ mod token_shift;
 
 use metal_attention_model::{
     BatchToken, LayerSpec, LayerTrace, LayerWeights, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights,
-    PageTable, Profiler, Residual,
+    PageTable, Profiler,
 };
 
 use crate::activations::Q8Activations;
@@ -150,11 +154,11 @@ impl Scratch {
     }
 }
 
-/// The buffer for the output of the requested tokens, in the order of the micro-batch.
+/// The buffer for the output of the output tokens, in the order of the micro-batch.
 pub(crate) enum MicroBatchOutput<'a> {
-    /// Logits, `[n_requested, n_vocab]`.
+    /// Logits, `[n_outputs, n_vocab]`.
     Logits(&'a mut [f32]),
-    /// Hidden states after the output norm, `[n_requested, n_embd]`.
+    /// Hidden states after the output norm, `[n_outputs, n_embd]`.
     Hidden(&'a mut [f32]),
 }
 
@@ -164,7 +168,7 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) spec: &'a ModelSpec,
     /// The model's weights.
     pub(crate) weights: &'a PreparedWeights,
-    /// The threads that compute.
+    /// The threads that compute. The pool's watch reports progress, in layers of tokens, and cancels work.
     pub(crate) pool: &'a ThreadPool,
     /// The instruction set of the kernels.
     pub(crate) isa: Isa,
@@ -176,12 +180,12 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) scratch: &'a mut Scratch,
     /// Records the time of every kernel; `None`: no profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
-    /// Receives the input of every matrix; `None`: nothing does.
+    /// Receives the input of every matrix, from which importance matrices are computed; `None`: nothing does.
     pub(crate) observer: Option<&'a mut Observer>,
 }
 
 impl MicroBatchRun<'_> {
-    /// Evaluates `tokens`, stores their keys, values and recurrent states, and writes the output of the requested ones to
+    /// Evaluates `tokens`, at least one, stores their keys, values and recurrent states, and writes the results of the output tokens to
     /// `output`.
     ///
     /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys and
@@ -212,10 +216,10 @@ impl MicroBatchRun<'_> {
             self.run_mixer(i, layer, w, *cache, &mut tokens, drop_before_feed_forward);
             // Attention has dropped these rows already, before it read the cache. The other mixers needed them until now.
             if drop_before_feed_forward && tokens.iter().any(|t| !t.output) {
-                self.drop_unrequested_rows(&mut tokens);
+                self.drop_rows_without_output(&mut tokens);
             }
             if tokens.is_empty() {
-                // No token is requested. Progress counts a layer of all tokens of the micro-batch.
+                // There is no output token. Progress counts a layer of all tokens of the micro-batch.
                 self.pool.watch().advance(n_tokens);
                 return;
             }
@@ -232,7 +236,7 @@ impl MicroBatchRun<'_> {
             }
         }
         if trace.is_some() {
-            self.drop_unrequested_rows(&mut tokens);
+            self.drop_rows_without_output(&mut tokens);
         }
         if !tokens.is_empty() {
             self.write_output(output);
@@ -242,8 +246,8 @@ impl MicroBatchRun<'_> {
     /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores keys,
     /// values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in `mamba.parallel_out`.
     ///
-    /// Where `drop_rows` is set (in the last layer), attention drops the rows of tokens that are not requested once their keys
-    /// and values are stored; where no row is left, it stops there.
+    /// Where `drop_rows` is set (in the last layer), attention drops the rows of all but the output tokens once their keys and
+    /// values are stored; where no row is left, it stops there.
     fn run_mixer<E: CacheElement>(
         &mut self,
         i: usize,
@@ -257,7 +261,7 @@ impl MicroBatchRun<'_> {
             (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
                 self.project_and_cache(i, a, w, cache, tokens);
                 if drop_rows {
-                    self.drop_unrequested_rows(tokens);
+                    self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
                     self.attend(&attention::AttentionParams::new(a, w), cache, tokens);
@@ -267,7 +271,7 @@ impl MicroBatchRun<'_> {
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
                 self.compress_and_cache(i, a, w, cache, tokens);
                 if drop_rows {
-                    self.drop_unrequested_rows(tokens);
+                    self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
                     self.attend_latent(a, w, cache, tokens);
@@ -282,9 +286,10 @@ impl MicroBatchRun<'_> {
                 std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
                 self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
                 if drop_rows {
-                    self.drop_unrequested_rows(tokens);
+                    self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
+                    // No `gate_heads`: attention beside Mamba-2 has no gates of heads.
                     self.attend(&attention::AttentionParams::new(&both.attention, &w.attention), cache, tokens);
                 }
             }
@@ -365,122 +370,14 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Adds the mixer's result and the feed-forward to the residual stream `x`, as the layer's [`Residual`] defines; then the
-    /// per-layer embedding and the layer's output scale.
-    ///
-    /// In the formulas `m` and `f` are mixer and feed-forward with the norms of their inputs and outputs; `m(x)` is `mixer_out`
-    /// times the output projection. `i` is the layer's index. `may_drop_rows`: this is the last layer and rows of tokens that
-    /// are not requested may be dropped. They are dropped already, except before a feed-forward with a recurrent state, which
-    /// reduces `tokens` and all buffers to the requested ones here.
-    fn finish_layer(
-        &mut self,
-        i: usize,
-        layer: &LayerSpec,
-        w: &LayerWeights<PreparedLinear>,
-        tokens: &mut Vec<BatchToken>,
-        may_drop_rows: bool,
-    ) {
-        // In a layer's state, that of the feed-forward follows that of the mixer.
-        let state_start = layer.mixer.state_elements();
-        let context = channel_mix::LayerContext { layer: i, state_start, may_drop_rows };
-        let feed_forward_norm = (layer.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref());
-        match &layer.residual {
-            // x += scale * m(x)
-            // x += scale * f(x)
-            Residual::Sequential { scale } => {
-                self.add_mixer(layer, w, *scale);
-                self.add_laurel();
-                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
-                self.add_feed_forward(&context, layer, w, tokens, *scale);
-            }
-            // x += m(x) + f(x)
-            Residual::Parallel => {
-                // Both read the same x. If f has a norm of its own, f reads x after m is computed, so m(x) is kept in
-                // `branch_out` until f is added. Otherwise f reads `normed`, the mixer's normed input; m(x) may then be added
-                // to x at once, unless m has an output norm, since `add_branch_out` would overwrite `normed`.
-                let delayed = layer.mixer_post_norm.is_some() || layer.feed_forward_norm.is_some();
-                self.project_mixer(w, !delayed);
-                // The feed-forward uses `branch_out`, too.
-                let mixer_result = delayed.then(|| std::mem::take(&mut self.scratch.branch_out));
-                self.add_laurel();
-                if layer.feed_forward_norm.is_some() {
-                    self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
-                }
-                self.add_feed_forward(&context, layer, w, tokens, 1.0);
-                if let Some(mixer_result) = mixer_result {
-                    self.scratch.branch_out = mixer_result;
-                    self.add_branch_out(mixer_post_norm(layer, w), 1.0);
-                }
-            }
-            // x = mixer_sum_norm(x + m(x))
-            // x = feed_forward_sum_norm(x + f(x))
-            Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm } => {
-                self.add_mixer(layer, w, 1.0);
-                self.add_laurel();
-                if let Some([weights, _]) = &w.sum_norms {
-                    self.normalize_x(mixer_sum_norm, weights);
-                }
-                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
-                self.add_feed_forward(&context, layer, w, tokens, 1.0);
-                if let Some([_, weights]) = &w.sum_norms {
-                    self.normalize_x(feed_forward_sum_norm, weights);
-                }
-            }
-        }
-        self.add_per_layer_embedding(i, w);
-        if w.output_scale != 1.0 {
-            scale_by(&mut self.scratch.x, w.output_scale);
-        }
-    }
-
-    /// `x += scale * norm(W mixer_out + b)`, where the mixer has an output projection.
-    fn add_mixer(&mut self, layer: &LayerSpec, w: &LayerWeights<PreparedLinear>, scale: f32) {
-        let post_norm = mixer_post_norm(layer, w);
-        let to_x = scale == 1.0 && post_norm.is_none();
-        self.project_mixer(w, to_x);
-        if w.mixer.out().is_some() && !to_x {
-            self.add_branch_out(post_norm, scale);
-        }
-    }
-
-    /// Multiplies `mixer_out` by the mixer's output projection; for attention in parallel with Mamba-2 adds the product of
-    /// `mamba.parallel_out`. The result is added to `x` where `to_x` is set, otherwise it replaces `branch_out`.
-    fn project_mixer(&mut self, w: &LayerWeights<PreparedLinear>, to_x: bool) {
-        if let Some(out) = w.mixer.out() {
-            self.project(out, ProductInput::MixerOut, to_x);
-            self.record_time("matmul_attn_output");
-        }
-        if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
-            let output = if to_x { ProductOutput::AddToX } else { ProductOutput::AddToBranchOut };
-            self.project_to(&both.mamba2.out, ProductInput::Mamba2Out, output);
-            self.record_time("matmul_ssm_out");
-        }
-    }
-
-    /// `x += scale * norm(f(normed))`; nothing where the layer has no feed-forward.
-    fn add_feed_forward(
-        &mut self,
-        context: &channel_mix::LayerContext,
-        layer: &LayerSpec,
-        w: &LayerWeights<PreparedLinear>,
-        tokens: &mut Vec<BatchToken>,
-        scale: f32,
-    ) {
-        let post_norm = layer.feed_forward_post_norm.as_ref().zip(w.feed_forward_post_norm.as_ref());
-        let to_x = scale == 1.0 && post_norm.is_none();
-        let computed = self.feed_forward(context, &layer.feed_forward, &w.feed_forward, tokens, to_x);
-        if computed && !to_x {
-            self.add_branch_out(post_norm, scale);
-        }
-    }
-
-    /// Removes the rows of tokens that are not requested from `tokens` and from every buffer that a later part of the last
+    /// Removes the rows of all but the output tokens from `tokens`, which is not empty, and from every buffer that a later part of the last
     /// layer reads. Keys, values, latent rows and RoPE tables are not among these: they are used up when keys and values are in
     /// the KV cache and the queries are rotated.
     ///
     /// Each of these buffers either is empty, has a row for each token, or is overwritten before it is read again. In the last
     /// case it may have any length from an earlier micro-batch; the copies are then meaningless, but in bounds.
-    fn drop_unrequested_rows(&mut self, tokens: &mut Vec<BatchToken>) {
+    fn drop_rows_without_output(&mut self, tokens: &mut Vec<BatchToken>) {
+        debug_assert!(!tokens.is_empty());
         let s = &mut *self.scratch;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
         let mut buffers = vec![
@@ -510,7 +407,7 @@ impl MicroBatchRun<'_> {
     ///
     /// # Panics
     ///
-    /// When logits are requested of a model without a head; batches are checked for that before.
+    /// When logits are wanted of a model without a head; batches are checked for that before.
     fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
         self.normalize_input(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
@@ -555,7 +452,7 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         match norm.zip(weights) {
-            Some(norm) => normalize(self.pool, self.isa, norm, &s.x, &mut s.normed),
+            Some(norm_and_weights) => normalize(self.pool, self.isa, norm_and_weights, &s.x, &mut s.normed),
             None => s.normed.copy_from_slice(&s.x),
         }
         if norm.is_some() {
@@ -655,14 +552,6 @@ enum ProductOutput {
     AddToBranchOut,
     /// It replaces `branch_out`.
     BranchOut,
-}
-
-/// The norm of the mixer's output and its weights; `None` where the layer has none.
-fn mixer_post_norm<'a>(
-    layer: &'a LayerSpec,
-    w: &'a LayerWeights<PreparedLinear>,
-) -> Option<(&'a Norm, &'a NormWeights)> {
-    layer.mixer_post_norm.as_ref().zip(w.mixer_post_norm.as_ref())
 }
 
 /// `out = norm(x)`, in rows as long as the norm's weight; `x` and `out` have the same shape.

@@ -2,8 +2,8 @@
 //!
 //! [`CpuForwardPass`] owns everything that outlives a batch: the prepared weights, the KV pages and recurrent states, the page
 //! table that assigns them to sequences, the scratch buffers and the thread pool. A batch is checked, cut into micro-batches of
-//! at most `n_ubatch` tokens, and each of these is evaluated by [`MicroBatchRun`]; the requested logits, `[n_requested,
-//! n_vocab]`, or hidden states, `[n_requested, n_embd]`, are collected in `output`.
+//! at most `n_ubatch` tokens, and each of these is evaluated by [`MicroBatchRun`]; the logits, `[n_outputs, n_vocab]`, or
+//! hidden states, `[n_outputs, n_embd]`, of the output tokens are collected in `output`.
 
 use half::f16;
 use metal_attention_gguf::GgufFile;
@@ -255,7 +255,7 @@ enum OutputKind {
 }
 
 impl CpuForwardPass {
-    /// Evaluates `batch` and writes the output of its requested tokens to the beginning of `self.output`; returns the number of
+    /// Evaluates `batch` and writes the results of its output tokens to the beginning of `self.output`; returns the number of
     /// floats there.
     ///
     /// # Errors

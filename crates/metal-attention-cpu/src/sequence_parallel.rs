@@ -45,7 +45,7 @@ impl SequenceParallel {
         self.scratch.iter().map(Scratch::bytes).sum()
     }
 
-    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_requested, n_vocab]`, but with a part of the sequences
+    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_outputs, n_vocab]`, but with a part of the sequences
     /// on each thread of the run's pool. Returns false, and does nothing, where the tokens cannot be divided evenly. After a
     /// cancellation the run's pool is cancelled, too.
     pub(crate) fn forward<E: CacheElement>(

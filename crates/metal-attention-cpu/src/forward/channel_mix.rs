@@ -20,7 +20,7 @@ pub(super) struct LayerContext {
     pub(super) layer: usize,
     /// The first element of the feed-forward's state in the layer's state, which begins with that of the mixer.
     pub(super) state_start: usize,
-    /// Whether the rows of tokens that are not requested are dropped: in the last layer, unless a trace needs them.
+    /// Whether the rows of all but the output tokens are dropped: in the last layer, unless a trace needs them.
     pub(super) may_drop_rows: bool,
 }
 
@@ -30,7 +30,7 @@ const R: usize = 1;
 
 impl MicroBatchRun<'_> {
     /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the states of
-    /// the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the requested ones; where none is left,
+    /// the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the output tokens; where none is left,
     /// it stops after the states.
     pub(super) fn channel_mix(
         &mut self,
@@ -43,12 +43,9 @@ impl MicroBatchRun<'_> {
         let &ChannelMixSpec { n_embd, width, gated: _ } = spec;
         let &LayerContext { layer, state_start, may_drop_rows } = context;
         let state = state_start..state_start + n_embd;
-        self.shift(
-            &TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: may_drop_rows },
-            tokens,
-        );
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, outputs_only: may_drop_rows }, tokens);
         if may_drop_rows {
-            self.drop_unrequested_rows(tokens);
+            self.drop_rows_without_output(tokens);
         }
         let n_rows = tokens.len();
         self.observe_mixed([(&w.key, K)].into_iter().chain(w.receptance.iter().map(|linear| (linear, R))), n_rows);

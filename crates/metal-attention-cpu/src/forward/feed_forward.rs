@@ -12,7 +12,7 @@ use crate::shared::SharedMut;
 impl MicroBatchRun<'_> {
     /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to `branch_out`.
     /// Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces `tokens` to the
-    /// requested ones.
+    /// output tokens.
     pub(super) fn feed_forward(
         &mut self,
         context: &LayerContext,

@@ -39,10 +39,10 @@ impl MicroBatchRun<'_> {
 
     /// Adds the per-layer embedding `e` of `layer` at the layer's end: `x += norm(proj(gelu(gate(x)) * e))`.
     ///
-    /// With several residual streams (Gemma 3n) these are corrected first; `x` is then the active stream times a factor, and
-    /// the result is added to the inactive streams only.
+    /// With several residual streams (Gemma 3n), which are corrected already, `gate` multiplies the active stream `x` times a
+    /// factor for each element, and the result is added to the inactive streams only. Nothing where the model has no per-layer
+    /// embeddings.
     pub(super) fn add_per_layer_embedding(&mut self, layer: usize, w: &LayerWeights<PreparedLinear>) {
-        self.correct_streams(w);
         let (Some(spec), Some(weights)) = (&self.spec.embedding.per_layer, &w.per_layer) else { return };
         let (n_embd, n_layer, width) = (self.spec.n_embd, self.spec.n_layer(), spec.width);
         let s = &mut *self.scratch;

@@ -42,7 +42,7 @@ impl MicroBatchRun<'_> {
         tokens: &[BatchToken],
     ) {
         let state = spec.width * spec.head_dim..spec.state_elements();
-        self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, requested_only: false }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, outputs_only: false }, tokens);
         self.rwkv6_mixes(spec, w, tokens.len());
         self.rwkv6_products(spec, w, tokens.len());
         self.rwkv6_heads(layer, spec, w, tokens);

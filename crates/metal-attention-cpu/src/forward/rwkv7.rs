@@ -39,7 +39,7 @@ impl MicroBatchRun<'_> {
         tokens: &[BatchToken],
     ) {
         let state = spec.width * spec.head_dim..spec.state_elements();
-        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: false }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, outputs_only: false }, tokens);
         self.rwkv7_products(spec, w, tokens.len());
         self.rwkv7_heads(layer, spec, w, tokens);
     }

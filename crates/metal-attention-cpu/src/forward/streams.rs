@@ -3,7 +3,7 @@
 //! AltUp: a layer computes on one of `n` residual streams, the active one, which is `x`. Before the layer every stream is
 //! predicted from all streams; after it every stream is corrected by the difference between the active stream's result and its
 //! prediction. The coefficients of both come from the active stream through a small router. LAuReL: a low-rank projection of
-//! the mixer's input is added beside the mixer's result. All functions do nothing in models with one residual stream.
+//! the mixer's input is added to the sum after the mixer. All functions do nothing in models with one residual stream.
 
 use metal_attention_model::{LayerStreams, LayerWeights, Norm, ResidualStreams};
 
@@ -90,7 +90,7 @@ impl MicroBatchRun<'_> {
         self.record_time("streams");
     }
 
-    /// `laurel = normed + norm(r(l(normed)))`.
+    /// `laurel = normed + norm(r(l(normed)))`, which [`add_laurel`](Self::add_laurel) adds after the mixer.
     pub(super) fn laurel(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let n_embd = self.spec.n_embd;

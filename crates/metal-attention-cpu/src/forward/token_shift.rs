@@ -60,8 +60,8 @@ pub(super) struct TokenShift<'a> {
     pub(super) lerps: &'a [f32],
     /// Whether `rwkv.previous` gets the inputs of the tokens before.
     pub(super) previous: bool,
-    /// Whether `rwkv.mixed` has rows for the requested tokens only.
-    pub(super) requested_only: bool,
+    /// Whether `rwkv.mixed` has rows for the output tokens only.
+    pub(super) outputs_only: bool,
 }
 
 impl MicroBatchRun<'_> {
@@ -70,7 +70,7 @@ impl MicroBatchRun<'_> {
     pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
-        let has_row = |token: &BatchToken| token.output || !of.requested_only;
+        let has_row = |token: &BatchToken| token.output || !of.outputs_only;
         let n_rows = tokens.iter().filter(|token| has_row(token)).count();
         let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, n_mix * n_rows * width);
