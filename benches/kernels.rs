@@ -217,7 +217,7 @@ mod gpu {
         let pages: Vec<u32> = (0..(shape.n_ctx / PAGE) as u32).collect();
         let keys = gpu.buffer("keys", shape.cache_bytes(pages.len()))?;
         let values = gpu.buffer("values", shape.cache_bytes(pages.len()))?;
-        let att = gpu.buffer("att", (max_tokens * shape.att_len() * 4) as u64)?;
+        let attention_out = gpu.buffer("attention_out", (max_tokens * shape.att_len() * 4) as u64)?;
         let partial = gpu.buffer("partial", partial_bytes(&shape, 1))?;
         let mut batch = BatchBuffer::new(gpu, max_tokens, 1, shape.n_ctx, &[pages.len()])?;
         batch.write_pages(gpu, 0, 0, &pages);
@@ -228,7 +228,7 @@ mod gpu {
             sinks_and_slopes: None,
             keys: &keys,
             values: &values,
-            att: &att,
+            attention_out: &attention_out,
             partial: &partial,
             batch: batch.buffer(),
         };
@@ -251,6 +251,6 @@ mod gpu {
     }
 
     fn size(n_tokens: usize, pos: usize) -> BatchDims {
-        BatchDims { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
+        BatchDims { n_tokens: n_tokens as u32, n_outputs: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
     }
 }

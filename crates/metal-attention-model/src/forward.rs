@@ -147,8 +147,8 @@ pub trait ForwardPass: Send {
         self.forward_traced(batch, None)
     }
 
-    /// Evaluates `batch` and returns the hidden states after the last norm of the tokens with `output` set, row-major
-    /// `[n_wanted, n_embd]`; for embeddings. Errors as in [`forward_traced`](Self::forward_traced).
+    /// Evaluates `batch` and returns the hidden states of the output tokens after the last norm, row-major
+    /// `[n_outputs, n_embd]`; for embeddings. Errors as in [`forward_traced`](Self::forward_traced).
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError>;
 
     /// [`forward`](Self::forward) that returns only the argmax of each row (the lowest id on ties, NaN skipped).
@@ -302,21 +302,21 @@ pub fn check_outputs(
     Ok(())
 }
 
-/// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `n_wanted` have `output` set.
+/// Divides a batch into micro-batches of at most `n_ubatch` tokens, of which at most `max_outputs` are output tokens.
 /// Without a causal mask, sequences are not divided.
 pub fn micro_batches<'b>(
     spec: &ModelSpec,
     batch: &'b [BatchToken],
     n_ubatch: usize,
-    n_wanted: usize,
+    max_outputs: usize,
 ) -> Vec<&'b [BatchToken]> {
     let mut micro_batches = Vec::new();
     for mut rest in uncut_micro_batches(spec, batch, n_ubatch) {
         while !rest.is_empty() {
-            let mut wanted = 0;
+            let mut n_outputs = 0;
             let fits = rest.iter().take_while(|t| {
-                wanted += usize::from(t.output);
-                wanted <= n_wanted
+                n_outputs += usize::from(t.output);
+                n_outputs <= max_outputs
             });
             let (micro_batch, after) = rest.split_at(fits.count());
             micro_batches.push(micro_batch);
@@ -377,8 +377,8 @@ mod tests {
         let shape = crate::ModelShape::named("smollm-135m").unwrap();
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, output: pos >= 3 }).collect();
-        let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
-            micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|micro_batch| micro_batch.len()).collect()
+        let lengths = |n_ubatch, max_outputs| -> Vec<usize> {
+            micro_batches(&spec, &batch, n_ubatch, max_outputs).iter().map(|micro_batch| micro_batch.len()).collect()
         };
         assert_eq!(lengths(3, 9), [3, 3, 1]);
         assert_eq!(lengths(9, 2), [5, 2]);

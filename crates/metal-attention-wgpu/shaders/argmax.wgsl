@@ -1,5 +1,5 @@
 // Second stage of argmax: ids[i] = the best of the chunks of row i; one workgroup for each row.
-// Bounds: there is a workgroup for each wanted row, at most as many as `chunks` and `ids` hold (`Dispatch`); chunks are
+// Bounds: there is a workgroup for each output row, at most as many as `chunks` and `ids` hold (`Dispatch`); chunks are
 // counted by a constant. The token to be advanced is one of the batch (batch.wgsl).
 {% set threads = 256 %}
 @group(0) @binding(0) var<storage, read> chunks: array<vec2<u32>>;

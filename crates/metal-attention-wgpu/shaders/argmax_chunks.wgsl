@@ -1,4 +1,4 @@
-// First stage of argmax: the best (key, id) of each chunk of {{ chunk }} logits of a row, [n_wanted, n_chunks].
+// First stage of argmax: the best (key, id) of each chunk of {{ chunk }} logits of a row, [n_outputs, n_chunks].
 // Bounds: workgroups are the chunks of a row, rows those that `logits` and `chunks` hold (`Dispatch`); ids are compared
 // with N_VOCAB before they are used as indices.
 {% set threads = 256 %}

@@ -49,7 +49,7 @@
 {% include "kv_cache.wgsl" %}
 @group(0) @binding(3) var<storage, read_write> keys: array<Unit>;
 @group(0) @binding(4) var<storage, read_write> values: array<Unit>;
-@group(0) @binding(5) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
+@group(0) @binding(5) var<storage, read_write> attention_out: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
 // [n_splits, n_tokens, N_HEAD, HEAD_DIM + 2]: weighted values, the largest score, the sum of the weights
 @group(0) @binding(6) var<storage, read_write> partial: array<f32>;
 {% if qk_norm %}
@@ -401,9 +401,9 @@ fn main(
         if grid.y == 1u {
 {% if gated %}
             let gate = qkv[(token * (2u * N_HEAD + 2u * N_HEAD_KV) + head) * HEAD_DIM + e];
-            att[(token * N_HEAD + head) * HEAD_DIM + e] = sum / (head_total * (1.0 + exp(min(-gate, 80.0))));
+            attention_out[(token * N_HEAD + head) * HEAD_DIM + e] = sum / (head_total * (1.0 + exp(min(-gate, 80.0))));
 {% else %}
-            att[(token * N_HEAD + head) * HEAD_DIM + e] = sum / head_total;
+            attention_out[(token * N_HEAD + head) * HEAD_DIM + e] = sum / head_total;
 {% endif %}
         } else {
             let to = ((group.y * n_tokens() + token) * N_HEAD + head) * (HEAD_DIM + 2u);

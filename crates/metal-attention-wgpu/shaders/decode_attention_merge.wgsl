@@ -3,7 +3,7 @@
 // Bounds: there is a workgroup for each head of a token of the batch; `partial` holds the splits of the batch
 // (`Dispatch`), and a position below N_CTX needs no more.
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
-@group(0) @binding(1) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
+@group(0) @binding(1) var<storage, read_write> attention_out: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
 {% set batch_binding = 2 %}
 {% include "batch.wgsl" %}
 {% if gated %}
@@ -40,6 +40,6 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         let gate = qkv[(group.y * {{ 2 * n_head + 2 * n_head_kv }}u + group.x) * HEAD_DIM + e];
         total *= 1.0 + exp(min(-gate, 80.0));
 {% endif %}
-        att[row * HEAD_DIM + e] = sum / total;
+        attention_out[row * HEAD_DIM + e] = sum / total;
     }
 }

@@ -3,7 +3,7 @@
 //
 // It processes the positions attended to in tiles of as many as there are threads: each thread computes the score of one
 // position, then sets of LANES threads add up the values of every PARTS-th position, a unit of four elements each.
-// Bounds: tokens are those of the batch, which `queries` and `att` hold{% if split > 0 %}, as `partial` holds their splits{% endif %} (`Dispatch`); positions are clamped
+// Bounds: tokens are those of the batch, which `queries` and `attention_out` hold{% if split > 0 %}, as `partial` holds their splits{% endif %} (`Dispatch`); positions are clamped
 // below N_CTX, pages come from the page table (kv_cache.wgsl), units are compared with their number. Loops end with the
 // tokens of the batch or the positions attended to, or count to constants.
 {% set threads = 128 %}
@@ -12,7 +12,7 @@
 @group(0) @binding(0) var<storage, read> queries: array<f32>; // [n_tokens, N_HEAD, KEY_DIM]
 @group(0) @binding(1) var<storage, read> keys: array<Unit>; // rows of KEY_UNITS units
 @group(0) @binding(2) var<storage, read> values: array<Unit>; // rows of VALUE_UNITS units
-@group(0) @binding(3) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, VALUE_DIM]
+@group(0) @binding(3) var<storage, read_write> attention_out: array<f32>; // [n_tokens, N_HEAD, VALUE_DIM]
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% set head_dim = 4 %}
@@ -176,7 +176,7 @@ fn main(
         }
 {% endif %}
         for (var e = 0u; e < 4u; e++) {
-            if 4u * tid + e < VALUE_DIM { att[(token * N_HEAD + head) * VALUE_DIM + 4u * tid + e] = all[e] / total; }
+            if 4u * tid + e < VALUE_DIM { attention_out[(token * N_HEAD + head) * VALUE_DIM + 4u * tid + e] = all[e] / total; }
         }
     }
 }

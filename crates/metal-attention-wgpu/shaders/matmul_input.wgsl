@@ -49,10 +49,10 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
     // A token at one of its experts.
     let result = group.x * {{ n_used }}u + group.y;
     let row = result * N;
-{% elif rows == "wanted" %}
-    let row = wanted(group.x) * N;
+{% elif rows == "outputs" %}
+    let row = output_token(group.x) * N;
 {% else %}
-    let row = min(group.x, {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }} - 1u) * N;
+    let row = min(group.x, {{ "n_tokens()" if rows == "tokens" else "n_outputs()" }} - 1u) * N;
 {% endif %}
 {% if rows != "visits" %}
     let result = group.x;

@@ -12,12 +12,12 @@
 @group(0) @binding({{ bias_binding }}) var<storage, read> bias: array<f32>;
 {% endif %}
 
-fn n_results() -> u32 { return {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }}; }
+fn n_results() -> u32 { return {{ "n_tokens()" if rows == "tokens" else "n_outputs()" }}; }
 
 // The input row of result `t`; that of the last one for results beyond it.
 fn input_row(t: u32) -> u32 {
     let row = min(t, max(n_results(), 1u) - 1u);
-    return {{ "wanted(row)" if rows == "wanted" else "row" }};
+    return {{ "output_token(row)" if rows == "outputs" else "row" }};
 }
 
 // The row of the part that is read for row `r`.

@@ -1,4 +1,4 @@
-// Bounds: rows of `w` and units are clamped to the last; rows of `x` to those that the buffer holds, or to wanted tokens
+// Bounds: rows of `w` and units are clamped to the last; rows of `x` to those that the buffer holds, or to output tokens
 // of the batch; results that do not exist are dropped (put4). Indices of workgroup memory follow from the tile, a constant,
 // and the subgroup. Loops count to constants.
 {% set scalar = "f16" if cooperative_f16 else "f32" %}
@@ -162,7 +162,7 @@ fn main(
 {% endfor %}
 {% for j in range(tokens) %}
     let token_{{ j }} = lane / 8u + {{ j * at_once }}u;
-{% if rows == "wanted" %}
+{% if rows == "outputs" %}
     let from_{{ j }} = input_row(first_token + token_{{ j }}) * VECTORS;
 {% else %}
     let from_{{ j }} = min(first_token + token_{{ j }}, room - 1u) * VECTORS;

@@ -26,7 +26,7 @@
 @group(0) @binding({{ next }}) var<storage, read> bias: array<f32>;
 {% set next = next + 1 %}
 {% endif %}
-{% if token_tile > 1 or rows == "wanted" %}
+{% if token_tile > 1 or rows == "outputs" %}
 {% set batch_binding = next %}
 {% include "batch.wgsl" %}
 
@@ -125,12 +125,12 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endif %}
 {% if token_tile == 1 %}
     let token_0 = group.y;
-    let in_0 = {{ "wanted(token_0)" if rows == "wanted" else "token_0" }};
+    let in_0 = {{ "output_token(token_0)" if rows == "outputs" else "token_0" }};
 {% else %}
-    let count = {{ "n_tokens()" if rows == "tokens" else "n_wanted()" }};
+    let count = {{ "n_tokens()" if rows == "tokens" else "n_outputs()" }};
 {% for t in range(token_tile) %}
     let token_{{ t }} = min(group.y * {{ token_tile }}u + {{ t }}u, count - 1u);
-    let in_{{ t }} = {{ "wanted(token_%d)"|format(t) if rows == "wanted" else "token_%d"|format(t) }};
+    let in_{{ t }} = {{ "output_token(token_%d)"|format(t) if rows == "outputs" else "token_%d"|format(t) }};
 {% endfor %}
 {% endif %}
 {% if output == "accumulate" %}

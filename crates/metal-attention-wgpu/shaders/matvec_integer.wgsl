@@ -20,7 +20,7 @@
 @group(0) @binding({{ next }}) var<storage, read> bias: array<f32>;
 {% set next = next + 1 %}
 {% endif %}
-{% if rows == "wanted" %}
+{% if rows == "outputs" %}
 {% set batch_binding = next %}
 {% include "batch.wgsl" %}
 
@@ -74,7 +74,7 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
 {% endfor %}
 {% endfor %}
     let token = group.y;
-    let source = {{ "wanted(token)" if rows == "wanted" else "token" }} * {{ n_in // 4 }}u;
+    let source = {{ "output_token(token)" if rows == "outputs" else "token" }} * {{ n_in // 4 }}u;
 {% if input == "rmsnorm" %}
     var sum_of_squares = 0.0;
 {% endif %}

@@ -13,7 +13,7 @@
 @group(0) @binding({{ y_binding + 1 }}) var<storage, read> weights: array<f32>; // {% if weight %}weight{% endif %}{% if bias %}, then bias{% endif %}
 
 {% endif %}
-{% if wanted_only %}
+{% if outputs_only %}
 {% include "batch.wgsl" %}
 {% endif %}
 {% include "reduce.wgsl" %}
@@ -23,8 +23,8 @@ const ROWS: u32 = {{ rows }}u;
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let to = (group.y * ROWS + group.x) * N;
-{% if wanted_only %}
-    let row = (wanted(group.y) * ROWS + group.x) * N;
+{% if outputs_only %}
+    let row = (output_token(group.y) * ROWS + group.x) * N;
 {% else %}
     let row = to;
 {% endif %}

@@ -6,7 +6,7 @@
 // the query and of the result; PARTS such sets of threads divide the keys of a tile, four each. So a thread needs its
 // neighbours for the scores only, and the other sets at the end, when their sums are merged.
 // Tokens of several sequences in one workgroup are processed one sequence after the other.
-// Bounds: tokens are those of the batch, which `qkv` and `att` hold (`Dispatch`); positions are clamped to `high`, below
+// Bounds: tokens are those of the batch, which `qkv` and `attention_out` hold (`Dispatch`); positions are clamped to `high`, below
 // N_CTX, pages come from the page table (kv_cache.wgsl). Indices of workgroup memory follow from the thread and constants.
 // Loops end with the tokens of the workgroup and the positions that they attend to.
 {% set threads = 256 %}
@@ -22,7 +22,7 @@
 @group(0) @binding(0) var<storage, read> qkv: array<f32>; // [n_tokens, {{ qkv_row }}], of which [N_GATE + N_HEAD + 2 N_HEAD_KV, HEAD_DIM], rotated
 @group(0) @binding(1) var<storage, read> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read> values: array<Unit>;
-@group(0) @binding(3) var<storage, read_write> att: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
+@group(0) @binding(3) var<storage, read_write> attention_out: array<f32>; // [n_tokens, N_HEAD, HEAD_DIM]
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
@@ -225,9 +225,9 @@ fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group:
         }
 {% endif %}
 {% if stride > kv_units or head_dim % 4 != 0 %}
-        if (lane + {{ u * lanes }}u) * 4u + {{ e }}u < HEAD_DIM { att[place + (lane + {{ u * lanes }}u) * 4u + {{ e }}u] = sum_{{ u }}.{{ part[e] }} / total; }
+        if (lane + {{ u * lanes }}u) * 4u + {{ e }}u < HEAD_DIM { attention_out[place + (lane + {{ u * lanes }}u) * 4u + {{ e }}u] = sum_{{ u }}.{{ part[e] }} / total; }
 {% else %}
-        att[place + (lane + {{ u * lanes }}u) * 4u + {{ e }}u] = sum_{{ u }}.{{ part[e] }} / total;
+        attention_out[place + (lane + {{ u * lanes }}u) * 4u + {{ e }}u] = sum_{{ u }}.{{ part[e] }} / total;
 {% endif %}
 {% endfor %}
 {% endfor %}

@@ -36,7 +36,7 @@ enable f16;
 @group(0) @binding(1) var<storage, read> keys: array<Unit>;
 @group(0) @binding(2) var<storage, read> values: array<Unit>;
 {% endif %}
-@group(0) @binding(3) var<storage, read_write> att: array<vec4<f32>>; // [n_tokens, N_HEAD, HEAD_DIM]
+@group(0) @binding(3) var<storage, read_write> attention_out: array<vec4<f32>>; // [n_tokens, N_HEAD, HEAD_DIM]
 {% set batch_binding = 4 %}
 {% include "batch.wgsl" %}
 {% include "kv_cache.wgsl" %}
@@ -264,7 +264,7 @@ fn main(
             sum_{{ u }} /= 1.0 + exp(min(-gate, vec4(80.0)));
         }
 {% endif %}
-        if lane + {{ u * lanes }}u < KV_UNITS { att[(token * N_HEAD + head) * KV_UNITS + lane + {{ u * lanes }}u] = sum_{{ u }} / total; }
+        if lane + {{ u * lanes }}u < KV_UNITS { attention_out[(token * N_HEAD + head) * KV_UNITS + lane + {{ u * lanes }}u] = sum_{{ u }} / total; }
 {% endfor %}
     }
 }

@@ -11,9 +11,9 @@ const N: u32 = {{ n }}u;
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    // Rows of the result: all tokens, or the wanted ones.
-{% if wanted_only %}
-    let row = wanted(group.x);
+    // Rows of the result: all tokens, or the output tokens.
+{% if outputs_only %}
+    let row = output_token(group.x);
 {% else %}
     let row = min(group.x, n_tokens() - 1u);
 {% endif %}

@@ -57,13 +57,14 @@ pub(super) struct ActivationWidths {
     pub(super) laurel: usize,
     /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvWidths,
-    /// The logits of a wanted token; 0 for models without an output head.
+    /// The logits of an output token; 0 for models without an output head.
     pub(super) n_vocab: usize,
 }
 
 impl ActivationWidths {
     pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
-        let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = &spec.embedding;
+        let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } =
+            &spec.embedding;
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
         let mut w = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
         let widen = |width: &mut usize, to: usize| *width = to.max(*width);
@@ -291,7 +292,7 @@ pub(super) struct Activations {
     pub(super) laurel: Buffer,
     /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvScratch,
-    /// Logits of wanted tokens, `[n_wanted, n_vocab]`.
+    /// Logits of output tokens, `[n_outputs, n_vocab]`.
     pub(super) logits: Buffer,
     /// Intermediate results of argmax.
     pub(super) argmax: Buffer,
@@ -303,8 +304,8 @@ pub(super) struct Activations {
     pub(super) matmul: MatmulScratch,
     /// Most tokens of a micro-batch.
     pub(super) n_tokens: usize,
-    /// Most wanted tokens of a micro-batch whose logits are computed.
-    pub(super) n_wanted: usize,
+    /// Most output tokens of a micro-batch whose logits are computed.
+    pub(super) n_outputs: usize,
 }
 
 /// Bytes of the experts' scratch buffers for `n_tokens` tokens: input and result of every visit (a token at one of its
@@ -331,25 +332,25 @@ pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
     shapes
 }
 
-/// Most bytes of logits at one time; batches with more wanted tokens are cut.
+/// Most bytes of logits at one time; batches with more output tokens are cut.
 const LOGITS_BYTES: usize = 64 << 20;
 
 impl Activations {
-    /// The most tokens, and the most wanted tokens, of a micro-batch: `n_ubatch`, or fewer where a buffer would be
+    /// The most tokens, and the most output tokens, of a micro-batch: `n_ubatch`, or fewer where a buffer would be
     /// larger than a binding of `max_binding` bytes.
     pub(super) fn capacity(max_binding: u64, widths: &ActivationWidths, n_ubatch: usize) -> (usize, usize) {
         let binding = max_binding as usize;
         let widest = widths.rows().into_iter().max().unwrap_or(0);
         // WebGPU allows 65,535 workgroups along an axis of a grid.
         let n_tokens = n_ubatch.min(65_535).min(binding / (4 * widest.max(1))).max(1);
-        let n_wanted = n_tokens.min(LOGITS_BYTES.min(binding) / (4 * widths.n_vocab.max(1))).max(1);
-        (n_tokens, n_wanted)
+        let n_outputs = n_tokens.min(LOGITS_BYTES.min(binding) / (4 * widths.n_vocab.max(1))).max(1);
+        (n_tokens, n_outputs)
     }
 
     /// Bytes of all buffers with a row for each token, and of the logits.
-    pub(super) fn bytes(widths: &ActivationWidths, (n_tokens, n_wanted): (usize, usize)) -> u64 {
+    pub(super) fn bytes(widths: &ActivationWidths, (n_tokens, n_outputs): (usize, usize)) -> u64 {
         let row: usize = widths.rows().iter().sum();
-        4 * (n_tokens as u64 * row as u64 + n_wanted as u64 * widths.n_vocab as u64)
+        4 * (n_tokens as u64 * row as u64 + n_outputs as u64 * widths.n_vocab as u64)
     }
 
     /// Makes the buffers. `n_decoded`: most sequences of a decode step.
@@ -358,7 +359,7 @@ impl Activations {
         widths: &ActivationWidths,
         mixers: &[MixerKernels],
         experts: &[ExpertsShape],
-        (n_tokens, n_wanted): (usize, usize),
+        (n_tokens, n_outputs): (usize, usize),
         n_decoded: usize,
     ) -> Result<Self, WgpuError> {
         let rows = |width: usize| gpu.buffer("activations", 4 * n_tokens as u64 * width as u64);
@@ -389,16 +390,16 @@ impl Activations {
             laurel_small: rows(widths.laurel_rank)?,
             laurel: rows(widths.laurel)?,
             rwkv: RwkvScratch::new(widths.rwkv, &rows)?,
-            logits: gpu.buffer("the logits", 4 * n_wanted as u64 * widths.n_vocab as u64)?,
-            argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_wanted))?,
-            top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_wanted))?,
+            logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
+            argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,
+            top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_outputs))?,
             partial: gpu.buffer(
                 "parts of attention",
                 mixers.iter().map(|mixer| mixer.partial_bytes(n_decoded)).max().unwrap_or(0),
             )?,
             matmul: MatmulScratch::new(gpu, n_tokens, widths.input())?,
             n_tokens,
-            n_wanted,
+            n_outputs,
         })
     }
 }

@@ -6,13 +6,17 @@ use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 
 /// The words of the batch buffer without page tables, `[1 + n_tokens, 4]`. The first row is (number of tokens, number
-/// of wanted tokens, 0, 0). The row of each token is (id, position, sequence, w), where the `w` of row `i` is the index
-/// of the `i`-th wanted token: one whose logits are wanted. Kernels that use the KV cache need a [`BatchBuffer`].
+/// of output tokens, 0, 0). The row of each token is (id, position, sequence, w), where the `w` of row `i` is the index
+/// of the `i`-th output token: one with [`BatchToken::output`] set. Kernels that use the KV cache need a
+/// [`BatchBuffer`].
 pub fn batch_words(tokens: &[BatchToken]) -> Vec<[u32; 4]> {
-    let wanted: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
-    let mut words = vec![[tokens.len() as u32, wanted.len() as u32, 0, 0]];
+    let outputs: Vec<u32> = (0u32..).zip(tokens).filter(|(_, t)| t.output).map(|(i, _)| i).collect();
+    let mut words = vec![[tokens.len() as u32, outputs.len() as u32, 0, 0]];
     words.extend(
-        tokens.iter().enumerate().map(|(i, t)| [t.id, t.pos as u32, t.seq as u32, wanted.get(i).copied().unwrap_or(0)]),
+        tokens
+            .iter()
+            .enumerate()
+            .map(|(i, t)| [t.id, t.pos as u32, t.seq as u32, outputs.get(i).copied().unwrap_or(0)]),
     );
     words
 }

@@ -26,7 +26,7 @@ const CHAIN: usize = 128;
 /// Submissions that are queued before the CPU waits for the last.
 const QUEUED: usize = 32;
 /// Dimensions for dispatches that do not depend on a batch.
-const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_outputs: 1, n_runs: 1, n_splits: 1 };
 
 /// Measures an open GPU with the CPU's clock. Every rate is the best of a few runs.
 pub struct WgpuCeilings<'a> {
@@ -158,7 +158,7 @@ impl<'a> WgpuCeilings<'a> {
                         None => multi_token_matvec(gpu, matrix, options, tokens_of_tile, &x, &y, &batch)?,
                     });
                 }
-                self.seconds(&dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
+                self.seconds(&dispatches, BatchDims { n_tokens: n as u32, n_outputs: n as u32, n_runs: 1, n_splits: 1 })
             })
             .collect()
     }

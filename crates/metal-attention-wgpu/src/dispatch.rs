@@ -4,8 +4,8 @@
 //! that it accesses are therefore given as functions of the batch's dimensions: [`GridExtent`] and [`AccessRange`] of
 //! [`BatchDims`]. Shaders do not check their accesses in release builds; the ranges are what makes that safe.
 //!
-//! A *wanted* token is one whose logits are wanted. A *run* is the tokens of one sequence in a batch, in models with
-//! recurrent states. A *split* is one of the parts that split-KV attention divides the positions into.
+//! An *output token* is one with `BatchToken::output` set. A *run* is the tokens of one sequence in a batch, in models
+//! with recurrent states. A *split* is one of the parts that split-KV attention divides the positions into.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,8 +21,8 @@ pub enum GridExtent {
     Fixed(u32),
     /// One for each group of this many tokens, the last group perhaps smaller.
     Tokens(u32),
-    /// One for each group of this many wanted tokens.
-    Wanted(u32),
+    /// One for each group of this many output tokens.
+    Outputs(u32),
     /// One for each run.
     Runs,
     /// One for each split.
@@ -67,8 +67,8 @@ impl ExpertTiles {
 pub struct BatchDims {
     /// Tokens.
     pub n_tokens: u32,
-    /// Wanted tokens.
-    pub n_wanted: u32,
+    /// Output tokens.
+    pub n_outputs: u32,
     /// Runs, in models with recurrent states.
     pub n_runs: u32,
     /// Splits of the positions in decode attention.
@@ -81,7 +81,7 @@ impl GridExtent {
         match self {
             Self::Fixed(n) => n,
             Self::Tokens(per) => size.n_tokens.div_ceil(per),
-            Self::Wanted(per) => size.n_wanted.div_ceil(per),
+            Self::Outputs(per) => size.n_outputs.div_ceil(per),
             Self::Runs => size.n_runs,
             Self::Splits => size.n_splits,
             Self::WhenSplit(n) => {
@@ -104,8 +104,8 @@ pub enum AccessRange {
     Fixed(u64),
     /// This number for each token.
     Tokens(u64),
-    /// This number for each wanted token.
-    Wanted(u64),
+    /// This number for each output token.
+    Outputs(u64),
     /// This number for each token and split, if there are several splits.
     Splits(u64),
     /// This number for each tile of experts.
@@ -129,8 +129,8 @@ impl AccessRange {
 struct BufferCapacity {
     /// Tokens.
     tokens: u64,
-    /// Wanted tokens.
-    wanted: u64,
+    /// Output tokens.
+    outputs: u64,
     /// Tokens times splits.
     parts: u64,
 }
@@ -138,14 +138,14 @@ struct BufferCapacity {
 impl BufferCapacity {
     /// The capacity of `buffers`; `None` if one is too short for any batch.
     fn of(buffers: &[(&dyn Bind, AccessRange)]) -> Option<Self> {
-        let mut capacity = Self { tokens: u64::MAX, wanted: u64::MAX, parts: u64::MAX };
+        let mut capacity = Self { tokens: u64::MAX, outputs: u64::MAX, parts: u64::MAX };
         for (buffer, range) in buffers {
             let bytes = buffer.bytes();
             match *range {
                 AccessRange::Fixed(needed) if needed > bytes => return None,
                 AccessRange::Fixed(_) => {}
                 AccessRange::Tokens(each) => capacity.tokens = capacity.tokens.min(bytes / each.max(1)),
-                AccessRange::Wanted(each) => capacity.wanted = capacity.wanted.min(bytes / each.max(1)),
+                AccessRange::Outputs(each) => capacity.outputs = capacity.outputs.min(bytes / each.max(1)),
                 AccessRange::Splits(each) => capacity.parts = capacity.parts.min(bytes / each.max(1)),
                 AccessRange::ExpertTiles(tiles, each) => {
                     capacity.tokens = capacity.tokens.min(tiles.max_tokens(bytes / each.max(1)));
@@ -162,7 +162,7 @@ impl BufferCapacity {
     fn fits(self, size: BatchDims) -> bool {
         let n_tokens = u64::from(size.n_tokens);
         n_tokens <= self.tokens
-            && u64::from(size.n_wanted) <= self.wanted
+            && u64::from(size.n_outputs) <= self.outputs
             && (size.n_splits <= 1 || n_tokens * u64::from(size.n_splits) <= self.parts)
     }
 }
@@ -340,8 +340,8 @@ mod tests {
         }
     }
 
-    fn step(n_tokens: u32, n_wanted: u32, n_splits: u32) -> BatchDims {
-        BatchDims { n_tokens, n_wanted, n_runs: 1, n_splits }
+    fn step(n_tokens: u32, n_outputs: u32, n_splits: u32) -> BatchDims {
+        BatchDims { n_tokens, n_outputs, n_runs: 1, n_splits }
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
             (&Bytes(96), AccessRange::Tokens(32)),
             (&Bytes(80), AccessRange::Batch),
             (&Bytes(112), AccessRange::Segments),
-            (&Bytes(8), AccessRange::Wanted(4)),
+            (&Bytes(8), AccessRange::Outputs(4)),
             (&Bytes(48), AccessRange::Splits(8)),
         ]);
         let capacity = capacity.expect("long enough");

@@ -2,7 +2,7 @@
 //!
 //! Every batch is cut into micro-batches that fit the scratch buffers. For each one the tokens and the page tables of
 //! their sequences are written to the GPU, the dispatches of the [plan](crate::plan) for its kind of batch are recorded
-//! and submitted, and the results of the *wanted* tokens (those with `BatchToken::output`) are copied to a buffer that
+//! and submitted, and the results of the *output tokens* (those with `BatchToken::output`) are copied to a buffer that
 //! the CPU maps and reads. Greedy decode steps are queued ahead of the CPU by `lookahead.rs`.
 
 mod set_up;
@@ -37,7 +37,7 @@ pub(super) const FLAG_BYTES: u64 = 4;
 /// Dispatches of the first submission of a prefill micro-batch, a power of two. Each later one doubles their number.
 const FIRST_SUBMISSION: usize = 16;
 
-/// Which result of each wanted token the CPU reads back.
+/// Which result of each output token the CPU reads back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResultKind {
     /// Its hidden vector after the last norm, F32 `[n_embd]`.
@@ -97,9 +97,9 @@ pub struct WgpuForwardPass {
     batch_of_one: BatchBuffer,
     /// Tokens and page tables of all other batches, used in the same way.
     batch: BatchBuffer,
-    /// Token ids that argmax chose, `[n_wanted]`.
+    /// Token ids that argmax chose, `[n_outputs]`.
     pub(super) ids: Buffer,
-    /// Pairs of sort key and token id, `[n_wanted, TOP_K, 2]` words; see [`kernels::top_k_list`].
+    /// Pairs of sort key and token id, `[n_outputs, TOP_K, 2]` words; see [`kernels::top_k_list`].
     top_k: Buffer,
     /// Greedy decode steps in flight, each with the readback buffer that receives its ids.
     pub(super) lookahead: Lookahead<Readback>,
@@ -153,7 +153,7 @@ impl WgpuForwardPass {
     /// embedding, each layer, output head, argmax. Includes the merge kernels of split-KV attention, which run on long
     /// contexts only. layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
-        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
+        let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: 1, n_runs: 1, n_splits: 1 };
         self.plan(BatchKind::of_n_tokens(n_tokens, self.few_limits)).greedy_step(size).map(Dispatch::kernel).collect()
     }
 
@@ -223,7 +223,7 @@ impl WgpuForwardPass {
                 }
             }
         }
-        if size.n_wanted > 0 {
+        if size.n_outputs > 0 {
             for dispatch in plan.result_dispatches(output) {
                 dispatch.record(&self.gpu, &mut pass, size);
             }
@@ -238,7 +238,7 @@ impl WgpuForwardPass {
         let longest = batch.iter().map(|t| t.pos + ahead).max().unwrap_or(0);
         let size = BatchDims {
             n_tokens: batch.len() as u32,
-            n_wanted: batch.iter().filter(|t| t.output).count() as u32,
+            n_outputs: batch.iter().filter(|t| t.output).count() as u32,
             n_runs: batch.chunk_by(|a, b| a.seq == b.seq).count() as u32,
             n_splits: kernels::n_splits(longest),
         };
@@ -247,15 +247,15 @@ impl WgpuForwardPass {
         BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages }
     }
 
-    /// Cuts a batch into micro-batches that fit the scratch buffers and the readback of wanted tokens. Prompts of
+    /// Cuts a batch into micro-batches that fit the scratch buffers and the readback of output tokens. Prompts of
     /// models without causal masks stay whole. In models with recurrent states a sequence occurs once in each
     /// micro-batch.
     fn micro_batches<'b>(&self, batch: &'b [BatchToken], output: ResultKind) -> Vec<&'b [BatchToken]> {
-        let most_wanted = match output {
+        let max_outputs = match output {
             ResultKind::Hidden => self.scratch.n_tokens,
-            ResultKind::Logits | ResultKind::Id | ResultKind::TopK => self.scratch.n_wanted,
+            ResultKind::Logits | ResultKind::Id | ResultKind::TopK => self.scratch.n_outputs,
         };
-        let micro_batches = micro_batches(&self.spec, batch, self.scratch.n_tokens, most_wanted);
+        let micro_batches = micro_batches(&self.spec, batch, self.scratch.n_tokens, max_outputs);
         if self.states.is_empty() {
             micro_batches
         } else {
@@ -337,7 +337,7 @@ impl WgpuForwardPass {
         results: &mut impl FnMut(&[u8]),
     ) -> Result<bool, WgpuError> {
         let shape = self.batch_shape(micro_batch, 0, output);
-        let bytes = u64::from(shape.size.n_wanted) * self.output(output).1;
+        let bytes = u64::from(shape.size.n_outputs) * self.output(output).1;
         if self.readback.bytes() < bytes + FLAG_BYTES {
             self.prepared = None;
             self.readback = Readback::new(&self.gpu, bytes + FLAG_BYTES)?;
@@ -396,7 +396,7 @@ impl WgpuForwardPass {
     fn encode(&mut self, shape: BatchShape, traced: Option<u64>) -> CommandBuffer {
         let mut encoder = self.record(shape, traced.is_some());
         let (source, row) = self.output(shape.output);
-        let bytes = u64::from(shape.size.n_wanted) * row;
+        let bytes = u64::from(shape.size.n_outputs) * row;
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
             if let Some(timed_out) = &self.persistent_timed_out {
@@ -409,7 +409,7 @@ impl WgpuForwardPass {
         encoder.finish()
     }
 
-    /// The buffer with the results of wanted tokens, and the bytes of each one.
+    /// The buffer with the results of output tokens, and the bytes of each one.
     fn output(&self, output: ResultKind) -> (Buffer, u64) {
         match output {
             ResultKind::Hidden => (self.scratch.h.clone(), 4 * self.spec.n_embd as u64),
@@ -545,7 +545,7 @@ impl ForwardPass for WgpuForwardPass {
         // `evaluate` checks this for other batches; decode steps that are queued ahead do not pass through it.
         check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         let ahead =
-            self.profiler.is_none() && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_wanted) && is_decode(batch);
+            self.profiler.is_none() && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_outputs) && is_decode(batch);
         if ahead {
             return self.decode_greedy(batch);
         }
@@ -553,8 +553,8 @@ impl ForwardPass for WgpuForwardPass {
         self.evaluate(batch, ResultKind::Id, None, |bytes| {
             ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
         })?;
-        let wanted: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
-        self.lookahead.advance(&wanted, &ids);
+        let output_tokens: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
+        self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
     }
 

@@ -157,7 +157,7 @@ impl PersistentLayersBuilder<'_> {
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
         for dispatch in &layers.dispatches {
-            dispatch.record(self.gpu, &mut pass, BatchDims { n_tokens: 1, n_wanted: 0, n_runs: 1, n_splits: 1 });
+            dispatch.record(self.gpu, &mut pass, BatchDims { n_tokens: 1, n_outputs: 0, n_runs: 1, n_splits: 1 });
         }
         drop(pass);
         self.gpu.submit(encoder);

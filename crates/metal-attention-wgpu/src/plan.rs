@@ -59,9 +59,9 @@ pub(super) struct DispatchPlan {
     /// The persistent kernel, which replaces `layers`: one dispatch, or one for each buffer that weights lie in. Only
     /// for one token of a sequence whose KV pages are consecutive. `None` where the GPU or the model does not suit it.
     pub(super) persistent_layers: Option<Vec<Dispatch>>,
-    /// Hidden vectors of the wanted tokens after the last norm, in `scratch.h`.
+    /// Hidden vectors of the output tokens after the last norm, in `scratch.h`.
     pub(super) hidden: Vec<Dispatch>,
-    /// Logits of the wanted tokens, in `scratch.logits`; empty for a model without an output head.
+    /// Logits of the output tokens, in `scratch.logits`; empty for a model without an output head.
     pub(super) head: Vec<Dispatch>,
     /// The ids of the largest logits, in `ids`. They also become the tokens of the batch buffer, one position further.
     pub(super) argmax: Vec<Dispatch>,
@@ -102,7 +102,7 @@ impl DispatchPlan {
     /// consecutive. The persistent kernel needs that, and a result to read back: its time-out flag arrives with the
     /// result.
     pub(super) fn layers(&self, size: BatchDims, consecutive_pages: bool) -> impl Iterator<Item = &Dispatch> {
-        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_wanted > 0 && consecutive_pages);
+        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_outputs > 0 && consecutive_pages);
         let one_by_one = if persistent.is_some() { &[] } else { self.layers.as_slice() };
         persistent.into_iter().flatten().chain(one_by_one.iter().flatten())
     }
@@ -144,9 +144,9 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) rope: &'a [Buffer],
     /// Tokens and page tables, see [`BatchBuffer`](crate::BatchBuffer).
     pub(super) batch: &'a Buffer,
-    /// Receives the ids of argmax, `[n_wanted]`.
+    /// Receives the ids of argmax, `[n_outputs]`.
     pub(super) ids: &'a Buffer,
-    /// Receives the largest logits, `[n_wanted, MAX_TOP_K, 2]`.
+    /// Receives the largest logits, `[n_outputs, MAX_TOP_K, 2]`.
     pub(super) top_k: &'a Buffer,
     /// Whether products keep 32-bit floats where matrix units would round to 16 bits.
     pub(super) exact: bool,
@@ -265,7 +265,7 @@ impl PlanBuilder<'_> {
     }
 
     /// `y = norm(x)`; where `x` is `None`, `y = norm(y)`. `shape` sets what `norm` does not: number of rows, scale,
-    /// accumulation, all tokens or only the wanted ones.
+    /// accumulation, all tokens or only the output tokens.
     fn norm(&self, norm: &WgpuNorm, shape: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
         let shape =
             NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
@@ -306,10 +306,10 @@ impl PlanBuilder<'_> {
             dispatches.extend(self.product_dispatches(MatvecInput::RmsNorm { weight, eps }, product)?);
             return Ok(());
         }
-        let wanted_only = product.rows == TokenRows::Wanted;
-        let norm = RmsNormShape { n: self.spec.n_embd, eps, wanted_only };
+        let outputs_only = product.rows == TokenRows::Outputs;
+        let norm = RmsNormShape { n: self.spec.n_embd, eps, outputs_only };
         dispatches.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.scratch.h, self.batch)?);
-        let rows = if wanted_only { TokenRows::Gathered } else { TokenRows::Tokens };
+        let rows = if outputs_only { TokenRows::Gathered } else { TokenRows::Tokens };
         self.multiply(dispatches, LinearProduct { x: &self.scratch.h, rows, ..product })
     }
 

@@ -25,7 +25,7 @@ type Ticks = [u64; 2];
 impl WgpuForwardPass {
     /// Number of dispatches of a greedy step over `n_tokens` tokens whose last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
-        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
+        let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
         let plan = self.plan(BatchKind::of_n_tokens(n_tokens, self.few_limits));
         plan.greedy_step(size).filter(|dispatch| dispatch.has_work(size)).count()
     }
@@ -41,7 +41,7 @@ impl WgpuForwardPass {
         self.write_pages(batch);
         let BatchShape { kind, size, consecutive_pages, .. } = self.batch_shape(batch, 0, output);
         let plan = self.plan(kind);
-        // Without wanted tokens the grids of the output head are empty and are skipped as well.
+        // Without output tokens the grids of the output head are empty and are skipped as well.
         let all =
             plan.embedding.iter().chain(plan.layers(size, consecutive_pages)).chain(plan.result_dispatches(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).collect();

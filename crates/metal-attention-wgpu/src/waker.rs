@@ -18,7 +18,7 @@ const MAX_PRODUCTS: usize = 1024;
 const LAST_PART: f64 = 0.5;
 
 /// The dimensions of a batch of one token.
-const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_outputs: 1, n_runs: 1, n_splits: 1 };
 
 /// Multiplies whatever the scratch buffers hold by the output head. The logits are overwritten by the next step.
 #[derive(Debug)]

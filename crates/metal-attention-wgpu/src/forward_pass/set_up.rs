@@ -84,8 +84,8 @@ impl WgpuForwardPass {
             scratch_capacity,
             cache_capacity.n_seq.min(MAX_GEMV_TOKENS),
         )?;
-        let ids = gpu.buffer("ids", 4 * scratch.n_wanted as u64)?;
-        let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_wanted) as u64)?;
+        let ids = gpu.buffer("ids", 4 * scratch.n_outputs as u64)?;
+        let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_outputs) as u64)?;
         // Only read where all layers are plain; each of those has keys and values of its own.
         let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
         let persistent = PersistentLayersBuilder {

@@ -14,11 +14,11 @@ pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
     (n_vocab.div_ceil(CHUNK) * n_rows * 8) as u64
 }
 
-/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index among equals; NaN is skipped;
-/// 0 if all are NaN. Identical to [`metal_attention_model::argmax`]. `logits` is `[n_wanted, n_vocab]`, `ids`
-/// `[n_wanted]` u32.
+/// `ids[i]` = index of the largest of `logits[i]`, for each output row: the lowest index among equals; NaN is skipped;
+/// 0 if all are NaN. Identical to [`metal_attention_model::argmax`]. `logits` is `[n_outputs, n_vocab]`, `ids`
+/// `[n_outputs]` u32.
 ///
-/// With `advance`, a batch buffer, the `i`-th wanted token of the batch gets the id `ids[i]` and the next position, so
+/// With `advance`, a batch buffer, the `i`-th output token of the batch gets the id `ids[i]` and the next position, so
 /// that the batch of a decode step becomes that of the next step.
 pub fn argmax(
     gpu: &WgpuDevice,
@@ -31,18 +31,18 @@ pub fn argmax(
     let [first, second] = keys(n_vocab, advance.is_some());
     let one = GridExtent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
-    let row = AccessRange::Wanted(4 * n_vocab as u64);
-    let chunks = AccessRange::Wanted(8 * u64::from(n_chunks));
-    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(scratch, chunks), (ids, AccessRange::Wanted(4))];
+    let row = AccessRange::Outputs(4 * n_vocab as u64);
+    let chunks = AccessRange::Outputs(8 * u64::from(n_chunks));
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(scratch, chunks), (ids, AccessRange::Outputs(4))];
     buffers.extend(advance.map(|b| (b as &dyn Bind, AccessRange::Batch)));
     Ok(vec![
         Dispatch::new(
             gpu,
             &first,
             &[(logits, row), (scratch, chunks)],
-            [GridExtent::Fixed(n_chunks), GridExtent::Wanted(1), one],
+            [GridExtent::Fixed(n_chunks), GridExtent::Outputs(1), one],
         )?,
-        Dispatch::new(gpu, &second, &buffers, [GridExtent::Wanted(1), one, one])?,
+        Dispatch::new(gpu, &second, &buffers, [GridExtent::Outputs(1), one, one])?,
     ])
 }
 

@@ -208,7 +208,7 @@ pub struct AttentionBuffers<'a> {
     /// Cached values, equally long.
     pub values: &'a dyn Bind,
     /// F32 `[n_tokens, n_head, head_dim]`: the result.
-    pub att: &'a wgpu::Buffer,
+    pub attention_out: &'a wgpu::Buffer,
     /// Partial results of split-KV attention, [`partial_bytes`](super::partial_bytes) long.
     pub partial: &'a wgpu::Buffer,
     /// The batch; a [`BatchBuffer`](crate::BatchBuffer), with page tables, for kernels that access the KV cache.
@@ -223,7 +223,7 @@ pub(super) struct BoundAttention<'a> {
     pub(super) sinks: Option<(&'a dyn Bind, AccessRange)>,
     pub(super) keys: (&'a dyn Bind, AccessRange),
     pub(super) values: (&'a dyn Bind, AccessRange),
-    pub(super) att: (&'a dyn Bind, AccessRange),
+    pub(super) attention_out: (&'a dyn Bind, AccessRange),
     pub(super) partial: (&'a dyn Bind, AccessRange),
     pub(super) batch: (&'a dyn Bind, AccessRange),
 }
@@ -243,7 +243,7 @@ impl<'a> AttentionBuffers<'a> {
                 .map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))),
             keys: (self.keys, cache),
             values: (self.values, cache),
-            att: (self.att, AccessRange::Tokens(floats(shape.att_len()))),
+            attention_out: (self.attention_out, AccessRange::Tokens(floats(shape.att_len()))),
             partial: (self.partial, AccessRange::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
             batch: (self.batch, AccessRange::Batch),
         }

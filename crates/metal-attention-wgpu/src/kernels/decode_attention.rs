@@ -30,8 +30,8 @@ pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
 /// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape has
 /// a `qk_norm_eps`) and rotates queries and keys, appends keys and values to the KV cache, and attends.
 ///
-/// With one split it writes `buffers.att`; with several it writes `buffers.partial`, and [`decode_attention_merge`]
-/// writes `buffers.att`. `buffers.qkv` is not changed.
+/// With one split it writes `buffers.attention_out`; with several it writes `buffers.partial`, and
+/// [`decode_attention_merge`] writes `buffers.attention_out`. `buffers.qkv` is not changed.
 pub fn decode_attention(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -39,7 +39,8 @@ pub fn decode_attention(
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> =
+        vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.attention_out, b.partial];
     bound.extend(b.qk_norm);
     bound.extend(b.sinks);
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
@@ -47,7 +48,7 @@ pub fn decode_attention(
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
 }
 
-/// Merges the splits in `buffers.partial` into `buffers.att`; has no work if there is one split.
+/// Merges the splits in `buffers.partial` into `buffers.attention_out`; has no work if there is one split.
 pub fn decode_attention_merge(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -56,7 +57,7 @@ pub fn decode_attention_merge(
     shape.check()?;
     let grid = [GridExtent::WhenSplit(shape.n_head as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     let b = buffers.bound(shape);
-    let mut bound = vec![b.partial, b.att, b.batch];
+    let mut bound = vec![b.partial, b.attention_out, b.batch];
     bound.extend(shape.gated.then_some(b.qkv));
     Dispatch::new(gpu, &merge_key(shape), &bound, grid)
 }

@@ -148,16 +148,16 @@ pub struct GeneralAttentionBuffers<'a> {
     /// F32 `[n_head, 2]`: the sink's score and the slope of each head. `Some` exactly if the shape has either.
     pub sinks_and_slopes: Option<&'a wgpu::Buffer>,
     /// F32 `[n_tokens, n_head, value_dim]`: the result.
-    pub att: &'a wgpu::Buffer,
+    pub attention_out: &'a wgpu::Buffer,
     /// Partial results of splits, [`GeneralAttention::partial_bytes`] long.
     pub partial: &'a wgpu::Buffer,
     /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Attention of every token over its sequence's KV cache, to `att`. `split`, for decode steps: the positions are
-/// divided into the step's splits; if there are several, the results go to `partial` and [`general_attention_merge`]
-/// writes `att`.
+/// Attention of every token over its sequence's KV cache, to `attention_out`. `split`, for decode steps: the positions
+/// are divided into the step's splits; if there are several, the results go to `partial` and
+/// [`general_attention_merge`] writes `attention_out`.
 pub fn general_attention(
     gpu: &WgpuDevice,
     shape: &GeneralAttention,
@@ -171,7 +171,7 @@ pub fn general_attention(
         (b.queries, row(shape.key_dim)),
         (b.keys, AccessRange::Fixed(key_page)),
         (b.values, AccessRange::Fixed(value_page)),
-        (b.att, row(shape.value_dim)),
+        (b.attention_out, row(shape.value_dim)),
         (b.batch, AccessRange::Batch),
     ];
     if split {
@@ -185,7 +185,7 @@ pub fn general_attention(
     Dispatch::new(gpu, &key, &buffers, [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(1), splits])
 }
 
-/// Merges the partial results of several splits into `att`; has no work if there is one.
+/// Merges the partial results of several splits into `attention_out`; has no work if there is one.
 pub fn general_attention_merge(
     gpu: &WgpuDevice,
     shape: &GeneralAttention,
@@ -193,8 +193,9 @@ pub fn general_attention_merge(
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let partial = AccessRange::Splits(4 * (shape.n_head * (shape.value_dim + 2)) as u64);
-    let att = AccessRange::Tokens(4 * (shape.n_head * shape.value_dim) as u64);
-    let buffers: [(&dyn Bind, AccessRange); 3] = [(b.partial, partial), (b.att, att), (b.batch, AccessRange::Batch)];
+    let attention_out = AccessRange::Tokens(4 * (shape.n_head * shape.value_dim) as u64);
+    let buffers: [(&dyn Bind, AccessRange); 3] =
+        [(b.partial, partial), (b.attention_out, attention_out), (b.batch, AccessRange::Batch)];
     let grid = [GridExtent::WhenSplit(shape.n_head as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &shape.merge_key(), &buffers, grid)
 }

@@ -48,10 +48,10 @@ pub enum MatvecOutput {
 pub enum TokenRows {
     /// All rows: there is one for each token.
     Tokens,
-    /// The rows of wanted tokens, of one for each token. The products are stored one after the other,
-    /// `[n_wanted, n_out]`.
-    Wanted,
-    /// All rows: there is one for each wanted token.
+    /// The rows of output tokens, of one for each token. The products are stored one after the other,
+    /// `[n_outputs, n_out]`.
+    Outputs,
+    /// All rows: there is one for each output token.
     Gathered,
 }
 
@@ -71,7 +71,7 @@ impl TokenRows {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tokens => "tokens",
-            Self::Wanted => "wanted",
+            Self::Outputs => "outputs",
             Self::Gathered => "gathered",
         }
     }
@@ -80,7 +80,7 @@ impl TokenRows {
     pub(super) fn result_range(self, bytes: usize) -> AccessRange {
         match self {
             Self::Tokens => AccessRange::Tokens(bytes as u64),
-            Self::Wanted | Self::Gathered => AccessRange::Wanted(bytes as u64),
+            Self::Outputs | Self::Gathered => AccessRange::Outputs(bytes as u64),
         }
     }
 
@@ -88,7 +88,7 @@ impl TokenRows {
     pub(super) fn extent(self, per_group: usize) -> GridExtent {
         match self {
             Self::Tokens => GridExtent::Tokens(per_group as u32),
-            Self::Wanted | Self::Gathered => GridExtent::Wanted(per_group as u32),
+            Self::Outputs | Self::Gathered => GridExtent::Outputs(per_group as u32),
         }
     }
 }
@@ -118,8 +118,8 @@ impl<'a> MatvecOptions<'a> {
     pub(super) fn input_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
         match self.rows {
-            TokenRows::Tokens | TokenRows::Wanted => AccessRange::Tokens(4 * width as u64),
-            TokenRows::Gathered => AccessRange::Wanted(4 * width as u64),
+            TokenRows::Tokens | TokenRows::Outputs => AccessRange::Tokens(4 * width as u64),
+            TokenRows::Gathered => AccessRange::Outputs(4 * width as u64),
         }
     }
 
@@ -227,7 +227,7 @@ fn products(
             buffers.extend(inputs.next());
             buffers.push((y, options.output_range(matrix)));
             buffers.extend(options.norm_and_bias(matrix));
-            if token_tile > 1 || options.rows == TokenRows::Wanted {
+            if token_tile > 1 || options.rows == TokenRows::Outputs {
                 buffers.push((batch, AccessRange::Batch));
             }
             if tile.is_integer() && product.has_vectors() {

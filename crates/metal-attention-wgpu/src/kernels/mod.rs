@@ -2,7 +2,7 @@
 //! and return the [`Dispatch`](crate::Dispatch); its *scalar twins* compute the same in plain Rust, usually in 64-bit
 //! floats, for tests. Functions return an error where shapes and buffers do not match.
 //!
-//! Shapes are row-major, and all buffers are F32 unless noted. *Wanted* tokens are those whose logits are wanted.
+//! Shapes are row-major, and all buffers are F32 unless noted. *Output tokens* are those with `BatchToken::output` set.
 
 mod activation;
 mod argmax;

@@ -28,8 +28,9 @@ pub struct NormShape {
     pub scale: f32,
     /// Whether the result is added to `y` instead of replacing it.
     pub accumulate: bool,
-    /// Whether only the rows of wanted tokens are computed; they are stored one after the other, `[n_wanted, rows, n]`.
-    pub wanted_only: bool,
+    /// Whether only the rows of output tokens are computed; they are stored one after the other, `[n_outputs, rows,
+    /// n]`.
+    pub outputs_only: bool,
 }
 
 impl NormShape {
@@ -44,7 +45,7 @@ impl NormShape {
             bias: false,
             scale: 1.0,
             accumulate: false,
-            wanted_only: false,
+            outputs_only: false,
         }
     }
 
@@ -65,7 +66,7 @@ impl NormShape {
                 ("bias", self.bias.into()),
                 ("scale", self.scale.into()),
                 ("accumulate", self.accumulate.into()),
-                ("wanted_only", self.wanted_only.into()),
+                ("outputs_only", self.outputs_only.into()),
                 ("in_place", in_place.into()),
                 ("threads", self.n.next_power_of_two().clamp(32, 256).into()),
             ],
@@ -74,8 +75,8 @@ impl NormShape {
 }
 
 /// `y[t][r] = scale * norm(x[t][r])`, or `y[t][r] += `, for each row of each token. `x` is `[n_tokens, rows, n]`;
-/// `None`: `y` is normed in place. `y` is `[n_tokens or n_wanted, rows, n]`. `weights` holds the weight `[n]`, then the
-/// bias `[n]`, as far as the shape has them.
+/// `None`: `y` is normed in place. `y` is `[n_tokens or n_outputs, rows, n]`. `weights` holds the weight `[n]`, then
+/// the bias `[n]`, as far as the shape has them.
 pub fn norm(
     gpu: &WgpuDevice,
     shape: NormShape,
@@ -85,8 +86,8 @@ pub fn norm(
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * (shape.n * shape.rows) as u64;
-    let (extent, result) = if shape.wanted_only {
-        (GridExtent::Wanted(1), AccessRange::Wanted(bytes))
+    let (extent, result) = if shape.outputs_only {
+        (GridExtent::Outputs(1), AccessRange::Outputs(bytes))
     } else {
         (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
     };
@@ -95,7 +96,7 @@ pub fn norm(
     buffers.push((y, result));
     let n_weights = shape.n * (usize::from(shape.weight) + usize::from(shape.bias));
     buffers.extend(weights.filter(|_| n_weights > 0).map(|w| (w as &dyn Bind, AccessRange::floats(n_weights))));
-    if shape.wanted_only {
+    if shape.outputs_only {
         buffers.push((batch, AccessRange::Batch));
     }
     Dispatch::new(

@@ -11,8 +11,8 @@ use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// Attention of any batch, from rotated queries in `buffers.qkv` and a KV cache that holds the batch's own keys and
-/// values: runs after [`rope_append`](super::rope_append). Writes `buffers.att`. Computes in 32-bit floats on any
-/// device, with the scores in registers.
+/// values: runs after [`rope_append`](super::rope_append). Writes `buffers.attention_out`. Computes in 32-bit floats on
+/// any device, with the scores in registers.
 pub fn prefill_attention(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -43,7 +43,7 @@ fn dispatch(
     queries: usize,
 ) -> Result<Dispatch, WgpuError> {
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.keys, b.values, b.att, b.batch];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.keys, b.values, b.attention_out, b.batch];
     bound.extend(b.sinks);
     let grid = [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(queries as u32), GridExtent::Fixed(1)];
     Dispatch::new(gpu, key, &bound, grid)

@@ -13,12 +13,12 @@ pub struct RmsNormShape {
     pub n: usize,
     /// Epsilon, added to the mean of the squares.
     pub eps: f32,
-    /// Whether only the rows of wanted tokens are computed; they are stored one after the other.
-    pub wanted_only: bool,
+    /// Whether only the rows of output tokens are computed; they are stored one after the other.
+    pub outputs_only: bool,
 }
 
 /// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token. `x` is `[n_tokens, n]`, `weight` `[n]`, `y`
-/// `[n_tokens, n]` or, for wanted tokens only, `[n_wanted, n]`.
+/// `[n_tokens, n]` or, for output tokens only, `[n_outputs, n]`.
 pub fn rmsnorm(
     gpu: &WgpuDevice,
     shape: RmsNormShape,
@@ -29,11 +29,11 @@ pub fn rmsnorm(
 ) -> Result<Dispatch, WgpuError> {
     let key = PipelineKey::new(
         "rmsnorm",
-        [("n", shape.n.into()), ("eps", shape.eps.into()), ("wanted_only", shape.wanted_only.into())],
+        [("n", shape.n.into()), ("eps", shape.eps.into()), ("outputs_only", shape.outputs_only.into())],
     );
     let bytes = 4 * shape.n as u64;
-    let (rows, result) = if shape.wanted_only {
-        (GridExtent::Wanted(1), AccessRange::Wanted(bytes))
+    let (rows, result) = if shape.outputs_only {
+        (GridExtent::Outputs(1), AccessRange::Outputs(bytes))
     } else {
         (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
     };
@@ -54,5 +54,5 @@ pub fn rmsnorm_twin(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    vec![PipelineKey::new("rmsnorm", [("n", 576usize.into()), ("eps", 1e-5f32.into()), ("wanted_only", false.into())])]
+    vec![PipelineKey::new("rmsnorm", [("n", 576usize.into()), ("eps", 1e-5f32.into()), ("outputs_only", false.into())])]
 }

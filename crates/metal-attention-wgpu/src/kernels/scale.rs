@@ -14,15 +14,15 @@ pub struct ScaleShape {
     pub scale: f32,
     /// The bound of `cap * tanh(x / cap)`, if there is one.
     pub soft_cap: Option<f32>,
-    /// Whether there is a row for each wanted token instead of each token.
-    pub wanted: bool,
+    /// Whether there is a row for each output token instead of each token.
+    pub outputs_only: bool,
 }
 
-/// `x = cap * tanh(scale * x / cap)`, or `x *= scale`, in place. `x` is `[n_tokens or n_wanted, n]`.
+/// `x = cap * tanh(scale * x / cap)`, or `x *= scale`, in place. `x` is `[n_tokens or n_outputs, n]`.
 pub fn scale(gpu: &WgpuDevice, shape: ScaleShape, x: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * shape.n as u64;
-    let (rows, range) = if shape.wanted {
-        (GridExtent::Wanted(1), AccessRange::Wanted(bytes))
+    let (rows, range) = if shape.outputs_only {
+        (GridExtent::Outputs(1), AccessRange::Outputs(bytes))
     } else {
         (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
     };
@@ -47,5 +47,5 @@ pub fn scale_twin(shape: ScaleShape, x: f32) -> f32 {
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    vec![key(ScaleShape { n: 49_152, scale: 1.0, soft_cap: Some(30.0), wanted: true })]
+    vec![key(ScaleShape { n: 49_152, scale: 1.0, soft_cap: Some(30.0), outputs_only: true })]
 }

@@ -34,9 +34,9 @@ pub fn top_k_scratch_bytes(n_vocab: usize, k: usize, n_rows: usize) -> u64 {
     (row_items(&lists(n_vocab, k), k) * n_rows * 8) as u64
 }
 
-/// The `k` largest of `logits[i]` for each wanted row, the highest first, the lowest id first among equals, without
-/// NaN. `k` is a power of two from 2 to [`MAX_TOP_K`]. `logits` is `[n_wanted, n_vocab]`; `best` receives
-/// `[n_wanted, k, 2]` u32, which [`top_k_list`] reads.
+/// The `k` largest of `logits[i]` for each output row, the highest first, the lowest id first among equals, without
+/// NaN. `k` is a power of two from 2 to [`MAX_TOP_K`]. `logits` is `[n_outputs, n_vocab]`; `best` receives
+/// `[n_outputs, k, 2]` u32, which [`top_k_list`] reads.
 ///
 /// # Panics
 /// If `k` is not such a power of two.
@@ -54,9 +54,9 @@ pub fn top_k(
         .enumerate()
         .map(|(stage, key)| {
             let last = stage + 1 == lists.len();
-            let scratch = (scratch as &dyn Bind, AccessRange::Wanted(8 * row_items(&lists, k) as u64));
-            let best = (best as &dyn Bind, AccessRange::Wanted(8 * k as u64));
-            let logits = (logits as &dyn Bind, AccessRange::Wanted(4 * n_vocab as u64));
+            let scratch = (scratch as &dyn Bind, AccessRange::Outputs(8 * row_items(&lists, k) as u64));
+            let best = (best as &dyn Bind, AccessRange::Outputs(8 * k as u64));
+            let logits = (logits as &dyn Bind, AccessRange::Outputs(4 * n_vocab as u64));
             let buffers: &[(&dyn Bind, AccessRange)] = match stage {
                 0 => &[logits, if last { best } else { scratch }],
                 _ if last => &[scratch, best],
@@ -66,7 +66,7 @@ pub fn top_k(
                 gpu,
                 key,
                 buffers,
-                [GridExtent::Fixed(lists[stage] as u32), GridExtent::Wanted(1), GridExtent::Fixed(1)],
+                [GridExtent::Fixed(lists[stage] as u32), GridExtent::Outputs(1), GridExtent::Fixed(1)],
             )
         })
         .collect()

@@ -20,7 +20,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const MAX_PACKERS: usize = 16;
 
 /// Dimensions for dispatches that do not depend on a batch.
-const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_outputs: 1, n_runs: 1, n_splits: 1 };
 
 /// Rows of one tensor type and length, in the order in which a matrix part stores them. The tensors of a group have
 /// equally many rows, which are interleaved: row 0 of each, then row 1 of each. Groups follow one another.

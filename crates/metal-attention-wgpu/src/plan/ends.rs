@@ -35,7 +35,7 @@ impl PlanBuilder<'_> {
         let PerLayerEmbedding { width, proj_norm: _, post_norm: _ } = *spec;
         dispatches.extend(kernels::embedding(self.gpu, &w.token_embd, &scratch.layer_embeddings, self.batch)?);
         let scale = (width as f32).sqrt() * std::f32::consts::FRAC_1_SQRT_2;
-        let shape = ScaleShape { n: n_layer * width, scale, soft_cap: None, wanted: false };
+        let shape = ScaleShape { n: n_layer * width, scale, soft_cap: None, outputs_only: false };
         dispatches.push(kernels::scale(self.gpu, shape, &scratch.layer_embeddings)?);
         self.multiply(
             dispatches,
@@ -51,7 +51,7 @@ impl PlanBuilder<'_> {
             bias: w.proj_norm.has_bias,
             scale: std::f32::consts::FRAC_1_SQRT_2,
             accumulate: true,
-            wanted_only: false,
+            outputs_only: false,
         };
         let weights = Some(&w.proj_norm.weights);
         dispatches.push(kernels::norm(
@@ -65,12 +65,12 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The hidden vectors of wanted tokens after the last norm: `h`, `[n_wanted, n_embd]`.
+    /// The hidden vectors of output tokens after the last norm: `h`, `[n_outputs, n_embd]`.
     pub(super) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let scratch = self.scratch;
         let mut dispatches = Vec::new();
         self.join_streams(&mut dispatches)?;
-        let shape = NormShape { wanted_only: true, ..NormShape::of_row(self.spec.n_embd) };
+        let shape = NormShape { outputs_only: true, ..NormShape::of_row(self.spec.n_embd) };
         let norm = match &self.weights.output_norm {
             Some(norm) => self.norm(norm, shape, Some(&scratch.x), &scratch.h)?,
             None => kernels::norm(self.gpu, shape, Some(&scratch.x), None, &scratch.h, self.batch)?,
@@ -79,7 +79,7 @@ impl PlanBuilder<'_> {
         Ok(dispatches)
     }
 
-    /// The logits of wanted tokens: `logits`, `[n_wanted, n_vocab]`. Empty for a model without an output head.
+    /// The logits of output tokens: `logits`, `[n_outputs, n_vocab]`. Empty for a model without an output head.
     pub(super) fn head(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, self.weights);
         let Some(head) = &self.spec.output.head else { return Ok(Vec::new()) };
@@ -87,7 +87,7 @@ impl PlanBuilder<'_> {
         let logits = LinearProduct {
             linear: (w.output(), w.output_bias.as_ref()),
             output: MatvecOutput::Store,
-            rows: TokenRows::Wanted,
+            rows: TokenRows::Outputs,
             x: &scratch.x,
             y: &scratch.logits,
         };
@@ -102,7 +102,7 @@ impl PlanBuilder<'_> {
             }
         }
         if let Some((scale, soft_cap)) = scaled_logits(head) {
-            let shape = ScaleShape { n: self.spec.n_vocab, scale, soft_cap, wanted: true };
+            let shape = ScaleShape { n: self.spec.n_vocab, scale, soft_cap, outputs_only: true };
             dispatches.push(kernels::scale(self.gpu, shape, &scratch.logits)?);
         }
         Ok(dispatches)

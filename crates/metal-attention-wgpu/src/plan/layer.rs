@@ -91,7 +91,7 @@ impl PlanBuilder<'_> {
         }
         self.add_layer_embedding(&mut dispatches, i)?;
         if w.output_scale != 1.0 {
-            let shape = ScaleShape { n: self.spec.n_embd, scale: w.output_scale, soft_cap: None, wanted: false };
+            let shape = ScaleShape { n: self.spec.n_embd, scale: w.output_scale, soft_cap: None, outputs_only: false };
             dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         }
         Ok(dispatches)

@@ -5,12 +5,17 @@
 //! `layer.rs` adds the product to the residual stream. This file has softmax attention and latent attention; the other
 //! files of this folder have the recurrent mixers.
 //!
-//! The input of a mixer is a [`BranchInput`]: either a norm of the residual stream `x` that each product computes for
-//! itself ([`BranchInput::PendingNorm`]), or the rows of a buffer ([`BranchInput::Rows`]: `h` after a norm, `x` without
-//! one). `multiply_branch_input` appends a product of either.
+//! A branch is what is added to the residual stream `x`: a mixer or a feed-forward. The input of a mixer is a
+//! [`BranchInput`]: either a norm of `x` that each product computes for itself ([`BranchInput::PendingNorm`]), or the
+//! rows of a buffer ([`BranchInput::Rows`]: `h` after a norm, `x` without one). `multiply_branch_input` appends a
+//! product of either.
 //!
-//! A plan is for one [`BatchKind`]: `One` token; `Sequences`, the next token of a few sequences each; `Few` tokens or
-//! `Many` tokens otherwise. The first two are decode steps.
+//! A plan, that is, a list of dispatches, is built once for each [`BatchKind`] and recorded again for every
+//! micro-batch. It does not depend on the micro-batch: grids grow with its numbers of tokens and splits (`GridExtent`),
+//! and kernels read its tokens, positions and page tables from the buffer `batch`
+//! ([`BatchBuffer`](crate::BatchBuffer)). The kinds are `One` token; `Sequences`, the next token of a few
+//! sequences each; `Few` tokens or `Many` tokens otherwise (`few_limits` of `plan.rs` has the limits). The first two
+//! have the kernels of decode steps, the others those of prefill; products choose theirs in `plan.rs`.
 //!
 //! # Scratch buffers
 //!
@@ -28,7 +33,8 @@
 //! q_compressed        [n_tokens, q_rank]                latent: compressed queries: first product -> query expansion
 //! kv_compressed       [n_tokens, kv_rank + shared_dim]  latent: compressed row, key part of all heads:
 //!                                                       first product -> latent_inputs
-//! mixer_out           [n_tokens, n_head, value_dim]     result: attention or recurrence -> output matrix
+//! mixer_out           [n_tokens, n_head, value_dim]     result, times the gates of query heads, if any: attention or
+//!                                                       recurrence -> output matrix
 //!                     [n_tokens, n_head, kv_rank]       latent: general_attention -> head_products
 //! head_outputs        [n_tokens, n_head, value_dim]     latent: result after the value expansion:
 //!                                                       head_products -> output matrix
@@ -69,8 +75,8 @@ pub(super) struct MixerResult<'a> {
     pub(super) out: &'a WgpuLinear,
     /// The scratch buffer that it multiplies, `[n_tokens, n_in]`.
     pub(super) x: &'a Buffer,
-    /// The norm of `x` that the product computes in its prologue; only in plans for one token. `None`: the product
-    /// multiplies `x` itself.
+    /// The norm of `x` that the product computes in its prologue; only of Mamba, in plans for one token. `None`: the
+    /// product multiplies `x` itself.
     pub(super) norm: Option<&'a WgpuNorm>,
 }
 
@@ -91,6 +97,7 @@ impl PlanBuilder<'_> {
             return true;
         }
         match self.mixers[i] {
+            // One product reads the input.
             MixerKernels::FastAttention(_)
             | MixerKernels::GeneralAttention(..)
             | MixerKernels::ShortConv(_)
@@ -217,13 +224,16 @@ impl PlanBuilder<'_> {
         Ok(MixerResult::new(out, &self.scratch.mixer_out))
     }
 
-    /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. In both cases two
-    /// dispatches:
-    /// - decode step: `decode_attention` (RoPE, append to the KV cache, attention of each split of the positions to
-    ///   `partial`; a single split goes to `mixer_out` directly), `decode_attention_merge` (has no work for a single
-    ///   split);
+    /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. The layer has a KV
+    /// cache of its own (`parts.rs`). In both cases two dispatches:
+    /// - decode step: `decode_attention` (norm and RoPE, append to the KV cache, attention of each split of the
+    ///   positions to `partial`; a single split goes to `mixer_out` directly; each workgroup has the new key and value
+    ///   in its own memory), then `decode_attention_merge` (no workgroups for a single split: the number of splits is
+    ///   that of the micro-batch);
     /// - prefill: `rope_append` (norm and RoPE, of the queries in place in `projected`; append), then
     ///   `prefill_attention`, on matrix units if the GPU and the shape allow it.
+    ///
+    /// The attention kernels also multiply the results by the gates of the query heads.
     ///
     /// `qk_norm`: weights of the norms of query heads and key heads, `[2, head_dim]`.
     /// `sinks_and_slopes`: `[n_head, 2]`, of which only the sinks are read; the fast kernels do not cover `ALiBi`.
@@ -244,7 +254,7 @@ impl PlanBuilder<'_> {
             sinks_and_slopes,
             keys,
             values,
-            att: &self.scratch.mixer_out,
+            attention_out: &self.scratch.mixer_out,
             partial: &self.scratch.partial,
             batch: self.batch,
         };
@@ -253,6 +263,7 @@ impl PlanBuilder<'_> {
             dispatches.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
             dispatches.push(kernels::rope_append(gpu, shape, &buffers)?);
+            // `exact` excludes matrix units that round to 16 bits.
             let on_matrix_units = kernels::prefill_on_matrix_units(gpu.features(), shape, self.exact);
             let attention =
                 if on_matrix_units { kernels::prefill_attention_cooperative } else { kernels::prefill_attention };
@@ -261,7 +272,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Whether the plan is for decode steps: each token is the next one of a different sequence.
+    /// Whether the plan is for decode steps: each token is the only one of its sequence in the micro-batch.
     pub(super) fn is_decode(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
@@ -295,7 +306,7 @@ impl PlanBuilder<'_> {
 
     /// Appends attention by the general kernels over the KV cache that layer `i` reads: from `queries` to `mixer_out`,
     /// `[n_tokens, n_head, value_dim]`. A decode step divides the positions into splits (split-KV) and appends a second
-    /// dispatch, which merges their results in `partial`; it has no work for a single split.
+    /// dispatch, which merges their results from `partial` to `mixer_out`; it has no workgroups for a single split.
     ///
     /// `sinks_and_slopes`: the sink's score and the `ALiBi` slope of each head, `[n_head, 2]`; `None`: neither.
     fn general_attention(
@@ -311,7 +322,7 @@ impl PlanBuilder<'_> {
             keys,
             values,
             sinks_and_slopes,
-            att: &scratch.mixer_out,
+            attention_out: &scratch.mixer_out,
             partial: &scratch.partial,
             batch: self.batch,
         };
@@ -330,7 +341,7 @@ impl PlanBuilder<'_> {
     ///
     /// In order, with shapes for each token:
     /// 1. `q_compressed = norm(q_a input)`, `[q_rank]`; `projected = q q_compressed`,
-    ///    `[n_head, n_nope + shared_dim]`. A layer without `q_a` has `projected = q input`.
+    ///    `[n_head, n_nope + shared_dim]`; `q` is `attn_q_b` of files. A layer without `q_a` has `projected = q input`.
     /// 2. `kv_compressed = kv_a input`, `[kv_rank + shared_dim]`.
     /// 3. `head_products`: the first `kv_rank` elements of each row of `queries`, `[n_head, kv_rank + shared_dim]`,
     ///    become `k_b` times the first `n_nope` elements of the projected query of that head.
@@ -355,7 +366,7 @@ impl PlanBuilder<'_> {
         match q_a {
             Some((q_a, norm)) => {
                 self.multiply_branch_input(dispatches, input, q_a, MatvecOutput::Store, &scratch.q_compressed)?;
-                // In place.
+                // `None`: in place.
                 dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.q_compressed)?);
                 self.multiply(
                     dispatches,
@@ -368,6 +379,7 @@ impl PlanBuilder<'_> {
         }
         self.multiply_branch_input(dispatches, input, kv_a, MatvecOutput::Store, &scratch.kv_compressed)?;
         let n_head = inputs_shape.n_head;
+        // One dispatch for each part of the matrix that has a buffer of its own, for all tokens.
         let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention_shape.key_dim };
         dispatches.extend(kernels::head_products(gpu, k_b, rows, &scratch.projected, &scratch.queries)?);
         let buffers = LatentInputsBuffers {

@@ -62,7 +62,7 @@ impl PlanBuilder<'_> {
         }
         let shape = NormShape { accumulate: true, ..NormShape::of_row(n) };
         dispatches.push(kernels::norm(self.gpu, shape, Some(&scratch.laurel), None, &scratch.x, self.batch)?);
-        let shape = ScaleShape { n, scale: std::f32::consts::FRAC_1_SQRT_2, soft_cap: None, wanted: false };
+        let shape = ScaleShape { n, scale: std::f32::consts::FRAC_1_SQRT_2, soft_cap: None, outputs_only: false };
         dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         Ok(())
     }
@@ -99,7 +99,7 @@ impl PlanBuilder<'_> {
                 true,
             )?);
         }
-        let shape = ScaleShape { n, scale: 1.0 / spec.n as f32, soft_cap: None, wanted: false };
+        let shape = ScaleShape { n, scale: 1.0 / spec.n as f32, soft_cap: None, outputs_only: false };
         dispatches.push(kernels::scale(self.gpu, shape, &scratch.x)?);
         Ok(())
     }

@@ -91,7 +91,7 @@ fn argmax_writes_the_next_tokens_into_the_batch() {
         let scratch = gpu.buffer("scratch", argmax_scratch_bytes(n_vocab, 2)).unwrap();
         let ids = poisoned(gpu, 2);
         let dispatches = argmax(gpu, n_vocab, &logits, &scratch, &ids, Some(batch.buffer())).unwrap();
-        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 2, n_runs: 1, n_splits: 1 };
+        let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: 2, n_runs: 1, n_splits: 1 };
         run_sized(gpu, &dispatches, size);
         assert_eq!(gpu.read::<u32>(&ids, 2).unwrap(), [2, 5]);
         let mut want = batch_words(&tokens);

@@ -10,11 +10,11 @@ use metal_attention_wgpu::kernels::{
 };
 use metal_attention_wgpu::{BatchDims, WgpuDevice, wgpu};
 
-/// The largest NMSE. Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place, give an
-/// error of some 1e-7 of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the kernels
-/// do. But a rotated key so near the midpoint of two F16 numbers that 32 and 64 bits round it differently (1 in 2000) has an
-/// error of 2^-10 of itself. Where few positions share the weight, the result then has an error of up to 1e-4, 1e-8 when
-/// squared.
+/// The largest NMSE. Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place, give
+/// an error of some 1e-7 of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the
+/// kernels do. But a rotated key so near the midpoint of two F16 numbers that 32 and 64 bits round it differently (1 in
+/// 2000) has an error of 2^-10 of itself. Where few positions share the weight, the result then has an error of up to
+/// 1e-4, 1e-8 when squared.
 fn tolerance(cache: CacheType) -> f64 {
     match cache {
         F32 => 1e-11,
@@ -22,9 +22,9 @@ fn tolerance(cache: CacheType) -> f64 {
     }
 }
 
-/// The largest NMSE on 16-bit matrix units. Queries have uniform errors of up to 2^-12 of themselves: scores of about 3 have
-/// errors of 4e-4, and so have the weights and the result, 2e-7 when squared. Weights rounded to 11 bits add a tenth of
-/// that.
+/// The largest NMSE on 16-bit matrix units. Queries have uniform errors of up to 2^-12 of themselves: scores of about 3
+/// have errors of 4e-4, and so have the weights and the result, 2e-7 when squared. Weights rounded to 11 bits add a
+/// tenth of that.
 const MATRIX_UNIT_TOLERANCE: f64 = 1e-6;
 
 /// The first and the last variant: with and without subgroups. Decode attention does not use matrix units, so that the
@@ -108,7 +108,7 @@ impl<'a> Pair<'a> {
     fn run(&self, tokens: &[BatchToken], qkv: &[f32], how: How) -> Vec<f32> {
         let (gpu, shape) = (self.gpu, &self.shape);
         let n = tokens.len();
-        let att = poisoned(gpu, n * shape.att_len());
+        let attention_out = poisoned(gpu, n * shape.att_len());
         let partial = poisoned(gpu, partial_bytes(shape, n) as usize / 4);
         let qkv = gpu.upload("qkv", qkv).unwrap();
         let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &self.pages);
@@ -119,7 +119,7 @@ impl<'a> Pair<'a> {
             sinks_and_slopes: Some(&self.sinks_and_slopes),
             keys: &self.keys,
             values: &self.values,
-            att: &att,
+            attention_out: &attention_out,
             partial: &partial,
             batch: batch.buffer(),
         };
@@ -140,8 +140,8 @@ impl<'a> Pair<'a> {
                 dispatches.push(decode_attention_merge(gpu, shape, &buffers).unwrap());
             }
         }
-        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits });
-        gpu.read(&att, n * shape.att_len()).unwrap()
+        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_outputs: n as u32, n_runs: 1, n_splits });
+        gpu.read(&attention_out, n * shape.att_len()).unwrap()
     }
 
     /// Appends random keys and values at positions `from..to` of a sequence to both caches.
@@ -374,7 +374,7 @@ fn heads_too_large_for_the_kernels_are_refused() {
             sinks_and_slopes,
             keys: b,
             values: b,
-            att: b,
+            attention_out: b,
             partial: b,
             batch: b,
         };

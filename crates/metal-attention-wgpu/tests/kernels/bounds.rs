@@ -1,5 +1,5 @@
-//! The bounds of buffer accesses, which release builds do not check in shaders: each shader states them in a comment, and
-//! the code that binds buffers and records dispatches checks them.
+//! The bounds of buffer accesses, which release builds do not check in shaders: each shader states them in a comment,
+//! and the code that binds buffers and records dispatches checks them.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn panics(f: impl FnOnce()) -> bool {
 fn buffers_that_are_too_short_are_refused_when_bound() {
     let Some(gpu) = gpu() else { return };
     let [long, short] = [256, 64].map(|bytes| gpu.buffer("x", bytes).unwrap());
-    let shape = RmsNormShape { n: 32, eps: 1e-5, wanted_only: false };
+    let shape = RmsNormShape { n: 32, eps: 1e-5, outputs_only: false };
     assert!(rmsnorm(gpu, shape, &long, &long, &long, &long).is_ok());
     let error = rmsnorm(gpu, shape, &long, &short, &long, &long).unwrap_err();
     assert!(matches!(error, WgpuError::Mismatch { .. }), "{error}");
@@ -53,7 +53,7 @@ fn batches_larger_than_the_buffers_are_not_recorded() {
     let Some(gpu) = gpu() else { return };
     let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
     let add = residual_add(gpu, 32, &x, &x).unwrap();
-    let step = |n_tokens| BatchDims { n_tokens, n_wanted: 0, n_runs: 1, n_splits: 1 };
+    let step = |n_tokens| BatchDims { n_tokens, n_outputs: 0, n_runs: 1, n_splits: 1 };
     assert!(add.fits(step(3)) && !add.fits(step(4)) && !add.fits(step(u32::MAX)));
     let record = |n_tokens| {
         let mut encoder = gpu.encoder();

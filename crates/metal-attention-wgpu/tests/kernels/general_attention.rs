@@ -41,7 +41,8 @@ fn cached_row(gpu: &WgpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize,
     }
 }
 
-/// Keys and values by sequence and KV head, then by position, as the twin reads them; and the same in the GPU's KV cache.
+/// Keys and values by sequence and KV head, then by position, as the twin reads them; and the same in the GPU's KV
+/// cache.
 struct KvCachePair {
     keys: Vec<Vec<Vec<f32>>>,
     values: Vec<Vec<Vec<f32>>>,
@@ -81,7 +82,8 @@ fn filled(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], pages: &[V
     KvCachePair { keys, values, gpu_keys, gpu_values }
 }
 
-/// Runs random queries of `tokens` on the GPU and in the twin, and compares the results. `split`: split-KV with a merge.
+/// Runs random queries of `tokens` on the GPU and in the twin, and compares the results. `split`: split-KV with a
+/// merge.
 fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
     let pages = shuffled_pages(lens.len(), shape.n_ctx);
     let cache = filled(gpu, shape, lens, &pages);
@@ -90,7 +92,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
     let slopes = metal_attention_model::alibi_slopes(shape.n_head, 8.0);
     let sinks_and_slopes: Vec<f32> = slopes.iter().enumerate().flat_map(|(h, &s)| [h as f32 - 1.0, s]).collect();
     let (gq, gh) = (gpu.upload("q", &q).unwrap(), gpu.upload("heads", &sinks_and_slopes).unwrap());
-    let att = poisoned(gpu, n * shape.n_head * shape.value_dim);
+    let attention_out = poisoned(gpu, n * shape.n_head * shape.value_dim);
     let partial = gpu.buffer("partial", shape.partial_bytes(n)).unwrap();
     let batch = batch_with_pages(gpu, tokens, shape.n_ctx, &pages);
     let buffers = GeneralAttentionBuffers {
@@ -98,7 +100,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
         keys: &cache.gpu_keys,
         values: &cache.gpu_values,
         sinks_and_slopes: Some(&gh),
-        att: &att,
+        attention_out: &attention_out,
         partial: &partial,
         batch: batch.buffer(),
     };
@@ -108,7 +110,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
     }
     let last = tokens.iter().map(|t| t.pos).max().unwrap_or(0);
     let size =
-        BatchDims { n_tokens: n as u32, n_wanted: 0, n_runs: 1, n_splits: if split { n_splits(last) } else { 1 } };
+        BatchDims { n_tokens: n as u32, n_outputs: 0, n_runs: 1, n_splits: if split { n_splits(last) } else { 1 } };
     run_sized(gpu, &dispatches, size);
     let mut want = Vec::new();
     for (t, &token) in tokens.iter().enumerate() {
@@ -119,7 +121,7 @@ fn check_attention(gpu: &WgpuDevice, shape: &GeneralAttention, lens: &[usize], t
             want.extend(general_attention_twin(shape, token, q, params, &cache.keys[kv], &cache.values[kv]));
         }
     }
-    let error = nmse(&gpu.read::<f32>(&att, want.len()).unwrap(), &want);
+    let error = nmse(&gpu.read::<f32>(&attention_out, want.len()).unwrap(), &want);
     // Exponentials and a tanh within a few units of 2^-24, of scores of some tens.
     assert!(error < 1e-10, "{shape:?}, split {split}: {error:e}");
 }
@@ -265,7 +267,8 @@ fn attention_inputs_match_their_twin() {
             }
             want.extend(cached);
             let error = nmse(&got, &want);
-            // An F16 that is rounded to the other side has an error of 2^-11 of itself, which happens to one in thousands.
+            // An F16 that is rounded to the other side has an error of 2^-11 of itself, which happens to one in
+            // thousands.
             let limit = if shape.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
             assert!(error < limit, "{shape:?}: {error:e}");
         }

@@ -41,7 +41,7 @@ fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: 
         sinks_and_slopes: None,
         keys: &keys,
         values: &values,
-        att: &unused,
+        attention_out: &unused,
         partial: &unused,
         batch: batch.buffer(),
     };

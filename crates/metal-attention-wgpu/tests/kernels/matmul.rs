@@ -13,8 +13,8 @@ use metal_attention_wgpu::{Arena, BatchDims, WgpuDevice, WgpuMatrix, batch_words
 /// The largest NMSE in f32: a sum of n products has a squared relative error of about n 2^-50, 1e-12 for 2048.
 const EXACT: f64 = 1e-11;
 
-/// The largest NMSE of factors rounded to 11 bits: each has a uniform, independent error of at most 2^-12, which add up to 2
-/// * 2^-24 / 3 = 4e-8 of the product's power.
+/// The largest NMSE of factors rounded to 11 bits: each has a uniform, independent error of at most 2^-12, which add up
+/// to 2 * 2^-24 / 3 = 4e-8 of the product's power.
 const HALF: f64 = 1e-6;
 
 const EPS: f32 = 1e-5;
@@ -231,7 +231,7 @@ fn rows_of_tokens_with_logits() {
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(15, n * n_in);
         let gx = gpu.upload("x", &x).unwrap();
-        for rows in [TokenRows::Wanted, TokenRows::Gathered] {
+        for rows in [TokenRows::Outputs, TokenRows::Gathered] {
             let y = poisoned(gpu, n * n_out);
             let options = MatvecOptions { rows, ..Default::default() };
             let scratch = MatmulScratch::new(gpu, n, n_in).unwrap();
@@ -239,10 +239,10 @@ fn rows_of_tokens_with_logits() {
             run_sized(
                 gpu,
                 &dispatches,
-                BatchDims { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 },
+                BatchDims { n_tokens: n as u32, n_outputs: n as u32 / 2, n_runs: 1, n_splits: 1 },
             );
             let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
-            let source = |i: usize| if rows == TokenRows::Wanted { 2 * i + 1 } else { i };
+            let source = |i: usize| if rows == TokenRows::Outputs { 2 * i + 1 } else { i };
             let want: Vec<f32> =
                 (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[source(i) * n_in..][..n_in])).collect();
             let error = nmse(&got[..n / 2 * n_out], &want);

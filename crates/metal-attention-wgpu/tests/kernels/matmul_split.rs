@@ -1,5 +1,5 @@
-//! `split_matmul`, the split-K GEMM, against its scalar twin: every tensor type, unusual shapes, outputs, norms, selected
-//! rows, outliers. On devices without 16-bit matrix units it runs in plain loops.
+//! `split_matmul`, the split-K GEMM, against its scalar twin: every tensor type, unusual shapes, outputs, norms,
+//! selected rows, outliers. On devices without 16-bit matrix units it runs in plain loops.
 
 use crate::support::matrices::{tensor, tensors};
 use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
@@ -171,9 +171,9 @@ fn rows_of_tokens_with_logits() {
         let x = random(15, n * n_in);
         let gx = gpu.upload("x", &x).unwrap();
         let y = poisoned(gpu, n * n_out);
-        let options = MatvecOptions { rows: TokenRows::Wanted, ..Default::default() };
+        let options = MatvecOptions { rows: TokenRows::Outputs, ..Default::default() };
         let dispatches = split_matmul(gpu, &matrix, options, TILE, &gx, &y, &batch).unwrap();
-        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32 / 2, n_runs: 1, n_splits: 1 });
+        run_sized(gpu, &dispatches, BatchDims { n_tokens: n as u32, n_outputs: n as u32 / 2, n_runs: 1, n_splits: 1 });
         let got: Vec<f32> = gpu.read(&y, n * n_out).unwrap();
         let want: Vec<f32> =
             (0..n / 2).flat_map(|i| matvec_twin(&w.to_f32(), &x[(2 * i + 1) * n_in..][..n_in])).collect();

@@ -1,5 +1,5 @@
-//! `matvec` (GEMV) and its variants against their scalar twin: every tensor type, unusual shapes, fused inputs and outputs,
-//! tiles of tokens, matrices in parts.
+//! `matvec` (GEMV) and its variants against their scalar twin: every tensor type, unusual shapes, fused inputs and
+//! outputs, tiles of tokens, matrices in parts.
 
 use crate::support::matrices::{repeated, tensor, tensors};
 use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants, with_any_subgroups};
@@ -173,11 +173,11 @@ fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType
             let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
             let y = poisoned(gpu, 2 * n_out);
             let input = if with_norm { MatvecInput::RmsNorm { weight: &gnorm, eps: 1e-5 } } else { MatvecInput::Plain };
-            let options = MatvecOptions { input, rows: TokenRows::Wanted, ..Default::default() };
+            let options = MatvecOptions { input, rows: TokenRows::Outputs, ..Default::default() };
             let dispatches = matvec(gpu, &matrix, options, &gx, &y, &batch).unwrap();
             let is_integer = !matches!(ty, TensorType::IQ4_NL | TensorType::IQ4_XS) && gpu.features().neighbours >= 4;
             assert_eq!(dispatches[0].kernel().ends_with("_integer"), is_integer, "{}", dispatches[0].kernel());
-            run_sized(gpu, &dispatches, BatchDims { n_tokens: 2, n_wanted: 1, n_runs: 1, n_splits: 1 });
+            run_sized(gpu, &dispatches, BatchDims { n_tokens: 2, n_outputs: 1, n_runs: 1, n_splits: 1 });
             let got: Vec<f32> = gpu.read(&y, 2 * n_out).unwrap();
             let x = &x[n_in..];
             let want = matvec_twin(&values, &if with_norm { rmsnorm_twin(x, &norm, 1e-5) } else { x.to_vec() });
@@ -303,7 +303,8 @@ fn matrices_in_parts() {
             check(gpu, &split, &all, case);
         }
 
-        // Rows of gate and up alternate. They stay in pairs if their types are equal, and are in separate parts otherwise.
+        // Rows of gate and up alternate. They stay in pairs if their types are equal, and are in separate parts
+        // otherwise.
         for (up, gates) in [(TensorType::Q4_0, true), (TensorType::Q5_1, false)] {
             let w = tensors(&[(TensorType::Q4_0, 96, 51), (up, 96, 51)], 11);
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
@@ -374,12 +375,12 @@ fn rows_of_tokens_with_logits() {
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(13, 6 * n_in);
         let gx = gpu.upload("x", &x).unwrap();
-        for (rows, sources) in [(TokenRows::Wanted, with_logits), (TokenRows::Gathered, [0, 1, 2])] {
+        for (rows, sources) in [(TokenRows::Outputs, with_logits), (TokenRows::Gathered, [0, 1, 2])] {
             for token_tile in [1, 2] {
                 let y = poisoned(gpu, 6 * n_out);
                 let options = MatvecOptions { rows, ..Default::default() };
                 let dispatches = multi_token_matvec(gpu, &matrix, options, token_tile, &gx, &y, &batch).unwrap();
-                run_sized(gpu, &dispatches, BatchDims { n_tokens: 6, n_wanted: 3, n_runs: 1, n_splits: 1 });
+                run_sized(gpu, &dispatches, BatchDims { n_tokens: 6, n_outputs: 3, n_runs: 1, n_splits: 1 });
                 let got: Vec<f32> = gpu.read(&y, 6 * n_out).unwrap();
                 let want: Vec<f32> =
                     sources.iter().flat_map(|&t| matvec_twin(&w.to_f32(), &x[t * n_in..][..n_in])).collect();

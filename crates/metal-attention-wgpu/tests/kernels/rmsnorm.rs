@@ -11,7 +11,7 @@ fn rmsnorm_matches_its_twin() {
             let (gx, gw) = (gpu.upload("x", &x).unwrap(), gpu.upload("weight", &weight).unwrap());
             let y = poisoned(gpu, n * n_tokens);
             let batch = batch(gpu, n_tokens, 0);
-            let shape = RmsNormShape { n, eps: 1e-5, wanted_only: false };
+            let shape = RmsNormShape { n, eps: 1e-5, outputs_only: false };
             run(gpu, &[rmsnorm(gpu, shape, &gx, &gw, &y, &batch).unwrap()], n_tokens);
             let got: Vec<f32> = gpu.read(&y, n * n_tokens).unwrap();
             let want: Vec<f32> = x.chunks(n).flat_map(|row| rmsnorm_twin(row, &weight, 1e-5)).collect();

@@ -10,8 +10,8 @@ use metal_attention_wgpu::{batch_words, wgpu};
 const LAYOUTS: [RopeLayout; 2] = [RopeLayout::Interleaved, RopeLayout::Halves];
 const N_CTX: usize = 1024;
 
-/// The largest NMSE: two products and a sum of 32-bit floats, each with an error of at most 2^-24. A norm adds a mean of
-/// squares.
+/// The largest NMSE: two products and a sum of 32-bit floats, each with an error of at most 2^-24. A norm adds a mean
+/// of squares.
 const TOLERANCE: f64 = 1e-13;
 
 /// The RoPE cos/sin table, `[N_CTX, n_rot]`.
@@ -98,7 +98,7 @@ fn rope_apply_dual_matches_its_twin_and_leaves_values_unchanged() {
                     sinks_and_slopes: None,
                     keys: &unused,
                     values: &unused,
-                    att: &unused,
+                    attention_out: &unused,
                     partial: &unused,
                     batch: &batch,
                 };

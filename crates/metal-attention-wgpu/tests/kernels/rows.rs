@@ -1,5 +1,5 @@
-//! Kernels over rows of the residual stream, `norm`, `scale`, `row_gate`, `embedding_sum` and `activation`, against their
-//! twins.
+//! Kernels over rows of the residual stream, `norm`, `scale`, `row_gate`, `embedding_sum` and `activation`, against
+//! their twins.
 
 use crate::support::{nmse, poisoned, random, run, run_sized, variants};
 use metal_attention_model::{Activation, BatchToken, NormKind};
@@ -23,11 +23,11 @@ fn norms_match_their_twin() {
                 (Some(NormKind::Layer), true, false),
                 (Some(NormKind::Layer), true, true),
             ] {
-                for (accumulate, wanted_only, in_place) in
+                for (accumulate, outputs_only, in_place) in
                     [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
                 {
                     let shape =
-                        NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, wanted_only };
+                        NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, outputs_only };
                     let total = n * rows * n_tokens;
                     let (x, before) = (random(1, total), random(2, total));
                     let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
@@ -39,12 +39,12 @@ fn norms_match_their_twin() {
                     let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
                     let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
                     let dispatch = norm(gpu, shape, source, Some(gw), target, &words).unwrap();
-                    let n_wanted = n_tokens.div_ceil(2);
+                    let n_outputs = n_tokens.div_ceil(2);
                     let size =
-                        BatchDims { n_tokens: n_tokens as u32, n_wanted: n_wanted as u32, n_runs: 1, n_splits: 1 };
+                        BatchDims { n_tokens: n_tokens as u32, n_outputs: n_outputs as u32, n_runs: 1, n_splits: 1 };
                     run_sized(gpu, &[dispatch], size);
                     let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
-                    let selected: Vec<usize> = (0..n_tokens).filter(|t| !wanted_only || t % 2 == 0).collect();
+                    let selected: Vec<usize> = (0..n_tokens).filter(|t| !outputs_only || t % 2 == 0).collect();
                     let from = selected.iter().flat_map(|t| t * rows..(t + 1) * rows);
                     let want: Vec<f32> = from
                         .enumerate()
@@ -66,7 +66,7 @@ fn scale_matches_its_twin() {
     for gpu in variants() {
         for (n, _, n_tokens) in SHAPES {
             for soft_cap in [None, Some(5.0)] {
-                let shape = ScaleShape { n, scale: 20.0, soft_cap, wanted: false };
+                let shape = ScaleShape { n, scale: 20.0, soft_cap, outputs_only: false };
                 let x = random(1, n * n_tokens);
                 let gx = gpu.upload("x", &x).unwrap();
                 run(gpu, &[scale(gpu, shape, &gx).unwrap()], n_tokens);

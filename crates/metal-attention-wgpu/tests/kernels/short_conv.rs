@@ -38,7 +38,7 @@ fn check(gpu: &WgpuDevice, shape: ShortConvSpec, segments: &[Segment]) {
     let dispatch = short_conv(gpu, shape, N_SLOTS, &buffers).unwrap();
     // One run more than there are, which must do nothing.
     let n_runs = words[0][0] + 1;
-    run_sized(gpu, &[dispatch], BatchDims { n_tokens: n_tokens as u32, n_wanted: 0, n_runs, n_splits: 1 });
+    run_sized(gpu, &[dispatch], BatchDims { n_tokens: n_tokens as u32, n_outputs: 0, n_runs, n_splits: 1 });
     let (mut want, mut at) = (Vec::new(), 0);
     for &Segment { n, from, to, .. } in segments {
         let mut state = states[from as usize * elements..][..elements].to_vec();
@@ -64,8 +64,8 @@ fn short_convolutions_match_their_twin() {
             }
             // Several sequences.
             check(gpu, shape, &segments(&[&[(1, 3, 1)], &[(1, 0, 2)], &[(1, 4, 5)], &[(1, 4, 6)]]));
-            // Checkpoints in place and in other slots, after short and long segments. Two sequences continue from one state,
-            // which is unchanged.
+            // Checkpoints in place and in other slots, after short and long segments. Two sequences continue from one
+            // state, which is unchanged.
             check(gpu, shape, &segments(&[&[(7, 3, 1), (64, 1, 1), (20, 1, 2), (1, 2, 4)], &[(30, 6, 6), (1, 6, 5)]]));
             check(gpu, shape, &segments(&[&[(1, 7, 8), (1, 8, 8), (2, 8, 9)], &[(40, 7, 10), (3, 10, 11)]]));
             check(gpu, shape, &segments(&[&[(2, 5, 5), (1, 5, 5), (1, 5, 5), (35, 5, 5), (1, 5, 7)]]));

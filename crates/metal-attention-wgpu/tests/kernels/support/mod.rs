@@ -26,8 +26,8 @@ pub fn open(options: &WgpuOptions) -> Option<WgpuDevice> {
     }
 }
 
-/// The ways in which kernels can be compiled for the device, the best first: with and without subgroups, 16-bit floats and
-/// matrix units. Empty on a machine without a GPU.
+/// The ways in which kernels can be compiled for the device, the best first: with and without subgroups, 16-bit floats
+/// and matrix units. Empty on a machine without a GPU.
 ///
 /// Each test thread has its own devices, because a software GPU runs the work of one device in sequence.
 pub fn variants() -> &'static [WgpuDevice] {
@@ -102,8 +102,8 @@ pub fn shuffled_pages(n_seq: usize, n_ctx: usize) -> Vec<Vec<u32>> {
 /// The cache group of the layers in tests.
 pub const GROUP: usize = 1;
 
-/// A batch of `tokens` of sequences with at most `n_ctx` positions, which have `pages` in cache group [`GROUP`] and other
-/// pages in group 0.
+/// A batch of `tokens` of sequences with at most `n_ctx` positions, which have `pages` in cache group [`GROUP`] and
+/// other pages in group 0.
 pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
     let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
     let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, &[n_pages; GROUP + 1]).unwrap();
@@ -118,7 +118,7 @@ pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, p
 
 /// Runs `dispatches` for a batch of `n` tokens, all with logits, and waits for them.
 pub fn run(gpu: &WgpuDevice, dispatches: &[Dispatch], n: usize) {
-    run_sized(gpu, dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
+    run_sized(gpu, dispatches, BatchDims { n_tokens: n as u32, n_outputs: n as u32, n_runs: n as u32, n_splits: 1 });
 }
 
 /// Runs `dispatches` for a batch of these dimensions, and waits for them.
