@@ -166,7 +166,7 @@ impl<'t> Engine<'t> {
         self.client_ring.served(sequence.client);
         self.generations_first = false;
         // Tokens that were in the cache are no progress of its own.
-        sequence.max_evaluated = sequence.max_evaluated.max(n_cached);
+        sequence.furthest_evaluated = sequence.furthest_evaluated.max(n_cached);
         self.running.push(RunningSequence { sequence, seq, progressed_at: None, prompt_end_is_kept: false });
     }
 
@@ -220,7 +220,7 @@ impl<'t> Engine<'t> {
         let RunningSequence { mut sequence, seq, .. } = self.running.remove(i);
         self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
         tracing::debug!("sequence {} gives its place up after {} tokens", sequence.number, sequence.ids.len());
-        sequence.max_evaluated = sequence.max_evaluated.max(self.pass.n_past(seq));
+        sequence.furthest_evaluated = sequence.furthest_evaluated.max(self.pass.n_past(seq));
         let at = self.preempted.partition_point(|earlier| earlier.number < sequence.number);
         self.preempted.insert(at, sequence);
         self.update_metrics(|metrics| metrics.preemptions += 1);

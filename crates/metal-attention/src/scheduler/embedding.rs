@@ -5,12 +5,10 @@
 
 use crate::{BatchToken, ForwardError, Pooled};
 
+use super::batch_sizer::MAX_LOGITS_BYTES;
 use super::engine::Engine;
 use super::queue::{EmbeddingRequest, RequestedOutput};
 use super::{Client, RequestError};
-
-/// Maximum bytes of logits that one chunk returns.
-pub(super) const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 /// An embedding in progress.
 pub(super) struct EmbeddingRun {
@@ -69,7 +67,8 @@ impl Engine<'_> {
     /// Evaluates one chunk of the next embedding, and moves that to the end of the list. If pages run out, it evicts an
     /// idle cache sequence or preempts an embedding; the chunk is tried again later. Another error fails the embedding.
     pub(super) fn embed(&mut self) {
-        let max_tokens = self.batch_sizer.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
+        // A step is kept short if other embeddings, or sequences, which are evaluated after it, wait for its end.
+        let max_tokens = self.batch_sizer.max_prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
         let Self { pass, pooler, embeddings, .. } = self;
         let Some(run) = embeddings.front_mut() else { return };
         let start = pass.n_past(run.seq);

@@ -51,7 +51,7 @@ pub(super) struct ScheduledSequence<'t> {
     pub number: u64,
     /// The most tokens of it that were ever in the KV cache. Only tokens beyond these count as progress after a
     /// preemption.
-    pub max_evaluated: usize,
+    pub furthest_evaluated: usize,
     /// Tokens of the prompt.
     pub n_prompt: usize,
     /// Tokens of the prompt that were found in the KV cache at the first admission.
@@ -114,7 +114,7 @@ impl<'t> ScheduledSequence<'t> {
         Self {
             client: request.client,
             number,
-            max_evaluated: 0,
+            furthest_evaluated: 0,
             n_prompt: request.prompt.len(),
             n_cached: 0,
             ids: request.prompt.to_vec(),

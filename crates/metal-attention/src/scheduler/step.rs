@@ -1,39 +1,39 @@
 //! One step of the scheduler: plans a batch, evaluates it and samples the next tokens.
 //!
 //! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one token of each running sequence
-//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others. Of each token,
-//! the forward pass may return scores (logits, top-k list or argmax); each such row has a [`LogitsUse`]. A step that
-//! fails for want of KV pages or recurrent states frees some, by preemption if need be, and is planned again.
+//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others. Of each output
+//! token ([`BatchToken::output`]) the forward pass returns a row of scores: logits, a top-k list, or an argmax. Each row
+//! has a [`ScoresUse`]. `choice.rs` chooses tokens by scores. A step that fails for want of KV pages or recurrent states frees some, by preemption if need be, and is planned again.
 
 use std::time::Instant;
 
 use crate::choice::{self, RequiredScores, Scores};
 use crate::{BatchToken, ForwardError};
 
+use super::batch_sizer::MAX_LOGITS_BYTES;
 use super::client_ring::split_tokens;
-use super::embedding::MAX_LOGITS_BYTES;
 use super::engine::{Engine, RunningSequence};
 use super::scheduled_sequence::StepOutcome;
 use super::{FinishReason, RequestError};
 
-/// The batch of a step, and how its logits are used.
+/// The batch of a step, and how its scores are used.
 #[derive(Debug, Default)]
 struct BatchPlan {
     /// The tokens of sequences with a single token, then prefill chunks. The tokens of one sequence are consecutive.
     tokens: Vec<BatchToken>,
-    /// The use of each row of logits: one entry for each token of `tokens` with `output` set, in the same order.
-    logits_uses: Vec<LogitsUse>,
+    /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
+    scores_uses: Vec<ScoresUse>,
     /// Number of decode tokens: the sequences whose only token in the batch was generated in an earlier step. Prompts
     /// of which a single token is left do not count.
     n_decode: usize,
 }
 
-/// The use of one row of logits, with the index of its sequence in [`Engine::running`].
+/// The use of one row of scores, with the index of its sequence in [`Engine::running`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LogitsUse {
+enum ScoresUse {
     /// The next token is sampled from the row.
     Sample(usize),
-    /// The row gives the log probability of the prompt's next token.
+    /// The row, of logits, gives the log probability of the prompt's next token.
     PromptLogprob(usize),
 }
 
@@ -59,7 +59,8 @@ impl Engine<'_> {
                 Ok(mut outcomes) => {
                     self.batch_sizer.record_step(batch.tokens.len(), start.elapsed());
                     self.mark_progress();
-                    // Before a later step moves a sliding window past the end of a prompt.
+                    // Copies pages and states at the ends of prompts to the prefix store, before a later step moves a
+                    // sliding window past them.
                     self.keep_prompt_ends();
                     let n_new = self.n_generated() - n_generated;
                     self.update_metrics(|metrics| {
@@ -72,7 +73,8 @@ impl Engine<'_> {
                     for (i, outcome) in outcomes {
                         match outcome {
                             Ok(StepOutcome::Finished(reason)) => self.end(i, Ok(reason)),
-                            Ok(_) => {}
+                            // `evaluate` has dealt with `NeedsLogits`.
+                            Ok(StepOutcome::Continues | StepOutcome::NeedsLogits) => {}
                             Err(why) => self.end(i, Err(why)),
                         }
                     }
@@ -97,16 +99,17 @@ impl Engine<'_> {
     /// the others. The tokens of the chunks are divided equally between clients. Empty if no sequence runs.
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
+        // At least 1: a running sequence has tokens that are not in the KV cache.
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
         let (single_token, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
         // A step is kept short if other sequences, or embeddings, which are evaluated after it, wait for its end.
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
-        let max_prefill = self.batch_sizer.prompt_tokens(single_token.len(), others_wait);
+        let max_prefill = self.batch_sizer.max_prompt_tokens(single_token.len(), others_wait);
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
         let chunks = split_tokens(&wanted, max_prefill);
         let single_token = single_token.into_iter().map(|i| (i, 1));
-        // The number of rows of logits that are left for log probabilities of prompts in this step. At least one at
-        // first, so that every step makes progress.
+        // The number of rows of logits that are left for log probabilities of prompts in this step; rows that tokens are
+        // sampled from do not count. At least one at first, so that every step makes progress.
         let mut logprob_rows = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
         for (i, n) in single_token.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
             let (sequence, seq) = (&self.running[i].sequence, self.running[i].seq);
@@ -123,9 +126,9 @@ impl Engine<'_> {
             batch.tokens.extend((start..start + n).map(token));
             let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
             logprob_rows -= n_scored;
-            batch.logits_uses.extend(std::iter::repeat_n(LogitsUse::PromptLogprob(i), n_scored));
+            batch.scores_uses.extend(std::iter::repeat_n(ScoresUse::PromptLogprob(i), n_scored));
             if start + n == sequence.ids.len() {
-                batch.logits_uses.push(LogitsUse::Sample(i));
+                batch.scores_uses.push(ScoresUse::Sample(i));
                 batch.n_decode += usize::from(n == 1 && sequence.n_generated() > 0);
             }
         }
@@ -137,38 +140,39 @@ impl Engine<'_> {
         self.running.iter().map(|r| r.sequence.n_generated()).sum()
     }
 
-    /// Evaluates `batch` and samples from its logits.
+    /// Evaluates `batch` and samples from its scores.
     ///
     /// A forward pass returns all rows in one form, so the form is the most expensive that any row requires: argmax,
     /// top-k list or logits. If a top-k list (or an argmax) turns out not to determine the next token of a sequence,
-    /// its last token is evaluated a second time, for all logits: `evaluate_again` removes the token's position from
-    /// the KV cache first.
+    /// its last token is evaluated a second time, for all logits: `evaluate_again` first takes the token back, from the
+    /// KV cache and the recurrent states.
     ///
-    /// An error means that the batch itself failed: no sequence has changed. If only the second evaluation fails, the
+    /// An error means that the batch itself failed: no sequence has changed, since `choice::evaluate` and
+    /// `evaluate_again` call their closures only after the pass has succeeded. If only the second evaluation fails, the
     /// error is the outcome of the sequences it was for.
     fn evaluate(&mut self, batch: &BatchPlan) -> Result<SequenceOutcomes, ForwardError> {
         let k = self.pass.max_top_k();
-        let required_by = |logits_use: &LogitsUse| match *logits_use {
-            LogitsUse::Sample(i) => self.running[i].sequence.required_scores(k),
-            LogitsUse::PromptLogprob(_) => RequiredScores::Logits,
+        let required_by = |scores_use: &ScoresUse| match *scores_use {
+            ScoresUse::Sample(i) => self.running[i].sequence.required_scores(k),
+            ScoresUse::PromptLogprob(_) => RequiredScores::Logits,
         };
         // `RequiredScores` are ordered by cost. A batch without rows has no scores, whatever is required.
-        let required = batch.logits_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
+        let required = batch.scores_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
         let mut outcomes: SequenceOutcomes = Vec::new();
         // Indices in `running` of the sequences that need all logits.
         let mut needs_logits = Vec::new();
-        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| match (batch.logits_uses[row], scores) {
+        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| match (batch.scores_uses[row], scores) {
             // A sequence has an outcome before its last row only if an earlier row failed; its later rows are ignored.
-            (LogitsUse::PromptLogprob(i) | LogitsUse::Sample(i), _)
+            (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i), _)
                 if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) => {}
-            (LogitsUse::PromptLogprob(i), Scores::Logits(logits)) => {
+            (ScoresUse::PromptLogprob(i), Scores::Logits(logits)) => {
                 outcomes.extend(running[i].sequence.add_prompt_logprob(logits).err().map(|why| (i, Err(why))));
             }
             // Cannot occur: a row for a log probability requires logits of the whole batch.
-            (LogitsUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
-            (LogitsUse::Sample(i), scores) => match running[i].sequence.sample(scores, n_ctx) {
+            (ScoresUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
+            (ScoresUse::Sample(i), scores) => match running[i].sequence.sample(scores, n_ctx) {
                 Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
                 outcome => outcomes.push((i, outcome)),
             },
@@ -195,7 +199,7 @@ impl Engine<'_> {
     fn mark_progress(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {
-            if r.progressed_at.is_none() && self.pass.n_past(r.seq) > r.sequence.max_evaluated {
+            if r.progressed_at.is_none() && self.pass.n_past(r.seq) > r.sequence.furthest_evaluated {
                 r.progressed_at = Some(now);
             }
         }
@@ -203,17 +207,18 @@ impl Engine<'_> {
 
     /// Frees KV pages and recurrent states for the running sequences, by the first of these that is possible:
     ///
-    /// 1. it evicts the idle sequence (finished or preempted) that was used least recently,
+    /// 1. it evicts the idle sequence (finished or preempted) that was used least recently; its pages are copied to the
+    ///    prefix store (snapshots in host memory) if there is space,
     /// 2. it preempts the embedding that was started last,
-    /// 3. it preempts, among the sequences of the client with the most running ones, the one that was admitted last;
-    ///    its pages are copied to the prefix store (snapshots in host memory) if there is space, otherwise its tokens
-    ///    are evaluated again,
+    /// 3. it preempts, among the sequences of the client with the most running ones, the one that was first admitted
+    ///    last; its pages are copied to the prefix store if there is space, otherwise its tokens are evaluated again,
     /// 4. it ends the only running sequence, which fills the whole KV cache, as `ContextFull`.
     fn free_cache(&mut self) {
-        // Ordered by the client's number of running sequences, then by their order of admission.
+        // Ordered by the client's number of running sequences, then by their order of admission. A sequence keeps its
+        // number when it is preempted.
         let preemption_order = |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.number);
         let candidate = self.running.iter().enumerate().max_by_key(|(_, r)| preemption_order(r)).map(|(i, _)| i);
-        if let Some(seq) = self.sequences.oldest_idle(None) {
+        if let Some(seq) = self.sequences.oldest_idle(/* except */ None) {
             self.store_and_evict(seq);
         } else if !self.embeddings.is_empty() {
             self.preempt_embedding();
