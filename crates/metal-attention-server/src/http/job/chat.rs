@@ -11,7 +11,7 @@
 //!
 //! # Thoughts and grammar
 //!
-//! An answer is thoughts (reasoning, optional), then text or tool calls. A grammar, if the request requires a form or a
+//! An answer is thoughts (what interfaces call reasoning or thinking; optional), then text or tool calls. A grammar, if the request requires a form or a
 //! call, applies to what follows the thoughts:
 //!
 //! ```text
@@ -20,13 +20,14 @@
 //! within thoughts (2)         they continue                          after the thoughts
 //! WithinMessage, in its text  no                                     a form: from the start of the message (3);
 //!                                                                    a call: after the prompt
-//! Message                     no                                     from the first token
+//! Message                     no (4)                                 from the first token
 //! ```
 //!
-//! 1. Not after thoughts that the template wrote and ended, nor with a form that covers the whole answer (llama.cpp's
+//! 1. Not after thoughts that the template wrote and ended (`<think></think>`), nor with a form that covers the whole answer (llama.cpp's
 //!    field `grammar`).
 //! 2. The template starts thoughts, or the last message, which the answer continues, ends within its thoughts.
 //! 3. The grammar is advanced over the text of the message in the prompt.
+//! 4. Thoughts are recognised only where the template wrote the markup that starts the answer.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ pub struct ChatJob {
     pub prompt_end: PromptEnd,
     /// Sampling, limits, number of choices.
     pub generation: GenerationSettings,
-    /// Whether a conversation that exceeds the context loses its oldest turns; otherwise it is refused. `None`: as the
+    /// Whether a conversation that exceeds the context loses its oldest turns when the prompt is made; otherwise it is
+    /// refused. (llama.cpp's option of this name drops tokens from the KV cache during generation.) `None`: as the
     /// model's defaults or the server's options (`--context-shift`) set it.
     pub context_shift: Option<bool>,
     /// The interface's name of the conversation, for errors.
@@ -79,7 +81,7 @@ pub struct ChatJob {
 pub enum PromptEnd {
     /// The markup that starts an answer of the assistant (generation prompt).
     Answer,
-    /// After the last message, without markup for an answer: the model writes it. Only for the field
+    /// After the last message, without markup for an answer: the model writes the markup. Only for the field
     /// `add_generation_prompt: false` of the OpenAI chat interface.
     Message,
     /// Within the last message, the assistant's, which the answer continues.
@@ -109,7 +111,7 @@ pub struct SubmittedChat {
 
 /// A rendered and tokenised prompt.
 struct PreparedPrompt {
-    /// The prompt of the conversation without an earlier one. With [`PromptEnd::WithinMessage`], the answer starts
+    /// The prompt of the conversation, without the earlier one that Ollama's `context` may give. With [`PromptEnd::WithinMessage`], the answer starts
     /// within it.
     rendered: RenderedPrompt,
     /// The token ids of the whole prompt: the earlier conversation, if any, then `rendered`.
@@ -136,12 +138,15 @@ impl ChatJob {
     }
 
     /// Renders and tokenises the prompt: the token ids `earlier_ids` of an earlier conversation, then those of
-    /// `messages`.
+    /// `messages`. A request sends the ids of an earlier answer back in Ollama's field `context`; otherwise there are
+    /// none.
     ///
-    /// `may_cut`: tokens that exceed the context are dropped, in two stages. First, without regard to `earlier_ids`,
-    /// the oldest turns of `messages` are dropped until the rest fits into the context with the answer. Then the first
-    /// tokens of `earlier_ids` are dropped until both fit. Both are noted in `notes`. A prompt that is still too long
-    /// is returned as it is, as without `may_cut`: the scheduler refuses it.
+    /// `may_cut`: if the prompt exceeds the context's share for prompts ([`ContextBudget`]: the answer gets `max_tokens`,
+    /// but at most a quarter), tokens are dropped in two stages, in steps of a quarter of the context, so that the
+    /// start of the prompt stays the same for some requests. First, without regard to `earlier_ids`, the oldest turns of
+    /// `messages` are dropped. Then the first tokens of `earlier_ids` are dropped. Both are noted in `notes`. If the
+    /// prompt is still too long, what is left is returned without a note of dropped turns: the scheduler refuses it, as
+    /// it refuses a prompt that is too long without `may_cut`.
     ///
     /// Errors: a tool that the model's format cannot express, a template that fails, or a text that is too long to
     /// tokenise.
@@ -188,6 +193,7 @@ impl ChatJob {
         let (earlier, new) = (without_bos(model, earlier_ids), without_bos(model, &ids));
         let n_cut = if may_cut { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
         if n_cut > 0 {
+            // The field of the request from which `earlier_ids` come.
             notes.truncated("context");
         }
         // The prompt starts with the model's BOS token, if it has one, also where `earlier_ids` are cut.
@@ -201,7 +207,8 @@ impl ChatJob {
         self.submit_after(&[], app, model, client)
     }
 
-    /// Submits all choices, with a prompt that continues the tokens of `earlier_ids`.
+    /// Submits all choices, with a prompt that continues the tokens of `earlier_ids` (Ollama's field `context`).
+    /// `client`: whose share of slots and batches the sequences count for.
     ///
     /// Failures: the error of the first choice that cannot be submitted (an invalid request, a full queue, a shutdown)
     /// is the error of the job. Choices that were submitted before it are cancelled, as their event receivers are
@@ -285,8 +292,8 @@ impl ChatJob {
             let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
-            let parser = self.answer_parser(model, &prompt.rendered);
-            parsers.push(ChoiceParser::new(parser, !self.allowed_calls.parallel));
+            let single_call = !self.allowed_calls.parallel;
+            parsers.push(ChoiceParser::new(self.answer_parser(model, &prompt.rendered), single_call));
         }
         Ok((events, parsers))
     }
@@ -303,6 +310,7 @@ impl ChatJob {
             tools: &self.allowed_calls.tools,
             add_generation_prompt: self.prompt_end != PromptEnd::Message,
             variables: Some(&thinking.variables),
+            // The current time.
             now: None,
         };
         let rendered = match self.prompt_end {
@@ -330,7 +338,8 @@ impl ChatJob {
     /// Fails if that violates the form that `field` requires.
     fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
-        let ids = tokens_within(tokenizer, text.trim_start(), false);
+        // Most templates trim messages; the form begins with the first character of the text.
+        let ids = tokens_within(tokenizer, text.trim_start(), /* parse_special */ false);
         ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
             let message = format!(
                 "the last message, which the answer goes on with, is no beginning of what {} demands",
@@ -361,7 +370,8 @@ impl ChatJob {
     }
 
     /// Compiles the grammar of the whole answer: of the required form, or of tool calls if one is required; `None`: any
-    /// text. Notes the parts of a schema that the grammar does not enforce.
+    /// text. The compiler reads the prompt, as its end tells whether thoughts are open. Notes the parts of a schema that
+    /// the grammar does not enforce.
     fn compiled_grammar(
         &self,
         model: &ModelLease,
