@@ -219,8 +219,8 @@ struct AccessArgs {
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<String>,
 
-    /// Name that the Host header of requests may have besides localhost, as behind a proxy (repeatable); used only if the server
-    /// listens on this machine alone and needs no key
+    /// Name that the Host header of requests may have in addition to localhost, as behind a proxy (repeatable); used only if
+    /// the server listens on this machine alone and needs no key
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     allowed_host: Vec<String>,
 

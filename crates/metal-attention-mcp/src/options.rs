@@ -32,7 +32,7 @@ pub enum Transport {
         command: String,
         /// Its arguments.
         args: Vec<String>,
-        /// Its environment, besides a few inherited variables such as `PATH`.
+        /// Its environment, in addition to a few inherited variables such as `PATH`.
         env: BTreeMap<String, String>,
         /// Its working directory; `None`: this process's.
         cwd: Option<PathBuf>,

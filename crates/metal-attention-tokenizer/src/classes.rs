@@ -46,7 +46,7 @@ pub(crate) const DEEPSEEK_LETTER: ClassMask = 1 << 16;
 pub(crate) const DEEPSEEK_PUNCTUATION: ClassMask = 1 << 17;
 /// The scripts that deepseek-llm and deepseek-coder split off.
 pub(crate) const DEEPSEEK_CJK: ClassMask = 1 << 18;
-/// The characters that end a word for bloom, poro-chat and viking, besides white space.
+/// The characters that end a word for bloom, poro-chat and viking, in addition to white space.
 pub(crate) const BLOOM_STOP: ClassMask = 1 << 19;
 /// Hangul syllables and jamo.
 pub(crate) const HANGUL: ClassMask = 1 << 20;

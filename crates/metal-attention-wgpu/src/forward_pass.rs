@@ -50,7 +50,7 @@ pub(super) enum ResultKind {
     TopK,
 }
 
-/// Everything that the recorded commands of a micro-batch depend on, besides the contents of buffers.
+/// Everything that the recorded commands of a micro-batch depend on, except the contents of buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatchShape {
     /// Which plan is recorded.

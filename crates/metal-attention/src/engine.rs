@@ -39,8 +39,8 @@ pub struct EngineOptions {
     /// Number of sequences whose sliding windows fit, in layers that keep only a window. A batch may be refused for
     /// want of a window ([`ForwardError::OutOfPages`](crate::ForwardError::OutOfPages)). `None`: all sequences.
     pub n_windows: Option<usize>,
-    /// Bytes for checkpoints of recurrent states, to which sequences can be cut back, besides the state that each
-    /// sequence continues from. Only in models with recurrent layers.
+    /// Bytes for checkpoints of recurrent states, to which sequences can be cut back, in addition to the state that
+    /// each sequence continues from. Only in models with recurrent layers.
     pub state_cache: usize,
     /// CPU threads that compute. `None`: one for each physical core.
     pub n_threads: Option<usize>,

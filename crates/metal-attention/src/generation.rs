@@ -14,7 +14,7 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// Strings that end the generation; they are not part of its text.
     pub stop: Vec<String>,
-    /// Tokens that end the generation, besides the vocabulary's end tokens; they are not part of its text.
+    /// Tokens that end the generation, in addition to the vocabulary's end tokens; they are not part of its text.
     pub stop_ids: Vec<u32>,
     /// Never sample the vocabulary's end tokens.
     pub ignore_eos: bool,
@@ -72,7 +72,7 @@ pub struct Generation<'a> {
     remaining: Option<usize>,
     /// Tokens left to generate before an end token may be sampled.
     min_remaining: usize,
-    /// End tokens besides the vocabulary's.
+    /// End tokens in addition to the vocabulary's.
     stop_ids: Vec<u32>,
     /// Tokens that must not be sampled while `min_remaining` is above 0: all end tokens.
     forbidden_first: Vec<u32>,

@@ -58,7 +58,7 @@ struct Limit {
     work: WorkCost,
 }
 
-/// The CPU work of a field's contents besides parsing JSON.
+/// The CPU work of a field's contents except parsing JSON.
 enum WorkCost {
     /// None.
     Nothing,

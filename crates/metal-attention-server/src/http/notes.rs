@@ -22,7 +22,7 @@ pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 /// Maximum bytes of a header's value; a longer list is cut and ends in `...`.
 const MAX_VALUE: usize = 2048;
 
-/// Escaped in a header's value besides bytes that are not visible ASCII: the separator and `%`.
+/// Escaped in a header's value in addition to bytes that are not visible ASCII: the separator and `%`.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b',');
 
 /// Collects the contents of these headers while a request is read.

@@ -23,8 +23,8 @@ pub struct HttpOptions {
     /// The origin whose pages may send requests from a browser (CORS), `*` for any; `None`: only this server's own
     /// page.
     pub cors_origin: Option<HeaderValue>,
-    /// Host names that requests may have besides `localhost` and the loopback's IP addresses, where the server listens
-    /// on the loopback without keys: that of `--host`, and those of a proxy (`--allowed-host`).
+    /// Host names that requests may have in addition to `localhost` and the loopback's IP addresses, where the server
+    /// listens on the loopback without keys: that of `--host`, and those of a proxy (`--allowed-host`).
     pub hosts: Vec<String>,
     /// Whether a conversation that exceeds the context loses its oldest turns instead of being refused.
     pub context_shift: bool,

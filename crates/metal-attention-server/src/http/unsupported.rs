@@ -18,7 +18,7 @@ use super::notes::Notes;
 pub struct RefusedField {
     /// The field's name.
     pub name: &'static str,
-    /// Values without effect, besides null, false and empty ones.
+    /// Values without effect, in addition to null, false and empty ones.
     pub neutral: &'static [Neutral],
     /// A replacement, for the error.
     pub instead: &'static str,

@@ -44,7 +44,7 @@ fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
 }
 
 impl PlanBuilder<'_> {
-    /// Whether layer `i` is a delta rule with a product of its own for gates, besides that for queries, keys and
+    /// Whether layer `i` is a delta rule with a product of its own for gates, in addition to that for queries, keys and
     /// values.
     pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())

@@ -36,7 +36,7 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// Strings that end the generation; they are not part of the result.
     pub stop: Arc<[String]>,
-    /// Tokens that end the generation, besides the vocabulary's end tokens; they are not part of the result.
+    /// Tokens that end the generation, in addition to the vocabulary's end tokens; they are not part of the result.
     pub stop_ids: Arc<[u32]>,
     /// Never sample the vocabulary's end tokens.
     pub ignore_eos: bool,
@@ -45,7 +45,7 @@ pub struct Request {
     /// The generation ends at the first line break after this time since its first token: an editor's completion that
     /// takes too long is still useful up to the end of a line.
     pub line_end_after: Option<Duration>,
-    /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.
+    /// Added to the logits of these tokens, in addition to the bias in `sampling`; -inf forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
     /// `Some(n)`: report the log probability of each generated token, and the `n` most probable tokens.
     pub logprobs: Option<usize>,

@@ -68,7 +68,7 @@ pub(super) struct ScheduledSequence<'t> {
     min_tokens: usize,
     /// The sequence ends at the first line break after this time since its first generated token.
     line_end_after: Option<Duration>,
-    /// End tokens of the request, besides those of the vocabulary.
+    /// End tokens of the request, in addition to those of the vocabulary.
     stop_ids: Arc<[u32]>,
     /// Tokens that must not be sampled before `min_tokens` tokens were generated: all end tokens.
     forbidden_before_min: Arc<[u32]>,

@@ -62,8 +62,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Never choose a token that ends the text."""
     logprobs: int | None = None
-    """The number of most probable tokens whose log probabilities are reported besides that of each token, -1: all. They are those
-    of the model, before biases, processors and samplers. None: none are reported."""
+    """The number of most probable tokens whose log probabilities are reported in addition to that of each token, -1: all.
+    They are those of the model, before biases, processors and samplers. None: none are reported."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens. The prompt is then evaluated from its start, even if the KV cache holds a part of it."""
     structured_outputs: StructuredOutputsParams | None = None

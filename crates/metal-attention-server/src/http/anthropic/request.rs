@@ -22,7 +22,7 @@ use crate::http::job::tool_choice::{self, AllowedCalls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
 
-/// The fields of a request for a message, besides the sampling options.
+/// The fields of a request for a message, in addition to the sampling options.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct MessagesFields {
     /// The model's name. With an unknown one, or without it, a server of one model answers with that.

@@ -48,7 +48,7 @@ pub struct Props {
     chat_template: String,
     /// The capabilities of conversations.
     chat_template_caps: TemplateCaps,
-    /// The inputs that the model reads besides text.
+    /// The inputs that the model reads in addition to text.
     modalities: Modalities,
     /// The text of the BOS token; empty if there is none.
     bos_token: String,
@@ -90,7 +90,7 @@ struct TemplateCaps {
     supports_parallel_tool_calls: bool,
 }
 
-/// The inputs that the model reads besides text: none.
+/// The inputs that the model reads in addition to text: none.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppModalities)]
 struct Modalities {

@@ -25,7 +25,7 @@ use super::loaded::LoadedModel;
 use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
-/// The interval at which a load that waits for memory checks again, besides after each unload.
+/// The interval at which a load that waits for memory checks again, in addition to after each unload.
 const MEMORY_POLL: Duration = Duration::from_secs(1);
 
 /// A model that is loaded and unloaded as a whole.
@@ -627,7 +627,7 @@ struct EvictionPlan {
     is_free: bool,
     /// Whether enough is free after all retiring models and those of this plan are unloaded.
     is_enough: bool,
-    /// The ids of the models to evict, besides those that are retiring.
+    /// The ids of the models to evict, in addition to those that are retiring.
     to_evict: BTreeSet<u64>,
     /// The last use of the one of them that was used most recently.
     last_used: Option<LastUse>,

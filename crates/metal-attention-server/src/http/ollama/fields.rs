@@ -16,7 +16,7 @@ use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, RefusedField, refused};
 
-/// Refused fields, besides images in messages.
+/// Refused fields, except images in messages.
 const REFUSED: &[RefusedField] = &[
     refused("template", &[], "the model's own template is used; raw takes a prompt as it is"),
     refused("images", &[], NO_PICTURES),

@@ -60,7 +60,7 @@ pub struct OllamaOptions {
     pub notes: Notes,
 }
 
-/// The options besides those of [`SamplingFields`].
+/// The options in addition to those of [`SamplingFields`].
 #[derive(Deserialize)]
 struct OptionFields {
     /// The seed; below 0: random.

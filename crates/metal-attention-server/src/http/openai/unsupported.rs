@@ -94,7 +94,7 @@ const FIELDS: &[EndpointField] = &[
     field("custom_logit_processor", TEXTS, &[], "use logit_bias"),
     field("guidance_scale", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("negative_prompt", TEXTS, &[], LEAVE_OUT),
-    // Reported besides the text.
+    // Reported in addition to the text.
     field("post_sampling_probs", TEXTS, &[], "use logprobs"),
     field("top_logprobs", &[Completions], &[Number(0.0)], "use logprobs, a number"),
     field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
