@@ -3,7 +3,7 @@
 //!
 //! [`DecodeKernel::new`] checks whether the kernel supports a model on a device, and makes its arguments once, when the model is loaded:
 //! descriptions of the layers (`layers.rs`, `args.rs`), the division of shared memory (`memory.rs`), and the vectors of words through which
-//! blocks exchange results. [`DecodeKernel::launch`] runs it; `forward_pass.rs` does so for batches of a single token.
+//! blocks exchange results. [`DecodeKernel::launch`] runs it; `decode_steps.rs` does so for batches of a single token.
 
 mod args;
 mod layers;
@@ -37,7 +37,8 @@ const SMALL_SPLIT_GAIN: f32 = 1000.0;
 const SPLIT_GAIN: f32 = 4500.0;
 /// Splits of a token's positions at most: the limit of `max_splits` of `decode_attention.cuh`.
 const MAX_SPLITS: usize = 32;
-/// Tokens of a launch at most. A launch cannot be stopped, and tokens after the end of a sequence are wasted; launches are some 6 microseconds apart.
+/// Tokens (decode steps of one sequence) of a launch at most. A launch cannot be stopped, and tokens after the end of a sequence are wasted;
+/// launches are some 6 microseconds apart. The kernel itself needs fewer than `STEPS` of `ids.rs`, so that no unread id is overwritten.
 const MAX_TOKENS: usize = 4;
 /// Bytes of weights that the tokens of a launch read at most, unless it is one token; they take a millisecond or two.
 const LAUNCH_BYTES: usize = 3 << 30;
@@ -60,8 +61,8 @@ pub(crate) struct DecodeKernel {
     args: DecodeArgs,
     /// Position of a sequence from which on the kernel is not used.
     until: usize,
-    /// Tokens of a launch at most.
-    tokens_per_launch: usize,
+    /// Decode steps (tokens) of a launch at most.
+    max_steps: usize,
     /// Device address of the logits, `[n_vocab]`.
     logits: u64,
     /// Tags that a token uses: two a layer, and two for the output head.
@@ -72,8 +73,8 @@ pub(crate) struct DecodeKernel {
 
 impl DecodeKernel {
     /// The kernel for the model `spec`; `None` if it does not support the model, its KV cache, or the device: then every op is a launch.
-    /// `shard`: this rank's part of a model that several ranks share. `max_positions`: the kernel is used below this position of
-    /// a sequence; `None`: for all. Errors: device memory cannot be allocated.
+    /// `shard`: this rank's part of a model that several ranks share. `until`: the kernel is used below this position of a sequence;
+    /// `None`: at all positions. Errors: device memory cannot be allocated.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
@@ -82,7 +83,7 @@ impl DecodeKernel {
         s: &Activations,
         ids: &ChosenIds,
         shard: Option<&Shard>,
-        max_positions: Option<usize>,
+        until: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
         let (n_layer, n_embd) = (spec.n_layer(), spec.n_embd);
@@ -114,7 +115,7 @@ impl DecodeKernel {
         {
             return Ok(None);
         }
-        let until = max_positions.unwrap_or(usize::MAX);
+        let until = until.unwrap_or(usize::MAX);
         if until == 0 {
             return Ok(None);
         }
@@ -231,36 +232,36 @@ impl DecodeKernel {
             grid: LaunchGrid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
             args,
             until,
-            tokens_per_launch: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
+            max_steps: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
             logits: s.logits.ptr(),
             tags_per_token: 2 * n_layer as u32 + 2,
             _buffers: [of_layers, matrices, exchange, best],
         }))
     }
 
-    /// Limits the tokens of a launch to `n`, at least 1.
-    pub(crate) fn limit(&mut self, n: usize) {
-        self.tokens_per_launch = self.tokens_per_launch.min(n);
+    /// Limits the decode steps of a launch to `n`, at least 1.
+    pub(crate) fn limit_steps(&mut self, n: usize) {
+        self.max_steps = self.max_steps.min(n);
     }
 
-    /// Tokens that one launch may evaluate, the first at position `pos` of its sequence; 0: the kernel is not used there.
-    pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
-        self.until.saturating_sub(pos).min(self.tokens_per_launch)
+    /// Decode steps that one launch may evaluate, the first at position `pos` of its sequence; 0: the kernel is not used there.
+    pub(crate) fn steps_per_launch(&self, pos: usize) -> usize {
+        self.until.saturating_sub(pos).min(self.max_steps)
     }
 
-    /// Launches the kernel for the token in device memory and, greedily, the `n - 1` tokens after it. `n`: 1 to `tokens_at_once`; more than 1 only if
-    /// ids are `wanted`. `number`: number of the first token's decode step, with which its id is published. `exchange`: mailboxes of the
+    /// Launches the kernel for the token in device memory and, greedily, the `n - 1` tokens after it. `n`: 1 to `steps_per_launch`; more than 1 only if
+    /// `output` is `Id`. `number`: number of the first token's decode step, with which its id is published. `exchange`: mailboxes of the
     /// ranks that share the model; all of them have to launch the same. Does not wait for the kernel. Errors: hidden states are wanted, which the
     /// kernel does not store, or the launch fails.
     pub(crate) fn launch(
         &mut self,
         gpu: &CudaDevice,
         exchange: Option<&Exchange>,
-        wanted: TokenOutput,
+        output: TokenOutput,
         n: usize,
         number: u32,
     ) -> Result<(), CudaError> {
-        let (logits, advance) = match wanted {
+        let (logits, advance) = match output {
             TokenOutput::Logits | TokenOutput::TopK => (self.logits, false),
             TokenOutput::Id { advance } => (0, advance),
             TokenOutput::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),

@@ -171,9 +171,9 @@ impl Exchange {
         if self.shard.plan.head { self.vocabulary[self.shard.rank].start } else { 0 }
     }
 
-    /// Whether the results of another rank, rank 0, are returned to the caller.
-    pub(crate) fn follows(&self) -> bool {
-        self.shard.rank > 0
+    /// Whether the results of this rank are returned to the caller: of rank 0. All ranks have the same results.
+    pub(crate) fn returns_results(&self) -> bool {
+        self.shard.rank == 0
     }
 
     /// Begins a step: its exchanges are counted from 0.

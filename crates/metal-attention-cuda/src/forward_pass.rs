@@ -1,39 +1,25 @@
 //! [`CudaForwardPass`]: one model on one NVIDIA GPU.
 //!
-//! Input: a batch of tokens ([`BatchToken`]: id, sequence, position, whether its output is needed). Output, for each token that
-//! needs it: logits, the highest logits, the id of the highest, or the hidden vector. Side effect: the KV cache and the recurrent
+//! Input: a batch of tokens ([`BatchToken`]: id, sequence, position, whether it is an output token). Output, for each output token:
+//! logits, the highest logits, the id of the highest, or the hidden vector. Side effect: the KV cache and the recurrent
 //! states hold the batch's tokens afterwards.
 //!
 //! A batch is evaluated in micro-batches of at most `n_ubatch` tokens. For each one the host assigns KV pages, uploads tokens, page
 //! tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. A decode step is one token of each of
-//! `n` sequences. The calls:
+//! `n` sequences. A *run* is the consecutive tokens of one sequence in a micro-batch; recurrent layers divide it into *segments*, at
+//! positions whose state is kept. The device's watch reports progress, in layers of tokens, and carries cancellation. The calls:
 //!
 //! ```text
 //! forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
 //!   evaluate                     checks the batch; after an error, retracts its tokens
 //!     evaluate_micro_batches     divides the batch
 //!       evaluate_micro_batch     assigns pages, uploads, launches, reads the results
-//!         launch_decode_steps    for a decode step, all of whose tokens have output
-//!         ModelRunner::run       for prefill, for a trace, and if only some tokens have output: kernel by kernel
+//!         launch_decode_steps    (decode_steps.rs) for a decode step all of whose tokens are output tokens
+//!         ModelRunner::run       for prefill, for a trace, and if not all are output tokens: kernel by kernel
 //! forward_greedy, if the batch is a decode step and no profile is recorded
 //!   decode_greedy                (lookahead.rs) submits the step and further ones, before it reads the step's ids
 //!     launch_decode_steps
-//!
-//! launch_decode_steps            launches one decode step, or several of one sequence:
-//!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
-//!                                sequence in one launch; each token is the highest logit of the one before
-//!   launch_decode_step           otherwise, one step:
-//!     CudaGraph::launch          from the second step of its size on, unless it is timed
-//!     ModelRunner::run           the first step of a size, which loads the kernels, and steps that are timed: kernel by kernel
 //! ```
-//!
-//! Step numbers. Kernels that choose ids write them to host memory with the number of their decode step, under which the host reads
-//! them ([`ChosenIds`], `ids.rs`). Steps are numbered in the order of their launches:
-//! - The persistent kernel gets the number of its first step as an argument (`ChosenIds::number_steps`).
-//! - The argmax kernel of all other steps counts them in device memory, since a CUDA graph cannot get new arguments. Before its launch
-//!   `ChosenIds::begin_counted` takes the next number, and corrects the device's counters if the persistent kernel has run in between.
-//!   After it `mark_submitted` records that the counters will be at that number. `with_step_number` does both. If the launch fails
-//!   the second call is missing, so that the counters are corrected before the next step.
 //!
 //! Under tensor parallelism ([`TensorParallelPass`](crate::TensorParallelPass)) each rank has one `CudaForwardPass` with a shard of the
 //! weights, and all ranks evaluate the same batches.
@@ -51,11 +37,11 @@ use metal_attention_model::{
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
 use crate::decode::DecodeKernel;
-use crate::device::{CudaBuffer, Kernels, Readback};
+use crate::decode_steps::DecodeGraph;
+use crate::device::{Kernels, Readback};
 use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
-use crate::launch::CudaGraph;
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, few_tokens, top_k_list};
@@ -70,14 +56,6 @@ const QUERY_TILE: usize = 64;
 /// Output head products that [`ForwardPass::wake`] launches to raise the clock: a millisecond or two of work.
 const WAKE_PRODUCTS: usize = 16;
 
-/// The CUDA graph of the decode steps of one size.
-enum DecodeGraph {
-    /// The first step has run and loaded the kernels; the next one is recorded.
-    Warm,
-    /// The launches of a step.
-    Recorded(CudaGraph),
-}
-
 /// Runs a model, or one rank's shard of it, on an NVIDIA GPU.
 pub struct CudaForwardPass {
     /// The model; under tensor parallelism, this rank's shard of it.
@@ -89,9 +67,9 @@ pub struct CudaForwardPass {
     /// Launches kernels; has the device, the weights and the buffers.
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
-    persistent_kernel: Option<DecodeKernel>,
+    pub(crate) persistent_kernel: Option<DecodeKernel>,
     /// CUDA graphs of decode steps, by number of sequences and output. No entry: no step of that size has run.
-    graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
+    pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
     /// Greedy decode steps in flight, by step number (see [`ChosenIds`]).
     pub(crate) lookahead: Lookahead<u32>,
     /// Pinned host memory for the results of a micro-batch.
@@ -102,7 +80,7 @@ pub struct CudaForwardPass {
     logits: Vec<f32>,
     /// Bytes allocated on the GPU.
     memory: MemoryUse,
-    /// Positions of a sequence, at most.
+    /// Positions of a sequence, at most: the context length.
     n_ctx: usize,
     /// Collects kernel times, while a profile is recorded.
     profiler: Option<Profiler>,
@@ -154,23 +132,25 @@ impl CudaForwardPass {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
         let groups = CacheGroups::new(&spec, capacity);
-        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated, then weights.
+        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated, then weights, among which
+        // the small buffers of ids and of the persistent kernel are counted.
         let allocated_before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
         let recurrent = CudaRecurrentStates::new(&gpu, &spec, &groups, n_tokens)?;
         let buffers = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
         let kv_cache = cache.bytes() + recurrent.bytes();
         let exchange =
-            shard.map(|(shard, ended)| Exchange::new(&gpu, shard, (spec.n_vocab, n_tokens * spec.n_embd), ended));
+            shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, n_tokens * spec.n_embd), abort));
         let exchange = exchange.transpose()?;
         let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
-        // Some RoPE scalings depend on the context length; the tables have the positions that a sequence can reach.
+        // Some RoPE scalings depend on the context length. The tables have the positions that a sequence can reach: with fewer pages than the
+        // context has, fewer.
         let positions = (capacity.n_ctx, capacity.n_positions());
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(model_spec.as_ref()), positions)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
-        let limit = options.persistent_kernel_limit;
-        let persistent_kernel = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &buffers, &ids, shard, limit)?;
+        let until = options.persistent_kernel_until;
+        let persistent_kernel = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &buffers, &ids, shard, until)?;
         let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
         let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
         // `exact`: inputs of all products stay F32, so that the number of tokens of a batch does not change any bit of a result. A model
@@ -237,26 +217,7 @@ impl CudaForwardPass {
         self.runner.n_launches
     }
 
-    /// Whether a decode step of one sequence at position `pos` is one launch of the persistent kernel.
-    pub fn uses_persistent_kernel(&self, pos: usize) -> bool {
-        self.tokens_at_once(pos) > 0
-    }
-
-    /// The number of decode steps of a single sequence, the first at position `pos`, that one launch of the persistent kernel evaluates,
-    /// each with the id that the one before has chosen. 0: the kernel does not support that position.
-    pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
-        self.persistent_kernel.as_ref().map_or(0, |kernel| kernel.tokens_at_once(pos))
-    }
-
-    /// Limits [`tokens_at_once`](Self::tokens_at_once) to `n`, on all ranks alike; 0 disables the persistent kernel.
-    pub(crate) fn limit_tokens_per_launch(&mut self, n: usize) {
-        match &mut self.persistent_kernel {
-            Some(kernel) if n > 0 => kernel.limit(n),
-            Some(_) | None => self.persistent_kernel = None,
-        }
-    }
-
-    /// Uploads the tokens of a micro-batch and the rows of those that need output. The kernels launched next read them.
+    /// Uploads the tokens of a micro-batch and the rows of its output tokens. The kernels launched next read them.
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
         let sequences = batch.chunk_by(|a, b| a.seq == b.seq);
         let tokens = sequences.flat_map(|tokens| {
@@ -265,7 +226,6 @@ impl CudaForwardPass {
             tokens.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
         });
         let tokens: Vec<_> = tokens.collect();
-        // `BatchToken::logits`: any output is wanted for the token.
         let output_rows = batch.iter().enumerate().filter(|(_, t)| t.output).map(|(i, _)| i as u32);
         let output_rows: Vec<u32> = output_rows.collect();
         self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&tokens))?;
@@ -290,97 +250,6 @@ impl CudaForwardPass {
         Ok(tiles.len())
     }
 
-    /// Launches decode steps: one token of each of `n` sequences, all with output. `pos` is the position of the first sequence's
-    /// token.
-    ///
-    /// Before the call the device has to hold the tokens ([`write_batch`](Self::write_batch), or the ids that an earlier step has
-    /// written with `TokenOutput::Id { advance: true }`), the page tables up to the last step's position (`CudaKvCache::write_pages`)
-    /// and the state slots (`CudaRecurrentStates::write`).
-    ///
-    /// Returns the number of steps launched. It is more than one only for a single sequence in the persistent kernel, where each step
-    /// takes the id that the one before has chosen; then it is at most `max_steps`. `max_steps` 0 excludes the persistent kernel: one step
-    /// is launched in another way. Does not wait for the device.
-    pub(crate) fn launch_decode_steps(
-        &mut self,
-        n: usize,
-        pos: usize,
-        max_steps: usize,
-        output: TokenOutput,
-    ) -> Result<usize, CudaError> {
-        let gpu = Arc::clone(&self.runner.gpu);
-        gpu.bind()?;
-        let allows_persistent = n == 1 && output != TokenOutput::Hidden;
-        let n_steps = if allows_persistent { self.tokens_at_once(pos).min(max_steps) } else { 0 };
-        if let Some(kernel) = self.persistent_kernel.as_mut().filter(|_| n_steps > 0) {
-            let number = match output {
-                TokenOutput::Id { advance: _ } => self.runner.ids.number_steps(n_steps),
-                // No ids are chosen, so no step number is read.
-                TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
-            };
-            let exchange = self.runner.exchange.as_ref();
-            let mut launch = || kernel.launch(&gpu, exchange, output, n_steps, number);
-            match &mut self.runner.timers {
-                None => launch()?,
-                Some(timers) => timers.around("decode", launch)?,
-            }
-            self.runner.n_launches += 1;
-            // Launches what follows the kernel: gathers the logits of all ranks, and finds the highest ones.
-            self.runner.finish_persistent(self.spec.n_vocab, output)?;
-            return Ok(n_steps);
-        }
-        let size = MicroBatchSize { n_tokens: n, n_outputs: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), output };
-        self.with_step_number(size, |pass| pass.launch_decode_step(&gpu, size))?;
-        Ok(1)
-    }
-
-    /// Calls `submit`, which launches a micro-batch, other than in the persistent kernel. Where the micro-batch chooses ids, assigns the
-    /// step number under which they are read later (see the top of this file). Errors: those of `submit`, or the counters on the device
-    /// could not be written; the number is skipped then.
-    fn with_step_number(
-        &mut self,
-        size: MicroBatchSize,
-        submit: impl FnOnce(&mut Self) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        let n = match size.output {
-            TokenOutput::Id { advance: _ } => size.n_outputs,
-            TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
-        };
-        if n > 0 {
-            self.runner.ids.begin_counted(n)?;
-        }
-        submit(self)?;
-        if n > 0 {
-            self.runner.ids.mark_submitted(n);
-        }
-        Ok(())
-    }
-
-    /// Launches one decode step kernel by kernel or as a CUDA graph: the first step of a size is the warm-up, the second one records the
-    /// graph and launches it, later ones launch it. Steps that are timed never use a graph. After an error the size has no entry in
-    /// `graphs`: its next step is a warm-up again.
-    fn launch_decode_step(&mut self, gpu: &Arc<CudaDevice>, size: MicroBatchSize) -> Result<(), CudaError> {
-        let key = (size.n_tokens, size.output);
-        let no_trace = |_: usize, _: &CudaBuffer| Ok(());
-        if self.runner.timers.is_some() {
-            return self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace);
-        }
-        let graph = match self.graphs.remove(&key) {
-            // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
-            None => {
-                self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace)?;
-                self.graphs.insert(key, DecodeGraph::Warm);
-                return Ok(());
-            }
-            Some(DecodeGraph::Recorded(graph)) => graph,
-            Some(DecodeGraph::Warm) => {
-                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace))?
-            }
-        };
-        graph.launch()?;
-        self.graphs.insert(key, DecodeGraph::Recorded(graph));
-        Ok(())
-    }
-
     /// Evaluates a batch and passes the results of each micro-batch to `results`, as the bytes of its rows in the order of the output
     /// tokens.
     ///
@@ -394,7 +263,8 @@ impl CudaForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), output != TokenOutput::Hidden)?;
+        let needs_head = output != TokenOutput::Hidden;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), needs_head)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
         self.cache.pages.begin_batch(batch);
@@ -451,18 +321,18 @@ impl CudaForwardPass {
         if self.profiler.is_some() {
             self.runner.timers = Some(Timers::new(gpu));
         }
-        if is_decode_step && trace.is_none() && n_outputs == micro_batch.len() {
+        if is_decode(micro_batch) && trace.is_none() {
             self.launch_decode_steps(micro_batch.len(), micro_batch[0].pos, 1, output)?;
         } else {
             let n_query_tiles = if is_decode_step { 0 } else { self.write_query_tiles(micro_batch)? };
             let size = MicroBatchSize { n_tokens: micro_batch.len(), n_outputs, n_query_tiles, runs, output };
             let bytes = 4 * (micro_batch.len() * self.spec.n_embd) as u64;
             self.with_step_number(size, |pass| {
-                pass.runner.run(&pass.spec, (&pass.cache, &pass.recurrent), size, |i, x| {
+                pass.runner.run(&pass.spec, (&pass.cache, &pass.recurrent), size, |layer, x| {
                     let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
                     let mut readback = Readback::new(gpu, bytes)?;
                     readback.copy(x, bytes)?;
-                    trace(i, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(bytes)?));
+                    trace(layer, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(bytes)?));
                     Ok(())
                 })
             })?;
@@ -471,7 +341,6 @@ impl CudaForwardPass {
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), &mut self.profiler) {
             profiler.add_step(timers.step(Phase::of(micro_batch), micro_batch.len())?);
         }
-        // The watch counts layers of tokens, in which it reports progress.
         gpu.watch().advance((micro_batch.len() * self.spec.n_layer()) as u64);
         Ok(())
     }
@@ -491,8 +360,8 @@ impl CudaForwardPass {
             // The kernel writes ids to host memory itself. No bytes are copied, whatever the buffer.
             TokenOutput::Id { advance: _ } => (&buffers.logits, 0),
         };
-        // All ranks have the same results, so only rank 0 copies them; the others `follow`. Every rank needs the ids, for its next steps.
-        let bytes = if self.runner.follows() { 0 } else { row_bytes * n_outputs as u64 };
+        // All ranks have the same results, so only rank 0 copies them. Every rank needs the ids, for its next steps.
+        let bytes = if self.runner.returns_results() { row_bytes * n_outputs as u64 } else { 0 };
         if self.readback.bytes() < bytes {
             self.readback = Readback::new(&self.runner.gpu, bytes)?;
         }
@@ -609,7 +478,7 @@ impl ForwardPass for CudaForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // `decode_greedy` does not go through `evaluate`, which makes this check for the other paths.
-        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), /* needs_head */ true)?;
         if self.profiler.is_none() && batch.len() <= self.runner.buffers.n_outputs && is_decode(batch) {
             return self.decode_greedy(batch);
         }
@@ -618,6 +487,7 @@ impl ForwardPass for CudaForwardPass {
             ids.extend_from_slice(bytemuck::cast_slice(bytes));
         })?;
         let output_tokens: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
+        // Nothing is in flight, but the batch that continues these ids is known: `decode_greedy` recognises it and submits steps ahead.
         self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
     }

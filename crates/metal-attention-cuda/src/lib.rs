@@ -5,16 +5,18 @@
 //! a machine needs the NVIDIA driver only. [`CudaForwardPass::supports`] checks whether there are kernels for all parts of a model.
 //!
 //! Where to find what: `forward_pass.rs` evaluates batches; `runner.rs` and `runner/` launch the kernels of a micro-batch; `decode.rs`
-//! launches the persistent kernel for single decode tokens; `lookahead.rs` launches greedy decode steps ahead of the host;
-//! `weights.rs`, `matrix.rs` and `codes.rs` upload and repack weights; `kv_cache.rs`, `recurrent_state.rs` and `snapshot.rs` hold
-//! the memory of sequences; `sharding.rs`, `exchange.rs` and `tensor_parallel.rs` are tensor parallelism; `args.rs` declares the
-//! kernels' arguments; `device.rs` and `launch.rs` wrap the driver; `ceilings.rs` measures what the device can do at best.
+//! launches the persistent kernel for single decode tokens; `decode_steps.rs` chooses how a decode step is launched, and
+//! `lookahead.rs` launches greedy ones ahead of the host; `weights.rs`, `matrix.rs` and `codes.rs` upload and repack weights;
+//! `kv_cache.rs`, `recurrent_state.rs` and `snapshot.rs` hold the memory of sequences; `sharding.rs`, `exchange.rs` and
+//! `tensor_parallel.rs` are tensor parallelism; `args.rs` declares the kernels' arguments; `device.rs` and `launch.rs` wrap the
+//! driver; `ceilings.rs` measures what the device can do at best.
 
 mod activations;
 mod args;
 mod ceilings;
 mod codes;
 mod decode;
+mod decode_steps;
 mod device;
 mod error;
 mod exchange;

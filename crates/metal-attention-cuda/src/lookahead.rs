@@ -30,7 +30,7 @@ impl CudaForwardPass {
     /// Submits the step of `batch`, which has its KV pages, unless it is in flight, and steps after it; then waits for the ids of the first one.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, CudaError> {
         self.runner.gpu.check_watch()?;
-        let at_once = if batch.len() == 1 { self.tokens_at_once(batch[0].pos).max(1) } else { 1 };
+        let at_once = if batch.len() == 1 { self.steps_per_launch(batch[0].pos).max(1) } else { 1 };
         while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, at_once) {
             if steps.start == 0 {
                 self.write_batch(batch)?;

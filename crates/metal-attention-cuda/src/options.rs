@@ -29,7 +29,7 @@ pub struct CudaForwardPassOptions {
     pub exact: bool,
     /// Decode steps of a single sequence at positions below this run in the persistent kernel, where it supports the model.
     /// `None`: at all positions; 0: at none.
-    pub persistent_kernel_limit: Option<usize>,
+    pub persistent_kernel_until: Option<usize>,
 }
 
 impl Default for CudaForwardPassOptions {
@@ -43,7 +43,7 @@ impl Default for CudaForwardPassOptions {
             n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
-            persistent_kernel_limit: None,
+            persistent_kernel_until: None,
         }
     }
 }

@@ -37,9 +37,9 @@ impl ModelRunner {
         self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
-    /// Whether this is not rank 0, so that its results are not used.
-    pub(crate) fn follows(&self) -> bool {
-        self.exchange.as_ref().is_some_and(Exchange::follows)
+    /// Whether the results of this rank are returned to the caller: of rank 0, or of the only rank.
+    pub(crate) fn returns_results(&self) -> bool {
+        self.exchange.as_ref().is_none_or(Exchange::returns_results)
     }
 
     /// An error if the ranks have aborted an exchange of a forward pass that has ended.

@@ -1,0 +1,154 @@
+//! How decode steps are launched: by the persistent kernel, as a CUDA graph, or kernel by kernel.
+//!
+//! A decode step is one token of each of `n` sequences, all of them output tokens. The calls:
+//!
+//! ```text
+//! launch_decode_steps            launches one decode step, or several of one sequence:
+//!   DecodeKernel::launch         the persistent kernel (decode.rs), where it is possible: all layers of one or more tokens of one
+//!                                sequence in one launch; each token is the highest logit of the one before
+//!   launch_decode_step           otherwise, one step:
+//!     CudaGraph::launch          from the second step of its size on, unless it is timed
+//!     ModelRunner::run           the first step of a size, which loads the kernels, and steps that are timed: kernel by kernel
+//! ```
+//!
+//! Step numbers. Kernels that choose ids write them to host memory with the number of their decode step, under which the host reads
+//! them ([`ChosenIds`](crate::ids::ChosenIds)). Steps are numbered in the order of their launches:
+//! - The persistent kernel gets the number of its first step as an argument (`ChosenIds::number_steps`).
+//! - The argmax kernel of all other steps counts them in device memory, since a CUDA graph cannot get new arguments. Before its launch
+//!   `ChosenIds::begin_counted` takes the next number, and corrects the device's counters if the persistent kernel has run in between.
+//!   After it `mark_submitted` records that the counters will be at that number. `with_step_number` does both. If the launch fails
+//!   the second call is missing, so that the counters are corrected before the next step.
+
+use std::sync::Arc;
+
+use crate::CudaError;
+use crate::device::{CudaBuffer, CudaDevice};
+use crate::forward_pass::CudaForwardPass;
+use crate::launch::CudaGraph;
+use crate::recurrent_state::RunSizes;
+use crate::runner::{MicroBatchSize, TokenOutput};
+
+/// The CUDA graph of the decode steps of one size.
+pub(crate) enum DecodeGraph {
+    /// The first step has run and loaded the kernels; the next one is recorded.
+    Warm,
+    /// The launches of a step.
+    Recorded(CudaGraph),
+}
+
+impl CudaForwardPass {
+    /// Whether a decode step of one sequence at position `pos` is one launch of the persistent kernel.
+    pub fn uses_persistent_kernel(&self, pos: usize) -> bool {
+        self.steps_per_launch(pos) > 0
+    }
+
+    /// The number of decode steps of a single sequence, the first at position `pos`, that one launch of the persistent kernel may evaluate,
+    /// each with the id that the one before has chosen. 0: the persistent kernel is not used there.
+    pub(crate) fn steps_per_launch(&self, pos: usize) -> usize {
+        self.persistent_kernel.as_ref().map_or(0, |kernel| kernel.steps_per_launch(pos))
+    }
+
+    /// Limits [`steps_per_launch`](Self::steps_per_launch) to `n`, on all ranks alike; 0 disables the persistent kernel.
+    pub(crate) fn limit_steps_per_launch(&mut self, n: usize) {
+        match &mut self.persistent_kernel {
+            Some(kernel) if n > 0 => kernel.limit_steps(n),
+            Some(_) | None => self.persistent_kernel = None,
+        }
+    }
+
+    /// Launches decode steps: one token of each of `n` sequences, all with output. `pos` is the position of the first sequence's
+    /// token. With `TokenOutput::Id { advance: true }` the device also writes the chosen ids, at the next positions, to the buffer of
+    /// tokens.
+    ///
+    /// Before the call the device has to hold the tokens ([`write_batch`](Self::write_batch), or what an earlier step with
+    /// `advance: true` has written), the page tables up to the last step's position (`CudaKvCache::write_pages`)
+    /// and the state slots (`CudaRecurrentStates::write`).
+    ///
+    /// Returns the number of steps launched, from 1 to `max_steps`. It is more than one only for a single sequence in the persistent
+    /// kernel, where each step takes the id that the one before has chosen. Does not wait for the device.
+    ///
+    /// Precondition: `max_steps` is at least 1, and more than 1 only with `TokenOutput::Id`; the others have room for the output of one
+    /// step.
+    pub(crate) fn launch_decode_steps(
+        &mut self,
+        n: usize,
+        pos: usize,
+        max_steps: usize,
+        output: TokenOutput,
+    ) -> Result<usize, CudaError> {
+        debug_assert!(max_steps == 1 || max_steps > 1 && matches!(output, TokenOutput::Id { .. }));
+        let gpu = Arc::clone(&self.runner.gpu);
+        gpu.bind()?;
+        let allows_persistent = n == 1 && output != TokenOutput::Hidden;
+        let n_steps = if allows_persistent { self.steps_per_launch(pos).min(max_steps) } else { 0 };
+        if let Some(kernel) = self.persistent_kernel.as_mut().filter(|_| n_steps > 0) {
+            let number = match output {
+                TokenOutput::Id { advance: _ } => self.runner.ids.number_steps(n_steps),
+                // The kernel writes an id all the same, with a number that no step has. The word is free: `evaluate`, the only caller with such
+                // an output, has discarded all steps in flight.
+                TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
+            };
+            let exchange = self.runner.exchange.as_ref();
+            let mut launch = || kernel.launch(&gpu, exchange, output, n_steps, number);
+            match &mut self.runner.timers {
+                None => launch()?,
+                Some(timers) => timers.around("decode", launch)?,
+            }
+            self.runner.n_launches += 1;
+            // Launches what follows the kernel: gathers the logits of all ranks, and finds the highest ones.
+            self.runner.finish_persistent(self.spec.n_vocab, output)?;
+            return Ok(n_steps);
+        }
+        let size = MicroBatchSize { n_tokens: n, n_outputs: n, n_query_tiles: 0, runs: RunSizes::of_decode(n), output };
+        self.with_step_number(size, |pass| pass.launch_decode_step(&gpu, size))?;
+        Ok(1)
+    }
+
+    /// Calls `submit`, which launches a micro-batch, other than in the persistent kernel. Where the micro-batch chooses ids, assigns the
+    /// step number under which they are read later (see the top of this file). Errors: those of `submit`, or the counters on the device
+    /// could not be written; the number is skipped then.
+    pub(crate) fn with_step_number(
+        &mut self,
+        size: MicroBatchSize,
+        submit: impl FnOnce(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let n = match size.output {
+            TokenOutput::Id { advance: _ } => size.n_outputs,
+            TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
+        };
+        if n > 0 {
+            self.runner.ids.begin_counted(n)?;
+        }
+        submit(self)?;
+        if n > 0 {
+            self.runner.ids.mark_submitted(n);
+        }
+        Ok(())
+    }
+
+    /// Launches one decode step kernel by kernel or as a CUDA graph: the first step of a size is the warm-up, the second one records the
+    /// graph and launches it, later ones launch it. Steps that are timed never use a graph. After an error the size has no entry in
+    /// `graphs`: its next step is a warm-up again.
+    fn launch_decode_step(&mut self, gpu: &Arc<CudaDevice>, size: MicroBatchSize) -> Result<(), CudaError> {
+        let key = (size.n_tokens, size.output);
+        let no_trace = |_: usize, _: &CudaBuffer| Ok(());
+        if self.runner.timers.is_some() {
+            return self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace);
+        }
+        let graph = match self.graphs.remove(&key) {
+            // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
+            None => {
+                self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace)?;
+                self.graphs.insert(key, DecodeGraph::Warm);
+                return Ok(());
+            }
+            Some(DecodeGraph::Recorded(graph)) => graph,
+            Some(DecodeGraph::Warm) => {
+                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace))?
+            }
+        };
+        graph.launch()?;
+        self.graphs.insert(key, DecodeGraph::Recorded(graph));
+        Ok(())
+    }
+}
