@@ -8,7 +8,8 @@
 //! Terms: an *op* is one product of a layer with its prologue and epilogue (q/k/v, attention output, router, gate and up, down). A
 //! *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile, and a *record* the codes and scales of one to four panels of a
 //! tile, which lie together in memory (`kernels/formats.cuh`). A *code* is the integer of a quantised weight; the formats F16 and F32
-//! have no codes. A *stack* ([`CudaStack`]) is the matrices of all experts of a layer, one below the other in memory.
+//! have no codes. Inputs of products with codes are stored as *digits*, three integers of 8 bits for each input, other inputs as two F16
+//! parts. A *word* is 8 bytes with two values and a tag, through which blocks exchange vectors (`kernels/decode.cuh`). A *stack* ([`CudaStack`]) is the matrices of all experts of a layer, one below the other in memory.
 //!
 //! The experts that a token is routed to are evaluated as one feed-forward. Of a token with experts a and b:
 //!
@@ -31,7 +32,8 @@ use crate::weights::{
 
 /// Experts that a token may be routed to: the same constant of `kernels/decode_exchange.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
-/// Experts of a layer that a token may be routed among; their scores lie in shared memory.
+/// Experts of a layer that a token may be routed among; their scores lie in shared memory (`RoutingScratch` of `kernels/routing.cuh`, for
+/// which `SharedMemoryLayout` takes space).
 const MAX_EXPERTS_PER_LAYER: usize = 1024;
 
 /// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
@@ -119,8 +121,8 @@ impl OpMatrix {
     }
 }
 
-/// Records of one tile of one expert's matrix. They divide the row exactly: only formats of 256 columns (K-quants) have records of several
-/// panels.
+/// Records of one tile of one expert's matrix. Exact: only formats of 256 columns (K-quants) have records of several panels, and their rows
+/// are whole quantisation blocks.
 fn records_per_expert(stack: &CudaStack) -> usize {
     stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
@@ -175,9 +177,10 @@ impl<'a> DecodeLayer<'a> {
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the kernel.
         let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // `decode_attention.cuh` does what the paged kernels do when they make queries, keys and values themselves: causal masks, also with a
-        // window or chunks; no ALiBi (`AttentionKernels::Paged`); norms of single heads, RoPE, and nothing else in between (no
-        // `separate_inputs`). `attention_kernels` of `support.rs` decides both.
+        // `decode_attention.cuh` supports what the paged kernels support without a kernel before them. `AttentionKernels::Paged` means a causal
+        // mask, also with a window or chunks, and no ALiBi. `separate_inputs` is the kernel that makes queries, keys and values of the products
+        // where the attention kernel cannot; without it there are norms of single heads, RoPE, and nothing else in between.
+        // `attention_kernels` of `support.rs` decides both.
         let is_paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         // Layers without keys or values of their own have fewer matrices: they read another layer's cache, or use keys as values.
         if has_result_norms || has_extras || !is_paged || attention.qkv.len() != 3 {
@@ -197,7 +200,8 @@ impl<'a> DecodeLayer<'a> {
                 GatedFeedForward::Dense(dense)
             }
             CudaFeedForward::Experts(experts) => {
-                let (gate, n_used) = (experts.gate.as_ref().filter(|_| are_supported(experts))?, experts.spec.n_used);
+                let gate = experts.gate.as_ref().filter(|_| experts_are_supported(experts))?;
+                let n_used = experts.spec.n_used;
                 ops.push((OpKind::Router, vec![OpMatrix::of(&experts.router.weight)]));
                 let gate_and_up = [gate, &experts.up].map(|stack| OpMatrix::stacked_by_rows(stack, n_used));
                 ops.push((OpKind::GateAndUp, gate_and_up.to_vec()));
@@ -207,9 +211,13 @@ impl<'a> DecodeLayer<'a> {
             CudaFeedForward::ChannelMix(_) | CudaFeedForward::None => return None,
         };
         // The matrices of an op share its inputs, which are stored as digits for codes, or as F16 parts for floats: never both.
-        let share_inputs = |of: &[OpMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
-        let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(reads_whole_quads);
-        // Only RMSNorms without a bias: the norm's factor is applied to the product's rows.
+        let share_inputs = |matrices: &[OpMatrix]| {
+            let has_codes = matrices[0].format.has_codes();
+            matrices.iter().all(|matrix| matrix.format.has_codes() == has_codes)
+        };
+        let is_supported =
+            |(_, matrices): &(OpKind, Vec<OpMatrix>)| share_inputs(matrices) && matrices.iter().all(reads_whole_quads);
+        // Inputs of q/k/v and of the feed-forward have an RMSNorm, without a bias: its factor is applied to the product's rows.
         let rms_norm = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
         let (mixer_norm, feed_forward_norm) = (rms_norm(mixer_norm)?, rms_norm(feed_forward_norm)?);
         ops.iter().all(is_supported).then_some(Self {
@@ -238,7 +246,8 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// Address of the bias of an op's results; 0: none. Biases of experts are in `LayerArgs::expert_bias` instead.
+    /// Address of the bias of an op's results; 0: none. Gate and up never have one: `fuses_activation` implies it of dense ones, and biases of
+    /// experts are in `LayerArgs::expert_bias` instead.
     pub(super) fn bias(&self, kind: OpKind) -> u64 {
         let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
@@ -258,25 +267,30 @@ impl<'a> DecodeLayer<'a> {
     }
 }
 
-/// The largest number of rows that the result of an op of kind `wanted` has: those of its first matrix, since gate and up give one row for each
-/// pair and the others have one matrix. Not for q/k/v. 0: no layer has such an op.
-pub(super) fn max_rows(layers: &[DecodeLayer<'_>], wanted: OpKind) -> usize {
-    let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(kind, _)| *kind == wanted);
+/// The largest number of rows that the result of an op of kind `of` has: those of its first matrix, since gate and up give one row for each
+/// pair and the others have one matrix. Precondition: `of` is not q/k/v, whose result has the rows of three matrices. 0: no layer has such
+/// an op.
+pub(super) fn max_rows(layers: &[DecodeLayer<'_>], of: OpKind) -> usize {
+    debug_assert_ne!(of, OpKind::Qkv);
+    let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(kind, _)| *kind == of);
     of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
 }
 
 /// Whether the kernel supports these experts: a router, and of each expert gate, up and down, and nothing else.
-fn are_supported(experts: &CudaExperts) -> bool {
+fn experts_are_supported(experts: &CudaExperts) -> bool {
     let CudaExperts {
         spec,
         router: _,
+        // The router again in another layout, for other kernels.
         router_rows: _,
         router_norm,
+        // Supported: `RouteArgs` has it.
         choice_bias: _,
         latent,
         gate: _,
         up: _,
         down,
+        // Supported: `RouteArgs` has it.
         expert_scale: _,
         shared,
         shared_gate,
@@ -289,13 +303,14 @@ fn are_supported(experts: &CudaExperts) -> bool {
     let has_extras = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
     let has_shared = shared.is_some() || shared_gate.is_some();
     // The columns of down of all chosen experts lie side by side, and records are copied whole: a record with columns of two experts, or
-    // with padding between them, would shift the inputs. The same number is the rows of gate and up, which so fill whole tiles.
+    // with padding between them, would shift the inputs. The columns of an expert's down are the rows of its gate and up
+    // (`n_ff`), which so fill whole tiles.
     let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
     // The scores of experts are exchanged like any vector, in pairs of words: four elements.
     let is_routable = spec.n_used <= MAX_EXPERTS_PER_TOKEN
         && spec.n_expert.is_multiple_of(4)
         && spec.n_expert <= MAX_EXPERTS_PER_LAYER;
-    // Sparse activations need a whole row of the gate, which no block has.
+    // Sparse activations need the whole gate vector of a token, of which each block has some rows.
     let is_elementwise = match spec.expert.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
         Activation::SparseGelu { n_std: _ } => false,
