@@ -2,7 +2,7 @@
 //! CPU's. Without a device the tests are skipped, or fail where `METAL_ATTENTION_TEST_CUDA` is set. `scripts/test` runs some
 //! tests by name again, on software devices of other sizes.
 
-mod cards;
+mod ranks;
 
 use std::sync::Arc;
 
