@@ -18,9 +18,9 @@ struct AttentionArgs {
     float* out;                      // [n_tokens][n_head * head_dim]
     half* packed;                    // the same as packed F16, or null
     float* partial;                  // [n_tokens][n_head][n_splits][head_dim + 2]: weighted sum, largest score, sum of weights
-    u32* tickets;                    // counters [n_tokens][n_kv_head * n_chunks], zero between launches
+    u32* tickets;                    // counters [n_tokens][n_head_kv * n_chunks], zero between launches
     const float* sinks;              // [n_head], or null
-    u32 n_head, n_kv_head, head_dim; // query heads, KV heads, elements of a head
+    u32 n_head, n_head_kv, head_dim; // query heads, KV heads, elements of a head
     u32 stride;                      // elements of a row of qkv
     u32 n_splits;                    // most splits of a token
     u32 n_chunks;                    // blocks that share the query heads of a KV head
@@ -53,7 +53,7 @@ __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32
 template <typename T> __device__ __forceinline__ void append(const AttentionArgs& a, float* heads) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 head = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
-    if (head >= a.n_head + 2 * a.n_kv_head) return;
+    if (head >= a.n_head + 2 * a.n_head_kv) return;
     const Token info = a.tokens[token];
     float* row = a.qkv + (size_t)token * a.stride + (size_t)head * dim;
     float* v = heads + warp * dim;
@@ -64,11 +64,11 @@ template <typename T> __device__ __forceinline__ void append(const AttentionArgs
         for (int i = lane; i < dim; i += 32) row[i] = v[i];
         return;
     }
-    const bool is_key = head < a.n_head + a.n_kv_head;
-    const u32 kv = head - a.n_head - (is_key ? 0 : a.n_kv_head);
+    const bool is_key = head < a.n_head + a.n_head_kv;
+    const u32 kv = head - a.n_head - (is_key ? 0 : a.n_head_kv);
     if (is_key) make_head(v, a.inputs, a.inputs.k_norm, kv, info.pos, dim, 1.0f, lane);
     const u32 page = a.pages.pages[(size_t)info.seq * a.pages.n_pages + info.pos / PAGE];
-    T* at = (T*)(is_key ? a.k_cache : a.v_cache) + (((size_t)page * a.n_kv_head + kv) * PAGE + info.pos % PAGE) * dim;
+    T* at = (T*)(is_key ? a.k_cache : a.v_cache) + (((size_t)page * a.n_head_kv + kv) * PAGE + info.pos % PAGE) * dim;
     for (int i = lane; i < dim; i += 32) store(at + i, v[i]);
 }
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void make_heads(const AttentionArgs& a, const Token& 
         }
         if (h >= n_heads) {
             T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
-                    (((size_t)pages[info.pos / PAGE] * a.n_kv_head + kv) * PAGE + info.pos % PAGE) * dim;
+                    (((size_t)pages[info.pos / PAGE] * a.n_head_kv + kv) * PAGE + info.pos % PAGE) * dim;
             for (int i = lane; i < dim; i += 32) {
                 // Rounded as later tokens will read it from the cache.
                 T rounded;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u
     __threadfence();
     __syncthreads();
     if (tid == 0) {
-        u32* ticket = a.tickets + (size_t)token * a.n_kv_head * a.n_chunks + blockIdx.x;
+        u32* ticket = a.tickets + (size_t)token * a.n_head_kv * a.n_chunks + blockIdx.x;
         is_last = atomicAdd(ticket, 1) == n_splits - 1;
         if (is_last) *ticket = 0;
     }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u
 template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void attend(const AttentionArgs& a, float* memory) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim, page_row = dim + 32 / (int)sizeof(T);
     const u32 kv = blockIdx.x / a.n_chunks, chunk = blockIdx.x % a.n_chunks, split = blockIdx.y, token = blockIdx.z;
-    const u32 heads_per_kv = a.n_head / a.n_kv_head;
+    const u32 heads_per_kv = a.n_head / a.n_head_kv;
     const u32 head = kv * heads_per_kv + chunk * GROUP, n_heads = min((u32)GROUP, heads_per_kv - chunk * GROUP);
     // Otherwise tokens and pages are from an earlier launch than the previous one, as are all keys and values but the token's
     // own.
@@ -238,7 +238,7 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     u32 p = range.first_page;
     const u32 last_page = range.end_page;
     const size_t page_size = (size_t)PAGE * dim;
-    auto page_at = [&](u32 p) { return ((size_t)pages[p] * a.n_kv_head + kv) * page_size; };
+    auto page_at = [&](u32 p) { return ((size_t)pages[p] * a.n_head_kv + kv) * page_size; };
     size_t at_page = page_at(p);
     copy_page(keys, (const T*)a.k_cache + at_page, dim, page_row);
     copy_page(values, (const T*)a.v_cache + at_page, dim, page_row);

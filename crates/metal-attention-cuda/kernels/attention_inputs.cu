@@ -17,7 +17,7 @@ struct AttentionInputsArgs {
     void* v_cache;                    // the same for values
     const float* qkv;                 // [n_tokens][stride]
     float* queries;                   // [n_tokens][n_head * head_dim]
-    u32 n_head, n_kv_head, head_dim;  // query heads, KV heads, elements of a head
+    u32 n_head, n_head_kv, head_dim;  // query heads, KV heads, elements of a head
     u32 stride;                       // elements of a row of qkv
     u32 q_step;                       // elements of qkv from one query head to the next
     u32 k_at, v_at;                   // the first key and value of a row of qkv
@@ -58,10 +58,10 @@ __device__ __forceinline__ void normalize(float* v, const AttentionInputsArgs& a
 template <typename T> __device__ __forceinline__ void attention_inputs(const AttentionInputsArgs& a, float* heads) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 at = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
-    if (at >= a.n_head + (a.owns_cache ? 2 * a.n_kv_head : 0)) return;
+    if (at >= a.n_head + (a.owns_cache ? 2 * a.n_head_kv : 0)) return;
     const Token info = a.tokens[token];
-    const bool is_query = at < a.n_head, is_value = at >= a.n_head + a.n_kv_head;
-    const u32 head = is_query ? at : is_value ? at - a.n_head - a.n_kv_head : at - a.n_head;
+    const bool is_query = at < a.n_head, is_value = at >= a.n_head + a.n_head_kv;
+    const u32 head = is_query ? at : is_value ? at - a.n_head - a.n_head_kv : at - a.n_head;
     const float* first = a.qkv + (size_t)token * a.stride + (is_query ? 0 : is_value ? a.v_at : a.k_at);
     const float* from = first + (size_t)head * (is_query ? a.q_step : dim);
     float* v = heads + warp * dim;
@@ -75,7 +75,7 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         auto part = [&](const float* p) { return p ? p + (per_head_weights ? (size_t)head * dim : 0) : nullptr; };
         const float* weight = in.norm == NORM_UNWEIGHTED ? nullptr : part(is_query ? in.q_norm : in.k_norm);
         const float* bias = part(is_query ? a.q_bias : a.k_bias);
-        const u32 n = of_row ? (is_query ? a.n_head : a.n_kv_head) * dim : dim;
+        const u32 n = of_row ? (is_query ? a.n_head : a.n_head_kv) * dim : dim;
         if (in.norm != NO_NORM && !in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
         rotate_head(v, in, in.rope + (size_t)info.pos * (in.n_rot / 2), lane);
         if (in.norm != NO_NORM && in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
@@ -88,7 +88,7 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         return;
     }
     const u32 page = a.pages.pages[(size_t)info.seq * a.pages.n_pages + info.pos / PAGE];
-    T* to = (T*)(is_value ? a.v_cache : a.k_cache) + (((size_t)page * a.n_kv_head + head) * PAGE + info.pos % PAGE) * dim;
+    T* to = (T*)(is_value ? a.v_cache : a.k_cache) + (((size_t)page * a.n_head_kv + head) * PAGE + info.pos % PAGE) * dim;
     for (u32 i = lane; i < dim; i += 32) store(to + i, v[i]);
 }
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ void split_f32(float x, float y, u32& hi, u32& lo) {
 template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(const AttentionArgs& a, half* memory) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = a.head_dim, row = dim + 8;
     const u32 kv = blockIdx.x / a.n_chunks, chunk = blockIdx.x % a.n_chunks, split = blockIdx.y, token = blockIdx.z;
-    const u32 heads_per_kv = a.n_head / a.n_kv_head, heads_per_block = (heads_per_kv + a.n_chunks - 1) / a.n_chunks;
+    const u32 heads_per_kv = a.n_head / a.n_head_kv, heads_per_block = (heads_per_kv + a.n_chunks - 1) / a.n_chunks;
     if (chunk * heads_per_block >= heads_per_kv) return;
     const u32 head = kv * heads_per_kv + chunk * heads_per_block, n_heads = min(heads_per_block, heads_per_kv - chunk * heads_per_block);
     // Otherwise tokens and pages are from an earlier launch than the previous one, as are all keys and values but the token's
@@ -44,7 +44,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     auto fetch = [&](u32 p) {
         if (p < range.end_page) {
             half* to = warp_memory + p % STAGES * 2 * POSITIONS * row;
-            const size_t at = (((size_t)pages[p] * a.n_kv_head + kv) * PAGE + first) * dim;
+            const size_t at = (((size_t)pages[p] * a.n_head_kv + kv) * PAGE + first) * dim;
             const int vectors = dim / 8;
             for (int i = lane; i < POSITIONS * vectors; i += 32) {
                 const int of_row = i / vectors, vector = i % vectors * 8;

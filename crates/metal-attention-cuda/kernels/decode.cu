@@ -1,7 +1,9 @@
-// The persistent decode kernel: evaluates one token, or up to four that follow each other, through all layers of a model in one
-// launch. For decoders of attention and gated feed-forwards, dense or with experts; src/decode/layers.rs says which. Input:
-// `DecodeArgs` (decode.cuh), that is, layers, the token's id, sequence and position, and the KV cache. Output: the new rows of the KV
-// cache, the next token's id, and if wanted the logits. Terms (op, tile, panel, tagged word, tag, ...) are defined in decode.cuh.
+// The persistent decode kernel: evaluates one token, or a few of one sequence that follow each other, through all layers of a model in
+// one launch. Each token's id is the one with the highest logit (greedy decoding). MAX_TOKENS of src/decode.rs, four, limits the tokens,
+// since a launch cannot be stopped. For decoders of attention and gated feed-forwards, dense or with experts; src/decode/layers.rs says
+// which. Input: `DecodeArgs` (decode.cuh), that is, layers, the token's id, sequence and position, and the KV cache. Output: the new rows
+// of the KV cache, the next token's id, and if wanted the logits. Terms (op, small op, tile, panel, digit, warp group, tagged word, tag,
+// ...) are defined in decode.cuh.
 //
 // Division of work. One block runs on each multiprocessor for the whole launch. For each op a block has neighbouring tiles of rows, the
 // same ones for every token; within the block each consumer warp has some of the columns (split-K within the block). Blocks wait for
@@ -32,9 +34,9 @@
 //   epilogue warp (`run_epilogue_warp`, SMALL kernels only)
 //     for each small op:           finish the rows    <- partial sums of all consumer warps  -> output words
 //
-// Small ops (decode_preload.cuh). An op is small if no block has more than two tiles of it and no warp more than PRELOAD_PANELS panels:
-// then a warp loads its weights into registers before the inputs arrive. In SMALL kernels, for small models, all ops are small, except
-// for the token's first one (it reads the embedding) and the output head, which take the path of all other kernels ("full ops").
+// Small ops (decode_preload.cuh). A warp loads its weights of a small op into registers before the inputs arrive, and the epilogue warp
+// finishes the rows. In SMALL kernels, for small models, all ops are small, except for the token's first one (it reads the embedding) and
+// the output head: these take the path of all other kernels (full ops), and consumer warps finish their rows.
 //
 // Experts are evaluated as one feed-forward: rows of gate and up of the chosen experts one below the other, columns of down side by
 // side; each block routes by itself.
@@ -70,7 +72,7 @@
 #include "argmax.cuh"
 
 // The routing warp of a block (the last consumer warp): waits for the router's products in words `from`, chooses the experts of the
-// token, and publishes the choice for the block's producer warps and epilogues. `layer_number`: as in ExpertChoice.
+// token, and publishes the choice for the block's producer warps and epilogues. `layer_number`: that of `ExpertChoice::n_published`.
 __device__ __forceinline__ void route(const DecodeArgs& a, const RouteArgs& layer_route, ExpertChoice& chosen, const u64_t* from, u32 tag,
                                       u32 layer_number, int lane) {
     RouteArgs route = layer_route;
@@ -146,7 +148,7 @@ struct RankShare {
     u32 unused;
 };
 // Exchanges between ranks in a token, in the order of their numbers: of each layer the sums of the attention output and of down, at the end
-// the best logit.
+// the best logit. exchange.cuh numbers exchanges; `first_exchange` is the number of the token's first.
 __device__ __forceinline__ u32 exchanges_per_token(const DecodeArgs& a) { return 2 * a.n_layer + 1; }
 __device__ __forceinline__ u32 exchange_of_sum(u32 first_exchange, u32 layer, u32 kind) { return first_exchange + 2 * layer + (kind == DOWN); }
 
@@ -181,7 +183,7 @@ struct RowEpilogue {
     }
 };
 // The norm of an op's input is applied to its results: products use weighted inputs, and rows are multiplied by 1 / RMS when they are
-// finished. The warps' sums of squares (q) lie in the padding of the first two rows of partial sums (p) in the op's region:
+// finished. The warps' sums of squares (q) lie in the padding of the first two rows of partial sums (p) in the region of the op's first round:
 //
 //   float    0   1   2   3   4   5   6   7   8   9   10  11
 //   row 0    p0  p1  p2  p3  p4  p5  p6  p7  q0  q1  q2  q3
@@ -197,15 +199,15 @@ __device__ __forceinline__ float inv_rms_of(const float* sums, float inverse_n_i
 // A consumer warp's inputs of an op, stored as they arrive. Four lanes have a quantisation block of 32 inputs; each has a quad (four
 // elements) of the block's first half and the corresponding quad of its second.
 struct Inputs {
-    CodeInput codes;       // digits, for quantised matrices
-    float4* floats;        // the same memory, for F16 and F32
+    CodeInput digits;      // for quantised matrices: digits, their factors and sums of inputs
+    float4* floats;        // the same memory, for F16 and F32: floats, which `split_into_f16` turns into F16 parts in place
     u32 n_quant_blocks;    // quantisation blocks of the warp
-    bool has_codes;        // which of the two
+    bool has_codes;        // which of the two: whether the matrices are quantised
     bool with_sums;        // whether sums of inputs are needed, for mins
     float squares = 0.0f;  // sum of squares of what the lane has stored
     float largest = 0.0f;  // largest magnitude of it (floats only)
     __device__ __forceinline__ Inputs(unsigned char* memory, u32 n_panels, const Op& op)
-        : codes(memory, n_panels), floats((float4*)memory), n_quant_blocks(2 * n_panels), has_codes(op.has_codes), with_sums(op.has_mins) {}
+        : digits(memory, n_panels), floats((float4*)memory), n_quant_blocks(2 * n_panels), has_codes(op.has_codes), with_sums(op.has_mins) {}
     // Stores N quantisation blocks of the lane: block `first + lane / 4` and those 8, 16, ... behind it. `weights`: of the norm, or ones.
     template <int N> __device__ __forceinline__ void put(u32 first, float4 (&v)[N][2], const float4 (&weights)[N][2], int lane) {
         const u32 quant_block = first + lane / 4;
@@ -217,7 +219,7 @@ struct Inputs {
 #pragma unroll
             for (int h = 0; h < 2; h++) squares += sum_of_squares(v[i][h]), multiply(v[i][h], weights[i][h]);
         if (has_codes) {
-            store_digits<N>(codes, quant_block, lane % 4, v, exists, with_sums);
+            store_digits<N>(digits, quant_block, lane % 4, v, exists, with_sums);
         } else {
 #pragma unroll
             for (int i = 0; i < N; i++)
@@ -318,11 +320,23 @@ __device__ __forceinline__ void load_vector(const Op& op, Inputs& inputs, u32 co
         load_inputs_of_words<1>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0,
                                 tag_in, lane);
 }
-// Epilogue: finishes the block's rows `begin` to `begin + n - 1` of an op.
-//   own_row, own_bias, own_residual, own_to   what the thread has loaded for its first row, row `tid` of the block
+// Epilogue: finishes the block's rows `begin` to `begin + n - 1` of a full op. Values of the op that are loaded before its inputs arrive are
+// parameters of their own, since all blocks wait for what follows the sums; grouped in structs they get other registers.
+//   l, op                                     the layer and its op
+//   kind                                      OpKind of the op
+//   shares                                    the block's shares of the op's matrices
+//   chosen                                    experts of the layer; read for experts only
+//   epilogue                                  where results go, and what is done with them
+//   own_row, own_bias, own_residual, own_to   what the thread has loaded for its first row, row `tid` of the block: the row of the op (~0: none), its
+//                                             bias, the old value of the residual stream, and where its word goes
 //   sums                                      the region of the rows' partial sums
-//   op_sums                                   the op's first region, which has the sums of squares of its inputs
+//   op_sums                                   the region of the op's first round, which has the sums of squares of its inputs
+//   residual                                  the block's rows of the residual stream
+//   inverse_n_in, eps                         as in Op
 //   norm                                      weights of the norm of the inputs; null: there is none, and 1 / RMS is not applied
+//   log_warps_per_tile                        as in Op
+//   is_expert_op                              whether the op is gate and up of experts
+//   ranks                                     this rank's share (ON_RANKS)
 //   first_exchange                            the token's first exchange between ranks; in shared memory, `choose_token` advances it
 //   layer                                     index of the layer
 //   best                                      key of the thread's best logit, which the output head updates
@@ -357,11 +371,11 @@ __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l,
             if (kind == GATE_AND_UP) {
                 float up = inv_rms * sum_of_warps(row_sums + a.gate_to_up_floats, log_warps_per_tile), weight = 1.0f;
                 if (is_expert_op) {
-                    const u32 n_ff = op.n_out / l.route.n_used, place = exists ? row / n_ff : 0;
-                    const size_t at = (size_t)chosen.experts[place] * n_ff + (exists ? row % n_ff : 0);
+                    const u32 n_ff = op.n_out / l.route.n_used, index = exists ? row / n_ff : 0; // of the expert among the chosen ones
+                    const size_t at = (size_t)chosen.experts[index] * n_ff + (exists ? row % n_ff : 0);
                     if (l.expert_bias[0]) y += l.expert_bias[0][at];
                     if (l.expert_bias[1]) up += l.expert_bias[1][at];
-                    weight = chosen.weights[place];
+                    weight = chosen.weights[index];
                 }
                 // The product with down sums over the experts, whose columns lie side by side: their weights have to be applied before it.
                 const float gated_row = epilogue.activation == SILU ? activate(SILU, y) * up : gated(epilogue.activation, epilogue.limit, y, up);
@@ -371,6 +385,7 @@ __device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l,
                 for (u32 k = 0; k < l.route.n_used; k++)
                     y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * op.n_out + row];
             const float residual_before = is_own ? own_residual : epilogue.adds && exists ? residual[j] : 0.0f;
+            // Gate and up have no bias here. Of the ranks that add up their rows, only rank 0 has one.
             y += bias;
             if constexpr (ON_RANKS) y = epilogue.sum_over_ranks(ranks, exchange_of_sum(first_exchange, layer, kind), row, y);
             epilogue.put(row, is_own ? own_to : epilogue.to + row / 2, y, residual_before, residual + j);
@@ -386,7 +401,8 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
     u64_t best = highest_of_lanes(best_of_warps[lane % CONSUMER_WARPS]);
     // Release: orders the KV rows that the block has written before its word.
     __threadfence();
-    // Two places alternate: a block without rows of the next token's ops could otherwise overwrite its word before all have read it.
+    // Two sets of words alternate from token to token. A block that has no rows of the next token's ops waits for no other block during
+    // that token: with one set it could overwrite its word before slower blocks have read it.
     u64_t* const all = a.best_words + n_tokens_done % 2 * gridDim.x;
     // The key's high word, the 20 low bits of its low word, and the tag.
     if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
@@ -398,7 +414,8 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
     // Acquire: orders the blocks' KV rows before this block's reads of them.
     __threadfence();
     if (lane == 0) {
-        if (blockIdx.x == 0) publish_id(a.ids, 0, a.first_step_number + n_tokens_done, id);
+        // Also where only logits are wanted; then no host reads the id.
+        if (blockIdx.x == 0) publish_id(a.ids, /* row */ 0, a.first_step_number + n_tokens_done, id);
         token.id = id, token.pos = next_pos, n_tokens_done++;
         if (is_last && a.advance) *a.token = token;
         if constexpr (ON_RANKS) {
@@ -416,15 +433,15 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
 template <bool SMALL> constexpr int PRODUCER_REGISTERS = SMALL ? 72 : 40;
 template <bool SMALL> constexpr int CONSUMER_REGISTERS = SMALL ? 216 : 232;
 
-// The kernel; the flow is at the top of this file. C: elements of a head / 64, rounded up. SMALL: all ops of layers are small. EXPERTS: layers may
-// have experts; a parameter because the code for them would slow others down. ON_RANKS: several ranks share the model (tensor parallelism), and
-// `ranks` is this one's share.
+// The kernel; the flow is at the top of this file. C: elements of an attention head / 64, rounded up. SMALL: see "Small ops" at the top of this file.
+// EXPERTS: layers may have experts; a parameter because the code for them would slow others down. ON_RANKS: several ranks share the model (tensor
+// parallelism), and `ranks` is this one's share.
 template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false>
 __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ranks = nullptr) {
     static_assert(!SMALL || !ON_RANKS, "models with small ops are not divided among ranks");
     __shared__ __align__(16) Layer layers[2];         // the current layer, and the next one (Lemma 12)
     __shared__ u64_t best_of_warps[CONSUMER_WARPS];   // keys of the warps' best logits
-    __shared__ WarpWork warp_work[CONSUMER_WARPS][3]; // [warp][matrix of the op]
+    __shared__ WarpWork warp_work[CONSUMER_WARPS][3]; // [warp][matrix of the op]; each warp reads what its own lanes have written
     __shared__ Token token;                           // the current one
     __shared__ ExpertChoice chosen;                   // experts of the current layer
     __shared__ u32 n_tokens_done;                     // of the launch
@@ -454,9 +471,9 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
         release_registers<PRODUCER_REGISTERS<SMALL>>();
         // Lane l of producer warp w fills ring w + N l, so that the rings are divided evenly among the N producer warps; further lanes do nothing.
         constexpr int N = SMALL ? PRODUCER_WARPS - 1 : PRODUCER_WARPS;
-        const u32 ring = warp - CONSUMER_WARPS + N * lane;
+        const u32 ring_index = warp - CONSUMER_WARPS + N * lane;
         if (SMALL && warp == CONSUMER_WARPS + N) run_epilogue_warp(a, residual, sync, lane);
-        else run_producer<EXPERTS>(a, ring, lane, chosen);
+        else run_producer<EXPERTS>(a, ring_index, lane, chosen);
         return;
     }
     take_registers<CONSUMER_REGISTERS<SMALL>>();
@@ -499,10 +516,10 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const u32 n_block_rows = (kind == QKV ? shares[2].tiles_above + shares[2].n_tiles : shares[0].n_tiles) * 16;
             // The token's first op reads the embedding instead of words, and stores it to the residual stream, in blocks without rows as well.
             const bool reads_embedding = i == 0 && kind == QKV;
-            // Routing, in blocks that have rows of gate and up or of down. shares[0] and shares[1] are gate and up, and shares[2] is that of the
-            // next op, down, which always follows.
+            // Routing, in blocks that have rows of gate and up or of down. The share of down, the next op, lies behind those of gate and up.
             const bool is_expert_op = EXPERTS && kind == GATE_AND_UP && l.route.n_expert > 0;
-            if (is_expert_op && warp == CONSUMER_WARPS - 1 && (shares[0].n_tiles > 0 || shares[2].n_tiles > 0)) {
+            const BlockShare* down_share = shares + 2;
+            if (is_expert_op && warp == CONSUMER_WARPS - 1 && (shares[0].n_tiles > 0 || down_share->n_tiles > 0)) {
                 const Op& router = l.ops[s - 1];
                 route(a, l.route, chosen, router.output + copy_index * (router.n_out / 2), tag, n_tokens_done * (a.n_layer + 1) + i + 1, lane);
             }
@@ -519,7 +536,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                 run_small_op(a, l, op, shares, spans_of(a)[i].n_splits, tag, copy_index, zeros, ring, sync, n_small_ops++, warp, lane);
                 continue;
             }
-            // A full op in a SMALL kernel: inputs and sums take the place of those of the small op before (Lemmas 10 and 11).
+            // A full op in a SMALL kernel: inputs and sums take the place of those of the small op before (Lemmas 10 and 11). Waits until the
+            // epilogue warp has finished all small ops that have begun.
             if (SMALL) sync.wait_until_finished(n_small_ops), __syncwarp();
             // ---- Prologue: everything that does not depend on the inputs. Each thread loads what the epilogue of its first row needs. ----
             const u32 own_row = row_at(op, shares, tid);
@@ -530,11 +548,11 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             u64_t* own_to = epilogue.to + own_row / 2;
             pin_register(own_to);
             const float4* norm = (const float4*)op.norm;
-            const WarpShare mine = warp_share_of(warp, op.units_per_row, log_warps_per_tile);
+            const WarpShare mine = warp_share_of(warp, op.units_per_tile, log_warps_per_tile);
             const u32 n_panels = mine.n * op.panels_per_unit;
             unsigned char* memory = decode_memory + a.inputs_at + warp * a.input_stride;
             Inputs inputs(memory, n_panels, op);
-            const DigitColumns columns(inputs.codes, zeros, lane);
+            const DigitColumns columns(inputs.digits, zeros, lane);
             if (lane < (int)op.n_matrices)
                 warp_work[warp][lane] = warp_work_of(shares[lane], mine, warp, kind == GATE_AND_UP ? lane * a.gate_to_up_floats : 0);
             // ---- Loads: the warp's inputs. Four lanes have a quantisation block of 32 inputs, a quad of each half. ----
@@ -546,13 +564,15 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                     const u64_t* values = a.attention + copy_index * a.attention_copy_words;
                     const u64_t* max_sums = a.attention_max_sums + copy_index * a.max_sums_copy_words;
                     const u32 n_splits = spans_of(a)[i].n_splits, from = first_quad + 8 * first;
-                    const u32 n = first + lane / 4 < inputs.n_quant_blocks ? n4 : 0;
-                    if (l.head_dim % 32 == 0) merge_splits<2, true>(l, n_splits, values, max_sums, from, n, tag, v[0]);
-                    else merge_splits<2, false>(l, n_splits, values, max_sums, from, n, tag, v[0]);
+                    const u32 end = first + lane / 4 < inputs.n_quant_blocks ? n4 : 0; // a lane without a block gets zeros
+                    // Both quads are in one head if a head has whole quantisation blocks.
+                    if (l.head_dim % 32 == 0) merge_splits<2, /* ONE_HEAD */ true>(l, n_splits, values, max_sums, from, end, tag, v[0]);
+                    else merge_splits<2, /* ONE_HEAD */ false>(l, n_splits, values, max_sums, from, end, tag, v[0]);
                     inputs.put<1>(first, v, {{ONES, ONES}}, lane);
                 }
             } else if (reads_embedding) {
-                // The embedding; rows of the residual stream are divided among blocks as those of the attention output are.
+                // The embedding; rows of the residual stream are divided among blocks as those of the attention output are (`first_block` of
+                // src/decode/args.rs has the same rule). The op has a norm, as q/k/v always do.
                 const u32 x_tiles = (a.n_embd + 15) / 16, first_block = gridDim.x - min(x_tiles, gridDim.x);
                 const u32 first_tile = tiles_before(blockIdx.x, x_tiles, first_block);
                 const u32 end_tile = tiles_before(blockIdx.x + 1, x_tiles, first_block);
@@ -560,13 +580,13 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                 for (u32 first = 0; first < inputs.n_quant_blocks; first += 8) {
                     float4 v[1][2] = {}, weights[1][2];
                     const u32 k = first_quad + 8 * first;
-                    const bool in_row = first + lane / 4 < inputs.n_quant_blocks;
+                    const bool of_warp = first + lane / 4 < inputs.n_quant_blocks; // whether the lane's block is one of the warp's
                     // WITH_PANEL defines P, the type of a panel of the format.
-                    if (in_row && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v[0])));
+                    if (of_warp && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v[0])));
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const u32 quad = k + 4 * h;
-                        const bool exists = in_row && quad < n4;
+                        const bool exists = of_warp && quad < n4;
                         const float scale = exists ? a.embedding_scale : 0.0f;
                         float4& x = v[0][h];
                         x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
@@ -585,16 +605,18 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const float factor = inputs.has_codes ? 1.0f : split_into_f16(inputs.floats, inputs.largest, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
-                // Each group of warps has read all columns: only the first group's sums of squares count.
+                // Each warp group has read all columns: only the first group's sums of squares count.
                 if (lane == 0) op_sums[squares_index(warp)] = mine.group == 0 ? squares : 0.0f;
             }
             __syncwarp();
 
             // ---- Products: partial sums. The output head has too many rows for the region of sums. They are finished in rounds, which use the two
             // regions alternately (Lemma 11). Other ops have one round.
-            const u32 tiles_per_round = kind == OUTPUT_HEAD ? HEAD_TILES_PER_ROUND : ~0u; // of a group of warps
-            const u32 rows_per_round = kind == OUTPUT_HEAD ? HEAD_TILES_PER_ROUND * 16 << log_groups : n_block_rows;
+            const u32 tiles_per_round = kind == OUTPUT_HEAD ? OUTPUT_HEAD_TILES_PER_ROUND : ~0u; // of a warp group
+            const u32 rows_per_round = kind == OUTPUT_HEAD ? OUTPUT_HEAD_TILES_PER_ROUND * 16 << log_groups : n_block_rows;
             const u32 n_matrices = op.n_matrices;
+            // SMALL kernels have few full ops, which are not worth the code for two tiles at a time.
+            constexpr bool TWO_TILES = !SMALL;
             u32 begin = 0, region = op.region;
             do {
                 float* sums = (float*)(decode_memory + a.regions_at[region]);
@@ -603,7 +625,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                     const WarpWork work = warp_work[warp][p];
                     if (work.n_tiles == 0) continue;
                     // WITH_FORMAT defines FORMAT, the format as a constant.
-                    WITH_FORMAT(work.format, (multiply_tiles<FORMAT, !SMALL>(work, begin / 16 >> log_groups, tiles_per_round, columns, memory,
+                    WITH_FORMAT(work.format, (multiply_tiles<FORMAT, TWO_TILES>(work, begin / 16 >> log_groups, tiles_per_round, columns, memory,
                                                                              factor, sums, ring, lane)));
                 }
                 // All warps have read their inputs and stored their sums (Lemmas 1 and 11).
@@ -643,7 +665,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     }
 }
 
-// decode_on_cards.cu includes the template without these kernels.
+// decode_on_ranks.cu includes the template without these kernels.
 #ifndef TEMPLATES_ALONE
 #define DECODE(NAME, C, SMALL, EXPERTS)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeArgs a) { decode<C, SMALL, EXPERTS>(a); }

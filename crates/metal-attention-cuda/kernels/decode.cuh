@@ -6,26 +6,37 @@
 // files refers to that page.
 //
 // Warps of a block (warp specialisation):
-//   consumer warps   CONSUMER_WARPS; read inputs, multiply, and (except for small ops) finish their rows
+//   consumer warps   CONSUMER_WARPS; read inputs, multiply, and finish the rows of all ops that are not small
 //   producer warps   PRODUCER_WARPS; give most of their registers to the consumers and copy weights into the consumers' rings
-//   epilogue warp    the last of the producer warps where all ops are small (SMALL kernels): it finishes the rows of every op
+//   epilogue warp    in SMALL kernels only, the last of the producer warps: it finishes the rows of all small ops
 //
 // Terms used in all files decode*.cuh:
 //   op          one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
 //               gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`.
-//   small op    an op of which no block has more than two tiles and no warp more than PRELOAD_PANELS panels. Its weights are loaded into
-//               registers before the inputs arrive (decode_preload.cuh). In SMALL kernels all ops are small except for the token's first
-//               one and the output head; in other kernels none is treated so.
+//               To finish a row is to add the warps' partial sums of it, and to do the epilogue.
+//   small op    an op of quantised matrices of which no block has more than two tiles (one each of gate and up), and no warp more than
+//               PRELOAD_PANELS (four) panels of one tile, or half as many of each of two. Its weights are loaded into registers before the inputs arrive
+//               (decode_preload.cuh). All others are full ops. SMALL kernels are for models all of whose layers have small ops only; there
+//               the token's first op, which reads the embedding, and the output head are full ops. In other kernels all ops are.
 //   tile        16 rows of a matrix.
 //   panel       64 columns of a tile: two quantisation blocks of 32 columns each.
 //   record      the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
-//   unit        the `panels_per_unit` panels of a row that one warp gets as a whole: the panels of the largest record of the op.
-//   group       the 2^log_warps_per_tile consumer warps of a block that share the columns of a tile (split-K within the block). The
-//               groups of a block have its tiles alternately.
+//   code        the integer of a quantised weight.
+//   digit       of an input that is multiplied by codes: the input becomes an integer of 23 bits, and this three digits of 8 bits. Each digit
+//               is a column of a tensor-core product, so that products of codes and digits are exact (code_products.cuh). For F16 and F32
+//               weights an input is two F16 parts instead, hi + lo / 2048 (products.cuh).
+//   quad        four neighbouring elements of a vector.
+//   unit        the `panels_per_unit` neighbouring panels of a tile that one warp gets as a whole: the panels of the largest record of the op.
+//   warp group  the 2^log_warps_per_tile consumer warps of a block that share the columns of a tile (split-K within the block). The warp
+//               groups of a block have its tiles alternately. In short, where only warps are meant: group.
+//   round       of the output head, whose block has too many rows for all partial sums to be in shared memory: each warp group multiplies
+//               OUTPUT_HEAD_TILES_PER_ROUND tiles, then their rows are finished. Other ops have one round.
 //   stage       one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
-//   region      one of two areas of shared memory for the warps' partial sums; successive ops alternate.
+//   region      one of two areas of shared memory for the warps' partial sums; successive ops, and rounds, alternate.
 //   mins        offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
-//   task        of attention: one split of the positions, one KV head, and up to HEADS_PER_TASK of its query heads (decode_attention.cuh).
+//   head        of attention: a query head or a KV head. The output head is always called so.
+//   head group  up to HEADS_PER_TASK query heads that share a KV head.
+//   task        of attention: one split of the positions, one KV head, and one of its head groups (decode_attention.cuh).
 //   tagged word 8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
 //               (decode_exchange.cuh). In short: word.
 //
@@ -38,8 +49,13 @@
 //
 //               A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
 //               lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`).
-//   tag         the number in a word that says which layer of which token wrote it. Each layer has TAGS_PER_LAYER tags: t, its layer tag,
-//               and t + 1, for the residual stream after the feed-forward (decode_exchange.cuh).
+//   tag         the number in a word that says which layer of which token wrote it, modulo 2^12. Each layer has two tags (TAGS_PER_LAYER):
+//               t, its layer tag, and t + 1, for the residual stream after the feed-forward. Tags repeat after 2^12 of them; an old word
+//               never has the wanted one by chance, since every word that is read was also written in the token before ("Budget of tags"
+//               in decode_exchange.cuh; Lemma 2).
+//
+// Tensor parallelism: decode_on_ranks.cu instantiates the kernel for ranks that share a model; its argument is DecodeArgs and a RankShare
+// (decode.cu).
 #pragma once
 #include "formats.cuh"
 #include "heads.cuh"
@@ -51,9 +67,8 @@ constexpr int PRODUCER_WARPS = 4; // including the epilogue warp of SMALL kernel
 constexpr int BLOCK_THREADS = CONSUMER_THREADS + 32 * PRODUCER_WARPS;
 // Query heads of one KV head that one attention task evaluates together.
 constexpr int HEADS_PER_TASK = 4;
-// Tiles of the output head of which a group of warps has partial sums at once. The head has too many rows for all sums to be in
-// shared memory.
-constexpr u32 HEAD_TILES_PER_ROUND = 8;
+// Tiles of the output head that a warp group multiplies in a round.
+constexpr u32 OUTPUT_HEAD_TILES_PER_ROUND = 8;
 // Copies of a vector that every block reads. Blocks read copy `blockIdx.x % COPIES`, so that polling spreads over more L2 lines.
 constexpr u32 COPIES = 4;
 
@@ -66,8 +81,10 @@ enum OpKind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, OU
 // One op. QKV has three matrices, one below the other; GATE_AND_UP has two of equal shape, whose rows are combined pairwise; the
 // others have one. All matrices of an op have the same input. Mirrored by `OpArgs` of src/decode/args.rs.
 struct Op {
-    const float* norm;         // [n_in] weights of the RMSNorm of the input; null: no norm
-    const float* bias;         // [sum of n_rows] added to the results; null: none
+    const float* norm;         // [n_in] weights of the RMSNorm of the input; null: no norm, only for ATTENTION_OUTPUT and DOWN
+    const float* bias;         // [sum of n_rows] added to the results; null: none, and always for GATE_AND_UP, whose results are gated
+                               // (`Layer::expert_bias` has biases of experts). Of ranks, whose sums of ATTENTION_OUTPUT and DOWN are added
+                               // up, only rank 0 has the bias of these (src/sharding.rs)
     const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector. Unused by ATTENTION_OUTPUT, which merges the splits of
                                // attention (`DecodeArgs::attention`), and by the token's first op, which reads the embedding
     u64_t* output;             // [n_copies][n_out / 2] words of the result vector; null: the output head
@@ -78,15 +95,16 @@ struct Op {
     u32 first_matrix_index;    // index of the op's first matrix among all matrices of the model
     u32 n_matrices;            // 1 to 3
     u32 n_rows[3];             // rows of each matrix
-    u32 tag_in;                // tag of the input words minus the layer tag, modulo 2^12: 0, or -1 for what the layer before wrote last
+    u32 tag_in;                // tag of the input words minus the layer tag, modulo 2^12: 0, or -1 (1 - TAGS_PER_LAYER) for what the layer
+                               // before wrote last
     u32 tag_out;               // tag of the output words minus the layer tag: 0, or 1 for DOWN
     unsigned short has_codes;  // 1: the matrices are quantised; 0: they are F16 or F32
     unsigned short has_mins;   // 1: a matrix has mins, for which sums of inputs are needed
     u32 n_copies;              // copies of the output words: COPIES, or 1 where few blocks read them
     u32 n_out;                 // elements of the output
     u32 panels_per_unit;       // panels of a unit
-    u32 units_per_row;         // units of a row
-    unsigned short log_warps_per_tile; // log2 of the warps of a group
+    u32 units_per_tile;        // units of a tile
+    unsigned short log_warps_per_tile; // log2 of the warps of a warp group
     unsigned short region;             // 0 or 1: the region of the partial sums; successive ops alternate
     unsigned short has_half_scales;    // 1: a matrix has a scale for each half of a quantisation block
     unsigned short preload_tiles;      // most tiles that a block has of a small op (1 or 2); 0: the op is not small
@@ -99,12 +117,12 @@ struct __align__(16) Layer {
     Op ops[MAX_OPS];
     HeadInputs head_inputs;    // norm and rotation of queries and keys
     Pages pages;               // page table of the layer's cache group
-    void* k_cache;             // F16 [page][n_kv_head][64][head_dim]
+    void* k_cache;             // F16 [page][n_head_kv][64][head_dim]; the kernel supports no other type of cache
     void* v_cache;             // the same shape
     const float* sinks;        // [n_head] scores of attention sinks; null: none
     u32 n_ops;                 // ops in use
     u32 n_head;                // query heads
-    u32 n_kv_head;             // key and value heads
+    u32 n_head_kv;             // key and value heads
     u32 head_dim;              // elements of a head
     u32 mask;                  // Mask of masks.cuh
     u32 mask_positions;        // positions of the mask's window or chunk
@@ -112,14 +130,15 @@ struct __align__(16) Layer {
     float soft_cap;            // cap of attention scores; 0: none
     float residual_scale;      // factor on what is added to the residual stream
     u32 heads_per_kv_head;     // query heads that share a KV head
-    u32 head_groups_per_kv_head; // groups of query heads of a KV head: heads_per_kv_head / HEADS_PER_TASK, rounded up
-    u32 tasks_per_split;       // attention tasks of one split of positions: n_kv_head * head_groups_per_kv_head
+    u32 head_groups_per_kv_head; // head groups of a KV head: heads_per_kv_head / HEADS_PER_TASK, rounded up
+    u32 tasks_per_split;       // attention tasks of one split of positions: n_head_kv * head_groups_per_kv_head
     u32 inverse_head_dim;      // 2^32 / head_dim + 1: the high word of its product with k is k / head_dim, exactly for k < 2^32 / head_dim;
                                // k is the index of an element of attention's result, below n_head * head_dim
     float activation_limit;    // of CLAMPED_SWIGLU
-    const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none
-    RouteArgs route;           // of the router; n_expert 0: a dense feed-forward. `products`, `experts`, `weights` and
-                               // `input_weights` are null: the kernel has words of products, and ExpertChoice for the others
+    const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none. Of ranks only rank 0 has that of down
+    RouteArgs route;           // of the router (routing.cuh); n_expert 0: a dense feed-forward. `products`, `experts`, `weights` and
+                               // `input_weights` are null: the router's products are words, and the chosen experts and their weights are
+                               // in shared memory (ExpertChoice of decode_exchange.cuh)
 };
 
 // One matrix of an op, as the host describes it. Of experts it stands for the matrices of all experts of the layer, of which the
@@ -128,8 +147,9 @@ struct __align__(16) Layer {
 struct OpMatrixArgs {
     const unsigned char* records;     // [tile][record]
     u32 tile_bytes;                   // bytes from one tile to the next
-    // Blocks divide `op_tiles` tiles: of QKV those of its three matrices, one below the other; of other ops those of one matrix (a block has the
-    // same tiles of gate and of up). This matrix has `n_tiles` of them, from `first_tile` on.
+    // Blocks divide `op_tiles` tiles, each block a contiguous range (`tiles_before` of decode_weights.cuh): of QKV those of its three matrices,
+    // one below the other; of other ops those of one matrix (a block has the same tiles of gate and of up). This matrix has `n_tiles` of
+    // them, from `first_tile` on.
     u32 n_tiles;                      // tiles of the matrix; of experts: of all chosen ones together
     u32 first_tile;                   // index of its first tile among the op's; 0 except for k and v
     u32 op_tiles;                     // tiles of the op that are divided among blocks
@@ -137,13 +157,13 @@ struct OpMatrixArgs {
     unsigned short records_per_stage; // records that fit in a stage
     unsigned short format;            // Format of formats.cuh
     unsigned short log_warps_per_tile; // as in Op
-    unsigned short units_per_row;     // as in Op
+    unsigned short units_per_tile;    // as in Op
     unsigned short records_per_unit;  // records of a unit
-    u32 routed_layers;                // of experts: 1 + index of the layer. The producer waits until that many layers of the token have been
-                                      // routed, as ExpertChoice::n_published counts them; 0: not experts
+    u32 expert_layer_number;          // of experts: 1 + index of their layer. The producer waits until the experts of that layer are chosen:
+                                      // ExpertChoice::n_published (decode_exchange.cuh) counts the same numbers. 0: not experts
     u32 expert_stride;                // bytes from one expert's weights to the next one's
     u32 tiles_per_expert;             // tiles of one expert
-    u32 records_per_expert;           // records of a row of tiles that belong to one expert
+    u32 records_per_expert;           // records of a tile that belong to one expert
     u32 first_block;                  // if there are fewer tiles than blocks: the first block that gets one. Not always 0, so that blocks with
                                       // rows of the residual stream have none of q/k/v (`first_block` of src/decode/args.rs)
 };
@@ -154,24 +174,28 @@ struct OpMatrixArgs {
 //
 //   0                    rings of weights: [CONSUMER_WARPS][stages_per_warp][stage_bytes]
 //   inputs_at            the warps' inputs: [CONSUMER_WARPS][input_stride]; attention uses the same bytes as its scratch (Lemma 10)
-//   regions_at[0]        partial sums: [row of the block][SUMS_STRIDE] floats; those of up follow `gate_to_up_floats` after those of gate
+//   regions_at[0]        partial sums: [row of the block][SUMS_STRIDE] floats (decode_products.cuh); those of up follow `gate_to_up_floats`
+//                        after those of gate
 //   regions_at[1]        the same
 //   residual_at          the block's rows of the residual stream, F32
-//   shares_at            BlockShare [n_matrices]
-//   spans_at             AttentionSpan [n_layer]
-//   head_constants_at    of the token's position and the layer: cosines and sines, then weights of the head norms (HeadConstants)
-//   routing_at           scores that experts are chosen by (RoutingScratch)
+//   shares_at            [n_matrices] which tiles of each matrix the block has (BlockShare of decode_weights.cuh)
+//   spans_at             [n_layer] the positions that the token sees, and their splits (AttentionSpan of decode_attention.cuh)
+//   head_constants_at    of the token's position and the layer: cosines and sines, then weights of the norms of attention's heads
+//                        (HeadConstants of decode_attention.cuh)
+//   routing_at           scores that experts are chosen by (RoutingScratch of routing.cuh)
 //   barriers_at          of each stage of each ring two mbarriers, full and empty; then 16 bytes of zeros
 struct DecodeArgs {
     const Layer* layers;          // [n_layer + 1]; the last one is the pseudo-layer of the output head
-    const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the head
+    const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the output head
     Matrix table;                 // [n_vocab][n_embd] token embeddings
-    Token* token;                 // the first token: id, sequence, position; the next one afterwards if `advance`
+    Token* token;                 // the first token: id, sequence, position. All blocks read it when they begin; if `advance`, block 0 writes the
+                                  // token after the launch's last one to it at the end
     float* logits;                // [n_vocab] of the last token; null: not wanted
-    u64_t* ids;                   // host memory to which chosen ids are written (`publish_id`)
+    u64_t* ids;                   // host memory to which the id that each token chooses is written (`publish_id` of argmax.cuh); never null
     u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits, alternating between tokens
-    const u64_t* qkv;             // [(n_head + 2 n_kv_head) * head_dim / 2] words of queries, keys and values
-    u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values
+    const u64_t* qkv;             // [(n_head + 2 n_head_kv) * head_dim / 2] words of queries, keys and values
+    u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values; up to 32 splits
+                                  // (`max_splits` of decode_attention.cuh)
     u64_t* attention_max_sums;    // [COPIES][split][n_head] words of the softmax: maximum score, and sum of the weights relative to it
     u32 n_layer;                  // layers of the model
     u32 n_embd;                   // elements of the residual stream
@@ -195,12 +219,13 @@ struct DecodeArgs {
     float embedding_scale;        // factor on embeddings
     float logit_scale;            // factor on logits
     float logit_cap;              // cap of logits; 0: none
-    u32 n_tokens;                 // tokens that the launch evaluates, at least 1
-    u32 first_step_number;        // number of the first token's decode step, which is written with its id
+    u32 n_tokens;                 // tokens that the launch evaluates, 1 to MAX_TOKENS of src/decode.rs
+    u32 first_step_number;        // number of the first token's decode step, which is written with its id. Nobody reads ids of step 0
     float split_gain;             // time that a task takes for a KV page, divided by the time that merging takes for an element of one split's
                                   // result: sqrt(pages * split_gain / (n_head * head_dim)) splits are fastest (`span_of`)
-    u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding
-    u32 unused;
+    u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding, at most stages_per_warp: with more than the memory needs,
+                                  // words of other blocks would queue behind them
+    u32 unused;                   // pads to a multiple of 8 bytes; the host's struct has no implicit padding
 };
 
 // RACECHECK builds are for compute-sanitizer's racecheck. It does not understand flags, barriers at which threads arrive without

@@ -22,7 +22,7 @@ struct __align__(16) AttentionSpan {
     u32 max_splits;            // splits that words exist for
     unsigned short split;      // of the block's first task
     unsigned short kv;         // its KV head
-    unsigned short head_group; // its group of query heads
+    unsigned short head_group; // its head group
     unsigned short unused;
 };
 __device__ __forceinline__ AttentionSpan* spans_of(const DecodeArgs& a) { return (AttentionSpan*)(decode_memory + a.spans_at); }
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         auto load = [&](KvFragments<C, VALUES>& to, u32 at) {
             const u32 page = at / (PAGE / POSITIONS) - first;
             if (page / 32 != ids_group) ids_group = page / 32, ids = pages[min(first + ids_group * 32 + lane, last - 1)];
-            const size_t row = ((size_t)__shfl_sync(~0u, ids, page % 32) * l.n_kv_head + kv) * PAGE + at % (PAGE / POSITIONS) * POSITIONS;
+            const size_t row = ((size_t)__shfl_sync(~0u, ids, page % 32) * l.n_head_kv + kv) * PAGE + at % (PAGE / POSITIONS) * POSITIONS;
             to.load(keys, values, row, at * POSITIONS, span.begin, at < end ? token_pos : 0, first_value, dim, lane);
         };
         // Keys and values of earlier tokens do not depend on this token's words: their loads start before the query has arrived.
@@ -300,7 +300,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
 #pragma unroll 1
         for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += CONSUMER_WARPS) {
             const bool is_query = h < n_heads;
-            const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
+            const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_head_kv + kv;
             const float* norm_weights = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
             const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim)
                                   : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
@@ -310,7 +310,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             half* cached = nullptr;
             if (!is_query && head_group == 0) {
                 const u32 own_page = task == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
-                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + token_pos % PAGE) * dim;
+                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_head_kv + kv) * PAGE + token_pos % PAGE) * dim;
             }
             pin_register(cached);
             values_of_head.take(a.qkv + (size_t)from * (dim / 2), dim, tag, lane);
@@ -458,11 +458,11 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
     }
 }
 
-// Loads QUADS quads of attention's result, quads i and i + 4 of the vector, merging their splits; zeros from quad `n` on. Waits for the
+// Loads QUADS quads of attention's result, quads i and i + 4 of the vector, merging their splits; zeros from quad `end` on. Waits for the
 // words of all `n_splits` splits: `values` and `max_sums` are one copy of `DecodeArgs::attention` and `attention_max_sums`. ONE_HEAD: the quads
 // always belong to the same head (head_dim is a multiple of 32).
 template <int QUADS, bool ONE_HEAD>
-__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 n, u32 tag,
+__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 end, u32 tag,
                                              float4 (&v)[QUADS]) {
     const u32 n_words = l.n_head * l.head_dim / 2;
     constexpr int HEADS = ONE_HEAD ? 1 : QUADS, SPLITS = 2; // heads of the quads; splits loaded at once
@@ -471,7 +471,7 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         head[h] = __umulhi(4 * (i + 4 * h), l.inverse_head_dim);
-        const bool has_sink = l.sinks && i + 4 * h < n;
+        const bool has_sink = l.sinks && i + 4 * h < end;
         running_max[h] = has_sink ? l.sinks[head[h]] : -INFINITY, sum[h] = l.sinks ? 1.0f : 0.0f;
     }
 #pragma unroll
@@ -488,7 +488,7 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
         auto state_from = [&](int k) { return first_states + k / HEADS * l.n_head + head[k % HEADS]; };
         // With ONE_HEAD both quads are inside the vector, or neither is.
 #pragma unroll
-        for (int k = 0; k < N; k++) there[k] = first + k / QUADS < n_splits && i + 4 * (k % QUADS % HEADS) < n;
+        for (int k = 0; k < N; k++) there[k] = first + k / QUADS < n_splits && i + 4 * (k % QUADS % HEADS) < end;
 #pragma unroll
         for (int k = 0; k < M; k++) is_seen[k] = there[k / HEADS * QUADS + k % HEADS];
         load_words(states, is_seen, state_from);
@@ -530,7 +530,7 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
     }
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
-        const float scale = i + 4 * (q % HEADS) < n ? 1.0f / sum[q % HEADS] : 0.0f;
+        const float scale = i + 4 * (q % HEADS) < end ? 1.0f / sum[q % HEADS] : 0.0f;
         multiply(v[q], make_float4(scale, scale, scale, scale));
     }
 }

@@ -76,7 +76,7 @@ constexpr int MAX_EXPERTS_PER_TOKEN = 32;
 struct ExpertChoice {
     u32 experts[MAX_EXPERTS_PER_TOKEN];   // best first
     float weights[MAX_EXPERTS_PER_TOKEN]; // factors on the experts' results
-    u32 n_published; // number of the layer that the choice is of: token of the launch * (n_layer + 1) + layer + 1
+    u32 n_published; // number of the layer that the choice is of: token of the launch * (n_layer + 1) + layer + 1. 0: nothing is chosen yet
     u32 atomic_experts[FOR_RACECHECK ? MAX_EXPERTS_PER_TOKEN : 1]; // `experts` again, accessed with atomics
     // The choosing warp: the choice of layer number `n`, of `n_used` experts, is complete.
     __device__ __forceinline__ void publish(u32 n, u32 n_used, int lane) {

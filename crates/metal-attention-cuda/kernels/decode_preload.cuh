@@ -17,7 +17,7 @@ struct InputTargets {
     u32 digits;          // where its digits go
     u32 factor;          // where the factor of its quantisation block goes
     u32 sums;            // where the sum of its half block goes
-    bool in_row;         // whether its block belongs to the warp
+    bool of_warp;        // whether its block belongs to the warp
     bool there[2];       // whether its quads are inside the input vector
     bool stores_factor;  // whether the lane is the one that stores the block's factor
     bool stores_sum;     // whether the lane is the one that stores the half block's sum
@@ -48,7 +48,7 @@ template <int QUADS> __device__ __forceinline__ void store_plain_digits(const In
             if (to.stores_sum) *(float*)(decode_memory + to.sums + 4 * q) = sum[q];
         }
     }
-    if (!to.in_row) return;
+    if (!to.of_warp) return;
     u32* digits = (u32*)(decode_memory + to.digits);
 #pragma unroll
     for (int digit = 0; digit < 3; digit++)
@@ -214,7 +214,7 @@ __device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l,
     float4 v[QUADS];
     if (op.kind == ATTENTION_OUTPUT) {
         merge_splits<QUADS, true>(l, n_splits, a.attention + copy_index * a.attention_copy_words,
-                                  a.attention_max_sums + copy_index * a.max_sums_copy_words, in.quad, in.in_row ? n4 : 0, tag, v);
+                                  a.attention_max_sums + copy_index * a.max_sums_copy_words, in.quad, in.of_warp ? n4 : 0, tag, v);
     } else {
         ulonglong2 words[QUADS];
         bool there[QUADS];
@@ -239,7 +239,7 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
                                              u32 copy_index, const unsigned char* zeros, WeightRing& ring, SmallOpSync& sync, u32 n_small_ops,
                                              int warp, int lane) {
     const u32 kind = op.kind, n4 = op.n_in / 4, n_tiles = tiles_of(op, shares);
-    const WarpShare mine = warp_share_of(warp, op.units_per_row, LOG_CONSUMER_WARPS);
+    const WarpShare mine = warp_share_of(warp, op.units_per_tile, LOG_CONSUMER_WARPS);
     const u32 n_panels = mine.n * op.panels_per_unit;
     const bool two = op.preload_tiles == 2, halves = op.has_half_scales;
     const CodeInput input(decode_memory + a.inputs_at + warp * a.input_stride, n_panels);
@@ -248,13 +248,13 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
     InputTargets in;
     const u32 block = is_narrow ? lane / 8 : lane / 4, t = is_narrow ? lane % 8 : lane % 4;
     in.quad = mine.first * op.panels_per_unit * 16 + block * 8 + t;
-    in.in_row = block < 2 * n_panels, in.stores_factor = in.in_row && t == 0, in.stores_sum = in.in_row && t % 4 == 1;
+    in.of_warp = block < 2 * n_panels, in.stores_factor = in.of_warp && t == 0, in.stores_sum = in.of_warp && t % 4 == 1;
     in.digits = shared_offset(input.digits + block / 2 * DIGITS_OF_PANEL + t % 4 * 16 + block % 2 * 8 + t / 4 * 4);
     in.factor = shared_offset(input.factors + block), in.sums = shared_offset(input.sums + 2 * block + t / 4);
     pin_register(in.digits), pin_register(in.factor), pin_register(in.sums);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        in.there[q] = in.in_row && in.quad + 4 * q < n4 && !(is_narrow && q > 0);
+        in.there[q] = in.of_warp && in.quad + 4 * q < n4 && !(is_narrow && q > 0);
         in.weights[q] = op.norm && in.there[q] ? ((const float4*)op.norm)[in.quad + 4 * q] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     }
 

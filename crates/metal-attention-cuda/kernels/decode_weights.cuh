@@ -17,7 +17,7 @@ struct __align__(16) BlockShare {
     unsigned short first_tile;        // index of the first one in the matrix
     unsigned short tiles_above;       // tiles that the block has of the op's matrices above this one
     unsigned short record_bytes;      // this and the next five: as in OpMatrixArgs
-    unsigned short units_per_row;
+    unsigned short units_per_tile;
     unsigned short records_per_stage;
     unsigned char records_per_unit;
     unsigned char log_warps_per_tile;
@@ -35,30 +35,30 @@ __device__ __forceinline__ BlockShare block_share_of(const OpMatrixArgs& m) {
     const u32 begin = tiles_before(blockIdx.x, m.op_tiles, m.first_block), end = tiles_before(blockIdx.x + 1, m.op_tiles, m.first_block);
     const u32 t0 = min(max(begin, m.first_tile) - m.first_tile, m.n_tiles), t1 = min(max(end, m.first_tile) - m.first_tile, m.n_tiles);
     BlockShare share;
-    share.of_experts = m.routed_layers > 0;
+    share.of_experts = m.expert_layer_number > 0;
     share.from = m.records + (share.of_experts ? 0 : (size_t)t0 * m.tile_bytes);
     share.tile_bytes = m.tile_bytes;
     share.n_tiles = t1 - t0;
     share.first_tile = t0;
     share.tiles_above = min(max(begin, m.first_tile), end) - begin;
-    share.record_bytes = m.record_bytes, share.units_per_row = m.units_per_row, share.records_per_stage = m.records_per_stage;
+    share.record_bytes = m.record_bytes, share.units_per_tile = m.units_per_tile, share.records_per_stage = m.records_per_stage;
     share.records_per_unit = m.records_per_unit, share.log_warps_per_tile = m.log_warps_per_tile, share.format = m.format;
     return share;
 }
 
-// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_warps_per_tile warps are a group: they share
+// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_warps_per_tile warps are a warp group: they share
 // the columns of the same tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
 struct WarpShare {
     u32 group;      // the warp's group
     u32 n_groups;   // CONSUMER_WARPS / 2^log_warps_per_tile
     u32 log_groups; // log2 of that
-    u32 first;      // first unit of a row that the warp has
-    u32 n;          // number of its units of a row
+    u32 first;      // first unit of each tile that the warp has
+    u32 n;          // number of its units of each tile
 };
-__device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_row, u32 log_warps_per_tile) {
-    const u32 in_group = warp & ((1u << log_warps_per_tile) - 1), first = in_group * units_per_row >> log_warps_per_tile;
+__device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_tile, u32 log_warps_per_tile) {
+    const u32 in_group = warp & ((1u << log_warps_per_tile) - 1), first = in_group * units_per_tile >> log_warps_per_tile;
     return {warp >> log_warps_per_tile, (u32)CONSUMER_WARPS >> log_warps_per_tile, LOG_CONSUMER_WARPS - log_warps_per_tile, first,
-            ((in_group + 1) * units_per_row >> log_warps_per_tile) - first};
+            ((in_group + 1) * units_per_tile >> log_warps_per_tile) - first};
 }
 // The first tile of a matrix, among the block's, that belongs to the warp's group.
 __device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) { return (s.group - share.tiles_above) & (s.n_groups - 1); }
@@ -81,14 +81,14 @@ struct RingPosition {
     }
 };
 
-// Where a producer lane reads a tile of the chosen experts. The tile's row may cross experts: in `down` their columns lie side by side.
+// Where a producer lane reads a tile of the chosen experts. The tile may have records of several: in `down` their columns lie side by side.
 struct ExpertCursor {
     u32 expert_stride;      // as in OpMatrixArgs; 0: the matrix is not one of experts
     u32 tiles_per_expert;   // as in OpMatrixArgs
     u32 records_per_expert; // as in OpMatrixArgs
     u32 tile;               // the tile, counted over all chosen experts
     u32 index;              // index of the expert among the chosen ones
-    // The first record of the tile's row that is the expert's.
+    // The first record of the tile that is the expert's.
     __device__ __forceinline__ const unsigned char* from(const BlockShare& share, ExpertChoice& chosen) const {
         return share.from + (size_t)chosen.expert(index) * expert_stride + (size_t)(tile % tiles_per_expert) * share.tile_bytes;
     }
@@ -124,7 +124,7 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                 done = advanced = true;
             } else {
                 const BlockShare& share = shares[p];
-                const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_warps_per_tile);
+                const WarpShare s = warp_share_of(ring, share.units_per_tile, share.log_warps_per_tile);
                 const u32 first = first_tile_of(s, share);
                 bytes = share.record_bytes, per_stage = share.records_per_stage;
                 tile_stride = s.n_groups * share.tile_bytes, records = s.n * share.records_per_unit;
@@ -136,7 +136,7 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                 if (EXPERTS && share.of_experts && n_tiles > 0) {
                     const OpMatrixArgs& of = a.matrices[p];
                     experts = {of.expert_stride, of.tiles_per_expert, of.records_per_expert, share.first_tile + first - s.n_groups, 0};
-                    known = chosen.is_published(n * (a.n_layer + 1) + of.routed_layers);
+                    known = chosen.is_published(n * (a.n_layer + 1) + of.expert_layer_number);
                 }
                 if (known) left = n_tiles * records, p++, advanced = true;
             }
@@ -158,7 +158,7 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                         u32 before = 0; // records of the expert's row before the warp's first one
                         if (is_next_tile) {
                             const BlockShare& share = shares[p - 1];
-                            const WarpShare s = warp_share_of(ring, share.units_per_row, share.log_warps_per_tile);
+                            const WarpShare s = warp_share_of(ring, share.units_per_tile, share.log_warps_per_tile);
                             const u32 first = s.first * share.records_per_unit;
                             before = first % experts.records_per_expert;
                             experts.tile += s.n_groups, experts.index = experts.tile / experts.tiles_per_expert + first / experts.records_per_expert;

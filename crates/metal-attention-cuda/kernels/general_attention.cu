@@ -19,7 +19,7 @@ struct GeneralAttentionArgs {
     const float* slopes;                       // ALiBi slopes, [n_head], or null
     const float* gates;                        // of head 0 of token 0, or null
     u32 gate_stride;                           // elements from one token's gates to the next one's; heads are 2 value_dim apart
-    u32 n_head, n_kv_head, key_dim, value_dim; // query heads, KV heads, elements of a key and of a value
+    u32 n_head, n_head_kv, key_dim, value_dim; // query heads, KV heads, elements of a key and of a value
     u32 n_splits;                              // most splits of a token
     u32 n_token_tiles;                         // of `packed`
     u32 mask, reach;                           // Mask (masks.cuh), and its number of positions
@@ -34,7 +34,7 @@ constexpr u32 TILE = THREADS; // positions that are processed at a time
 // One block: a head of a token, and a split of its positions.
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
     const u32 tid = threadIdx.x;
-    const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);
+    const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_head_kv);
     wait_for_input();
     let_next_start();
     const Token info = a.tokens[token];
@@ -52,7 +52,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     const float* query = a.queries + ((size_t)token * a.n_head + head) * a.key_dim;
     for (u32 i = tid; i < a.key_dim; i += THREADS) q[i] = query[i];
     const u32* pages = a.pages.pages + (size_t)info.seq * a.pages.n_pages;
-    auto row_of = [&](u32 pos) { return ((size_t)pages[pos / PAGE] * a.n_kv_head + kv) * PAGE + pos % PAGE; };
+    auto row_of = [&](u32 pos) { return ((size_t)pages[pos / PAGE] * a.n_head_kv + kv) * PAGE + pos % PAGE; };
     const float slope = a.slopes ? a.slopes[head] : 0.0f;
     float acc[COLUMNS] = {}, max_score = -INFINITY, sum = 0.0f;
     __syncthreads();

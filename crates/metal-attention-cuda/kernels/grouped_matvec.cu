@@ -3,19 +3,19 @@
 #define TEMPLATES_ALONE
 #include "matvec.cu"
 
-// Runs `matvec_part` for the layout of `first`, which is that of `second`, too.
+// Runs `matvec_share` for the layout of `first`, which is that of `second`, too.
 template <int TOKENS>
 __device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
     switch (first.format) {
-        case F16: matvec_part<F16, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q8_0: matvec_part<Q8_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_0: matvec_part<Q4_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q4_K: matvec_part<Q4_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q5_K: matvec_part<Q5_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case Q6_K: matvec_part<Q6_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case F32: matvec_part<F32, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case CODES: matvec_part<CODES, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
-        case CODES_AND_MINS: matvec_part<CODES_AND_MINS, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F16: matvec_share<F16, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q8_0: matvec_share<Q8_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_0: matvec_share<Q4_0, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q4_K: matvec_share<Q4_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q5_K: matvec_share<Q5_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case Q6_K: matvec_share<Q6_K, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case F32: matvec_share<F32, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES: matvec_share<CODES, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
+        case CODES_AND_MINS: matvec_share<CODES_AND_MINS, TOKENS>(a, first, second, blockIdx.x, gridDim.x); break;
         default: __trap();
     }
 }
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __
     MatvecArgs p = a;
     p.x += (size_t)blockIdx.y * 4 * a.n_in;
     p.y += (size_t)blockIdx.y * 4 * a.n_out;
-    of_format<4>(p, a.parts[0], a.parts[a.output == GATED ? 1 : 0]);
+    of_format<4>(p, a.matrices[0], a.matrices[a.output == GATED ? 1 : 0]);
 }
 
 // Mirrored by `GroupedMatvecArgs` of src/args/experts.rs.

@@ -69,7 +69,7 @@ struct Pages {
 };
 
 template <typename T> struct Cache {
-    T* k; // [page][n_kv_head][64][head_dim]; v alike
+    T* k; // [page][n_head_kv][64][head_dim]; v alike
     T* v;
 };
 __device__ __forceinline__ void store(half* p, float v) { *p = __float2half_rn(v); }

@@ -8,14 +8,14 @@
 #define TEMPLATES_ALONE
 #include "matmul.cu"
 
-constexpr int MAX_PARTS = 3;
+constexpr int MAX_MATRICES = 3;
 constexpr int WARPS = 8;
 
 // Mirrored by `MatmulFewArgs` of src/args.rs.
 struct MatmulFewArgs {
-    Matrix parts[MAX_PARTS];     // one below the other; GATED: gate and up
-    u32 n_parts;                 // matrices
-    u32 blocks[MAX_PARTS];       // for each matrix, the block of rows after its last one
+    Matrix matrices[MAX_MATRICES];     // one below the other; GATED: gate and up
+    u32 n_matrices;                 // matrices
+    u32 blocks[MAX_MATRICES];       // for each matrix, the block of rows after its last one
     const uint4* x;              // packed inputs
     u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
     u32 n_out;                   // elements of a row of y
@@ -105,9 +105,9 @@ struct BlockRows {
 __device__ __forceinline__ BlockRows rows_of(const MatmulFewArgs& a, u32 block) {
     const bool gated = a.output == GATED;
     u32 part = 0, first_block = 0;
-    while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) first_block = a.blocks[part++];
-    const u32 n_tiles = (a.parts[part].n_rows + 15) / 16;
-    return {a.parts[part], (block - first_block) * (WARPS / a.warps_per_tile) * (gated ? 1 : 2), n_tiles, gated};
+    while (!gated && part + 1 < a.n_matrices && block >= a.blocks[part]) first_block = a.blocks[part++];
+    const u32 n_tiles = (a.matrices[part].n_rows + 15) / 16;
+    return {a.matrices[part], (block - first_block) * (WARPS / a.warps_per_tile) * (gated ? 1 : 2), n_tiles, gated};
 }
 
 // Computes the sums of a warp and stores them to shared memory: [warp of panels][row of warps][2][N][lane].
@@ -117,7 +117,7 @@ template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, 
     const u32 n_panels = rows.m.n_panels, panels_per_split = (n_panels + a.n_splits - 1) / a.n_splits;
     float4* to = few_memory + ((warp % panel_warps) * (WARPS / panel_warps) + row) * 2 * N * 32 + lane;
     // Gate and up of different layouts are computed one after the other, each in place of both.
-    const u32 formats[2] = {rows.m.format, rows.gated ? a.parts[1].format : rows.m.format};
+    const u32 formats[2] = {rows.m.format, rows.gated ? a.matrices[1].format : rows.m.format};
     const u32 n_rounds = formats[0] == formats[1] ? 1 : 2;
 #pragma unroll 1
     for (u32 round = 0; round < n_rounds; round++) {
@@ -128,7 +128,7 @@ template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, 
         work.step = panel_warps;
         // Past the last tile the last one is read again; its sums are not stored.
         work.tile_a = min(rows.tile(row, 0), rows.n_tiles - 1), work.tile_b = min(rows.tile(row, 1), rows.n_tiles - 1);
-        const unsigned char *a_records = rows.m.records, *b_records = rows.gated ? a.parts[1].records : a_records;
+        const unsigned char *a_records = rows.m.records, *b_records = rows.gated ? a.matrices[1].records : a_records;
         work.a = round == 0 ? a_records : b_records, work.b = n_rounds == 2 && round == 0 ? a_records : b_records;
         // Hides these values from the optimiser, which would otherwise compute addresses for all layouts ahead and run out of
         // registers.

@@ -8,13 +8,13 @@
 #define TEMPLATES_ALONE
 #include "matmul.cu"
 
-constexpr int MAX_PARTS = 3;
+constexpr int MAX_MATRICES = 3;
 
 // Mirrored by `MatmulWideArgs` of src/args.rs.
 struct MatmulWideArgs {
-    Matrix parts[MAX_PARTS];     // one below the other; GATED: gate and up
-    u32 n_parts;                 // matrices
-    u32 blocks[MAX_PARTS];       // for each matrix, the block of rows after its last one
+    Matrix matrices[MAX_MATRICES];     // one below the other; GATED: gate and up
+    u32 n_matrices;                 // matrices
+    u32 blocks[MAX_MATRICES];       // for each matrix, the block of rows after its last one
     const half* x;               // packed inputs
     u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
     u32 n_out;                   // elements of a row of y
@@ -32,7 +32,7 @@ struct MatmulWideArgs {
 
 SHARED_MEMORY(1024, unsigned char, wide_memory);
 
-// Consumer warpgroups, besides the producers; most stages of a ring.
+// Consumer warpgroups, in addition to the producers; most stages of a ring.
 constexpr int GROUPS = 2, WARPS_OF_GROUP = 4, MAX_SLOTS = 16;
 constexpr int RING_BYTES = 224 << 10; // bytes of all rings
 
@@ -328,13 +328,13 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     const int tid = threadIdx.x, warp = tid / 32 % WARPS_OF_GROUP, lane = tid % 32, group = tid / 32 / WARPS_OF_GROUP;
     const bool gated = a.output == GATED;
     u32 part = 0;
-    while (!gated && part + 1 < a.n_parts && blockIdx.y >= a.blocks[part]) part++;
+    while (!gated && part + 1 < a.n_matrices && blockIdx.y >= a.blocks[part]) part++;
     const u32 block = blockIdx.y - (part == 0 ? 0 : a.blocks[part - 1]);
     // Splits are whole records.
-    const u32 n_panels = a.parts[part].n_panels, panels_per_split = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
+    const u32 n_panels = a.matrices[part].n_panels, panels_per_split = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
     BlockWork work;
-    work.matrix[0] = &a.parts[part];
-    work.matrix[1] = gated ? &a.parts[1] : &a.parts[part];
+    work.matrix[0] = &a.matrices[part];
+    work.matrix[1] = gated ? &a.matrices[1] : &a.matrices[part];
     work.first_tile[0] = block * (gated ? WARPS_OF_GROUP : 2 * WARPS_OF_GROUP);
     work.first_tile[1] = work.first_tile[0] + (gated ? 0 : WARPS_OF_GROUP);
     work.first_token = blockIdx.x * N;

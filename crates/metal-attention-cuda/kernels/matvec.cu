@@ -7,15 +7,16 @@
 //   panel         64 columns of a tile: two quantisation blocks of 32 columns
 //   record        codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh)
 //   stage         one buffer of a warp's ring of weights in shared memory: one to four records of one tile (`RingStage`)
-//   codes         the integers of quantised weights; F16 and F32 weights have none
+//   codes         the integers of quantised weights; F16 and F32 weights have none. The formats Q4_0, Q8_0, Q4_K, Q5_K and Q6_K have weight
+//                 layouts of their own; all other quantised types are stored as 8-bit codes, CODES or, with mins, CODES_AND_MINS (formats.cuh)
 //   mins          offsets that some formats subtract: weight = scale * code - min. They need the sums of the inputs
 //   digits        the inputs as integers, for products with codes: three digits of 8 bits for each input (code_products.cuh). For F16 and F32
 //                 weights inputs are two F16 parts instead, hi + lo / 2048 (products.cuh)
 //   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
-//   tile group    the tiles that the eight warps of a block multiply at the same time: `warps_per_tile` warps share the columns of each
+//   round         the tiles that the eight warps of a block multiply at the same time: `warps_per_tile` warps share the columns of each
 //                 (split-K within the block)
 //
-// A warp goes through four sections (`matvec_part`):
+// `LinearOp` and `gemv` of src/runner/linear.rs launch the kernels. A warp goes through four sections (`matvec_share`):
 //   stream        each warp copies its own records to a ring in shared memory, several stages ahead; the first ones before the input is there
 //   prologue      warps with the same columns load x [n_tokens][n_in], apply the norm's weights, and store digits or F16 parts to shared memory
 //   main loop     for each tile of the warp: products of its records, with partial sums in registers, then in shared memory
@@ -39,23 +40,25 @@
 // So with codes lanes with t of 0 and 2 have the terms of digits 0 and 1, those with t of 1 and 3 that of digit 2; `row_sum` adds them.
 //
 // Preconditions: n_in is a multiple of 4; warps_per_tile is 1, 2, 4 or 8; a block has 32 * WARPS threads; the matrices have n_panels >= n_in / 64,
-// padded to whole records. GATED: parts[0] and parts[1] have the same format and shape, and `bias` is ignored (the host uses GATED neither with a
-// bias nor with activations that have a parameter: `fuses_activation` of src/support.rs).
+// padded to whole records; y does not overlap x, since blocks store rows of y while others still read x. GATED: matrices[0] and matrices[1] have the
+// same format and shape, and `bias` is ignored (the host uses GATED neither with a bias nor with activations that have a parameter:
+// `fuses_activation` of src/support.rs).
 #include "code_products.cuh"
 #include "products.cuh"
 
 // The use of a result. STORE: y = result; ADD: y += scale * result; GATED: y = activation(gate) * up.
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
-constexpr int MAX_PARTS = 3; // matrices of a product
-constexpr int WARPS = 8;     // of a block
-// Named barriers of the warps that share a tile: this one and those after it, one for each tile of a tile group.
+constexpr int MAX_MATRICES = 3; // of a product
+constexpr int WARPS = 8;        // of a block
+// Named barriers of the warps that share a tile: this one and those after it, one for each tile of a round.
 constexpr u32 FIRST_TILE_BARRIER = 1;
 
 // Mirrored by `MatvecArgs` of src/args.rs.
 struct MatvecArgs {
-    Matrix parts[MAX_PARTS];   // the matrices: one below the other; GATED: gate and up
-    u32 n_parts;               // how many
-    u32 block_ends[MAX_PARTS]; // of each matrix, the block after its last one: matrix i has blocks block_ends[i - 1] to block_ends[i] - 1
+    Matrix matrices[MAX_MATRICES]; // one below the other; GATED: gate and up
+    u32 n_matrices;                // how many
+    u32 block_ends[MAX_MATRICES];  // of each matrix, the block after its last one: matrix i has blocks block_ends[i - 1] to block_ends[i] - 1.
+                                   // Unused by GATED, where all blocks have rows of both
     u32 n_in;                  // elements of a row of x, a multiple of 4
     u32 n_out;                 // elements of a row of y
     u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
@@ -91,12 +94,18 @@ template <u32 F> struct RingStage {
 };
 
 // The inputs of the tokens in shared memory, as digits or F16 parts, and a warp's accumulators for one tile. This version is for formats with
-// codes; the columns of its products are drawn at the top. `acc[i][row]`, `mins[i][row]`: the lane's terms of row g + 8 row, for the token
-// `token_of(i, lane)`. `bytes`: shared memory for the inputs of all tokens. `put`: stores eight inputs (two quads) of a quantisation block. `add`:
-// adds the products of one panel. `finish`: stores the sums of the tile, [TOKENS][16], and clears the accumulators.
+// codes; the columns of its products are drawn at the top.
+//   acc[i][k]              the lane's terms of row g + 8 k, for the token `token_of(i, lane)`
+//   mins[i][k]             the sum of the mins of that row and token, complete in each lane
+//   factors[i], sums[i]    of that token: factors of the digits of each quantisation block, and sums of its inputs (`CodeInput`)
+//   bytes                  shared memory for the inputs of all tokens
+//   put                    stores eight inputs (two quads) of a quantisation block
+//   add                    adds the products of one panel
+//   finish                 stores the sums of the tile, [TOKENS][16], and clears the accumulators
 template <u32 FORMAT, int TOKENS> struct Accumulators {
     typedef Codes<FORMAT> PanelWeights;
-    // A product has the digits of two tokens side by side, or those of both halves of blocks of one token (SUBS 2). N products for all tokens.
+    // PanelWeights::SUBS: scales of a quantisation block, 1 or 2 (one for each half). MINS: whether the format has mins. A product has the digits of two
+    // tokens side by side, or with two scales those of both halves of blocks of one token. N products for all tokens.
     static constexpr int SIDE_BY_SIDE = PanelWeights::SUBS == 1 ? 2 : 1, N = (TOKENS + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
     static __device__ __forceinline__ u32 bytes_of_token(u32 n_panels) { return (input_bytes(n_panels) + 15) / 16 * 16; }
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * bytes_of_token(n_panels); }
@@ -117,8 +126,8 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
         for (int i = 0; i < N; i++) {
             auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
             digits[i] = digits_of<PanelWeights::SUBS>(digits_of_token(SIDE_BY_SIDE * i), digits_of_token(SIDE_BY_SIDE * i + 1), zeros, lane);
-            const CodeInput of = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
-            factors[i] = of.factors, sums[i] = of.sums;
+            const CodeInput input = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
+            factors[i] = input.factors, sums[i] = input.sums;
         }
         clear();
     }
@@ -126,7 +135,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 #pragma unroll
         for (int i = 0; i < N; i++)
 #pragma unroll
-            for (int row = 0; row < 2; row++) acc[i][row] = mins[i][row] = 0.0f;
+            for (int k = 0; k < 2; k++) acc[i][k] = mins[i][k] = 0.0f;
     }
     __device__ __forceinline__ void add(const PanelWeights& p, u32 panel, int lane) {
 #pragma unroll
@@ -140,10 +149,10 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
         for (int i = 0; i < N; i++) {
             const int token = token_of(i, lane);
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
+            for (int k = 0; k < 2; k++) {
                 // All lanes of the token have the row's sum afterwards; the first of them stores it.
-                const float y = row_sum<PanelWeights>(acc[i][row], lane) - mins[i][row];
-                if (lane % (4 / SIDE_BY_SIDE) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * row] = y;
+                const float y = row_sum<PanelWeights>(acc[i][k], lane) - mins[i][k];
+                if (lane % (4 / SIDE_BY_SIDE) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * k] = y;
             }
         }
         clear();
@@ -152,13 +161,14 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
 // This version is for F16 and F32 weights. `acc`: the lane's terms for token t: hi and lo of row g, hi and lo of row g + 8.
 template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     typedef Staged<FORMAT> PanelWeights;
+    // Of each quantisation block two F16 parts of 32 inputs, 128 bytes, and a factor.
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) {
         return (float*)(memory + TOKENS * n_panels * 2 * 128);
     }
     static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2],
                                                bool is_there) {
-        store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + quant_block, t, v[0], v[1], is_there);
+        store_f16_parts(memory, factors_of(memory, n_panels), token * n_panels * 2 + quant_block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
     const float* factors;
@@ -186,12 +196,12 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
     using FloatAccumulators<F32, TOKENS>::FloatAccumulators;
 };
 
-// One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and
-// up. `block_of_part`, `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory
-// is as `gemv_shared_bytes` of src/runner/linear.rs counts it.
+// One block's share of y = W f(x): the rounds `block_of_matrix`, block_of_matrix + n_blocks_of_matrix, ... of a matrix, or of the pair of gate and up
+// (`second_matrix` is up; not read otherwise). `block_of_matrix`, `n_blocks_of_matrix`: index among the blocks of this matrix, and their number. All
+// threads of the block call it; shared memory is as `gemv_shared_bytes` of src/runner/linear.rs counts it.
 template <u32 FORMAT, int TOKENS>
-__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part,
-                                            u32 n_blocks_of_part) {
+__device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_matrix,
+                                            u32 n_blocks_of_matrix) {
     typedef Record<FORMAT> RecordType;
     typedef RingStage<FORMAT> Stage;
     typedef Accumulators<FORMAT, TOKENS> Sums;
@@ -200,24 +210,25 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const u32 n_panels = first_matrix.n_panels, n_rows = first_matrix.n_rows, n_in4 = a.n_in / 4;
     unsigned char* ring = memory + warp * Stage::RING_BYTES;
+    // 16 bytes of zeros for each warp, which lanes of columns without digits read instead of digits.
     unsigned char* zeros = memory + WARPS * Stage::RING_BYTES + warp * 16;
     float* squares_of_warps = (float*)(memory + WARPS * (Stage::RING_BYTES + 16)); // [TOKENS][WARPS] sums of squares of x
-    // Partial sums, [parity of the tile group][branch][WARPS][TOKENS][16]: two tile groups alternate, so that one barrier a group is enough.
+    // Partial sums, [parity of the round][branch][WARPS][TOKENS][16]: two rounds alternate, so that one barrier a round is enough.
     float* partial = squares_of_warps + TOKENS * WARPS;
     constexpr u32 BRANCH_FLOATS = WARPS * TOKENS * 16;
     unsigned char* input = (unsigned char*)(partial + 4 * BRANCH_FLOATS);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
 
-    // The warp's share: `warps_per_tile` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index
+    // The warp's share: `warps_per_tile` warps divide the records of a tile. `tile_in_round`: the warp's tile in the round; `share`: its index
     // among the warps of that tile.
     const bool gated = a.output == GATED;
     const u32 n_branches = gated ? 2 : 1, warps_per_tile = a.warps_per_tile, tiles_at_once = WARPS / warps_per_tile;
-    const u32 tile_in_group = warp / warps_per_tile, share = warp % warps_per_tile;
+    const u32 tile_in_round = warp / warps_per_tile, share = warp % warps_per_tile;
     const u32 n_records = n_panels / RecordType::PANELS, first = share * n_records / warps_per_tile, end = (share + 1) * n_records / warps_per_tile;
-    const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
+    const u32 n_tiles = (n_rows + 15) / 16, n_rounds = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
     // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
-    u32 next_tile = block_of_part * tiles_at_once + tile_in_group, next_branch = 0, left = 0, next_stage = 0;
+    u32 next_tile = block_of_matrix * tiles_at_once + tile_in_round, next_branch = 0, left = 0, next_stage = 0;
     const unsigned char* from = nullptr;
     auto begin_tile = [&] {
         left = next_tile < n_tiles ? end - first : 0;
@@ -229,7 +240,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             Stage::copy(ring + next_stage * Stage::BYTES, from, n * RecordType::BYTES, lane);
             from += n * RecordType::BYTES, left -= n;
             if (left == 0) {
-                if (++next_branch == n_branches) next_branch = 0, next_tile += n_blocks_of_part * tiles_at_once;
+                if (++next_branch == n_branches) next_branch = 0, next_tile += n_blocks_of_matrix * tiles_at_once;
                 begin_tile();
             }
         }
@@ -240,25 +251,27 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll 1
     for (int i = 0; i < Stage::STAGES - 1; i++) request_stage();
 
-    // ---- Prologue: inputs. A warp converts four panels of one token at a time; four lanes have a quantisation block. Warps with the same columns
-    // divide these. Loads run AHEAD steps ahead, further with several tokens, where a warp has more steps; the norm's first weights are loaded
-    // before the input is there. ----
+    // ---- Prologue: inputs. In a step a warp converts four panels of one token; four lanes have a quantisation block. Warps with the same columns, one
+    // for each tile of the round, divide these: each takes every `tiles_at_once`-th four panels, from its `first_panel` on. A warp without panels of
+    // its own loads nothing and stores nothing. Loads run AHEAD steps ahead, further with several tokens, where a warp has more steps; the norm's
+    // first weights are loaded before the input is there. ----
     constexpr int AHEAD = TOKENS == 1 ? 1 : 2;
-    struct Quads {
-        float4 of[2];
+    // The lane's quads of a quantisation block, one of each half.
+    struct BlockQuads {
+        float4 quads[2];
     };
     struct InputPosition {
         u32 panel, token;
     };
-    const u32 first_panel = first * RecordType::PANELS + 4 * tile_in_group, end_panel = end * RecordType::PANELS, end4 = min(n_in4, end_panel * 16);
+    const u32 first_panel = first * RecordType::PANELS + 4 * tile_in_round, end_panel = end * RecordType::PANELS, end4 = min(n_in4, end_panel * 16);
     const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
     auto load = [&](const float4* row, u32 panel, float padding) {
-        Quads to;
+        BlockQuads to;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const u32 i = panel * 16 + quad + 4 * h;
-            to.of[h] = i < end4 ? row[i] : make_float4(padding, padding, padding, padding);
+            to.quads[h] = i < end4 ? row[i] : make_float4(padding, padding, padding, padding);
         }
         return to;
     };
@@ -267,7 +280,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         if (p.panel >= end_panel) p.panel = first_panel, p.token++;
     };
     InputPosition position = {first_panel, 0}, ahead = position; // the step that is converted, and the next one to load
-    Quads x[AHEAD + 1], weights[AHEAD + 1];
+    BlockQuads x[AHEAD + 1], weights[AHEAD + 1];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (norm) weights[i] = load(norm, ahead.panel, 1.0f);
@@ -275,7 +288,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     }
     const float per_input = __fdividef(1.0f, (float)a.n_in);
     // Programmatic dependent launch: waits until the kernel before has stored x, then allows the kernel behind this one to start. That is safe so
-    // early: the next kernel reads nothing that this one writes before its own `wait_for_input`, which waits until this kernel has ended.
+    // early: before its own `wait_for_input`, which waits until this kernel has ended, the next kernel reads only what no kernel in flight writes
+    // (ptx.cuh), and it writes nothing.
     wait_for_input();
     let_next_start();
 
@@ -295,12 +309,12 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             if (norm) weights[AHEAD] = load(norm, ahead.panel, 1.0f);
         }
         advance(ahead);
-        float4(&v)[2] = x[0].of;
+        float4(&v)[2] = x[0].quads;
         if (norm) {
             float squares_here = 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float4& w = weights[0].of[h];
+                const float4& w = weights[0].quads[h];
                 squares_here += v[h].x * v[h].x + v[h].y * v[h].y + v[h].z * v[h].z + v[h].w * v[h].w;
                 v[h].x *= w.x, v[h].y *= w.y, v[h].z *= w.z, v[h].w *= w.w;
             }
@@ -327,8 +341,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 
     // ---- Main loop ----
     u32 stage = 0;
-    for (u32 group = block_of_part, parity = 0; group < n_groups; group += n_blocks_of_part, parity ^= 1) {
-        const u32 tile = group * tiles_at_once + tile_in_group;
+    for (u32 round = block_of_matrix, parity = 0; round < n_rounds; round += n_blocks_of_matrix, parity ^= 1) {
+        const u32 tile = round * tiles_at_once + tile_in_round;
         if (tile >= n_tiles) break;
         // The results of the tile, [TOKENS][16 rows], are divided among the 32 * warps_per_tile lanes of its warps: a lane has result `share` * 32 +
         // lane, and with more than two tokens and one warp for the tile a second one. What they are added to is loaded before the products.
@@ -378,7 +392,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         }
         // ---- Epilogue of the tile. The warps that share it meet at a named barrier of their own. ----
         if (warps_per_tile == 1) __syncwarp();
-        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * warps_per_tile);
+        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_round, 32 * warps_per_tile);
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
             if (!out[j]) continue;
@@ -393,7 +407,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
             for (u32 branch = 0; branch < 2; branch++) { // unrolled with a constant bound: y stays in registers
                 if (branch == n_branches) break;
-                const float* warp_sums = tile_sums + branch * BRANCH_FLOATS + tile_in_group * warps_per_tile * 16 * TOKENS + result[j];
+                const float* warp_sums = tile_sums + branch * BRANCH_FLOATS + tile_in_round * warps_per_tile * 16 * TOKENS + result[j];
                 float v[WARPS];
 #pragma unroll
                 for (u32 w = 0; w < WARPS; w++) v[w] = w < warps_per_tile ? warp_sums[w * 16 * TOKENS] : 0.0f;
@@ -418,13 +432,13 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 // grouped_matvec.cu and rwkv.cu include the templates without these kernels.
 #ifndef TEMPLATES_ALONE
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
-    u32 part = 0, begin = 0;
+    u32 i = 0, begin = 0; // the block's matrix, and the first block that has rows of it
     if (a.output != GATED)
-        while (part + 1 < a.n_parts && blockIdx.x >= a.block_ends[part]) begin = a.block_ends[part++];
-    const Matrix& m = a.parts[part];
-    const Matrix& second = a.parts[a.output == GATED ? 1 : part];
-    const u32 n = (a.output == GATED ? gridDim.x : a.block_ends[part]) - begin, block = blockIdx.x - begin;
-    WITH_FORMAT(m.format, (matvec_part<FORMAT, TOKENS>(a, m, second, block, n)));
+        while (i + 1 < a.n_matrices && blockIdx.x >= a.block_ends[i]) begin = a.block_ends[i++];
+    const Matrix& m = a.matrices[i];
+    const Matrix& second = a.matrices[a.output == GATED ? 1 : i];
+    const u32 n = (a.output == GATED ? gridDim.x : a.block_ends[i]) - begin, block = blockIdx.x - begin;
+    WITH_FORMAT(m.format, (matvec_share<FORMAT, TOKENS>(a, m, second, block, n)));
 }
 
 #define MATVEC(N) \

@@ -20,7 +20,7 @@ struct PrefillArgs {
     const float* qkv;                             // [n_tokens][stride]
     half* packed;                                 // packed [n_tokens][n_head * D]
     const float* sinks;                           // [n_head], or null
-    u32 n_head, n_kv_head, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
+    u32 n_head, n_head_kv, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
     u32 mask, reach;                              // Mask (masks.cuh), and its number of positions
     float soft_cap;                               // 0: none
     u32 gate_stride;                              // elements from one token's gates to the next one's
@@ -45,7 +45,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     wait_for_input();
     let_next_start();
     const QueryTile tile = a.tiles[blockIdx.x];
-    const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_kv_head);
+    const u32 head = blockIdx.y, kv = head / (a.n_head / a.n_head_kv);
     const u32* pages = a.pages.pages + (size_t)tile.seq * a.pages.n_pages;
     const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
     const u32 last_pos = tile.pos + tile.n - 1;
@@ -56,7 +56,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 
     auto stage = [&](u32 page) {
         if (page < end_page) {
-            const size_t base = ((size_t)pages[page] * a.n_kv_head + kv) * PAGE * D;
+            const size_t base = ((size_t)pages[page] * a.n_head_kv + kv) * PAGE * D;
             half* to = prefill_memory + (page % 2) * 2 * PAGE * ROW;
             for (int i = tid; i < 2 * PAGE * D / 8; i += 128) {
                 const int kv_half = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;

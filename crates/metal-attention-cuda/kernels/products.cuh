@@ -22,7 +22,7 @@ template <> struct Staged<F16> : StagedFloats<1> {};
 template <> struct Staged<F32> : StagedFloats<2> {};
 
 // Stores eight inputs of a quantisation block as two F16 parts, like `store_digits` of code_products.cuh: 128 bytes a block, hi then lo.
-__device__ __forceinline__ void store_halves(unsigned char* blocks, float* factors, u32 block, int t, const float4& first, const float4& second, bool is_there) {
+__device__ __forceinline__ void store_f16_parts(unsigned char* blocks, float* factors, u32 block, int t, const float4& first, const float4& second, bool is_there) {
     const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
     u32 largest = 0;
 #pragma unroll

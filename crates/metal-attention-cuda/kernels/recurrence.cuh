@@ -317,7 +317,7 @@ template <typename R> __device__ __forceinline__ void scan(const Scan& w, R rule
 }
 
 // Defines the kernels of a recurrence, one for each number of rows of a thread. They are launched with four or eight preparing
-// warps besides the scanning ones, or, if no run has more than one token, with none. Two blocks with four preparing warps fit
+// warps in addition to the scanning ones, or, if no run has more than one token, with none. Two blocks with four preparing warps fit
 // on a multiprocessor, at 128 registers a thread or fewer.
 #define SCAN_KERNEL(NAME, RULE, ARGS, EACH)                                                                                 \
     extern "C" __global__ void __launch_bounds__(96 * SCAN_WARPS, 1) NAME##_##EACH(const __grid_constant__ ARGS a) { \

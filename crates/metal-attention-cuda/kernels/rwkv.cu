@@ -276,5 +276,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const 
         __syncthreads();
     }
     const u32 block = blockIdx.x - begin, n = product.end - begin;
-    WITH_FORMAT(product.matrix.format, (matvec_part<FORMAT, 1>(p, product.matrix, product.matrix, block, n)));
+    WITH_FORMAT(product.matrix.format, (matvec_share<FORMAT, 1>(p, product.matrix, product.matrix, block, n)));
 }

@@ -59,16 +59,16 @@ pub(crate) enum Epilogue {
 }
 
 /// Most matrices of one launch of a product.
-pub(crate) const MAX_PARTS: usize = 3;
+pub(crate) const MAX_MATRICES: usize = 3;
 
 /// Arguments of the GEMV kernels (`matvec.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatvecArgs {
-    pub(crate) parts: [MatrixArgs; MAX_PARTS],
-    pub(crate) n_parts: u32,
+    pub(crate) matrices: [MatrixArgs; MAX_MATRICES],
+    pub(crate) n_matrices: u32,
     /// For each matrix, the block after its last one.
-    pub(crate) block_ends: [u32; MAX_PARTS],
+    pub(crate) block_ends: [u32; MAX_MATRICES],
     pub(crate) n_in: u32,
     pub(crate) n_out: u32,
     pub(crate) warps_per_tile: u32,
@@ -108,9 +108,9 @@ pub(crate) struct MatmulArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatmulFewArgs {
-    pub(crate) parts: [MatrixArgs; MAX_PARTS],
-    pub(crate) n_parts: u32,
-    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) matrices: [MatrixArgs; MAX_MATRICES],
+    pub(crate) n_matrices: u32,
+    pub(crate) blocks: [u32; MAX_MATRICES],
     pub(crate) x: u64,
     pub(crate) n_tokens: u32,
     pub(crate) n_token_tiles: u32,
@@ -133,9 +133,9 @@ pub(crate) struct MatmulFewArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatmulWideArgs {
-    pub(crate) parts: [MatrixArgs; MAX_PARTS],
-    pub(crate) n_parts: u32,
-    pub(crate) blocks: [u32; MAX_PARTS],
+    pub(crate) matrices: [MatrixArgs; MAX_MATRICES],
+    pub(crate) n_matrices: u32,
+    pub(crate) blocks: [u32; MAX_MATRICES],
     pub(crate) x: u64,
     pub(crate) n_tokens: u32,
     pub(crate) n_token_tiles: u32,
@@ -210,7 +210,7 @@ pub(crate) struct AttentionArgs {
     pub(crate) tickets: u64,
     pub(crate) sinks: u64,
     pub(crate) n_head: u32,
-    pub(crate) n_kv_head: u32,
+    pub(crate) n_head_kv: u32,
     pub(crate) head_dim: u32,
     pub(crate) stride: u32,
     pub(crate) n_splits: u32,
@@ -240,7 +240,7 @@ pub(crate) struct AttentionInputsArgs {
     pub(crate) qkv: u64,
     pub(crate) queries: u64,
     pub(crate) n_head: u32,
-    pub(crate) n_kv_head: u32,
+    pub(crate) n_head_kv: u32,
     pub(crate) head_dim: u32,
     pub(crate) stride: u32,
     pub(crate) q_step: u32,
@@ -273,7 +273,7 @@ pub(crate) struct GeneralAttentionArgs {
     pub(crate) gates: u64,
     pub(crate) gate_stride: u32,
     pub(crate) n_head: u32,
-    pub(crate) n_kv_head: u32,
+    pub(crate) n_head_kv: u32,
     pub(crate) key_dim: u32,
     pub(crate) value_dim: u32,
     pub(crate) n_splits: u32,
@@ -295,7 +295,7 @@ pub(crate) struct PrefillArgs {
     pub(crate) packed: u64,
     pub(crate) sinks: u64,
     pub(crate) n_head: u32,
-    pub(crate) n_kv_head: u32,
+    pub(crate) n_head_kv: u32,
     pub(crate) stride: u32,
     pub(crate) n_token_tiles: u32,
     pub(crate) mask: u32,

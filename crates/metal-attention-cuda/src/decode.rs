@@ -170,8 +170,8 @@ impl DecodeKernel {
             (..=64, false) => "decode_64",
             (65..=128, false) => "decode_128",
             (129.., false) => "decode_256",
-            (..=128, true) if n_expert > 0 => "decode_experts_on_cards_128",
-            (..=128, true) => "decode_on_cards_128",
+            (..=128, true) if n_expert > 0 => "decode_experts_on_ranks_128",
+            (..=128, true) => "decode_on_ranks_128",
             (129.., true) => return Ok(None),
         };
         let kernel = gpu.kernel(kernel)?;

@@ -52,7 +52,7 @@ const MODULES: &[&[u8]] = &[
 /// GEMM.
 const WGMMA_MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/decode.fatbin"),
-    include_bytes!("../prebuilt/decode_on_cards.fatbin"),
+    include_bytes!("../prebuilt/decode_on_ranks.fatbin"),
     include_bytes!("../prebuilt/matmul_wide.fatbin"),
 ];
 /// Kernels for all other devices: the GEMM without warpgroup instructions.

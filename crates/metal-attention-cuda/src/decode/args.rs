@@ -1,5 +1,5 @@
 //! The arguments of the persistent decode kernel, as `kernels/decode.cuh` declares them: layers, their ops and matrices; and how the
-//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit and stage are those of `decode.cuh`.
+//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit, warp group and stage are those of `decode.cuh`.
 //!
 //! Fields of type `u64` are device addresses, 0 for none.
 
@@ -23,8 +23,8 @@ pub(super) const MAX_OPS: usize = 5;
 pub(super) const HEADS_PER_TASK: usize = 4;
 /// Copies of vectors that all blocks read: `COPIES` of `decode.cuh`.
 pub(super) const COPIES: usize = 4;
-/// Tiles of the output head of which a group of warps has sums at once: `HEAD_TILES_PER_ROUND` of `decode.cuh`.
-pub(super) const HEAD_TILES_PER_ROUND: usize = 8;
+/// Tiles of the output head that a warp group multiplies in a round: `OUTPUT_HEAD_TILES_PER_ROUND` of `decode.cuh`.
+pub(super) const OUTPUT_HEAD_TILES_PER_ROUND: usize = 8;
 /// Floats from one row's partial sums to the next row's: `SUMS_STRIDE` of `decode_products.cuh`.
 pub(super) const SUMS_STRIDE: usize = CONSUMER_WARPS + 4;
 /// Panels that a warp can preload into registers: `PRELOAD_PANELS` of `decode_preload.cuh`.
@@ -40,9 +40,9 @@ pub(super) const TAGS: u32 = 1 << 12;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct OpArgs {
-    /// F32 `[n_in]` weights of the input's `RMSNorm`.
+    /// F32 `[n_in]` weights of the input's `RMSNorm`; 0 only for the attention output and down.
     pub(super) norm: u64,
-    /// F32 bias of all rows.
+    /// F32 bias of all rows; always 0 for gate and up.
     pub(super) bias: u64,
     /// Words of the input.
     pub(super) input: u64,
@@ -76,8 +76,8 @@ pub(super) struct OpArgs {
     pub(super) n_out: u32,
     /// Panels of a unit.
     pub(super) panels_per_unit: u32,
-    /// Units of a row.
-    pub(super) units_per_row: u32,
+    /// Units of a tile.
+    pub(super) units_per_tile: u32,
     /// log2 of the warps of a block that share the columns of a tile.
     pub(super) log_warps_per_tile: u16,
     /// 0 or 1: the region of the partial sums.
@@ -110,17 +110,17 @@ pub(super) struct OpMatrixArgs {
     pub(super) format: u16,
     /// log2 of the warps that share the columns of a tile.
     pub(super) log_warps_per_tile: u16,
-    /// Units of a row.
-    pub(super) units_per_row: u16,
+    /// Units of a tile.
+    pub(super) units_per_tile: u16,
     /// Records of a unit.
     pub(super) records_per_unit: u16,
-    /// Layers of the token that must have been routed before the weights are known; 0: not experts.
-    pub(super) routed_layers: u32,
+    /// Of experts: 1 + index of their layer, whose experts must be chosen before the weights are known. 0: not experts.
+    pub(super) expert_layer_number: u32,
     /// Bytes from one expert to the next.
     pub(super) expert_stride: u32,
     /// Tiles of one expert.
     pub(super) tiles_per_expert: u32,
-    /// Records of one expert in a row.
+    /// Records of a tile that belong to one expert.
     pub(super) records_per_expert: u32,
     /// First block that has a tile, where there are fewer tiles than blocks.
     pub(super) first_block: u32,
@@ -136,9 +136,9 @@ pub(super) struct LayerArgs {
     pub(super) head_inputs: HeadArgs,
     /// Page table of the layer's cache group.
     pub(super) pages: PagesArgs,
-    /// F16 `[page, n_kv_head, 64, head_dim]`.
+    /// F16 `[page, n_head_kv, 64, head_dim]`.
     pub(super) k_cache: u64,
-    /// F16 `[page, n_kv_head, 64, head_dim]`.
+    /// F16 `[page, n_head_kv, 64, head_dim]`.
     pub(super) v_cache: u64,
     /// F32 `[n_head]` scores of attention sinks.
     pub(super) sinks: u64,
@@ -147,7 +147,7 @@ pub(super) struct LayerArgs {
     /// Query heads.
     pub(super) n_head: u32,
     /// KV heads.
-    pub(super) n_kv_head: u32,
+    pub(super) n_head_kv: u32,
     /// Elements of a head.
     pub(super) head_dim: u32,
     /// `Mask` of `masks.cuh`.
@@ -258,7 +258,7 @@ pub(super) struct DecodeArgs {
     pub(super) unused: u32,
 }
 
-/// The kernel's argument on a rank of a shared model: `DecodeOnRanksArgs` of `decode_on_cards.cu`.
+/// The kernel's argument on a rank of a shared model: `DecodeOnRanksArgs` of `decode_on_ranks.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct DecodeOnRanksArgs {
@@ -270,15 +270,15 @@ pub(super) struct DecodeOnRanksArgs {
     pub(super) unused: u32,
 }
 
-/// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a group and share the columns of a tile; the groups take
+/// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a warp group and share the columns of a tile; the groups take
 /// the block's tiles alternately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkSplit {
     /// Panels of a unit: those of the largest record of the op, which no warp divides.
     panels_per_unit: usize,
-    /// Units of a row, rounded up.
-    units_per_row: usize,
-    /// log2 of the warps of a group.
+    /// Units of a tile, rounded up.
+    units_per_tile: usize,
+    /// log2 of the warps of a warp group.
     log_warps_per_tile: u32,
     /// Most tiles that a block has: of q/k/v together, of other ops of one matrix.
     n_tiles: usize,
@@ -292,21 +292,21 @@ impl WorkSplit {
     pub(super) fn of(kind: OpKind, matrices: &[OpMatrix], n_blocks: usize) -> Self {
         let panels_of = |m: &OpMatrix| m.format.record().panels;
         let panels_per_unit = matrices.iter().map(panels_of).max().unwrap_or(1);
-        let units_per_row = matrices[0].n_in.div_ceil(PANEL).div_ceil(panels_per_unit);
+        let units_per_tile = matrices[0].n_in.div_ceil(PANEL).div_ceil(panels_per_unit);
         let n_tiles = op_tiles(kind, matrices).div_ceil(n_blocks);
         let of_warp = |log_warps_per_tile: u32| {
-            n_tiles.div_ceil(CONSUMER_WARPS >> log_warps_per_tile) * units_per_row.div_ceil(1 << log_warps_per_tile)
+            n_tiles.div_ceil(CONSUMER_WARPS >> log_warps_per_tile) * units_per_tile.div_ceil(1 << log_warps_per_tile)
         };
         let log_warps_per_tile = (0..=CONSUMER_WARPS.ilog2())
             .rev()
             .min_by_key(|&log_warps_per_tile| of_warp(log_warps_per_tile))
             .unwrap_or(0);
-        Self { panels_per_unit, units_per_row, log_warps_per_tile, n_tiles, has_codes: matrices[0].format.has_codes() }
+        Self { panels_per_unit, units_per_tile, log_warps_per_tile, n_tiles, has_codes: matrices[0].format.has_codes() }
     }
 
-    /// Panels of a row that the busiest warp has.
+    /// Panels of a tile that the busiest warp has.
     pub(super) fn panels_per_warp(self) -> usize {
-        self.units_per_row.div_ceil(1 << self.log_warps_per_tile) * self.panels_per_unit
+        self.units_per_tile.div_ceil(1 << self.log_warps_per_tile) * self.panels_per_unit
     }
 
     /// Most tiles of a block, if the op is small: each warp can preload its weights into registers. Otherwise 0.
@@ -334,7 +334,9 @@ impl WorkSplit {
     /// Rows of a block that have partial sums at the same time, at most: all of them, except in the output head.
     pub(super) fn rows_at_once(self, kind: OpKind) -> usize {
         let tiles = match kind {
-            OpKind::OutputHead => self.n_tiles.min(HEAD_TILES_PER_ROUND * (CONSUMER_WARPS >> self.log_warps_per_tile)),
+            OpKind::OutputHead => {
+                self.n_tiles.min(OUTPUT_HEAD_TILES_PER_ROUND * (CONSUMER_WARPS >> self.log_warps_per_tile))
+            }
             OpKind::Qkv | OpKind::AttentionOutput | OpKind::Router | OpKind::GateAndUp | OpKind::Down => self.n_tiles,
         };
         tiles * TILE
@@ -400,9 +402,9 @@ pub(super) fn matrices_args(
             records_per_stage: records_per_stage(matrix.format, stage_bytes) as u16,
             format: matrix.format as u16,
             log_warps_per_tile: split.log_warps_per_tile as u16,
-            units_per_row: split.units_per_row as u16,
+            units_per_tile: split.units_per_tile as u16,
             records_per_unit: (split.panels_per_unit / record.panels) as u16,
-            routed_layers: matrix.experts.map_or(0, |_| layer as u32 + 1),
+            expert_layer_number: matrix.experts.map_or(0, |_| layer as u32 + 1),
             expert_stride,
             tiles_per_expert,
             records_per_expert,
@@ -486,7 +488,7 @@ pub(super) fn op_args(
         n_copies: kind.n_copies() as u32,
         n_out: matrices[0].n_rows as u32,
         panels_per_unit: split.panels_per_unit as u32,
-        units_per_row: split.units_per_row as u32,
+        units_per_tile: split.units_per_tile as u32,
         log_warps_per_tile: split.log_warps_per_tile as u16,
         region: (index.op % 2) as u16,
         has_half_scales: u16::from(matrices.iter().any(|m| m.format.has_halves())),
@@ -535,7 +537,7 @@ pub(super) fn layer_args(
     let a = layer.attention;
     let [k_cache, v_cache] = cache.layer_addresses(i);
     let (activation, activation_limit) = layer.activation();
-    let heads = a.n_head / a.n_kv_head;
+    let heads = a.n_head / a.n_head_kv;
     let head_groups = heads.div_ceil(HEADS_PER_TASK);
     let mut ops = [OpArgs::zeroed(); MAX_OPS];
     for (to, (kind, matrices)) in ops.iter_mut().zip(&layer.ops) {
@@ -561,7 +563,7 @@ pub(super) fn layer_args(
         sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
         n_ops: layer.ops.len() as u32,
         n_head: a.n_head as u32,
-        n_kv_head: a.n_kv_head as u32,
+        n_head_kv: a.n_head_kv as u32,
         head_dim: a.head_dim as u32,
         mask: a.mask,
         mask_positions: a.reach,
@@ -570,7 +572,7 @@ pub(super) fn layer_args(
         residual_scale: layer.residual_scale,
         heads_per_kv_head: heads as u32,
         head_groups_per_kv_head: head_groups as u32,
-        tasks_per_split: (a.n_kv_head * head_groups) as u32,
+        tasks_per_split: (a.n_head_kv * head_groups) as u32,
         inverse_head_dim: ((1u64 << 32) / a.head_dim as u64 + 1) as u32,
         activation_limit,
         expert_bias: layer.experts().map_or([0; 3], |experts| {

@@ -70,7 +70,7 @@ impl ModelRunner {
             queries: self.buffers.queries.ptr(),
             ..args
         };
-        let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_kv_head } else { 0 };
+        let heads = a.n_head + if args.owns_cache == 1 { 2 * a.n_head_kv } else { 0 };
         let grid = LaunchGrid { blocks: [heads.div_ceil(4), size.n_tokens, 1], threads: 128, shared: 16 * a.head_dim };
         self.launch(&format!("attention_inputs_{}", type_name(cache.cache_type)), "", grid, &args)?;
         Ok(Some((args.queries, a.n_head * a.head_dim)))
@@ -96,10 +96,10 @@ impl ModelRunner {
         let [k_cache, v_cache] = cache.layer_addresses(i);
         let packed = if self.uses_f32_inputs(n) { 0 } else { self.buffers.packed_att.ptr() };
         let token_tiles = self.packed_layout(n);
-        let heads_per_kv = a.n_head / a.n_kv_head;
-        let group = queries_per_block(n * a.n_kv_head, heads_per_kv);
+        let heads_per_kv = a.n_head / a.n_head_kv;
+        let group = queries_per_block(n * a.n_head_kv, heads_per_kv);
         let n_chunks = heads_per_kv.div_ceil(group);
-        let splits = n_splits(n, a.n_kv_head * n_chunks);
+        let splits = n_splits(n, a.n_head_kv * n_chunks);
         let separate = self.separate_inputs(cache, i, a, size)?;
         let (qkv, stride) = separate.unwrap_or((self.buffers.qkv.ptr(), a.stride()));
         let (gates, gate_stride) = self.gates(a);
@@ -116,7 +116,7 @@ impl ModelRunner {
             tickets: self.buffers.tickets.ptr(),
             sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),
             n_head: a.n_head as u32,
-            n_kv_head: a.n_kv_head as u32,
+            n_head_kv: a.n_head_kv as u32,
             head_dim: a.head_dim as u32,
             stride: stride as u32,
             n_splits: splits as u32,
@@ -129,14 +129,14 @@ impl ModelRunner {
             gate_stride,
             q_step: (a.head_dim * if a.has_gates && separate.is_none() { 2 } else { 1 }) as u32,
             k_at: a.qkv[0].n_rows as u32,
-            v_at: (a.qkv[0].n_rows + a.n_kv_head * a.head_dim) as u32,
+            v_at: (a.qkv[0].n_rows + a.n_head_kv * a.head_dim) as u32,
         };
         let ty = type_name(cache.cache_type);
         // These kernels read all keys and values from the cache, so new ones have to be appended before.
         let is_prefill = size.n_query_tiles > 0;
         let appended = is_prefill || separate.is_some();
         if is_prefill && separate.is_none() {
-            let heads = a.n_head + 2 * a.n_kv_head;
+            let heads = a.n_head + 2 * a.n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * a.head_dim };
             self.launch(&format!("append_{ty}"), "", grid, &args)?;
         }
@@ -148,7 +148,7 @@ impl ModelRunner {
             AttentionKernels::Paged if on_tensor_cores && a.head_dim <= 128 => {
                 let rows = 4 * 2 * 2 * 16 * (a.head_dim + 8) * 2;
                 let shared = rows + 4 * (10 * a.head_dim + 8 * 32);
-                let grid = LaunchGrid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let grid = LaunchGrid { blocks: [a.n_head_kv * n_chunks, splits, n], threads: 128, shared };
                 let name = if appended { "attention_appended" } else { "attention" };
                 self.launch(&format!("{name}_on_units_{}", if a.head_dim <= 64 { 64 } else { 128 }), "", grid, &args)
             }
@@ -156,7 +156,7 @@ impl ModelRunner {
                 let page_row = a.head_dim + 32 / cache.cache_type.bytes();
                 let pages = 2 * 64 * page_row * cache.cache_type.bytes();
                 let shared = pages + 4 * ((group + 2) * a.head_dim + group * 67);
-                let grid = LaunchGrid { blocks: [a.n_kv_head * n_chunks, splits, n], threads: 128, shared };
+                let grid = LaunchGrid { blocks: [a.n_head_kv * n_chunks, splits, n], threads: 128, shared };
                 let name = if appended { "attention_appended" } else { "attention" };
                 self.launch(&format!("{name}_{ty}_{group}"), "", grid, &args)
             }
@@ -188,7 +188,7 @@ impl ModelRunner {
             gates: base.gates,
             gate_stride: base.gate_stride,
             n_head: base.n_head,
-            n_kv_head: base.n_kv_head,
+            n_head_kv: base.n_head_kv,
             key_dim: base.head_dim,
             value_dim: base.head_dim,
             n_splits: splits as u32,
@@ -217,7 +217,7 @@ impl ModelRunner {
             packed: base.packed,
             sinks: base.sinks,
             n_head: base.n_head,
-            n_kv_head: base.n_kv_head,
+            n_head_kv: base.n_head_kv,
             stride: base.stride,
             n_token_tiles: base.n_token_tiles,
             mask: base.mask,
@@ -233,9 +233,9 @@ impl ModelRunner {
 }
 
 /// Query heads of one KV head that a block processes together: 8, or fewer where that leaves too few blocks even with all splits.
-fn queries_per_block(n_kv_heads: usize, heads_per_kv: usize) -> usize {
+fn queries_per_block(n_head_kv: usize, heads_per_kv: usize) -> usize {
     let mut group = heads_per_kv.next_power_of_two().min(8);
-    while group > 1 && n_kv_heads * heads_per_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {
+    while group > 1 && n_head_kv * heads_per_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {
         group /= 2;
     }
     group

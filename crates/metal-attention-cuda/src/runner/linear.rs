@@ -11,7 +11,7 @@
 
 use super::ModelRunner;
 use crate::CudaError;
-use crate::args::{Epilogue, MAX_PARTS, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs};
+use crate::args::{Epilogue, MAX_MATRICES, MatmulArgs, MatrixArgs, MatvecArgs, NormArgs, OddRowsArgs};
 use crate::device::CudaBuffer;
 use crate::launch::LaunchGrid;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
@@ -85,8 +85,8 @@ impl<'a> LinearOp<'a> {
     /// Arguments of the GEMV kernels for some of the matrices. The caller sets the input, and how blocks and warps are divided.
     fn gemv_args(&self, matrices: &[(&CudaMatrix, usize)], n_in: usize) -> MatvecArgs {
         MatvecArgs {
-            parts: matrix_args(matrices),
-            n_parts: matrices.len() as u32,
+            matrices: matrix_args(matrices),
+            n_matrices: matrices.len() as u32,
             n_in: n_in as u32,
             n_out: self.n_out as u32,
             output: self.epilogue as u32,
@@ -100,13 +100,17 @@ impl<'a> LinearOp<'a> {
 
     /// The matrices in groups that one GEMM launch multiplies.
     fn launch_groups(&self) -> std::slice::Chunks<'_, (&'a CudaMatrix, usize)> {
-        self.matrices.chunks(MAX_PARTS)
+        self.matrices.chunks(MAX_MATRICES)
     }
 
     /// The number of blocks for `n_tiles` tiles of rows each, and for each matrix the block after its last one. A gated product
     /// has blocks for the gate's rows only; each computes the same rows of up, too.
-    pub(super) fn count_blocks(&self, matrices: &[(&CudaMatrix, usize)], n_tiles: usize) -> ([u32; MAX_PARTS], usize) {
-        let mut ends = [0; MAX_PARTS];
+    pub(super) fn count_blocks(
+        &self,
+        matrices: &[(&CudaMatrix, usize)],
+        n_tiles: usize,
+    ) -> ([u32; MAX_MATRICES], usize) {
+        let mut ends = [0; MAX_MATRICES];
         let mut n_blocks = 0;
         for (end, (matrix, _)) in ends.iter_mut().zip(self.stacked_matrices(matrices)) {
             n_blocks += matrix.n_tiles().div_ceil(n_tiles);
@@ -127,20 +131,20 @@ impl<'a> LinearOp<'a> {
     fn gate_pairs(&self) -> Vec<[(&'a CudaMatrix, usize); 2]> {
         match (&self.matrices[..], self.epilogue) {
             ([gate, up], Epilogue::Gated) => vec![[*gate, *up]],
-            (parts, Epilogue::Store | Epilogue::Add | Epilogue::Gated) => {
-                parts.iter().map(|part| [*part, *part]).collect()
+            (matrices, Epilogue::Store | Epilogue::Add | Epilogue::Gated) => {
+                matrices.iter().map(|matrix| [*matrix, *matrix]).collect()
             }
         }
     }
 }
 
-/// Arguments for up to [`MAX_PARTS`] matrices.
-pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_PARTS] {
-    let mut parts = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_PARTS];
-    for (to, (matrix, first)) in parts.iter_mut().zip(matrices) {
+/// Arguments for up to [`MAX_MATRICES`] matrices.
+pub(super) fn matrix_args(matrices: &[(&CudaMatrix, usize)]) -> [MatrixArgs; MAX_MATRICES] {
+    let mut args = [MatrixArgs { ..bytemuck::Zeroable::zeroed() }; MAX_MATRICES];
+    for (to, (matrix, first)) in args.iter_mut().zip(matrices) {
         *to = matrix.args(*first);
     }
-    parts
+    args
 }
 
 /// Arguments of the norm kernel for rows of `n_in` elements at `x`; without `norm` it only copies. The caller sets the output.
@@ -166,7 +170,7 @@ pub(super) fn previous_power_of_two(n: usize) -> usize {
     if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 }
 }
 
-/// Bytes of shared memory of a GEMV block (`matvec_part`): the ring of records in flight of each warp, zeros, squares, sums
+/// Bytes of shared memory of a GEMV block (`matvec_share`): the ring of records in flight of each warp, zeros, squares, sums
 /// that warps exchange, and the inputs of `n_tokens` tokens.
 pub(super) fn gemv_shared_bytes(
     layouts: impl Iterator<Item = WeightLayout>,
@@ -336,7 +340,7 @@ impl ModelRunner {
         let blocks_for = |groups: usize| {
             if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
         };
-        let mut block_ends = [0; MAX_PARTS];
+        let mut block_ends = [0; MAX_MATRICES];
         let mut n_blocks = 0;
         for (end, groups) in block_ends.iter_mut().zip(groups) {
             n_blocks += blocks_for(groups);
@@ -368,7 +372,7 @@ impl ModelRunner {
             let tile_groups = n_tiles.div_ceil(WARPS / warps_per_tile);
             // A block prepares its input once and then takes several tiles.
             let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);
-            let (block_ends, warps_per_tile) = ([blocks as u32; MAX_PARTS], warps_per_tile as u32);
+            let (block_ends, warps_per_tile) = ([blocks as u32; MAX_MATRICES], warps_per_tile as u32);
             let args = MatvecArgs { block_ends, warps_per_tile, eps, x, norm, ..p.gemv_args(matrices, n_in) };
             let shared = gemv_shared_bytes(matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, GEMV_TOKENS);
             let grid = LaunchGrid { blocks: [blocks, groups, 1], threads: 32 * WARPS, shared };

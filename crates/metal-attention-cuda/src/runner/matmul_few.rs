@@ -84,18 +84,18 @@ impl ModelRunner {
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let gated = p.epilogue == Epilogue::Gated;
-        let parts = matrix_args(matrices);
+        let matrices_args = matrix_args(matrices);
         let n_token_tiles = n_tokens.div_ceil(8);
         let tiles = n_token_tiles.next_power_of_two().min(MAX_TOKEN_TILES);
         let n_groups = n_token_tiles.div_ceil(tiles);
         let rows = p.stacked_matrices(matrices).iter().map(|(matrix, _)| matrix.n_tiles());
         let n_sm = self.gpu.summary().n_sm;
         let FewTokensPlan { warps_per_tile, n_splits } =
-            FewTokensPlan::new(&rows, gated, parts[0].n_panels as usize, n_groups, n_sm);
+            FewTokensPlan::new(&rows, gated, matrices_args[0].n_panels as usize, n_groups, n_sm);
         let (blocks, n_blocks) = p.count_blocks(matrices, tiles_per_block(warps_per_tile, gated));
         let args = MatmulFewArgs {
-            parts,
-            n_parts: matrices.len() as u32,
+            matrices: matrices_args,
+            n_matrices: matrices.len() as u32,
             blocks,
             x,
             n_tokens: n_tokens as u32,

@@ -88,15 +88,15 @@ impl ModelRunner {
         x: u64,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
-        let parts = matrix_args(matrices);
+        let matrices_args = matrix_args(matrices);
         let (blocks, row_blocks) =
             p.count_blocks(matrices, if p.epilogue == Epilogue::Gated { TILES / 2 } else { TILES });
         let WidePlan { tokens, n_splits } =
-            wide_plan(row_blocks, parts[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
+            wide_plan(row_blocks, matrices_args[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
         let n_token_tiles = n_tokens.div_ceil(8) as u32;
         let args = MatmulWideArgs {
-            parts,
-            n_parts: matrices.len() as u32,
+            matrices: matrices_args,
+            n_matrices: matrices.len() as u32,
             blocks,
             x,
             n_tokens: n_tokens as u32,

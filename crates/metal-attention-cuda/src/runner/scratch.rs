@@ -9,7 +9,9 @@ use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 use super::linear::{LinearInput, LinearOp, norm_args};
 use super::{MicroBatch, ModelRunner, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, RunsArgs};
+use crate::args::{
+    ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_MATRICES, NormArgs, RunsArgs,
+};
 use crate::device::CudaBuffer;
 use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
@@ -167,7 +169,7 @@ impl ModelRunner {
             (part, n_rows - part.n_rows)
         });
         let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
-        for parts in parts.collect::<Vec<_>>().chunks(MAX_PARTS) {
+        for parts in parts.collect::<Vec<_>>().chunks(MAX_MATRICES) {
             let stored = LinearOp::stored(label, parts[0].0);
             let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
             self.product(&product, input, parts[0].0.n_in, batch.size.n_tokens)?;

@@ -23,7 +23,7 @@ pub(crate) struct CudaAttention {
     /// Query heads.
     pub(crate) n_head: usize,
     /// KV heads.
-    pub(crate) n_kv_head: usize,
+    pub(crate) n_head_kv: usize,
     /// Elements of a head.
     pub(crate) head_dim: usize,
     /// Norm and RoPE of queries and keys.
@@ -98,7 +98,7 @@ impl Loader<'_> {
                     q_bias: ptr(&norms[2]),
                     k_bias: ptr(&norms[3]),
                     n_head: of.n_head as u32,
-                    n_kv_head: of.n_head_kv as u32,
+                    n_head_kv: of.n_head_kv as u32,
                     head_dim: of.head_dim as u32,
                     stride: qkv.iter().map(|matrix| matrix.n_rows).sum::<usize>() as u32,
                     q_step: (of.head_dim * if of.output_gate { 2 } else { 1 }) as u32,
@@ -120,7 +120,7 @@ impl Loader<'_> {
             qkv_bias,
             out: self.linear(&w.out)?,
             n_head: of.n_head,
-            n_kv_head: of.n_head_kv,
+            n_head_kv: of.n_head_kv,
             head_dim: of.head_dim,
             inputs,
             separate_inputs,

@@ -35,7 +35,7 @@ const NEAR: u32 = 4;
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     n_head: usize,
-    n_kv_head: usize,
+    n_head_kv: usize,
     dim: usize,
     /// 0: none, 1: interleaved, 2: halves.
     rotation: u32,
@@ -53,10 +53,10 @@ struct Shape {
 
 const EPS: f32 = 1e-5;
 
-fn shape(n_head: usize, n_kv_head: usize, dim: usize) -> Shape {
+fn shape(n_head: usize, n_head_kv: usize, dim: usize) -> Shape {
     Shape {
         n_head,
-        n_kv_head,
+        n_head_kv,
         dim,
         rotation: 1,
         n_rot: dim,
@@ -81,11 +81,11 @@ impl Shape {
     }
 
     fn v_at(&self) -> usize {
-        self.k_at() + self.n_kv_head * self.dim
+        self.k_at() + self.n_head_kv * self.dim
     }
 
     fn stride(&self) -> usize {
-        self.v_at() + self.n_kv_head * self.dim
+        self.v_at() + self.n_head_kv * self.dim
     }
 
     fn scale(&self) -> f32 {
@@ -114,7 +114,7 @@ impl Shape {
     }
 }
 
-/// Keys or values on the host: of each position of each sequence, `[n_kv_head * dim]`; `None`: undefined.
+/// Keys or values on the host: of each position of each sequence, `[n_head_kv * dim]`; `None`: undefined.
 type Rows = Vec<Vec<Option<Vec<f32>>>>;
 
 /// A cache, the parameters of queries and keys, and the tokens of a batch.
@@ -150,7 +150,7 @@ impl Setup {
     ) -> Self {
         let n_seq = runs.iter().map(|run| run.0 + 1).max().unwrap();
         let end = runs.iter().map(|(_, pos, n)| pos + n).max().unwrap();
-        let (max_pages, width) = (end.div_ceil(PAGE) + 1, shape.n_kv_head * shape.dim);
+        let (max_pages, width) = (end.div_ceil(PAGE) + 1, shape.n_head_kv * shape.dim);
         let mut rows: [Rows; 2] = [0, 1].map(|_| vec![vec![None; max_pages * PAGE]; n_seq]);
         for &(seq, pos, n) in runs {
             for (which, rows) in rows.iter_mut().enumerate() {
@@ -177,7 +177,7 @@ impl Setup {
             })
             .collect();
         let weights = |seed: u64, n: usize| random(seed, n).iter().map(|v| 1.0 + v / 2.0).collect::<Vec<_>>();
-        let norms = [weights(11, shape.n_head * shape.dim), weights(12, shape.n_kv_head * shape.dim)];
+        let norms = [weights(11, shape.n_head * shape.dim), weights(12, shape.n_head_kv * shape.dim)];
         let half = shape.n_rot / 2;
         let rope: Vec<f32> = (0..max_pages * PAGE * half)
             .map(|i| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64))
@@ -220,13 +220,13 @@ impl Setup {
 
     /// The index of a row in the cache.
     fn row_at(&self, seq: usize, pos: usize, kv: usize) -> usize {
-        (self.pages[seq][pos / PAGE] as usize * self.shape.n_kv_head + kv) * PAGE + pos % PAGE
+        (self.pages[seq][pos / PAGE] as usize * self.shape.n_head_kv + kv) * PAGE + pos % PAGE
     }
 
     /// All elements of the keys (0) or values (1) as the device should hold them.
     fn elements(&self, which: usize, n_pages: usize, undefined: f32) -> Vec<f32> {
-        let Shape { n_kv_head, dim, .. } = self.shape;
-        let mut elements = vec![undefined; n_pages * n_kv_head * PAGE * dim];
+        let Shape { n_head_kv, dim, .. } = self.shape;
+        let mut elements = vec![undefined; n_pages * n_head_kv * PAGE * dim];
         for (seq, positions) in self.rows[which].iter().enumerate() {
             for (pos, row) in positions.iter().enumerate() {
                 for (kv, head) in row.iter().flat_map(|row| row.chunks(dim).enumerate()) {
@@ -250,14 +250,14 @@ impl Setup {
     /// Compares the cache with the twin's after the tokens have been appended, to `before`; its new rows are those of the twin from
     /// then on.
     fn check_appended(&mut self, before: &[Vec<f32>; 2], what: &str) {
-        let Shape { n_kv_head, dim, f16, .. } = self.shape;
+        let Shape { n_head_kv, dim, f16, .. } = self.shape;
         for which in [0, 1] {
             let got = self.read_cache(which);
             let mut expected = before[which].clone();
             for (i, token) in self.tokens.clone().iter().enumerate() {
                 let (seq, pos) = (token.seq as usize, token.pos as usize);
                 let mut row = Vec::new();
-                for kv in 0..n_kv_head {
+                for kv in 0..n_head_kv {
                     let from = &self.qkv[i * self.shape.stride() + [self.shape.k_at(), self.shape.v_at()][which]..];
                     let head: Vec<f64> = from[kv * dim..][..dim].iter().map(|v| f64::from(*v)).collect();
                     let twin = if which == 0 { self.made(&head, 1, kv, pos, 1.0) } else { head };
@@ -322,12 +322,12 @@ impl Setup {
     /// The result of all tokens, from the queries that `query` makes of token and head. `slopes`: of ALiBi. `error`: relative to the
     /// largest value.
     fn expected(&self, query: impl Fn(usize, usize) -> Vec<f64>, slopes: Option<&[f32]>, error: f64) -> Vec<Expected> {
-        let Shape { n_head, n_kv_head, dim, .. } = self.shape;
+        let Shape { n_head, n_head_kv, dim, .. } = self.shape;
         let mut results = Vec::new();
         for (i, token) in self.tokens.iter().enumerate() {
             let (seq, pos) = (token.seq as usize, token.pos as usize);
             for head in 0..n_head {
-                let (q, kv) = (query(i, head), head / (n_head / n_kv_head));
+                let (q, kv) = (query(i, head), head / (n_head / n_head_kv));
                 let row = |which: usize, pos: usize| {
                     let row = self.rows[which][seq][pos].as_ref().expect("a position of the sequence");
                     &row[kv * dim..][..dim]
@@ -397,7 +397,7 @@ impl Setup {
             packed,
             sinks: if s.sinks { self.sink_buffer.ptr() } else { 0 },
             n_head: s.n_head as u32,
-            n_kv_head: s.n_kv_head as u32,
+            n_head_kv: s.n_head_kv as u32,
             head_dim: s.dim as u32,
             stride: s.stride() as u32,
             n_token_tiles: order,
@@ -428,7 +428,7 @@ struct Division {
 fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usize)], appended: bool, by: Division) {
     let what = format!("{shape:?} {runs:?} appended {appended} {by:?}");
     let mut setup = Setup::new(gpu, shape, runs, appended, f32::NAN);
-    let (n, heads_per_kv, dim) = (setup.tokens.len(), shape.n_head / shape.n_kv_head, shape.dim);
+    let (n, heads_per_kv, dim) = (setup.tokens.len(), shape.n_head / shape.n_head_kv, shape.dim);
     let n_chunks = heads_per_kv.div_ceil(by.group);
     let width = shape.n_head * dim;
     let order = n.div_ceil(8) as u32 | if n.is_multiple_of(2) { WIDE } else { 0 };
@@ -436,7 +436,7 @@ fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usiz
     let out = poisoned(gpu, n * width);
     let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(width, order)]).unwrap();
     let partial = poisoned(gpu, n * shape.n_head * by.n_splits * (dim + 2));
-    let n_tickets = n * shape.n_kv_head * n_chunks;
+    let n_tickets = n * shape.n_head_kv * n_chunks;
     let tickets = gpu.zeros("tickets", 4 * n_tickets as u64).unwrap();
     let args = AttentionArgs {
         partial: partial.ptr(),
@@ -455,7 +455,7 @@ fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usiz
         (format!("{name}_{}_{}", shape.type_name(), by.group), shared)
     };
     let before = [setup.read_cache(0), setup.read_cache(1)];
-    let grid = LaunchGrid { blocks: [shape.n_kv_head * n_chunks, by.n_splits, n], threads: 128, shared };
+    let grid = LaunchGrid { blocks: [shape.n_head_kv * n_chunks, by.n_splits, n], threads: 128, shared };
     gpu.launch(gpu.kernel(&name).unwrap(), grid, &args, LaunchOrder::AfterPrevious).unwrap();
     let got: Vec<f32> = read(gpu, &out, n * width);
     let halves = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
@@ -494,10 +494,10 @@ fn decode_attention_of_every_head_size() {
 fn decode_attention_on_units_of_every_head_size() {
     let Some(gpu) = device() else { return };
     for dim in [32, 64, 96, 128] {
-        for (n_head, n_kv_head, group) in [(6, 2, 4), (8, 1, 8), (16, 2, 4), (3, 3, 1), (7, 1, 8), (12, 1, 8)] {
+        for (n_head, n_head_kv, group) in [(6, 2, 4), (8, 1, 8), (16, 2, 4), (3, 3, 1), (7, 1, 8), (12, 1, 8)] {
             for (n_splits, appended) in [(1, false), (3, true), (32, false)] {
                 let by = Division { on_units: true, group, n_splits };
-                check_decode(&gpu, shape(n_head, n_kv_head, dim), DECODE, appended, by);
+                check_decode(&gpu, shape(n_head, n_head_kv, dim), DECODE, appended, by);
             }
         }
     }
@@ -542,16 +542,16 @@ const PREFILL: &[(usize, usize, usize)] =
 #[test]
 fn append() {
     let Some(gpu) = device() else { return };
-    for (dim, n_head, n_kv_head) in [(32, 3, 1), (64, 4, 2), (80, 6, 3), (256, 5, 5)] {
+    for (dim, n_head, n_head_kv) in [(32, 3, 1), (64, 4, 2), (80, 6, 3), (256, 5, 5)] {
         for (norm, rotation, f16) in [(0, 1, true), (1, 2, false), (2, 1, true), (3, 2, false)] {
-            let shape = Shape { norm, rotation, f16, norm_after_rope: norm == 2, ..shape(n_head, n_kv_head, dim) };
+            let shape = Shape { norm, rotation, f16, norm_after_rope: norm == 2, ..shape(n_head, n_head_kv, dim) };
             let what = format!("append of {shape:?}");
             let mut setup = Setup::new(&gpu, shape, PREFILL, false, f32::NAN);
             let n = setup.tokens.len();
             let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
             let args = setup.args(qkv.ptr(), 0, 0, 0);
             let before = [setup.read_cache(0), setup.read_cache(1)];
-            let heads = n_head + 2 * n_kv_head;
+            let heads = n_head + 2 * n_head_kv;
             let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * dim };
             let kernel = gpu.kernel(&format!("append_{}", shape.type_name())).unwrap();
             gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
@@ -604,7 +604,7 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         packed: base.packed,
         sinks: base.sinks,
         n_head: base.n_head,
-        n_kv_head: base.n_kv_head,
+        n_head_kv: base.n_head_kv,
         stride: width as u32,
         n_token_tiles: order,
         mask: base.mask,
@@ -628,8 +628,8 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
 #[test]
 fn prefill_attention_of_every_head_size() {
     let Some(gpu) = device() else { return };
-    for (dim, n_head, n_kv_head) in [(32, 4, 4), (64, 3, 1), (96, 4, 2), (128, 5, 1), (256, 2, 2)] {
-        check_prefill(&gpu, shape(n_head, n_kv_head, dim), PREFILL, dim.is_multiple_of(64));
+    for (dim, n_head, n_head_kv) in [(32, 4, 4), (64, 3, 1), (96, 4, 2), (128, 5, 1), (256, 2, 2)] {
+        check_prefill(&gpu, shape(n_head, n_head_kv, dim), PREFILL, dim.is_multiple_of(64));
     }
 }
 
@@ -693,7 +693,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
         gates: base.gates,
         gate_stride: base.gate_stride,
         n_head: base.n_head,
-        n_kv_head: base.n_kv_head,
+        n_head_kv: base.n_head_kv,
         key_dim: base.head_dim,
         value_dim: base.head_dim,
         n_splits: n_splits as u32,

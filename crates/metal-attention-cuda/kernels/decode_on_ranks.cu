@@ -1,7 +1,6 @@
 // The persistent decode kernel of a model that several ranks share by tensor parallelism: one launch of decode.cu's template on each rank.
 // Rows of the attention output and of down are sums over the ranks: the block that has a row of the residual stream sends its term to the
 // same block of the other ranks and adds theirs (exchange.cuh). Everything else stays on the rank, except for the best logit at the end of a token.
-// The kernels' names call ranks `cards`.
 #define TEMPLATES_ALONE
 #include "decode.cu"
 
@@ -14,5 +13,5 @@ struct DecodeOnRanksArgs {
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeOnRanksArgs a) {             \
         decode<C, false, EXPERTS, true>(a.decode, &a.ranks);                                                                     \
     }
-DECODE_ON_RANKS(decode_on_cards_128, 2, false)
-DECODE_ON_RANKS(decode_experts_on_cards_128, 2, true)
+DECODE_ON_RANKS(decode_on_ranks_128, 2, false)
+DECODE_ON_RANKS(decode_experts_on_ranks_128, 2, true)
