@@ -22,6 +22,9 @@ const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Bytes of a session's id.
 const MAX_SESSION: usize = 1 << 10;
+/// Time by which a connection outlasts the timeout of its request. The client notices the timeout first, and reports it as
+/// one, not as a broken stream.
+const GRACE: Duration = Duration::from_secs(1);
 /// The timeout of the DELETE request that ends a session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -102,7 +105,7 @@ impl Http {
         let running = RequestGuard::of(&self.shared)?;
         let (version, events) = (self.version, self.events.clone());
         spawn(move || {
-            match (running.0.post(message, id, version, timeout, &events), id) {
+            match (running.0.post(message, id, version, timeout + GRACE, &events), id) {
                 (Ok(()), _) => {}
                 // Without a receiver, the connection is closed.
                 (Err(error), Some(_)) => drop(events.send(ServerEvent::Failed(id, error))),
