@@ -7,6 +7,9 @@
 //! operating system may pause a thread for longer than another one waits for it: then the kernel aborts the step, and the
 //! test repeats it from the start. Tests with several workgroups run one after the other, so that they do not delay each
 //! other.
+//!
+//! llvmpipe compiles the persistent kernel of one model for ten seconds and more. On it each kind of model, tensor types and
+//! options is tested once, in as few different kernels as hold them all; other GPUs test every combination.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -198,7 +201,10 @@ fn architectures_give_the_same_logits() {
     let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
-    for (name, bytes) in architectures() {
+    // Heads with a KV head each, one KV head, biases, normed heads. The others differ in the RoPE table alone.
+    let on_software = ["llama-mha.gguf", "llama-mqa-headdim.gguf", "qwen2.gguf", "qwen3.gguf"];
+    let tested = |name: &str| !gpu.summary().is_software() || on_software.contains(&name);
+    for (name, bytes) in architectures().iter().filter(|(name, _)| tested(name)) {
         if compare(&gpu, name, &GgufFile::from_bytes(bytes).unwrap(), &options, &group_counts(&gpu), 0, 10) {
             suited.push(name);
         }
@@ -242,9 +248,10 @@ fn mixed(file: &GgufFile) -> GgufFile {
     GgufFile::from_bytes(&writer.finish().unwrap()).unwrap()
 }
 
+/// On a software GPU the tests of several buffers and of two workgroups run the mix.
 #[test]
 fn a_mix_of_types_gives_the_same_logits() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
@@ -256,8 +263,10 @@ fn layers_in_several_buffers_give_the_same_logits() {
     let _guard = test_guard(&gpu);
     let options = WgpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
     let counts = group_counts(&gpu);
-    assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
-    assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 5));
+    if !gpu.summary().is_software() {
+        assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
+    }
+    assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 10));
     let pass = start(&gpu, &llama(), &WgpuForwardPassOptions { persistent_workgroups: Some(1), ..options });
     let dispatches = pass.dispatches(1);
     assert_eq!(dispatches.iter().filter(|name| **name == "decode_layers").count(), 2, "{dispatches:?}");
@@ -282,7 +291,6 @@ fn two_workgroups_exchange_their_results() {
     let Some(gpu) = gpu().filter(|gpu| gpu.summary().is_software()) else { return };
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
-        assert!(compare(&gpu, "llama-mha", &llama(), &options, &[2], 7, 6));
         assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &[2], 7, 6));
     }
 }
@@ -318,11 +326,12 @@ fn more_workgroups_than_run_concurrently_disable_the_persistent_kernel() {
 fn greedy_tokens_are_equal() {
     let Some(gpu) = gpu() else { return };
     let _guard = test_guard(&gpu);
-    let path = metal_attention_testing::tales();
+    // A software GPU takes the model whose kernel another test compiles.
+    let file = if gpu.summary().is_software() { llama() } else { GgufFile::open(metal_attention_testing::tales()).unwrap() };
     let sequences = [0, 1].map(|groups| {
-        let options = WgpuForwardPassOptions { n_ctx: 128, persistent_workgroups: Some(groups), ..Default::default() };
-        let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);
-        let mut ids = vec![model.forward_prompt(&[1, 403, 407]).unwrap()];
+        let options = WgpuForwardPassOptions { n_ctx: 300, persistent_workgroups: Some(groups), ..Default::default() };
+        let mut model = start(&gpu, &file, &options);
+        let mut ids = vec![model.forward_prompt(&[1, 43, 47]).unwrap()];
         while ids.len() < 100 {
             ids.push(model.forward_token_greedy(ids[ids.len() - 1]).unwrap());
         }
