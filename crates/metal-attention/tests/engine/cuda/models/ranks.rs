@@ -30,9 +30,7 @@ fn shared(n_ranks: usize, cache_type: CacheType, exact: bool) -> EngineOptions {
 /// Compares a model's logits with the CPU's, as `compare` does, for each number of ranks in `rank_counts` for which there
 /// are devices.
 fn compare_ranks(what: &str, model: &Model, rank_counts: &[usize]) {
-    for (cache_type, exact, tolerance) in
-        [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
-    {
+    for &(cache_type, exact, tolerance) in precisions() {
         let pass = |options: &EngineOptions| model.forward_pass(options).unwrap_or_else(|e| panic!("{what}: {e}"));
         let want = logits(&mut *pass(&options(Device::Cpu, cache_type, true)));
         for &n in rank_counts.iter().filter(|&&n| n <= n_ranks()) {
