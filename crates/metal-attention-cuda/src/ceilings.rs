@@ -258,5 +258,8 @@ mod tests {
         let ones = gpu.upload("ones", &[0x3C00_u16; 8 * 64]).unwrap();
         let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&run("rate_mma", &ones, &results, 0, 3));
         assert_eq!(sums, vec![3.0 * 16.0 * 32.0; 3 * THREADS]);
+        // All threads store the same word.
+        let word: Vec<u32> = bytemuck::pod_collect_to_vec(&run("rate_link", &from, &results, 0, 0));
+        assert_eq!(word[0], words[0] + 1);
     }
 }

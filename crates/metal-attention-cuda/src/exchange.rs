@@ -60,6 +60,11 @@ impl AbortFlag {
         Ok(flag)
     }
 
+    /// The address of the word, which is the same on all devices.
+    pub(crate) fn address(&self) -> u64 {
+        self.word as u64
+    }
+
     fn word(&self) -> &AtomicU32 {
         // SAFETY: 16 bytes at an aligned address, which live as long as this object.
         unsafe { &*self.word.cast::<AtomicU32>() }
@@ -192,7 +197,7 @@ impl Exchange {
         ExchangeArgs {
             mailboxes: self.mailboxes,
             exchanges_done: self.exchanges_done.ptr(),
-            abort: self.abort.word as u64,
+            abort: self.abort.address(),
             rank: self.shard.rank as u32,
             n_ranks: self.shard.plan.n_ranks as u32,
             n_words: (self.capacity + WORDS_OF_CHOICE) as u32,

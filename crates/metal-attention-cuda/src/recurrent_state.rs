@@ -67,6 +67,19 @@ impl CudaRecurrentStates {
         Ok(Self { layers, runs: words()?, segments: words()?, n_slots })
     }
 
+    /// The states of a single layer, `[n_slots, n]`, for tests of kernels.
+    #[cfg(test)]
+    pub(crate) fn of_one_layer(
+        gpu: &Arc<CudaDevice>,
+        states: &[f32],
+        n: usize,
+        n_tokens: usize,
+    ) -> Result<Self, CudaError> {
+        let words = || gpu.zeros("the segments of a batch", 16 * n_tokens as u64);
+        let layers = vec![Some((gpu.upload("the recurrent states", states)?, n))];
+        Ok(Self { layers, runs: words()?, segments: words()?, n_slots: states.len() / n })
+    }
+
     /// Whether no layer has a state.
     pub(crate) fn is_empty(&self) -> bool {
         self.n_slots == 0

@@ -237,13 +237,17 @@ fn grouped_gemv() {
 
 #[test]
 fn grouped_gemm() {
-    use TensorType::{Q4_0, Q5_0, Q6_K};
+    use TensorType::{F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
     check_all(true, &[1, 8, 15, 17, 64, 130]);
-    // Many items of each group: blocks of 16 tiles.
+    // Many items of each group: blocks of 16 tiles, for every layout.
     let Some(mut pass) = pass() else { return };
     for ty in [Q4_0, Q5_0, Q6_K] {
         let case = Case { types: (ty, Some(ty)), n_in: odd_width(ty), gemm: true, n_groups: 3, n_items: 400, ..PLAIN };
         check(&mut pass, case);
         check(&mut pass, Case { gated: true, n_rows: 67, ..case });
+    }
+    for ty in [F16, F32, Q8_0, Q4_K, Q5_K, Q5_1] {
+        let case = Case { types: (ty, None), n_in: odd_width(ty), gemm: true, n_groups: 3, n_items: 400, ..PLAIN };
+        check(&mut pass, Case { n_rows: 17, ..case });
     }
 }

@@ -7,10 +7,14 @@
 #![expect(clippy::struct_excessive_bools, reason = "a case of a test has independent properties")]
 
 mod attention;
+mod exchange;
 mod experts;
 mod grouped;
 mod products;
+mod recurrent;
+mod repack;
 mod rows;
+mod streams;
 
 use std::sync::Arc;
 
@@ -141,4 +145,17 @@ fn assert_close(got: &[f32], expected: &[Expected], n: usize, what: &str) {
             i % n
         );
     }
+}
+
+/// Asserts that the largest error is at most `limit` times the root mean square of all expected elements. `n`: elements
+/// of a row, for the message.
+fn assert_near(got: &[f32], expected: &[f64], n: usize, limit: f64, what: &str) {
+    let square: f64 = expected.iter().map(|v| v * v).sum();
+    let error = limit * (square / expected.len().max(1) as f64).sqrt();
+    assert_close(got, &expected.iter().map(|&value| Expected { value, error }).collect::<Vec<_>>(), n, what);
+}
+
+/// `x` as F64.
+fn to_f64(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|v| f64::from(*v)).collect()
 }

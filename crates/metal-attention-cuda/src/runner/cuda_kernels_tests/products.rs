@@ -357,6 +357,11 @@ fn has_wgmma() -> bool {
 fn matmul_wide() {
     if has_wgmma() {
         check_gemm(Kernels::Wide, &[1, 15, 16, 17, 31, 33, 63, 64, 65, 129]);
+        // As many rows as let a device of few multiprocessors take 256 tokens in a block.
+        let Some(mut pass) = pass() else { return };
+        for (ty, n_in, n_tokens) in [(TensorType::Q8_0, 96, 257), (TensorType::F16, 68, 255)] {
+            check(&mut pass, Kernels::Wide, &[(ty, 500)], Case { n_in, n_tokens, ..PLAIN });
+        }
     }
 }
 

@@ -327,7 +327,8 @@ fn greedy_tokens_are_equal() {
     let Some(gpu) = gpu() else { return };
     let _guard = test_guard(&gpu);
     // A software GPU takes the model whose kernel another test compiles.
-    let file = if gpu.summary().is_software() { llama() } else { GgufFile::open(metal_attention_testing::tales()).unwrap() };
+    let file =
+        if gpu.summary().is_software() { llama() } else { GgufFile::open(metal_attention_testing::tales()).unwrap() };
     let sequences = [0, 1].map(|groups| {
         let options = WgpuForwardPassOptions { n_ctx: 300, persistent_workgroups: Some(groups), ..Default::default() };
         let mut model = start(&gpu, &file, &options);

@@ -1,0 +1,229 @@
+//! Attention over runs of tokens: the append to the cache (`attention.cu`), `prefill_attention.cu` and
+//! `general_attention.cu`.
+
+use std::sync::Arc;
+
+use half::f16;
+
+use super::super::{Expected, WIDE, assert_close, device, packed_len, poisoned, read, unpacked};
+use super::{CHUNK, F32_ERROR, FULL, NEAR, Setup, Shape, WINDOW, shape};
+use crate::CudaDevice;
+use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
+use crate::launch::{LaunchGrid, LaunchOrder};
+
+/// In prefill, weights and results are rounded to F16 (2^-11 each).
+const PREFILL_ERROR: f64 = 1e-3;
+
+/// Runs of tokens of several sequences: prefills of new and of long sequences, single tokens, and tiles that end within
+/// a page.
+const PREFILL: &[(usize, usize, usize)] =
+    &[(1, 0, 17), (3, 70, 1), (0, 100, 15), (4, 60, 16), (2, 0, 63), (6, 5, 64), (5, 1, 65)];
+
+#[test]
+fn append() {
+    let Some(gpu) = device() else { return };
+    for (dim, n_head, n_head_kv) in [(32, 3, 1), (64, 4, 2), (80, 6, 3), (256, 5, 5)] {
+        for (norm, rotation, f16) in [(0, 1, true), (1, 2, false), (2, 1, true), (3, 2, false)] {
+            let shape = Shape { norm, rotation, f16, norm_after_rope: norm == 2, ..shape(n_head, n_head_kv, dim) };
+            let what = format!("append of {shape:?}");
+            let mut setup = Setup::new(&gpu, shape, PREFILL, false, f32::NAN);
+            let n = setup.tokens.len();
+            let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
+            let args = setup.args(qkv.ptr(), 0, 0, 0);
+            let before = [setup.read_cache(0), setup.read_cache(1)];
+            let heads = n_head + 2 * n_head_kv;
+            let grid = LaunchGrid { blocks: [heads.div_ceil(4), n, 1], threads: 128, shared: 16 * dim };
+            let kernel = gpu.kernel(&format!("append_{}", shape.type_name())).unwrap();
+            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+            setup.check_appended(&before, &what, Setup::appended);
+            let rows: Vec<f32> = read(&gpu, &qkv, n * shape.stride());
+            for (token, row) in rows.chunks(shape.stride()).enumerate() {
+                for head in 0..n_head {
+                    let pos = setup.tokens[token].pos as usize;
+                    let twin = setup.made(&setup.raw_query(token, head), 0, head, pos, shape.scale());
+                    let twin: Vec<_> = twin.iter().map(|v| Expected { value: *v, error: 4e-6 }).collect();
+                    assert_close(&row[head * dim..][..dim], &twin, dim, &format!("{what}, token {token}, head {head}"));
+                }
+            }
+        }
+    }
+}
+
+/// Launches prefill attention and compares the packed result.
+fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usize)], wide: bool) {
+    let what = format!("prefill of {shape:?} {runs:?}");
+    let setup = Setup::new(gpu, shape, runs, true, 1e3);
+    let (n, width) = (setup.tokens.len(), shape.n_head * shape.dim);
+    let order = n.div_ceil(8) as u32 | if wide { WIDE } else { 0 };
+    let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(width, order)]).unwrap();
+    // Ready queries lie one after the other, gates as in the rows of the products.
+    let queries: Vec<f32> = (0..n)
+        .flat_map(|token| (0..shape.n_head).flat_map(move |head| (0..shape.dim).map(move |d| (token, head, d))))
+        .map(|(token, head, d)| setup.qkv[token * shape.stride() + head * shape.q_step() + d])
+        .collect();
+    let query_buffer = gpu.upload("queries", &queries).unwrap();
+    let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
+    let mut tiles = Vec::new();
+    let mut token = 0;
+    for &(seq, pos, n) in runs {
+        for first in (0..n).step_by(64) {
+            let (n_tile, last) = ((n - first).min(64), pos + n - 1);
+            let [n, seq, pos, last] = [n_tile, seq, pos + first, last].map(|v| v as u32);
+            tiles.push(QueryTileArgs { token, n, seq, pos, last });
+            token += n;
+        }
+    }
+    let tile_buffer = gpu.upload("tiles", &tiles).unwrap();
+    let base = setup.args(qkv.ptr(), 0, packed.ptr(), order);
+    let args = PrefillArgs {
+        tiles: tile_buffer.ptr(),
+        pages: base.pages,
+        k_cache: base.k_cache,
+        v_cache: base.v_cache,
+        qkv: query_buffer.ptr(),
+        packed: base.packed,
+        sinks: base.sinks,
+        n_head: base.n_head,
+        n_head_kv: base.n_head_kv,
+        stride: width as u32,
+        n_token_tiles: order,
+        mask: base.mask,
+        reach: base.reach,
+        soft_cap: base.soft_cap,
+        gate_stride: base.gate_stride,
+        gates: base.gates,
+    };
+    let shared = 2 * 2 * 2 * 64 * (shape.dim + 8);
+    let grid = LaunchGrid { blocks: [tiles.len(), shape.n_head, 1], threads: 128, shared };
+    let kernel = gpu.kernel(&format!("prefill_attention_{}", shape.dim)).unwrap();
+    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let got = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
+    let query = |token: usize, head: usize| {
+        let rounded = |v: &f64| f64::from(f16::from_f64(*v).to_f32());
+        setup.raw_query(token, head).iter().map(rounded).collect::<Vec<_>>()
+    };
+    assert_close(&got, &setup.expected(query, None, PREFILL_ERROR / 3.0), width, &what);
+}
+
+#[test]
+fn prefill_attention_of_every_head_size() {
+    let Some(gpu) = device() else { return };
+    for (dim, n_head, n_head_kv) in [(32, 4, 4), (64, 3, 1), (96, 4, 2), (128, 5, 1), (256, 2, 2)] {
+        check_prefill(&gpu, shape(n_head, n_head_kv, dim), PREFILL, dim.is_multiple_of(64));
+    }
+}
+
+#[test]
+fn prefill_attention_with_masks_caps_sinks_and_gates() {
+    let Some(gpu) = device() else { return };
+    let plain = shape(2, 1, 32);
+    for (i, shape) in [
+        Shape { soft_cap: 2.5, ..plain },
+        Shape { sinks: true, ..plain },
+        Shape { gated: true, ..plain },
+        Shape { mask: WINDOW, reach: 1, ..plain },
+        Shape { mask: WINDOW, reach: 17, sinks: true, ..plain },
+        Shape { mask: WINDOW, reach: 65, ..plain },
+        Shape { mask: WINDOW, reach: 128, gated: true, ..plain },
+        Shape { mask: CHUNK, reach: 50, ..plain },
+        Shape { mask: CHUNK, reach: 64, ..plain },
+        Shape { mask: FULL, ..plain },
+        Shape { mask: NEAR, reach: 9, ..plain },
+        Shape { mask: NEAR, reach: 70, ..plain },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        check_prefill(&gpu, shape, PREFILL, i.is_multiple_of(2));
+        check_prefill(&gpu, shape, &[(0, 130, 130)], i % 2 == 1);
+    }
+}
+
+/// Launches the general kernel and compares results. `alibi`: with slopes.
+fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usize)], n_splits: usize, alibi: bool) {
+    let what = format!("general {shape:?} {runs:?} {n_splits} splits, ALiBi {alibi}");
+    let setup = Setup::new(gpu, shape, runs, true, f32::NAN);
+    let (n, width) = (setup.tokens.len(), shape.n_head * shape.dim);
+    let order = n.div_ceil(8) as u32;
+    let queries: Vec<f32> = (0..n)
+        .flat_map(|token| (0..shape.n_head).flat_map(move |head| (0..shape.dim).map(move |d| (token, head, d))))
+        .map(|(token, head, d)| setup.qkv[token * shape.stride() + head * shape.q_step() + d])
+        .collect();
+    let query_buffer = gpu.upload("queries", &queries).unwrap();
+    let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
+    let out = poisoned(gpu, n * width);
+    let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(width, order)]).unwrap();
+    let partial = poisoned(gpu, n * shape.n_head * n_splits * (shape.dim + 2));
+    let tickets = gpu.zeros("tickets", 4 * (n * shape.n_head) as u64).unwrap();
+    let slopes: Vec<f32> = (0..shape.n_head).map(|head| 0.25 / (1.0 + head as f32)).collect();
+    let slope_buffer = gpu.upload("slopes", &slopes).unwrap();
+    let base = setup.args(qkv.ptr(), out.ptr(), packed.ptr(), order);
+    let args = GeneralAttentionArgs {
+        tokens: base.tokens,
+        pages: base.pages,
+        k_cache: base.k_cache,
+        v_cache: base.v_cache,
+        queries: query_buffer.ptr(),
+        out: base.out,
+        packed: base.packed,
+        partial: partial.ptr(),
+        tickets: tickets.ptr(),
+        sinks: base.sinks,
+        slopes: if alibi { slope_buffer.ptr() } else { 0 },
+        gates: base.gates,
+        gate_stride: base.gate_stride,
+        n_head: base.n_head,
+        n_head_kv: base.n_head_kv,
+        key_dim: base.head_dim,
+        value_dim: base.head_dim,
+        n_splits: n_splits as u32,
+        n_token_tiles: order,
+        mask: base.mask,
+        reach: base.reach,
+        soft_cap: base.soft_cap,
+    };
+    let grid = LaunchGrid { blocks: [shape.n_head, n_splits, n], threads: 128, shared: 4 * (shape.dim + 128) };
+    let kernel = gpu.kernel(&format!("general_attention_{}", shape.type_name())).unwrap();
+    gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
+    let got: Vec<f32> = read(gpu, &out, n * width);
+    let expected = setup.expected(|token, head| setup.raw_query(token, head), alibi.then_some(&slopes), F32_ERROR);
+    assert_close(&got, &expected, width, &what);
+    let halves = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
+    for (half, float) in halves.iter().zip(&got) {
+        assert_eq!(*half, f16::from_f32(*float).to_f32(), "{what}: packed");
+    }
+    assert_eq!(read::<u32>(gpu, &tickets, n * shape.n_head), vec![0; n * shape.n_head], "{what}: tickets");
+}
+
+#[test]
+fn general_attention() {
+    let Some(gpu) = device() else { return };
+    let plain = shape(4, 2, 20);
+    // Two short runs, a single token, and one with more than two tiles of positions.
+    let runs = &[(2, 0, 3), (0, 127, 2), (3, 128, 1), (1, 300, 2)];
+    for (i, shape) in [
+        shape(1, 1, 1),
+        shape(3, 1, 33),
+        shape(6, 2, 80),
+        shape(2, 1, 256),
+        shape(2, 2, 512),
+        Shape { soft_cap: 2.5, ..plain },
+        Shape { sinks: true, ..plain },
+        Shape { gated: true, ..plain },
+        Shape { mask: WINDOW, reach: 17, sinks: true, ..plain },
+        Shape { mask: WINDOW, reach: 129, ..plain },
+        Shape { mask: CHUNK, reach: 50, ..plain },
+        Shape { mask: FULL, ..plain },
+        Shape { mask: NEAR, reach: 1, ..plain },
+        Shape { mask: NEAR, reach: 140, ..plain },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // Heads of an odd number of elements are not rotated.
+        let shape = Shape { rotation: 0, n_rot: 0, f16: i.is_multiple_of(2), ..shape };
+        for (n_splits, alibi) in [(1, false), (2, true), (32, false)] {
+            check_general(&gpu, shape, runs, n_splits, alibi);
+        }
+    }
+}
