@@ -40,7 +40,7 @@ __device__ __forceinline__ float2 block_sum_max(float sum, float largest, float*
 
 // The place of element k of a quantisation block of 32 columns in the order of mma operands: [t][8], where t of four lanes has 8 elements, 4 for each of
 // two products.
-__device__ __forceinline__ int place_in_block(int k) { return (k % 16 / 4) * 8 + (k / 16) * 4 + k % 4; }
+__device__ __forceinline__ int place_in_quant_block(int k) { return (k % 16 / 4) * 8 + (k / 16) * 4 + k % 4; }
 
 // Set in `order` of packed rows: they are for products of four warps (wgmma). The other bits are the tiles of 8 tokens that the buffer has.
 constexpr u32 WIDE = 1u << 31;
@@ -54,7 +54,7 @@ __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
         const u32 pair = k % 4 / 2, in_16 = 8 * pair + k % 16 / 4 * 2 + k % 2, piece = k % 64 / 16 * 2 + in_16 / 8;
         return ((size_t)panel * (order & ~WIDE) * 8 + token) * 64 + (piece ^ token % 8) * 8 + in_16 % 8;
     }
-    const u32 block = k % 64 / 32, p = place_in_block(k % 32), lane = token % 8 * 4 + p / 8;
+    const u32 block = k % 64 / 32, p = place_in_quant_block(k % 32), lane = token % 8 * 4 + p / 8;
     return ((((size_t)panel * order + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
 }
 

@@ -10,57 +10,82 @@
 //   producer warps   PRODUCER_WARPS; give most of their registers to the consumers and copy weights into the consumers' rings
 //   epilogue warp    in SMALL kernels only, the last of the producer warps: it finishes the rows of all small ops
 //
-// Terms used in all files decode*.cuh:
-//   op          one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
-//               gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`.
-//               To finish a row is to add the warps' partial sums of it, and to do the epilogue.
-//   small op    an op of quantised matrices of which no block has more than two tiles (one each of gate and up), and no warp more than
-//               PRELOAD_PANELS (four) panels of one tile, or half as many of each of two. Its weights are loaded into registers before the inputs arrive
-//               (decode_preload.cuh). All others are full ops. SMALL kernels are for models all of whose layers have small ops only; there
-//               the token's first op, which reads the embedding, and the output head are full ops. In other kernels all ops are.
-//   tile        16 rows of a matrix.
-//   panel       64 columns of a tile: two quantisation blocks of 32 columns each.
-//   record      the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
-//   code        the integer of a quantised weight.
-//   digit       of an input that is multiplied by codes: the input becomes an integer of 23 bits, and this three digits of 8 bits. Each digit
-//               is a column of a tensor-core product, so that products of codes and digits are exact (code_products.cuh). For F16 and F32
-//               weights an input is two F16 parts instead, hi + lo / 2048 (products.cuh).
-//   quad        four neighbouring elements of a vector.
-//   unit        the `panels_per_unit` neighbouring panels of a tile that one warp gets as a whole: the panels of the largest record of the op.
-//   warp group  the 2^log_warps_per_tile consumer warps of a block that share the columns of a tile (split-K within the block). The warp
-//               groups of a block have its tiles alternately. In short, where only warps are meant: group.
-//   round       of the output head, whose block has too many rows for all partial sums to be in shared memory: each warp group multiplies
-//               OUTPUT_HEAD_TILES_PER_ROUND tiles, then their rows are finished. Other ops have one round.
-//   stage       one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
-//   region      one of two areas of shared memory for the warps' partial sums; successive ops, and rounds, alternate.
-//   mins        offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
-//   head        of attention: a query head or a KV head. The output head is always called so.
-//   head group  up to HEADS_PER_TASK query heads that share a KV head.
-//   task        of attention: one split of the positions, one KV head, and one of its head groups (decode_attention.cuh).
-//   tagged word 8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
-//               (decode_exchange.cuh). In short: word.
+// Terms used in all files decode*.cuh and in decode.cu. The weights:
+//   quant block  quantisation block: 32 neighbouring columns of a row, or the 32 elements of an input vector that meet them. "Block" alone is
+//                always the thread block.
+//   tile         16 rows of a matrix.
+//   panel        64 columns of a tile: two quant blocks of each row.
+//   record       the codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh).
+//   code         the integer of a quantised weight.
+//   mins         offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
+//   quad         four neighbouring elements of a vector.
+//   digit        of an input that is multiplied by codes. The inputs of a quant block are scaled by the power of two that brings the largest
+//                magnitude to [2^21, 2^22), and rounded to integers with sign, of 23 bits: the error is at most 2^-22 of the largest magnitude.
+//                Each integer is 2^16 d0 + 2^8 d1 + d2, with digits d0, d1 and d2 of 8 bits with sign. A digit is a column of a
+//                tensor-core product, so that products of codes and digits are exact (code_products.cuh). For F16 and F32 weights an
+//                input is two F16 parts instead, hi + lo / 2048 (products.cuh).
+// The ops:
+//   op           one product of a layer with its prologue (norm) and epilogue (bias, gate, residual): q/k/v, attention output, router,
+//                gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`. Attention itself (scores,
+//                softmax, weighted sum of values) is no op: it runs before the attention output (decode_attention.cuh).
+//                To finish a row is to add the warps' partial sums of it, and to do the epilogue.
+//   small op     an op of quantised matrices with little work. Bound of a block: two tiles, of which gate and up have one each. Bound of a
+//                warp: PRELOAD_PANELS (four) panels of its one tile, or half as many of each of its two tiles. Routers, experts and the output
+//                head are never small (`preload_tiles` of src/decode/args.rs has the rule). The weights of a small op are loaded into registers
+//                before the inputs arrive (decode_preload.cuh).
+//   full op      any other op. SMALL kernels are for models all of whose layers have small ops only; there the token's first op, which reads
+//                the embedding, and the output head take the path of full ops. In other kernels all ops are full ops.
+//   stage        one buffer of a consumer warp's ring of weights in shared memory; it holds whole records of one matrix.
+//   region       one of two areas of shared memory for the warps' partial sums; successive ops, and rounds, alternate.
+//   round        of the output head, of which a block has too many rows for all partial sums to be in shared memory: each warp group
+//                multiplies OUTPUT_HEAD_TILES_PER_ROUND tiles, then their rows are finished. Other ops have one round.
+// The division of work:
+//   share        the part of a matrix or op that one rank, block or warp has (`RankShare`, `BlockShare`, `WarpShare`).
+//   unit         the `panels_per_unit` neighbouring panels of a tile that one warp gets as a whole: as many as the largest record of the op's
+//                matrices has, so that all matrices of the op are divided at the same columns and no record is divided.
+//   warp group   the 2^log_warps_per_tile consumer warps of a block that share the columns of a tile (split-K within the block). The warp
+//                groups of a block have its tiles alternately.
+//   rank         one of several GPUs that share a model by tensor parallelism. Ranks exchange values through mailboxes (exchange.cuh).
+// Attention and experts:
+//   head         of attention: a query head or a KV head. The output head is always called so.
+//   head group   up to HEADS_PER_TASK query heads that share a KV head.
+//   split        some of the positions that a token sees (split-KV).
+//   span         the positions that a token sees in a layer, and how they are divided into splits (`AttentionSpan`).
+//   task         of attention: one split, one KV head, and one of its head groups (decode_attention.cuh).
+//   choice       of experts: those that the router selects for the token, and their weights (decode_routing.cuh).
+// The exchange between blocks:
+//   tagged word  8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
+//                (decode_exchange.cuh). In short: word.
 //
-//                 bit 63                    38 37                    12 11          0
-//                     +-----------------------+-----------------------+-------------+
-//                     | value 2 i             | value 2 i + 1         | tag         |
-//                     | sign, exponent (8),   | the same              |             |
-//                     | 17 bits of mantissa   |                       |             |
-//                     +-----------------------+-----------------------+-------------+
+//                  bit 63                    38 37                    12 11          0
+//                      +-----------------------+-----------------------+-------------+
+//                      | value 2 i             | value 2 i + 1         | tag         |
+//                      | sign, exponent (8),   | the same              |             |
+//                      | 17 bits of mantissa   |                       |             |
+//                      +-----------------------+-----------------------+-------------+
 //
-//               A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
-//               lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`).
-//   tag         the number in a word that says which layer of which token wrote it, modulo 2^12. Each layer has two tags (TAGS_PER_LAYER):
-//               t, its layer tag, and t + 1, for the residual stream after the feed-forward. Tags repeat after 2^12 of them; an old word
-//               never has the wanted one by chance, since every word that is read was also written in the token before ("Budget of tags"
-//               in decode_exchange.cuh; Lemma 2).
+//                A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
+//                lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`). Errors of the residual stream do not add
+//                up from layer to layer: the block that has a row keeps it in F32, and only the other blocks get the rounded value.
+//   copy         of a vector of words: every block reads one of COPIES copies.
+//   tag          the number in a word that says which layer of which token wrote it, modulo 2^12. Each layer has two tags (TAGS_PER_LAYER):
+//                t, its layer tag, and t + 1, for the residual stream after the feed-forward. Before the first launch all words are zeros,
+//                whose tag 0 no reader wants. Tags repeat after 2^12 of them; an old word never has the wanted one by chance, since every
+//                word that is read was also written in the token before ("Budget of tags" in decode_exchange.cuh; Lemma 2 proves it and
+//                names the exceptions).
 //
 // Tensor parallelism: decode_on_ranks.cu instantiates the kernel for ranks that share a model; its argument is DecodeArgs and a RankShare
-// (decode.cu).
+// (decode_rows.cuh).
+//
+// Defined elsewhere: HeadInputs, Token, Pages and PAGE (64, the positions of a KV page) in heads.cuh; RouteArgs in routing.cuh; Matrix in
+// formats.cuh; TAGS_PER_LAYER and TAG_MASK in decode_exchange.cuh; PRELOAD_PANELS in decode_preload.cuh; SUMS_STRIDE in
+// decode_products.cuh; SHARED_MEMORY in ptx.cuh. MAX_TOKENS, the limit of tokens of a launch, is the host's (src/decode.rs).
 #pragma once
 #include "formats.cuh"
 #include "heads.cuh"
 #include "routing.cuh"
 
+// log2 and number.
 constexpr int LOG_CONSUMER_WARPS = 3, CONSUMER_WARPS = 1 << LOG_CONSUMER_WARPS;
 constexpr int CONSUMER_THREADS = 32 * CONSUMER_WARPS;
 constexpr int PRODUCER_WARPS = 4; // including the epilogue warp of SMALL kernels
@@ -79,51 +104,54 @@ SHARED_MEMORY(128, unsigned char, decode_memory);
 enum OpKind : u32 { QKV = 0, ATTENTION_OUTPUT = 1, GATE_AND_UP = 2, DOWN = 3, OUTPUT_HEAD = 4, ROUTER = 5 };
 
 // One op. QKV has three matrices, one below the other; GATE_AND_UP has two of equal shape, whose rows are combined pairwise; the
-// others have one. All matrices of an op have the same input. Mirrored by `OpArgs` of src/decode/args.rs.
-struct Op {
-    const float* norm;         // [n_in] weights of the RMSNorm of the input; null: no norm, only for ATTENTION_OUTPUT and DOWN
-    const float* bias;         // [sum of n_rows] added to the results; null: none, and always for GATE_AND_UP, whose results are gated
-                               // (`Layer::expert_bias` has biases of experts). Of ranks, whose sums of ATTENTION_OUTPUT and DOWN are added
-                               // up, only rank 0 has the bias of these (src/sharding.rs)
+// others have one. All matrices of an op have the same input. Flags and small numbers have 16 bits, so that a layer's description, which each
+// block copies for every layer of every token, stays small. Mirrored by `OpArgs` of src/decode/args.rs.
+struct OpArgs {
+    const float* norm;         // [n_in] weights of the RMSNorm of the input, aligned to 16 bytes; null: no norm, only for ATTENTION_OUTPUT and DOWN
+    const float* bias;         // [sum of n_rows] added to the results; null: none. Always null for GATE_AND_UP: the host does not use the kernel
+                               // for a dense gate or up with a bias, and biases of experts are in `LayerArgs::expert_bias`. With several
+                               // ranks the bias of ATTENTION_OUTPUT and of DOWN is on rank 0 only, since ranks add up their sums
+                               // (src/sharding.rs)
     const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector. Unused by ATTENTION_OUTPUT, which merges the splits of
                                // attention (`DecodeArgs::attention`), and by the token's first op, which reads the embedding
-    u64_t* output;             // [n_copies][n_out / 2] words of the result vector; null: the output head
+    u64_t* output;             // [n_copies][n_out / 2] words of the result vector, of QKV those of all three matrices; null: the output head
     u32 kind;                  // OpKind
     u32 n_in;                  // elements of the input, a multiple of 4
     float eps;                 // of the norm
     float inverse_n_in;        // 1 / n_in
     u32 first_matrix_index;    // index of the op's first matrix among all matrices of the model
     u32 n_matrices;            // 1 to 3
-    u32 n_rows[3];             // rows of each matrix
-    u32 tag_in;                // tag of the input words minus the layer tag, modulo 2^12: 0, or -1 (1 - TAGS_PER_LAYER) for what the layer
-                               // before wrote last
-    u32 tag_out;               // tag of the output words minus the layer tag: 0, or 1 for DOWN
+    u32 n_rows[3];             // rows of each matrix, an even number except of the output head: the two values of a word are rows of one matrix
+    u32 tag_in_offset;         // tag of the input words minus the layer tag, modulo 2^12. 0: words of the same layer; -1: what the layer before
+                               // wrote last, with its layer tag + 1 (t - 1 = (t - TAGS_PER_LAYER) + 1)
+    u32 tag_out_offset;        // tag of the output words minus the layer tag: 0, or 1 for DOWN
     unsigned short has_codes;  // 1: the matrices are quantised; 0: they are F16 or F32
     unsigned short has_mins;   // 1: a matrix has mins, for which sums of inputs are needed
     u32 n_copies;              // copies of the output words: COPIES, or 1 where few blocks read them
-    u32 n_out;                 // elements of the output
+    u32 n_out;                 // elements of the output; of QKV: of the queries alone
     u32 panels_per_unit;       // panels of a unit
-    u32 units_per_tile;        // units of a tile
+    u32 units_per_tile;        // units of a tile, rounded up
     unsigned short log_warps_per_tile; // log2 of the warps of a warp group
     unsigned short region;             // 0 or 1: the region of the partial sums; successive ops alternate
-    unsigned short has_half_scales;    // 1: a matrix has a scale for each half of a quantisation block
+    unsigned short has_half_scales;    // 1: a matrix has a scale for each half of a quant block
     unsigned short preload_tiles;      // most tiles that a block has of a small op (1 or 2); 0: the op is not small
 };
+static_assert(sizeof(OpArgs) == 104, "as in src/decode/args.rs");
 // Ops of a layer at most: q/k/v; attention output; router, with experts only; gate and up; down.
 constexpr int MAX_OPS = 5;
 
-// One layer. The pseudo-layer `n_layer` has one op, the output head, and zeros otherwise. Mirrored by `LayerArgs`.
-struct __align__(16) Layer {
-    Op ops[MAX_OPS];
+// One layer. The pseudo-layer `n_layer` has one op, the output head, and zeros otherwise. Mirrored by `LayerArgs` of src/decode/args.rs.
+struct __align__(16) LayerArgs {
+    OpArgs ops[MAX_OPS];
     HeadInputs head_inputs;    // norm and rotation of queries and keys
-    Pages pages;               // page table of the layer's cache group
-    void* k_cache;             // F16 [page][n_head_kv][64][head_dim]; the kernel supports no other type of cache
-    void* v_cache;             // the same shape
+    Pages pages;               // page table of the layer's cache group. The host has assigned pages for the positions of all tokens of the launch
+    void* k_cache;             // F16 [page][n_head_kv][PAGE][head_dim]; no other type of cache is supported. The kernel writes the tokens' rows
+    void* v_cache;             // the same
     const float* sinks;        // [n_head] scores of attention sinks; null: none
     u32 n_ops;                 // ops in use
     u32 n_head;                // query heads
     u32 n_head_kv;             // key and value heads
-    u32 head_dim;              // elements of a head
+    u32 head_dim;              // elements of a head, a multiple of 8
     u32 mask;                  // Mask of masks.cuh
     u32 mask_positions;        // positions of the mask's window or chunk
     u32 activation;            // Activation of the gate
@@ -138,35 +166,44 @@ struct __align__(16) Layer {
     const float* expert_bias[3]; // [n_expert][rows of one expert] of gate, up and down; null: none. Of ranks only rank 0 has that of down
     RouteArgs route;           // of the router (routing.cuh); n_expert 0: a dense feed-forward. `products`, `experts`, `weights` and
                                // `input_weights` are null: the router's products are words, and the chosen experts and their weights are
-                               // in shared memory (ExpertChoice of decode_exchange.cuh)
+                               // in shared memory (ExpertChoice of decode_routing.cuh)
 };
+static_assert(sizeof(LayerArgs) == 768, "as in src/decode/args.rs");
 
 // One matrix of an op, as the host describes it. Of experts it stands for the matrices of all experts of the layer, of which the
 // kernel multiplies the chosen ones: rows of gate and up one below the other, columns of down side by side. Mirrored by
-// `OpMatrixArgs`.
+// `OpMatrixArgs` of src/decode/args.rs.
+//
+// Tiles of an op are divided among the blocks, each of which gets a contiguous range (`tiles_before` of decode_weights.cuh). The op's tiles are
+// those of its matrices one below the other for QKV; otherwise those of one matrix, and a block has the same tiles of gate and of up:
+//
+//   QKV      op tiles   0 ............................ op_tiles - 1
+//                       | q             | k     | v     |
+//            first_tile 0               n(q)    n(q) + n(k)              n: n_tiles of that matrix
+//   others   op tiles   | the matrix                    |                first_tile = 0, n_tiles = op_tiles
 struct OpMatrixArgs {
-    const unsigned char* records;     // [tile][record]
+    const unsigned char* records;     // [tile][record], aligned to 16 bytes
     u32 tile_bytes;                   // bytes from one tile to the next
-    // Blocks divide `op_tiles` tiles, each block a contiguous range (`tiles_before` of decode_weights.cuh): of QKV those of its three matrices,
-    // one below the other; of other ops those of one matrix (a block has the same tiles of gate and of up). This matrix has `n_tiles` of
-    // them, from `first_tile` on.
     u32 n_tiles;                      // tiles of the matrix; of experts: of all chosen ones together
     u32 first_tile;                   // index of its first tile among the op's; 0 except for k and v
     u32 op_tiles;                     // tiles of the op that are divided among blocks
-    unsigned short record_bytes;      // bytes of a record
+    unsigned short record_bytes;      // bytes of a record, a multiple of 16
     unsigned short records_per_stage; // records that fit in a stage
     unsigned short format;            // Format of formats.cuh
-    unsigned short log_warps_per_tile; // as in Op
-    unsigned short units_per_tile;    // as in Op
+    unsigned short log_warps_per_tile; // as in OpArgs
+    unsigned short units_per_tile;    // as in OpArgs
     unsigned short records_per_unit;  // records of a unit
-    u32 expert_layer_number;          // of experts: 1 + index of their layer. The producer waits until the experts of that layer are chosen:
-                                      // ExpertChoice::n_published (decode_exchange.cuh) counts the same numbers. 0: not experts
+    u32 expert_layer_number;          // of experts: 1 + index of their layer. A producer lane requests the weights when `ExpertChoice::n_published`
+                                      // (decode_routing.cuh) is at least that number, plus n_layer + 1 for each token of the launch before the
+                                      // current one. 0: not experts
     u32 expert_stride;                // bytes from one expert's weights to the next one's
     u32 tiles_per_expert;             // tiles of one expert
     u32 records_per_expert;           // records of a tile that belong to one expert
-    u32 first_block;                  // if there are fewer tiles than blocks: the first block that gets one. Not always 0, so that blocks with
-                                      // rows of the residual stream have none of q/k/v (`first_block` of src/decode/args.rs)
+    u32 first_block;                  // used if there are fewer tiles than blocks: the first block that gets one. Not always 0, so that the blocks
+                                      // with rows of the residual stream, which still finish down, have none of the next q/k/v (`first_block` of
+                                      // src/decode/args.rs)
 };
+static_assert(sizeof(OpMatrixArgs) == 56, "as in src/decode/args.rs");
 
 // The kernel's argument. Mirrored by `DecodeArgs` of src/decode/args.rs.
 //
@@ -185,23 +222,28 @@ struct OpMatrixArgs {
 //   routing_at           scores that experts are chosen by (RoutingScratch of routing.cuh)
 //   barriers_at          of each stage of each ring two mbarriers, full and empty; then 16 bytes of zeros
 struct DecodeArgs {
-    const Layer* layers;          // [n_layer + 1]; the last one is the pseudo-layer of the output head
+    const LayerArgs* layers;      // [n_layer + 1]; the last one is the pseudo-layer of the output head
     const OpMatrixArgs* matrices; // [n_matrices] of all layers in order, then of the output head
     Matrix table;                 // [n_vocab][n_embd] token embeddings
-    Token* token;                 // the first token: id, sequence, position. All blocks read it when they begin; if `advance`, block 0 writes the
-                                  // token after the launch's last one to it at the end
-    float* logits;                // [n_vocab] of the last token; null: not wanted
-    u64_t* ids;                   // host memory to which the id that each token chooses is written (`publish_id` of argmax.cuh); never null
-    u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits, alternating between tokens
-    const u64_t* qkv;             // [(n_head + 2 n_head_kv) * head_dim / 2] words of queries, keys and values
-    u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values; up to 32 splits
-                                  // (`max_splits` of decode_attention.cuh)
-    u64_t* attention_max_sums;    // [COPIES][split][n_head] words of the softmax: maximum score, and sum of the weights relative to it
+    Token* token;                 // the first token: id, sequence, position. All blocks read it when they begin; if `stores_next_token`, block 0
+                                  // writes the token after the launch's last one to it at the end
+    float* logits;                // [n_vocab] logits, which each token overwrites; null: not wanted
+    u64_t* ids;                   // [IDS] words in host memory, to one of which the id that each token chooses is written (`publish_id` and IDS of
+                                  // argmax.cuh); never null
+    u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits; a token uses the place of its index in the launch, modulo 2
+    const u64_t* qkv;             // [(n_head + 2 n_head_kv) * head_dim / 2] words of queries, keys and values, one copy
+    u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values, with the layer's n_head and
+                                  // head_dim; copies are `attention_copy_words` apart. Up to 32 splits (`max_splits` of decode_attention.cuh)
+    u64_t* attention_max_sums;    // [COPIES][split][n_head] words of the softmax: maximum score, and sum of the weights relative to it; copies are
+                                  // `max_sums_copy_words` apart
     u32 n_layer;                  // layers of the model
     u32 n_embd;                   // elements of the residual stream
     u32 n_matrices;               // matrices of all ops
-    u32 tag;                      // the layer tag of the first token's layer 0
-    u32 advance;                  // 1: `*token` becomes the token after the last one
+    // The layer tag of the first token's layer 0. Contract of the host (src/decode.rs): all vectors of words, `best_words` among them, are zeros
+    // before the first launch, whose tag is 2; after a launch of n tokens the tag advances by n * (n_layer + 1) * TAGS_PER_LAYER, modulo 2^12.
+    // Nothing else writes these vectors.
+    u32 tag;
+    u32 stores_next_token;        // 1: `*token` becomes the token after the launch's last one
     u32 stage_bytes;              // bytes of a stage
     u32 stages_per_warp;          // stages of a consumer warp's ring
     u32 gate_to_up_floats;        // floats from a row's partial sums of gate to those of up, in the same region
@@ -214,19 +256,21 @@ struct DecodeArgs {
     u32 shares_at;                // offset of the shares
     u32 spans_at;                 // offset of the spans
     u32 head_constants_at;        // offset of the constants of heads
-    u32 barriers_at;              // offset of the mbarriers
+    u32 barriers_at;              // offset of the mbarriers, which are the last part
     u32 routing_at;               // offset of the scratch of routing
     float embedding_scale;        // factor on embeddings
     float logit_scale;            // factor on logits
     float logit_cap;              // cap of logits; 0: none
     u32 n_tokens;                 // tokens that the launch evaluates, 1 to MAX_TOKENS of src/decode.rs
-    u32 first_step_number;        // number of the first token's decode step, which is written with its id. Nobody reads ids of step 0
-    float split_gain;             // time that a task takes for a KV page, divided by the time that merging takes for an element of one split's
-                                  // result: sqrt(pages * split_gain / (n_head * head_dim)) splits are fastest (`span_of`)
-    u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding, at most stages_per_warp: with more than the memory needs,
-                                  // words of other blocks would queue behind them
+    u32 first_step_number;        // number of the first token's decode step, with which its id is written to `ids`; 0 where the host reads no id
+    float page_to_merge_time;     // the time in which a task attends to one KV page, divided by the time in which one element of one split's result
+                                  // is merged; a measured constant of src/decode.rs. sqrt(pages * page_to_merge_time / (n_head * head_dim)) splits
+                                  // are fastest (`span_of` of decode_attention.cuh)
+    u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding, at most stages_per_warp. More than keep the memory busy
+                                  // only delay the polling loads of words, which queue behind the copies
     u32 unused;                   // pads to a multiple of 8 bytes; the host's struct has no implicit padding
 };
+static_assert(sizeof(DecodeArgs) == 208, "as in src/decode/args.rs");
 
 // RACECHECK builds are for compute-sanitizer's racecheck. It does not understand flags, barriers at which threads arrive without
 // waiting, and lanes that wait for several mbarriers at a time; these builds use slower means that it does understand.
@@ -236,16 +280,17 @@ constexpr bool FOR_RACECHECK = true;
 constexpr bool FOR_RACECHECK = false;
 #endif
 
-// An integer as a type, so that a lambda can take a compile-time argument.
+// An integer as a type, so that a lambda can take a compile-time argument; std::integral_constant without its header.
 template <int N> struct Constant {
     static constexpr int value = N;
 };
-// Addresses in the block's shared memory as 32-bit offsets, which take one register instead of two.
+// Addresses in the block's dynamic shared memory as 32-bit offsets, which take one register instead of two.
 __device__ __forceinline__ u32 shared_offset(const void* p) { return (u32)((const unsigned char*)p - decode_memory); }
 template <typename T> __device__ __forceinline__ const T* shared_at(u32 offset) { return (const T*)(decode_memory + offset); }
-// Keeps the compiler from computing a value later than here, or a second time.
+// Keeps the compiler from computing a value later than here, or a second time. It does not keep the value in a register.
 __device__ __forceinline__ void pin_register(u32& v) { asm volatile("" : "+r"(v)); }
 template <typename T> __device__ __forceinline__ void pin_register(T*& p) { asm volatile("" : "+l"(p)); }
 
-__device__ __forceinline__ void multiply(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
+// v *= by, element by element.
+__device__ __forceinline__ void multiply_by(float4& v, const float4& by) { v.x *= by.x, v.y *= by.y, v.z *= by.z, v.w *= by.w; }
 __device__ __forceinline__ float sum_of_squares(const float4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }

@@ -9,7 +9,7 @@
 #include "decode_exchange.cuh"
 #include "masks.cuh"
 
-__device__ __forceinline__ u32 max_splits(const Layer& l, u32 n_blocks) { return min(max(n_blocks / l.tasks_per_split, 1u), 32u); }
+__device__ __forceinline__ u32 max_splits(const LayerArgs& layer, u32 n_blocks) { return min(max(n_blocks / layer.tasks_per_split, 1u), 32u); }
 
 // The positions that a token sees in a layer, divided into splits of whole KV pages, and the block's first task. Computed for all layers
 // before a token begins; [n_layer] in shared memory.
@@ -26,40 +26,44 @@ struct __align__(16) AttentionSpan {
     unsigned short unused;
 };
 __device__ __forceinline__ AttentionSpan* spans_of(const DecodeArgs& a) { return (AttentionSpan*)(decode_memory + a.spans_at); }
-// `gain`: DecodeArgs::split_gain.
-__device__ __forceinline__ AttentionSpan span_of(const Layer& l, u32 pos, float gain) {
+// `page_to_merge_time`: as in DecodeArgs.
+__device__ __forceinline__ AttentionSpan span_of(const LayerArgs& layer, u32 pos, float page_to_merge_time) {
     AttentionSpan s;
-    s.begin = first_seen(l.mask, l.mask_positions, pos);
+    s.begin = first_seen(layer.mask, layer.mask_positions, pos);
     s.first_page = s.begin / PAGE;
     s.n_pages = pos / PAGE + 1 - s.first_page;
-    s.max_splits = max_splits(l, gridDim.x);
+    s.max_splits = max_splits(layer, gridDim.x);
     // The time of a split grows with its pages, the time to merge with the number of splits; their sum is least at this square root.
-    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * gain / (float)(l.n_head * l.head_dim)));
+    const u32 want = (u32)ceilf(sqrtf((float)s.n_pages * page_to_merge_time / (float)(layer.n_head * layer.head_dim)));
     const u32 n = min(min(want, s.n_pages), s.max_splits);
     s.pages_per_split = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_per_split - 1) / s.pages_per_split;
-    const u32 task_in_split = blockIdx.x % l.tasks_per_split;
-    s.split = blockIdx.x / l.tasks_per_split, s.kv = task_in_split / l.head_groups_per_kv_head;
-    s.head_group = task_in_split % l.head_groups_per_kv_head, s.unused = 0;
+    const u32 task_in_split = blockIdx.x % layer.tasks_per_split;
+    s.split = blockIdx.x / layer.tasks_per_split, s.kv = task_in_split / layer.head_groups_per_kv_head;
+    s.head_group = task_in_split % layer.head_groups_per_kv_head, s.unused = 0;
     return s;
 }
 
-constexpr int POSITIONS = 16; // positions of one step of a warp's loop
+// The spans of attention of all layers for a token at `pos`, by `n_threads` threads, of which this is number `tid`.
+__device__ __forceinline__ void find_spans(const DecodeArgs& a, u32 pos, int tid, int n_threads) {
+    for (u32 i = tid; i < a.n_layer; i += n_threads) spans_of(a)[i] = span_of(a.layers[i], pos, a.page_to_merge_time);
+}
 
+constexpr int POSITIONS = 16; // positions of one step of a warp's loop
 
 // Keys and values of POSITIONS positions of a KV head, in registers, straight from the cache in the order of mma operands. Lane l has g = l /
 // 4 and t = l % 4. `keys[j]`: elements 16 t.. of each 64 of position 4 (g / 2) + g % 2 + 2 j. `values[i]`: elements 8 g.. of each 64 of
 // position 4 t + i. Keys are columns of the first product; its results, scores of positions 4 t.. of head g, are rows of the second one.
 // Positions that the token does not see repeat visible ones; their scores are masked later.
-template <int C, int VALUES> struct KvFragments {
-    uint4 keys[2][2 * C], values[4][VALUES];
+template <int HEAD_CHUNKS, int VALUES> struct KvFragments {
+    uint4 keys[2][2 * HEAD_CHUNKS], values[4][VALUES];
     // `pos`: the first of the positions; `row`: its row in the cache. Positions from `begin` to `end` - 1 are visible and cached. The loads have no
     // branches of their own, which would make the compiler issue them one by one.
     __device__ __forceinline__ void load(const half* k, const half* v, size_t row, u32 pos, u32 begin, u32 end, int first_value, int dim, int lane) {
         const int g = lane / 4, t = lane % 4;
         if (pos >= end) {
 #pragma unroll
-            for (int c = 0; c < 2 * C; c++) keys[0][c] = keys[1][c] = make_uint4(0, 0, 0, 0);
+            for (int c = 0; c < 2 * HEAD_CHUNKS; c++) keys[0][c] = keys[1][c] = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int c = 0; c < VALUES; c++) values[0][c] = values[1][c] = values[2][c] = values[3][c] = make_uint4(0, 0, 0, 0);
             return;
@@ -70,7 +74,7 @@ template <int C, int VALUES> struct KvFragments {
         for (int j = 0; j < 2; j++) {
             const half* from = k + offset(4 * (g / 2) + g % 2 + 2 * j);
 #pragma unroll
-            for (int c = 0; c < 2 * C; c++) keys[j][c] = *(const uint4*)(from + min(64 * (c / 2) + 16 * t + 8 * (c % 2), dim - 8));
+            for (int c = 0; c < 2 * HEAD_CHUNKS; c++) keys[j][c] = *(const uint4*)(from + min(64 * (c / 2) + 16 * t + 8 * (c % 2), dim - 8));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -86,7 +90,7 @@ template <int C, int VALUES> struct KvFragments {
         for (int j = 0; j < 2; j++)
             if (pos + 4 * (g / 2) + g % 2 + 2 * j == token_pos)
 #pragma unroll
-                for (int c = 0; c < 2 * C; c++) keys[j][c] = *(const uint4*)(key + 64 * (c / 2) + 16 * t + 8 * (c % 2));
+                for (int c = 0; c < 2 * HEAD_CHUNKS; c++) keys[j][c] = *(const uint4*)(key + 64 * (c / 2) + 16 * t + 8 * (c % 2));
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (pos + 4 * t + i == token_pos)
@@ -115,21 +119,22 @@ struct HeadConstants {
         : cos_sin((float2*)(decode_memory + a.head_constants_at)), norms((float*)(cos_sin + dim / 2)) {}
 };
 // Starts these loads, in all consumer threads; blocks without a task load nothing.
-__device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, u32 pos, u32 seq, int tid) {
+__device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, const LayerArgs& layer, const AttentionSpan& span, u32 pos, u32 seq,
+                                                       int tid) {
     HeadPrefetch prefetch = {0, 0};
     if (span.split >= span.n_splits) return prefetch;
-    const u32* pages = l.pages.pages + (size_t)seq * l.pages.n_pages;
+    const u32* pages = layer.pages.pages + (size_t)seq * layer.pages.n_pages;
     const u32 first = span.first_page + span.split * span.pages_per_split;
     prefetch.ids = pages[min(min(first + span.pages_per_split, span.first_page + span.n_pages) - 1, first + tid % 32)];
     prefetch.own_page = pages[pos / PAGE];
-    const HeadInputs& in = l.head_inputs;
-    const HeadConstants memory(a, l.head_dim);
+    const HeadInputs& in = layer.head_inputs;
+    const HeadConstants memory(a, layer.head_dim);
     if (in.rotation != NO_ROPE)
         for (int i = tid; i < (int)in.n_rot / 2; i += CONSUMER_THREADS) copy8(memory.cos_sin + i, in.rope + (size_t)pos * (in.n_rot / 2) + i);
     if (in.norm == NORM_OF_HEAD)
-        for (int i = tid; i < (int)l.head_dim; i += CONSUMER_THREADS) {
-            const int pair = i % (l.head_dim / 2) * 2;
-            copy8(memory.norms + 2 * i, (i < (int)l.head_dim / 2 ? in.q_norm : in.k_norm) + pair);
+        for (int i = tid; i < (int)layer.head_dim; i += CONSUMER_THREADS) {
+            const int pair = i % (layer.head_dim / 2) * 2;
+            copy8(memory.norms + 2 * i, (i < (int)layer.head_dim / 2 ? in.q_norm : in.k_norm) + pair);
         }
     commit_copies();
     return prefetch;
@@ -137,21 +142,21 @@ __device__ __forceinline__ HeadPrefetch prefetch_heads(const DecodeArgs& a, cons
 
 // One head in the registers of a warp, from its words to attention's operand: lane l has pairs l, l + 32, ... of elements that RoPE rotates
 // together. The constructor computes what does not depend on the words.
-template <int C> struct HeadValues {
-    int at[C][2];         // indices of the pair's elements; >= dim: none
-    float2 cos_sin[C];    // of the pair
-    float weights[C][2];  // of the norm
-    bool normed;          // whether there is a norm before the rotation
-    bool normed_after;    // whether there is one after it
+template <int HEAD_CHUNKS> struct HeadValues {
+    int at[HEAD_CHUNKS][2];        // indices of the pair's elements; >= dim: none
+    float2 cos_sin[HEAD_CHUNKS];   // of the pair
+    float weights[HEAD_CHUNKS][2]; // of the norm
+    bool normed;                   // whether there is a norm before the rotation
+    bool normed_after;             // whether there is one after it
     float eps, scale;
-    float v[C][2];
+    float v[HEAD_CHUNKS][2];
     // `norms`: whether there is a norm; `weight`: its weights, or null for ones; `rotates`: whether RoPE applies.
     __device__ __forceinline__ HeadValues(const HeadInputs& in, bool norms, const float* weight, bool rotates, const float2* cos_sin_of_pos,
                                           int dim, float scale, int lane)
         : normed(norms && !in.norm_after_rope), normed_after(norms && in.norm_after_rope), eps(in.eps), scale(scale) {
         const int n_pairs = rotates && in.rotation != NO_ROPE ? in.n_rot / 2 : 0, halves = in.rotation == HALVES ? in.n_rot / 2 : 0;
 #pragma unroll
-        for (int k = 0; k < C; k++) {
+        for (int k = 0; k < HEAD_CHUNKS; k++) {
             const int pair = lane + 32 * k;
             at[k][0] = pair < halves ? pair : 2 * pair, at[k][1] = pair < halves ? pair + halves : 2 * pair + 1;
             cos_sin[k] = pair < n_pairs ? cos_sin_of_pos[pair] : make_float2(1.0f, 0.0f);
@@ -160,15 +165,15 @@ template <int C> struct HeadValues {
         }
     }
     __device__ __forceinline__ void take(const u64_t* from, int dim, u32 tag, int lane) {
-        u64_t words[2 * C];
-        bool there[2 * C];
+        u64_t words[2 * HEAD_CHUNKS];
+        bool there[2 * HEAD_CHUNKS];
 #pragma unroll
-        for (int k = 0; k < 2 * C; k++) there[k] = lane + 32 * (k / 2) < dim / 2;
+        for (int k = 0; k < 2 * HEAD_CHUNKS; k++) there[k] = lane + 32 * (k / 2) < dim / 2;
         auto of = [&](int k) { return from + at[k / 2][k % 2] / 2; };
         load_words(words, there, of);
         wait_for_words(words, there, tag, of);
 #pragma unroll
-        for (int k = 0; k < 2 * C; k++) {
+        for (int k = 0; k < 2 * HEAD_CHUNKS; k++) {
             const float2 two = unpack_pair(words[k]);
             v[k / 2][k % 2] = at[k / 2][k % 2] % 2 ? two.y : two.x;
         }
@@ -176,10 +181,10 @@ template <int C> struct HeadValues {
     __device__ __forceinline__ void norm(int dim) {
         float squares = 0.0f;
 #pragma unroll
-        for (int k = 0; k < C; k++) squares += v[k][0] * v[k][0] + v[k][1] * v[k][1];
+        for (int k = 0; k < HEAD_CHUNKS; k++) squares += v[k][0] * v[k][0] + v[k][1] * v[k][1];
         const float inv_rms = rsqrtf(warp_sum(squares) / dim + eps);
 #pragma unroll
-        for (int k = 0; k < C; k++)
+        for (int k = 0; k < HEAD_CHUNKS; k++)
 #pragma unroll
             for (int h = 0; h < 2; h++) v[k][h] *= inv_rms * weights[k][h];
     }
@@ -187,28 +192,28 @@ template <int C> struct HeadValues {
     __device__ __forceinline__ void make(int dim) {
         if (normed) norm(dim);
 #pragma unroll
-        for (int k = 0; k < C; k++) {
+        for (int k = 0; k < HEAD_CHUNKS; k++) {
             const float2 rotation = cos_sin[k];
             const float x = v[k][0], y = v[k][1];
             v[k][0] = x * rotation.x - y * rotation.y, v[k][1] = x * rotation.y + y * rotation.x;
         }
         if (normed_after) norm(dim);
 #pragma unroll
-        for (int k = 0; k < C; k++) v[k][0] *= scale, v[k][1] *= scale;
+        for (int k = 0; k < HEAD_CHUNKS; k++) v[k][0] *= scale, v[k][1] *= scale;
     }
     // Stores a query as two F16 parts, `hi` and 2048 times the remainder in `lo`; elements from `dim` on are zeros. A query with values that F16 does
     // not have is divided by a power of two first, which is returned; otherwise returns 1.
     __device__ __forceinline__ float put_query(half* hi, half* lo, int dim) const {
         float largest = 0.0f, factor = 1.0f;
 #pragma unroll
-        for (int k = 0; k < C; k++) largest = fmaxf(largest, fmaxf(fabsf(v[k][0]), fabsf(v[k][1])));
+        for (int k = 0; k < HEAD_CHUNKS; k++) largest = fmaxf(largest, fmaxf(fabsf(v[k][0]), fabsf(v[k][1])));
         if (__any_sync(~0u, largest > 32768.0f)) {
             const u32 exponent = __float_as_uint(warp_max(largest)) >> 23;
             factor = exponent < 255 ? __uint_as_float((exponent - 13) << 23) : 1.0f;
         }
         const float down = __uint_as_float(0x7f000000u - __float_as_uint(factor));
 #pragma unroll
-        for (int k = 0; k < C; k++)
+        for (int k = 0; k < HEAD_CHUNKS; k++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int i = at[k][h];
@@ -221,7 +226,7 @@ template <int C> struct HeadValues {
     // Stores a key or a value as F16, as later tokens see it: to `own` in shared memory, with zeros from `dim` on, and to the KV cache if `cached`.
     __device__ __forceinline__ void put(half* own, half* cached, int dim) const {
 #pragma unroll
-        for (int k = 0; k < C; k++)
+        for (int k = 0; k < HEAD_CHUNKS; k++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int i = at[k][h];
@@ -235,19 +240,21 @@ template <int C> struct HeadValues {
 
 // Attention of one token in one layer: all consumer warps of the block evaluate its tasks, one after the other. Teams of PAIRED warps
 // take POSITIONS positions alternately, with tensor-core products: rows g of an operand are the high F16 parts of head g, rows g + 8 the
-// low ones. Each team has running maxima and sums of its own, which are merged at the end of the task. C: elements of a head / 64, rounded
-// up; for C = 4 a team has four warps, each with a quarter of the values. `is_first`: whether it is the token's first layer. `memory`: scratch in
-// shared memory, which is also that of the warps' inputs (Lemma 10).
-template <int C>
-__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched,
-                                          bool is_first, u32 token_pos, u32 seq, u32 tag, float* memory) {
+// low ones. Each team has running maxima and sums of its own, which are merged at the end of the task. The task with the token's own position
+// takes its key and value from words, and its first head group stores them to the KV cache.
+//   HEAD_CHUNKS      elements of a head / 64, rounded up; for 4 a team has four warps, each with a quarter of the values
+//   is_first_layer   whether it is the token's first layer, which also stores words of value 0 for the splits that are not in use (Lemma 2)
+//   memory           scratch in shared memory, which is also that of the warps' inputs (Lemma 10)
+template <int HEAD_CHUNKS>
+__device__ __forceinline__ void attention(const DecodeArgs& a, const LayerArgs& layer, const AttentionSpan& span, const HeadPrefetch& prefetched,
+                                          bool is_first_layer, u32 token_pos, u32 seq, u32 tag, float* memory) {
     // VALUES: groups of 64 elements of values that a warp has. PAIRED: warps of a team. AHEAD: steps of POSITIONS positions that are loaded ahead.
     // PADDED: elements of a head, padded. ROW: halves from one query to the next; 8 of padding keep them in different banks.
-    constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED;
-    constexpr int AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = l.head_dim;
+    constexpr int VALUES = HEAD_CHUNKS < 4 ? HEAD_CHUNKS : 1, PAIRED = HEAD_CHUNKS / VALUES, TEAMS = CONSUMER_WARPS / PAIRED;
+    constexpr int AHEAD = HEAD_CHUNKS == 1 ? 2 : 1, PADDED = 64 * HEAD_CHUNKS, ROW = PADDED + 8;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = layer.head_dim;
     const int team = warp / PAIRED, first_value = warp % PAIRED * VALUES * 64;
-    const u32 heads_per_kv = l.heads_per_kv_head, n_tasks = l.tasks_per_split * span.max_splits;
+    const u32 heads_per_kv = layer.heads_per_kv_head, n_tasks = layer.tasks_per_split * span.max_splits;
     half* high = (half*)memory;              // [HEADS_PER_TASK][ROW] high parts of queries
     half* low = high + HEADS_PER_TASK * ROW;
     half* own = low + HEADS_PER_TASK * ROW;  // [2][PADDED] the token's key and value
@@ -255,38 +262,39 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
     float* partial = factors + HEADS_PER_TASK; // [team][HEADS_PER_TASK][dim] weighted sums of values
     float* states = partial + TEAMS * HEADS_PER_TASK * dim; // [team][HEADS_PER_TASK][2] maximum score and sum of weights
     const HeadConstants heads(a, dim);
-    const u32* pages = l.pages.pages + (size_t)seq * l.pages.n_pages;
-    const half *keys = (const half*)l.k_cache, *values = (const half*)l.v_cache;
+    const u32* pages = layer.pages.pages + (size_t)seq * layer.pages.n_pages;
+    const half *keys = (const half*)layer.k_cache, *values = (const half*)layer.v_cache;
 
     u32 split = span.split, kv = span.kv, head_group = span.head_group;
 #pragma unroll 1
     for (u32 task = blockIdx.x; task < n_tasks; task += gridDim.x) {
         // Only devices with few multiprocessors have more than one task for a block.
         if (task != blockIdx.x) {
-            const u32 task_in_split = task % l.tasks_per_split;
-            split = task / l.tasks_per_split, kv = task_in_split / l.head_groups_per_kv_head, head_group = task_in_split % l.head_groups_per_kv_head;
+            const u32 task_in_split = task % layer.tasks_per_split;
+            split = task / layer.tasks_per_split, kv = task_in_split / layer.head_groups_per_kv_head;
+            head_group = task_in_split % layer.head_groups_per_kv_head;
         }
         const u32 head = kv * heads_per_kv + head_group * HEADS_PER_TASK;
         const u32 n_heads = min((u32)HEADS_PER_TASK, heads_per_kv - head_group * HEADS_PER_TASK);
-        u64_t* out = a.attention + ((size_t)split * l.n_head + head) * (dim / 2);
+        u64_t* out = a.attention + ((size_t)split * layer.n_head + head) * (dim / 2);
         if (split >= span.n_splits) {
             // The split is not in use, and no block reads its words for this token. The token's first layer still rewrites them: a word that is never
             // rewritten would some day have the tag that a longer sequence waits for (Lemma 2).
-            if (!is_first) continue;
+            if (!is_first_layer) continue;
             for (int i = tid; i < (int)n_heads * (dim / 2); i += CONSUMER_THREADS)
                 store_words(out + i, tag, COPIES, a.attention_copy_words);
-            if (tid < (int)n_heads) store_words(a.attention_max_sums + split * l.n_head + head + tid, tag, COPIES, a.max_sums_copy_words);
+            if (tid < (int)n_heads) store_words(a.attention_max_sums + split * layer.n_head + head + tid, tag, COPIES, a.max_sums_copy_words);
             continue;
         }
         const u32 first = span.first_page + split * span.pages_per_split, last = min(first + span.pages_per_split, span.first_page + span.n_pages);
         const bool has_own = last == span.first_page + span.n_pages;
         const u32 end = min(last * (PAGE / POSITIONS), token_pos / POSITIONS + 1);
         u32 ids = prefetched.ids, ids_group = task == blockIdx.x ? 0 : ~0u; // 32 pages of the split, one a lane; which 32
-        KvFragments<C, VALUES> ahead[AHEAD];
-        auto load = [&](KvFragments<C, VALUES>& to, u32 at) {
+        KvFragments<HEAD_CHUNKS, VALUES> ahead[AHEAD];
+        auto load = [&](KvFragments<HEAD_CHUNKS, VALUES>& to, u32 at) {
             const u32 page = at / (PAGE / POSITIONS) - first;
             if (page / 32 != ids_group) ids_group = page / 32, ids = pages[min(first + ids_group * 32 + lane, last - 1)];
-            const size_t row = ((size_t)__shfl_sync(~0u, ids, page % 32) * l.n_head_kv + kv) * PAGE + at % (PAGE / POSITIONS) * POSITIONS;
+            const size_t row = ((size_t)__shfl_sync(~0u, ids, page % 32) * layer.n_head_kv + kv) * PAGE + at % (PAGE / POSITIONS) * POSITIONS;
             to.load(keys, values, row, at * POSITIONS, span.begin, at < end ? token_pos : 0, first_value, dim, lane);
         };
         // Keys and values of earlier tokens do not depend on this token's words: their loads start before the query has arrived.
@@ -294,23 +302,24 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
             load(ahead[i], mine + i * TEAMS);
-        const HeadInputs& in = l.head_inputs;
+        const HeadInputs& in = layer.head_inputs;
         wait_for_copies<0>();
         consumer_barrier();
 #pragma unroll 1
         for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += CONSUMER_WARPS) {
             const bool is_query = h < n_heads;
-            const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_head_kv + kv;
+            const u32 from = is_query ? head + h : h == n_heads ? layer.n_head + kv : layer.n_head + layer.n_head_kv + kv;
             const float* norm_weights = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
             const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim)
                                   : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
             const bool is_value = h > n_heads;
-            HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim,
+            HeadValues<HEAD_CHUNKS> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim,
                                          is_query ? in.scale : 1.0f, lane);
             half* cached = nullptr;
             if (!is_query && head_group == 0) {
                 const u32 own_page = task == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
-                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_head_kv + kv) * PAGE + token_pos % PAGE) * dim;
+                half* cache = (half*)(is_value ? layer.v_cache : layer.k_cache);
+                cached = cache + (((size_t)own_page * layer.n_head_kv + kv) * PAGE + token_pos % PAGE) * dim;
             }
             pin_register(cached);
             values_of_head.take(a.qkv + (size_t)from * (dim / 2), dim, tag, lane);
@@ -334,11 +343,11 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             for (int n = 0; n < AHEAD; n++) {
                 const u32 at = base + n * TEAMS, pos = at * POSITIONS + 4 * t;
                 if (at >= end) break;
-                KvFragments<C, VALUES>& here = ahead[n];
+                KvFragments<HEAD_CHUNKS, VALUES>& here = ahead[n];
                 if (at == token_pos / POSITIONS) here.insert_own(own, own + PADDED, at * POSITIONS, token_pos, first_value, lane);
                 float scores[2][4] = {};
 #pragma unroll
-                for (int c = 0; c < 2 * C; c++) {
+                for (int c = 0; c < 2 * HEAD_CHUNKS; c++) {
                     const uint4 x = *(const uint4*)(hi + 64 * (c / 2) + 8 * (c % 2)), y = *(const uint4*)(lo + 64 * (c / 2) + 8 * (c % 2));
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
@@ -351,9 +360,9 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
 #pragma unroll
                 for (int i = 0; i < 4; i++) s[i] = (scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2] * (1.0f / 2048.0f)) * factor_of_head;
                 // The cap is code that is used rarely: a loop keeps it short.
-                if (l.soft_cap != 0.0f)
+                if (layer.soft_cap != 0.0f)
 #pragma unroll 1
-                    for (int i = 0; i < 4; i++) s[0] = l.soft_cap * tanhf(s[0] / l.soft_cap), rotate_left(s);
+                    for (int i = 0; i < 4; i++) s[0] = layer.soft_cap * tanhf(s[0] / layer.soft_cap), rotate_left(s);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     if (pos + i - span.begin > token_pos - span.begin) s[i] = -INFINITY;
@@ -451,7 +460,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             // The task has read its queries, and so may overwrite the words of the layer before (Lemma 6).
             store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.attention_copy_words);
             if (d == 0)
-                store_words(a.attention_max_sums + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.max_sums_copy_words);
+                store_words(a.attention_max_sums + split * layer.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.max_sums_copy_words);
         }
         // The scratch is reused by the next task, or by the warps' inputs of the next op (Lemma 10).
         consumer_barrier();
@@ -462,17 +471,17 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
 // words of all `n_splits` splits: `values` and `max_sums` are one copy of `DecodeArgs::attention` and `attention_max_sums`. ONE_HEAD: the quads
 // always belong to the same head (head_dim is a multiple of 32).
 template <int QUADS, bool ONE_HEAD>
-__device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 end, u32 tag,
-                                             float4 (&v)[QUADS]) {
-    const u32 n_words = l.n_head * l.head_dim / 2;
+__device__ __forceinline__ void merge_splits(const LayerArgs& layer, u32 n_splits, const u64_t* values, const u64_t* max_sums, u32 i, u32 end,
+                                             u32 tag, float4 (&v)[QUADS]) {
+    const u32 n_words = layer.n_head * layer.head_dim / 2;
     constexpr int HEADS = ONE_HEAD ? 1 : QUADS, SPLITS = 2; // heads of the quads; splits loaded at once
     float running_max[HEADS], sum[HEADS];
     u32 head[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
-        head[h] = __umulhi(4 * (i + 4 * h), l.inverse_head_dim);
-        const bool has_sink = l.sinks && i + 4 * h < end;
-        running_max[h] = has_sink ? l.sinks[head[h]] : -INFINITY, sum[h] = l.sinks ? 1.0f : 0.0f;
+        head[h] = __umulhi(4 * (i + 4 * h), layer.inverse_head_dim);
+        const bool has_sink = layer.sinks && i + 4 * h < end;
+        running_max[h] = has_sink ? layer.sinks[head[h]] : -INFINITY, sum[h] = layer.sinks ? 1.0f : 0.0f;
     }
 #pragma unroll
     for (int q = 0; q < QUADS; q++) v[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -483,9 +492,9 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
         u64_t states[M];
         bool there[N], is_seen[M];
         const ulonglong2* first_words = (const ulonglong2*)values + first * (n_words / 2) + i;
-        const u64_t* first_states = max_sums + first * l.n_head;
+        const u64_t* first_states = max_sums + first * layer.n_head;
         auto from = [&](int k) { return first_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
-        auto state_from = [&](int k) { return first_states + k / HEADS * l.n_head + head[k % HEADS]; };
+        auto state_from = [&](int k) { return first_states + k / HEADS * layer.n_head + head[k % HEADS]; };
         // With ONE_HEAD both quads are inside the vector, or neither is.
 #pragma unroll
         for (int k = 0; k < N; k++) there[k] = first + k / QUADS < n_splits && i + 4 * (k % QUADS % HEADS) < end;
@@ -518,7 +527,7 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
 #pragma unroll
             for (int q = 0; q < QUADS; q++) {
                 const float by = before[q % HEADS];
-                multiply(v[q], make_float4(by, by, by, by));
+                multiply_by(v[q], make_float4(by, by, by, by));
             }
 #pragma unroll
         for (int k = 0; k < N; k++) {
@@ -531,6 +540,6 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         const float scale = i + 4 * (q % HEADS) < end ? 1.0f / sum[q % HEADS] : 0.0f;
-        multiply(v[q], make_float4(scale, scale, scale, scale));
+        multiply_by(v[q], make_float4(scale, scale, scale, scale));
     }
 }

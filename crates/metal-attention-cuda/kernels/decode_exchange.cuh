@@ -18,8 +18,8 @@
 // differs from the wanted one by less than 2^11. Lemma 2 proves this and names the exceptions. Tag 0 is that of memory that was never
 // written; the first token has tags from 2 on and does not reach it.
 //
-// Inside a block: named barriers, two words in shared memory (`ExpertChoice::n_published`, `SmallOpSync::n_finished`), and the rings'
-// mbarriers (decode_weights.cuh). Barrier 0 is __syncthreads, at the kernel's beginning only.
+// Inside a block: named barriers, two counters in shared memory (`ExpertChoice::n_published` of decode_routing.cuh, `SmallOpSync::n_finished`),
+// and the rings' mbarriers (decode_weights.cuh). Barrier 0 is __syncthreads, at the kernel's beginning only.
 #pragma once
 #include "decode.cuh"
 
@@ -67,37 +67,6 @@ struct SmallOpSync {
             while (!barrier_try_wait(&finished, ~n & 1)) spin_pause();
         else
             while (*(const volatile u32*)&n_finished != n) spin_pause();
-    }
-};
-
-// The experts that a block has chosen for the token in the current layer, for its epilogues and for the producer warps. One consumer
-// warp of each block with expert rows chooses them, all blocks alike (Lemma 14).
-constexpr int MAX_EXPERTS_PER_TOKEN = 32;
-struct ExpertChoice {
-    u32 experts[MAX_EXPERTS_PER_TOKEN];   // best first
-    float weights[MAX_EXPERTS_PER_TOKEN]; // factors on the experts' results
-    u32 n_published; // number of the layer that the choice is of: token of the launch * (n_layer + 1) + layer + 1. 0: nothing is chosen yet
-    u32 atomic_experts[FOR_RACECHECK ? MAX_EXPERTS_PER_TOKEN : 1]; // `experts` again, accessed with atomics
-    // The choosing warp: the choice of layer number `n`, of `n_used` experts, is complete.
-    __device__ __forceinline__ void publish(u32 n, u32 n_used, int lane) {
-        if constexpr (FOR_RACECHECK) {
-            if (lane < (int)n_used) atomicExch(atomic_experts + lane, experts[lane]);
-        }
-        __threadfence_block();
-        __syncwarp();
-        if (lane > 0) return;
-        if constexpr (FOR_RACECHECK) atomicExch(&n_published, n);
-        else *(volatile u32*)&n_published = n;
-    }
-    // A producer lane: whether the choice of layer number `n` is complete. Does not wait.
-    __device__ __forceinline__ bool is_published(u32 n) {
-        const u32 latest = FOR_RACECHECK ? atomicAdd(&n_published, 0) : *(const volatile u32*)&n_published;
-        __threadfence_block();
-        return latest >= n;
-    }
-    // A producer lane: the expert at `index` of the choice.
-    __device__ __forceinline__ u32 expert(u32 index) {
-        return FOR_RACECHECK ? atomicAdd(atomic_experts + (FOR_RACECHECK ? index : 0), 0) : experts[index];
     }
 };
 

@@ -9,9 +9,9 @@ struct DecodeOnRanksArgs {
     DecodeArgs decode;
     RankShare ranks;
 };
-#define DECODE_ON_RANKS(NAME, C, EXPERTS)                                                                                        \
+#define DECODE_ON_RANKS(NAME, HEAD_CHUNKS, EXPERTS)                                                                              \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeOnRanksArgs a) {             \
-        decode<C, false, EXPERTS, true>(a.decode, &a.ranks);                                                                     \
+        decode<HEAD_CHUNKS, false, EXPERTS, true>(a.decode, &a.ranks);                                                           \
     }
 DECODE_ON_RANKS(decode_on_ranks_128, 2, false)
 DECODE_ON_RANKS(decode_experts_on_ranks_128, 2, true)

@@ -2,6 +2,8 @@
 // that each consumer warp loads its weights into registers before the inputs arrive, as bytes in the order of mma operands, whatever
 // their format. Little is left to do between the arrival of inputs and the partial sums, and without a branch. The epilogue warp then finishes the
 // rows (`run_epilogue_warp`), while the consumer warps preload the weights of the next op.
+//
+// Lanes: g = lane / 4 and t = lane % 4, as in the fragments of mma (ptx.cuh).
 #pragma once
 #include "code_products.cuh"
 #include "decode_attention.cuh"
@@ -10,22 +12,23 @@
 // Panels that a warp can preload: of one tile, or half as many of each of two tiles.
 constexpr int PRELOAD_PANELS = 4, PRELOAD_HALF = PRELOAD_PANELS / 2;
 
-// The quads (four neighbouring elements) of an op's input that a lane loads, and the offsets in shared memory at which it stores them in the
-// warp's inputs (`CodeInput`).
+// The quads of an op's input that a lane loads, and the offsets in shared memory at which it stores them in the warp's inputs (`CodeInput`). Both
+// quads of a lane are in the same quant block.
 struct InputTargets {
     u32 quad;            // index of the lane's first quad in the input vector
     u32 digits;          // where its digits go
-    u32 factor;          // where the factor of its quantisation block goes
-    u32 sums;            // where the sum of its half block goes
-    bool of_warp;        // whether its block belongs to the warp
+    u32 factor;          // where the factor of its quant block goes
+    u32 sums;            // where the sum of its half of the quant block goes
+    bool of_warp;        // whether its quant block belongs to the warp
     bool there[2];       // whether its quads are inside the input vector
-    bool stores_factor;  // whether the lane is the one that stores the block's factor
-    bool stores_sum;     // whether the lane is the one that stores the half block's sum
+    bool stores_factor;  // whether the lane is the one that stores the quant block's factor
+    bool stores_sum;     // whether the lane is the one that stores the half's sum
     float4 weights[2];   // of the norm; ones without a norm
 };
 
-// Stores inputs as digits: like `store_digits` of code_products.cuh, except that the digits of a half block are contiguous. A lane has one
-// quad of a block (QUADS 1, eight lanes a block), or one of each half (QUADS 2, four lanes a block). All lanes of a block have to call it.
+// Stores inputs as digits: like `store_digits` of code_products.cuh, except that the digits of half a quant block are contiguous. A lane has one
+// quad of a quant block (QUADS 1, eight lanes for each), or one of each half (QUADS 2, four lanes for each). All lanes of a quant block have to
+// call it.
 template <int QUADS> __device__ __forceinline__ void store_plain_digits(const InputTargets& to, const float4 (&v)[QUADS], bool with_sums) {
     constexpr int LANES = 8 / QUADS;
     float largest = largest_of(v[0]);
@@ -57,21 +60,21 @@ template <int QUADS> __device__ __forceinline__ void store_plain_digits(const In
     if (to.stores_factor) *(float*)(decode_memory + to.factor) = scale.factor();
 }
 
-// One panel of a tile, in registers: of each of rows g and g + 8, eight codes of each of the two blocks.
+// One panel of a tile, in registers: of each of rows g and g + 8, eight codes of each of the two quant blocks.
 struct PreloadedPanel {
-    u32 codes[2][4];    // [block]: operands of mma
-    float scales[2][2]; // [block][row]; where both blocks share a sum, [0] is that of the block whose sum the lane has
+    u32 codes[2][4];    // [quant block]: operands of mma
+    float scales[2][2]; // [quant block][row]; where both share a sum, [0] is that of the quant block whose sum the lane has
     float mins[2][2];   // the same of mins; 0 in lanes that do not subtract them
 };
 // Up to PRELOAD_HALF panels of one tile, from panel `first` of the warp's `n` on, and where their inputs will lie. `halves`: whether a
-// matrix of the op has a scale for each half of a block. Then columns 0 to 2 of the products are digits of first halves or of whole blocks, columns 4
-// to 6 those of second halves. Otherwise columns 0 to 2 are digits of a panel's first block and columns 4 to 6 of its second, whose products
-// accumulate in one sum (`DigitColumns`).
+// matrix of the op has a scale for each half of a quant block. Then columns 0 to 2 of the products are digits of first halves or of whole quant
+// blocks, columns 4 to 6 those of second halves. Otherwise columns 0 to 2 are digits of a panel's first quant block and columns 4 to 6 of its
+// second, whose products accumulate in one sum (`DigitColumns`).
 struct PreloadedPanels {
     PreloadedPanel panels[PRELOAD_HALF];
-    bool of_halves;            // whether this tile's format has a scale for each half of a block
+    bool of_halves;            // whether this tile's format has a scale for each half of a quant block
     bool has_mins;             // whether it has mins
-    u32 digits[PRELOAD_HALF][2]; // [panel][block]: offset of the lane's column of digits, or of zeros
+    u32 digits[PRELOAD_HALF][2]; // [panel][quant block]: offset of the lane's column of digits, or of zeros
     u32 masks[2];              // for first and second halves: 0 hides digits that are not the lane's
     u32 factors[PRELOAD_HALF]; // offset of the panel's factors
     u32 sums[PRELOAD_HALF];    // offset of the panel's sums of inputs
@@ -80,14 +83,14 @@ struct PreloadedPanels {
     template <u32 FORMAT> __device__ __forceinline__ void read(const unsigned char* record, u32 first, u32 n, bool halves, int lane) {
         typedef Codes<FORMAT> P;
         typedef Record<FORMAT> R;
-        const int t = lane % 4, sub = P::SUBS == 2 ? t / 2 : 0;
-        of_halves = P::SUBS == 2, has_mins = P::MINS;
+        const int t = lane % 4, sub = P::SCALES_PER_QUANT_BLOCK == 2 ? t / 2 : 0;
+        of_halves = P::SCALES_PER_QUANT_BLOCK == 2, has_mins = P::MINS;
         // The selectors are hidden from the compiler: if it knew that some permutations change nothing, it would move the codes to the registers of
         // the mma operands only after the inputs have arrived.
         u32 first_word = 0x3210, second_word = 0x7654;
         pin_register(first_word), pin_register(second_word);
         // Several lanes have the same mins; one of them subtracts them.
-        const bool subtracts = (halves && P::SUBS == 1 ? t : t % 2) == 0;
+        const bool subtracts = (halves && P::SCALES_PER_QUANT_BLOCK == 1 ? t : t % 2) == 0;
 #pragma unroll
         for (u32 k = 0; k < PRELOAD_HALF; k++) {
             if (first + k >= n) continue;
@@ -124,9 +127,9 @@ struct PreloadedPanels {
                 digits[k][b] = shared_offset(there && mine ? input.digits + i * DIGITS_OF_PANEL + g % 4 * 64 + t * 16 + 8 * b : zeros);
                 pin_register(digits[k][b]);
             }
-            const int block = halves ? 0 : t / 2;
-            factors[k] = shared_offset(there ? (const unsigned char*)(input.factors + 2 * i + block) : zeros);
-            sums[k] = shared_offset(there ? (const unsigned char*)(input.sums + 4 * i + 2 * block) : zeros);
+            const int quant_block = halves ? 0 : t / 2;
+            factors[k] = shared_offset(there ? (const unsigned char*)(input.factors + 2 * i + quant_block) : zeros);
+            sums[k] = shared_offset(there ? (const unsigned char*)(input.sums + 4 * i + 2 * quant_block) : zeros);
             pin_register(factors[k]), pin_register(sums[k]);
         }
     }
@@ -149,7 +152,7 @@ struct PreloadedPanels {
             for (int row = 0; row < 2; row++) y[row] += panels[k].scales[0][row] * factor * (float)((c[k][2 * row] << 8) + c[k][2 * row + 1]);
         }
     }
-    // `begin` and `add` for formats with a scale for each half of a block.
+    // `begin` and `add` for formats with a scale for each half of a quant block.
     template <int K> __device__ __forceinline__ void begin_halves(int (&c)[K][2][4]) const {
 #pragma unroll
         for (u32 k = 0; k < K; k++)
@@ -176,11 +179,11 @@ struct PreloadedPanels {
         for (u32 k = 0; k < PRELOAD_HALF; k++) {
             if (halves) {
                 const float4 of = *shared_at<float4>(sums[k]);
-                const float of_blocks[2] = {!of_halves ? of.x + of.y : t < 2 ? of.x : of.y, !of_halves ? of.z + of.w : t < 2 ? of.z : of.w};
+                const float of_quant_blocks[2] = {!of_halves ? of.x + of.y : t < 2 ? of.x : of.y, !of_halves ? of.z + of.w : t < 2 ? of.z : of.w};
 #pragma unroll
                 for (int b = 0; b < 2; b++)
 #pragma unroll
-                    for (int row = 0; row < 2; row++) y[row] -= panels[k].mins[b][row] * of_blocks[b];
+                    for (int row = 0; row < 2; row++) y[row] -= panels[k].mins[b][row] * of_quant_blocks[b];
             } else {
                 const float2 of = *shared_at<float2>(sums[k]);
 #pragma unroll
@@ -207,13 +210,14 @@ template <int H, int K> __device__ __forceinline__ void preloaded_products(const
     }
 }
 
+// Waits for the lane's quads of the inputs and stores them as digits. `with_sums`: whether sums of inputs are needed.
 template <int QUADS>
-__device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l, const Op& op, const InputTargets& in, u32 n_splits, u32 tag,
-                                            u32 copy_index, bool with_sums) {
+__device__ __forceinline__ void load_inputs(const DecodeArgs& a, const LayerArgs& layer, const OpArgs& op, const InputTargets& in, u32 n_splits,
+                                            u32 tag, u32 copy_index, bool with_sums) {
     const u32 n4 = op.n_in / 4;
     float4 v[QUADS];
     if (op.kind == ATTENTION_OUTPUT) {
-        merge_splits<QUADS, true>(l, n_splits, a.attention + copy_index * a.attention_copy_words,
+        merge_splits<QUADS, true>(layer, n_splits, a.attention + copy_index * a.attention_copy_words,
                                   a.attention_max_sums + copy_index * a.max_sums_copy_words, in.quad, in.of_warp ? n4 : 0, tag, v);
     } else {
         ulonglong2 words[QUADS];
@@ -223,34 +227,34 @@ __device__ __forceinline__ void load_inputs(const DecodeArgs& a, const Layer& l,
         const ulonglong2* from = op.input + copy_index * n4 + in.quad;
         auto of = [&](int q) { return from + 4 * q; };
         load_words(words, there, of);
-        wait_for_words(words, there, (tag + op.tag_in) & TAG_MASK, of);
+        wait_for_words(words, there, (tag + op.tag_in_offset) & TAG_MASK, of);
 #pragma unroll
         for (int q = 0; q < QUADS; q++) {
             v[q] = there[q] ? unpack_quad(words[q]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            multiply(v[q], in.weights[q]);
+            multiply_by(v[q], in.weights[q]);
         }
     }
     store_plain_digits(in, v, with_sums);
 }
 
 // A consumer warp's part of a small op: preloads its weights, waits for the inputs, multiplies, and leaves its partial sums in the op's
-// region. `n_small_ops`: small ops of the launch before this one. Returns before the rows are finished (Lemma 15).
-__device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l, const Op& op, const BlockShare* shares, u32 n_splits, u32 tag,
-                                             u32 copy_index, const unsigned char* zeros, WeightRing& ring, SmallOpSync& sync, u32 n_small_ops,
-                                             int warp, int lane) {
+// region. `zeros`: 16 bytes of zeros. `n_small_ops`: small ops of the launch before this one. Returns before the rows are finished (Lemma 15).
+__device__ __forceinline__ void run_small_op(const DecodeArgs& a, const LayerArgs& layer, const OpArgs& op, const BlockShare* shares, u32 n_splits,
+                                             u32 tag, u32 copy_index, const unsigned char* zeros, WeightRing& ring, SmallOpSync& sync,
+                                             u32 n_small_ops, int warp, int lane) {
     const u32 kind = op.kind, n4 = op.n_in / 4, n_tiles = tiles_of(op, shares);
-    const WarpShare mine = warp_share_of(warp, op.units_per_tile, LOG_CONSUMER_WARPS);
-    const u32 n_panels = mine.n * op.panels_per_unit;
+    const WarpShare warp_share = warp_share_of(warp, op.units_per_tile, LOG_CONSUMER_WARPS);
+    const u32 n_panels = warp_share.n * op.panels_per_unit;
     const bool two = op.preload_tiles == 2, halves = op.has_half_scales;
     const CodeInput input(decode_memory + a.inputs_at + warp * a.input_stride, n_panels);
-    // Up to four blocks of 32 inputs: eight lanes a block, one quad each. More: four lanes a block, a quad of each half.
+    // Up to four quant blocks: eight lanes for each, with one quad each. More: four lanes for each, with a quad of each half.
     const bool is_narrow = n_panels <= 2;
     InputTargets in;
-    const u32 block = is_narrow ? lane / 8 : lane / 4, t = is_narrow ? lane % 8 : lane % 4;
-    in.quad = mine.first * op.panels_per_unit * 16 + block * 8 + t;
-    in.of_warp = block < 2 * n_panels, in.stores_factor = in.of_warp && t == 0, in.stores_sum = in.of_warp && t % 4 == 1;
-    in.digits = shared_offset(input.digits + block / 2 * DIGITS_OF_PANEL + t % 4 * 16 + block % 2 * 8 + t / 4 * 4);
-    in.factor = shared_offset(input.factors + block), in.sums = shared_offset(input.sums + 2 * block + t / 4);
+    const u32 quant_block = is_narrow ? lane / 8 : lane / 4, t = is_narrow ? lane % 8 : lane % 4;
+    in.quad = warp_share.first * op.panels_per_unit * 16 + quant_block * 8 + t;
+    in.of_warp = quant_block < 2 * n_panels, in.stores_factor = in.of_warp && t == 0, in.stores_sum = in.of_warp && t % 4 == 1;
+    in.digits = shared_offset(input.digits + quant_block / 2 * DIGITS_OF_PANEL + t % 4 * 16 + quant_block % 2 * 8 + t / 4 * 4);
+    in.factor = shared_offset(input.factors + quant_block), in.sums = shared_offset(input.sums + 2 * quant_block + t / 4);
     pin_register(in.digits), pin_register(in.factor), pin_register(in.sums);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
@@ -268,7 +272,7 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
             if (kind == QKV)
                 while (p < 2 && tile >= (u32)shares[p].tiles_above + shares[p].n_tiles) p++;
             const BlockShare& share = shares[p];
-            const u32 n_records = mine.n * share.records_per_unit;
+            const u32 n_records = warp_share.n * share.records_per_unit;
             // All that the warp has of a matrix lies in one stage (src/decode/memory.rs makes stages that large).
             if (two || h == 0) ring.wait(share.records_per_stage, share.n_tiles * n_records);
             if (first < n_panels) WITH_CODES(share.format, (weights[h].read<FORMAT>(decode_memory + ring.record, first, n_panels, halves, lane)));
@@ -283,8 +287,8 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
 
     // ---- Loads. ----
     const bool has_mins = weights[0].has_mins || weights[1].has_mins;
-    if (is_narrow) load_inputs<1>(a, l, op, in, n_splits, tag, copy_index, has_mins);
-    else load_inputs<2>(a, l, op, in, n_splits, tag, copy_index, has_mins);
+    if (is_narrow) load_inputs<1>(a, layer, op, in, n_splits, tag, copy_index, has_mins);
+    else load_inputs<2>(a, layer, op, in, n_splits, tag, copy_index, has_mins);
     __syncwarp();
     // ---- Products. ----
     float y[2][2] = {};
@@ -325,18 +329,19 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             if (++n_done == a.n_tokens) return;
             token_barrier();
         }
-        const Layer& l = a.layers[i];
+        const LayerArgs& layer = a.layers[i];
 #pragma unroll 1
-        for (u32 s = 0; s < l.n_ops; s++) {
-            const Op& op = l.ops[s];
+        for (u32 s = 0; s < layer.n_ops; s++) {
+            const OpArgs& op = layer.ops[s];
             const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             // The token's first op reads the embedding and is not small.
             if (tiles_of(op, shares) == 0 || (i == 0 && s == 0)) continue;
-            const u32 kind = op.kind, row = row_at(op, shares, lane), n4 = op.n_in / 4, wanted = (tag + op.tag_in) & TAG_MASK;
-            const u32 activation = l.activation;
-            u32 n_copies = op.n_copies, tag_out = (tag + op.tag_out) & TAG_MASK;
-            const bool is_there = row != ~0u, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = is_there && row % 2 == 0;
-            const float bias = op.bias && is_there ? op.bias[row] : 0.0f, scale = adds ? l.residual_scale : 1.0f, limit = l.activation_limit;
+            const u32 kind = op.kind, row = row_at(op, shares, lane), n4 = op.n_in / 4, wanted = (tag + op.tag_in_offset) & TAG_MASK;
+            const u32 activation = layer.activation;
+            u32 n_copies = op.n_copies, tag_out = (tag + op.tag_out_offset) & TAG_MASK;
+            const bool exists = row != NO_ROW, adds = kind == ATTENTION_OUTPUT || kind == DOWN, writes = exists && row % 2 == 0;
+            const float bias = op.bias && exists ? op.bias[row] : 0.0f, scale = adds ? layer.residual_scale : 1.0f;
+            const float activation_limit = layer.activation_limit;
             u64_t* to[COPIES];
 #pragma unroll
             for (u32 c = 0; c < COPIES; c++) {
@@ -371,19 +376,19 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             }
             sync.wait_for_sums(n_ops++);
             // Read after the wait: at the token's first small op, consumer warps wrote the embedding there (Lemma 13).
-            const float before = adds && is_there ? residual[lane] : 0.0f;
+            const float before = adds && exists ? residual[lane] : 0.0f;
             float y = inv_rms * sum_of_warps(shared_at<float>(sums), LOG_CONSUMER_WARPS);
             if (kind == GATE_AND_UP) {
                 const float up = __shfl_down_sync(~0u, y, 16);
-                y = activation == SILU ? activate(SILU, y) * up : gated(activation, limit, y, up);
+                y = activation == SILU ? activate(SILU, y) * up : gated(activation, activation_limit, y, up);
             }
             y = before + scale * (y + bias);
             const float next_row = __shfl_down_sync(~0u, y, 1);
             const u64_t word = pack_pair(y, next_row, tag_out);
 #pragma unroll
-            for (u32 c = 0; c < COPIES; c++) // as in RowEpilogue::put (Lemmas 3, 4, 5 and 7)
+            for (u32 c = 0; c < COPIES; c++) // as in RowEpilogue::store_row (Lemmas 3, 4, 5 and 7)
                 if (writes && c < n_copies) store_exchanged(to[c], word);
-            if (adds && is_there) residual[lane] = y;
+            if (adds && exists) residual[lane] = y;
             sync.publish_finished(lane);
         }
         tag = (tag + TAGS_PER_LAYER) & TAG_MASK;

@@ -1,4 +1,4 @@
-// Products of the persistent decode kernel (all ops but small ones): the partial sums of one consumer warp over its columns of the block's
+// Products of full ops in the persistent decode kernel: the partial sums of one consumer warp over its columns of the block's
 // tiles, as stages of weights arrive. The warps' sums of a row are added afterwards (`sum_of_warps`).
 //
 // The time from the last input word to the first product is on the critical path of all blocks, because all wait for each other's rows.
@@ -10,7 +10,7 @@
 #include "decode_weights.cuh"
 #include "products.cuh"
 
-// Partial sums of a block lie in a region as [row of the block][SUMS_STRIDE] floats: one for each warp of a group, then four of padding,
+// Partial sums of a block lie in a region as [row of the block][SUMS_STRIDE] floats: one for each warp of a warp group, then four of padding,
 // which keep the rows in different banks. The padding of the first two rows holds the warps' sums of squares (`squares_index`).
 constexpr u32 SUMS_STRIDE = CONSUMER_WARPS + 4;
 
@@ -19,22 +19,23 @@ struct __align__(16) WarpWork {
     u32 format;            // Format of formats.cuh
     u32 records_per_stage; // as in OpMatrixArgs
     u32 n_records;         // records of a tile that the warp has
-    u32 n_tiles;           // tiles of the warp's group
+    u32 n_tiles;           // tiles of the warp group
     u32 to;                // float of the region at which the warp's sums of the first of these begin
-    u32 tile_stride;       // floats from there to those of the group's next tile
+    u32 tile_stride;       // floats from there to those of the warp group's next tile
     u32 unused[2];
 };
 // `to`: the float of the region at which the matrix's sums begin.
-__device__ __forceinline__ WarpWork warp_work_of(const BlockShare& share, const WarpShare& mine, u32 warp, u32 to) {
-    const u32 first = first_tile_of(mine, share), n = share.n_tiles, column = warp & (((u32)CONSUMER_WARPS >> mine.log_groups) - 1);
-    WarpWork work = {share.format, share.records_per_stage, mine.n * share.records_per_unit};
-    work.n_tiles = first < n ? (n - first + mine.n_groups - 1) >> mine.log_groups : 0;
+__device__ __forceinline__ WarpWork warp_work_of(const BlockShare& share, const WarpShare& warp_share, u32 warp, u32 to) {
+    const u32 first = first_tile_of(warp_share, share), n = share.n_tiles;
+    const u32 column = warp & (((u32)CONSUMER_WARPS >> warp_share.log_warp_groups) - 1);
+    WarpWork work = {share.format, share.records_per_stage, warp_share.n * share.records_per_unit};
+    work.n_tiles = first < n ? (n - first + warp_share.n_warp_groups - 1) >> warp_share.log_warp_groups : 0;
     work.to = to + (share.tiles_above + first) * (16 * SUMS_STRIDE) + column;
-    work.tile_stride = mine.n_groups * (16 * SUMS_STRIDE);
+    work.tile_stride = warp_share.n_warp_groups * (16 * SUMS_STRIDE);
     return work;
 }
 
-// The sum of a row: the partial sums of the 2^log_warps_per_tile warps of its group, added in an order that does not depend on timing.
+// The sum of a row: the partial sums of the 2^log_warps_per_tile warps of its warp group, added in an order that does not depend on timing.
 __device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_warps_per_tile) {
     float v[CONSUMER_WARPS];
 #pragma unroll
@@ -49,16 +50,16 @@ __device__ __forceinline__ float sum_of_warps(const float* of_row, u32 log_warps
 }
 
 // Where a lane reads its column of the inputs' digits, as offsets in shared memory that do not change during an op. Each of the eight
-// columns of a product is a digit of a quantisation block (code_products.cuh); a lane reads column g.
+// columns of a product is a digit of a quant block (code_products.cuh); a lane reads column g.
 struct DigitColumns {
-    // Formats with one scale for each block: columns 0 to 2 are the digits of a panel's first block, 4 to 6 those of its second. The
-    // columns of one block are zeros in the other block's product, so that both products accumulate in the same registers; then lanes
-    // with t of 0 and 1 have the sums for the first block's scales, lanes with t of 2 and 3 those for the second's.
-    u32 of_blocks[2];      // for the product of each block: the digits of panel 0, or zeros
-    u32 step_of_blocks[2]; // bytes from one panel to the next; 0 for zeros
-    u32 factors;           // factor of the lane's block of panel 0
-    u32 sums;              // the two sums of that block's inputs
-    // Formats with a scale for each half of a block: columns 0 to 2 are digits of first halves, 4 to 6 of second halves.
+    // Formats with one scale for each quant block: columns 0 to 2 are the digits of a panel's first quant block, 4 to 6 those of its second. The
+    // columns of one are zeros in the other's product, so that both products accumulate in the same registers; then lanes with t of 0 and 1
+    // have the sums for the first one's scales, lanes with t of 2 and 3 those for the second one's.
+    u32 of_quant_blocks[2];      // for the product of each quant block: the digits of panel 0, or zeros
+    u32 step_of_quant_blocks[2]; // bytes from one panel to the next; 0 for zeros
+    u32 factors;           // factor of the lane's quant block of panel 0
+    u32 sums;              // the two sums of that quant block's inputs
+    // Formats with a scale for each half of a quant block: columns 0 to 2 are digits of first halves, 4 to 6 of second halves.
     u32 of_halves;         // the digits of panel 0, or zeros
     u32 step_of_halves;    // bytes from one panel to the next; 0 for zeros
     __device__ __forceinline__ DigitColumns(const CodeInput& input, const unsigned char* zeros, int lane) {
@@ -68,8 +69,8 @@ struct DigitColumns {
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             const bool is_mine = !none && g / 4 == b;
-            of_blocks[b] = shared_offset(is_mine ? digits + b * 8 : zeros), step_of_blocks[b] = is_mine ? DIGITS_OF_PANEL : 0;
-            pin_register(of_blocks[b]), pin_register(step_of_blocks[b]);
+            of_quant_blocks[b] = shared_offset(is_mine ? digits + b * 8 : zeros), step_of_quant_blocks[b] = is_mine ? DIGITS_OF_PANEL : 0;
+            pin_register(of_quant_blocks[b]), pin_register(step_of_quant_blocks[b]);
         }
         factors = shared_offset(input.factors + t / 2), sums = shared_offset(input.sums + t / 2 * 2);
         of_halves = shared_offset(none ? zeros : digits), step_of_halves = none ? 0 : DIGITS_OF_PANEL;
@@ -94,22 +95,23 @@ template <int TILES> __device__ __forceinline__ void store_sums(float* to, u32 t
     if (TILES == 2 || !(lane & 2)) to[row_of_sum(lane) * SUMS_STRIDE + (lane & 2 ? tile_stride : 0)] = sum;
 }
 
-// Accumulators of a warp for up to two tiles, which share what is read of the inputs. SUBS: scales for each quantisation block.
+// Accumulators of a warp for up to two tiles, which share what is read of the inputs. SCALES_PER_QUANT_BLOCK: 1, or 2 for one of each half.
 // Each version has: TWO, whether two tiles at a time are worth the registers; `add`, which adds one panel of each tile; and `finish`, which
 // stores the sums and clears the accumulators.
-template <u32 FORMAT, int SUBS = Codes<FORMAT>::SUBS> struct CodeTiles;
+template <u32 FORMAT, int SCALES_PER_QUANT_BLOCK = Codes<FORMAT>::SCALES_PER_QUANT_BLOCK> struct CodeTiles;
 template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
     typedef Codes<FORMAT> P;
     static constexpr bool TWO = true;
     const DigitColumns& columns;
-    u32 block;
+    u32 quant_block; // of a panel: the one whose sums the lane has
     float acc[2][2] = {}, mins[2][2] = {};
-    __device__ __forceinline__ CodeTiles(const DigitColumns& columns, unsigned char*, u32, float, int lane) : columns(columns), block(lane % 4 / 2) {}
+    __device__ __forceinline__ CodeTiles(const DigitColumns& columns, unsigned char*, u32, float, int lane)
+        : columns(columns), quant_block(lane % 4 / 2) {}
     template <int TILES> __device__ __forceinline__ void add(const P (&p)[TILES], u32 panel, int) {
         int c[TILES][4];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-            uint2 x = *shared_at<uint2>(columns.of_blocks[b] + panel * columns.step_of_blocks[b]);
+            uint2 x = *shared_at<uint2>(columns.of_quant_blocks[b] + panel * columns.step_of_quant_blocks[b]);
             if (!P::HALVES_ALTERNATE) x = make_uint2(__byte_perm(x.x, x.y, 0x6420), __byte_perm(x.x, x.y, 0x7531));
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
@@ -128,12 +130,12 @@ template <u32 FORMAT> struct CodeTiles<FORMAT, 1> {
         }
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            const float2 scales = p[i].scales_of(block);
+            const float2 scales = p[i].scales_of(quant_block);
             acc[i][0] += scales.x * factor * (float)((c[i][0] << 8) + c[i][1]);
             acc[i][1] += scales.y * factor * (float)((c[i][2] << 8) + c[i][3]);
             if constexpr (P::MINS) {
-                const float2 block_mins = p[i].mins_of(block);
-                mins[i][0] += block_mins.x * sum, mins[i][1] += block_mins.y * sum;
+                const float2 quant_block_mins = p[i].mins_of(quant_block);
+                mins[i][0] += quant_block_mins.x * sum, mins[i][1] += quant_block_mins.y * sum;
             }
         }
     }
@@ -187,14 +189,14 @@ template <u32 FORMAT> struct FloatTiles {
     typedef Staged<FORMAT> P;
     static constexpr bool TWO = false;
     const unsigned char* input;
-    u32 n_blocks;
+    u32 n_quant_blocks;
     float factor;
     float acc[2][4] = {};
     __device__ __forceinline__ FloatTiles(const DigitColumns&, unsigned char* memory, u32 n_panels, float factor, int)
-        : input(memory), n_blocks(2 * n_panels), factor(factor) {}
+        : input(memory), n_quant_blocks(2 * n_panels), factor(factor) {}
     template <int TILES> __device__ __forceinline__ void add(const P (&p)[TILES], u32 panel, int lane) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) panel_products<P, 1>(p[i], panel, n_blocks, input, nullptr, lane, acc[i]);
+        for (int i = 0; i < TILES; i++) panel_products<P, 1>(p[i], panel, n_quant_blocks, input, nullptr, lane, acc[i]);
     }
     template <int TILES> __device__ __forceinline__ void finish(float* to, u32 tile_stride, int lane) {
 #pragma unroll
@@ -262,7 +264,7 @@ __device__ __forceinline__ void add_run(TileSums<FORMAT>& tiles, const unsigned 
     }
 }
 
-// Stores the warp's partial sums of its columns of a matrix: of the group's tiles from `begin` on, at most `tiles_per_round`. `memory`,
+// Stores the warp's partial sums of its columns of a matrix: of the warp group's tiles from `begin` on, at most `tiles_per_round`. `memory`,
 // `factor`: the warp's inputs and what products with floats are multiplied by. `to`: the region. Waits for stages as it needs them.
 // TWO: whether two tiles may be multiplied together, which is separate code.
 template <u32 FORMAT, bool TWO>

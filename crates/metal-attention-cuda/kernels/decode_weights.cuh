@@ -7,7 +7,7 @@
 //   full   completes when all bytes that the producer announced have arrived; the consumer waits for it
 //   empty  completes when all 32 lanes of the consumer warp have read the stage; the producer waits for it (Lemma 9)
 #pragma once
-#include "decode_exchange.cuh"
+#include "decode_routing.cuh"
 
 // The part of one matrix that one block multiplies: neighbouring tiles.
 struct __align__(16) BlockShare {
@@ -47,21 +47,23 @@ __device__ __forceinline__ BlockShare block_share_of(const OpMatrixArgs& m) {
 }
 
 // The part of the block's tiles of an op that one consumer warp multiplies. 2^log_warps_per_tile warps are a warp group: they share
-// the columns of the same tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
+// the columns of the same tiles, each with neighbouring units. Tile i of the block belongs to warp group i % n_warp_groups.
 struct WarpShare {
-    u32 group;      // the warp's group
-    u32 n_groups;   // CONSUMER_WARPS / 2^log_warps_per_tile
-    u32 log_groups; // log2 of that
-    u32 first;      // first unit of each tile that the warp has
-    u32 n;          // number of its units of each tile
+    u32 warp_group;      // index of the warp group among those of the block
+    u32 n_warp_groups;   // CONSUMER_WARPS / 2^log_warps_per_tile
+    u32 log_warp_groups; // log2 of that
+    u32 first;           // first unit of each tile that the warp has
+    u32 n;               // number of its units of each tile
 };
 __device__ __forceinline__ WarpShare warp_share_of(u32 warp, u32 units_per_tile, u32 log_warps_per_tile) {
-    const u32 in_group = warp & ((1u << log_warps_per_tile) - 1), first = in_group * units_per_tile >> log_warps_per_tile;
+    const u32 in_warp_group = warp & ((1u << log_warps_per_tile) - 1), first = in_warp_group * units_per_tile >> log_warps_per_tile;
     return {warp >> log_warps_per_tile, (u32)CONSUMER_WARPS >> log_warps_per_tile, LOG_CONSUMER_WARPS - log_warps_per_tile, first,
-            ((in_group + 1) * units_per_tile >> log_warps_per_tile) - first};
+            ((in_warp_group + 1) * units_per_tile >> log_warps_per_tile) - first};
 }
-// The first tile of a matrix, among the block's, that belongs to the warp's group.
-__device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) { return (s.group - share.tiles_above) & (s.n_groups - 1); }
+// The first tile of a matrix, among the block's, that belongs to the warp group.
+__device__ __forceinline__ u32 first_tile_of(const WarpShare& s, const BlockShare& share) {
+    return (s.warp_group - share.tiles_above) & (s.n_warp_groups - 1);
+}
 
 // [n_matrices] in shared memory.
 __device__ __forceinline__ BlockShare* block_shares(const DecodeArgs& a) { return (BlockShare*)(decode_memory + a.shares_at); }
@@ -73,7 +75,7 @@ __device__ __forceinline__ u64_t* full_barrier(const DecodeArgs& a, u32 warp, u3
     return (u64_t*)(decode_memory + a.barriers_at) + 2 * (warp * a.stages_per_warp + stage);
 }
 __device__ __forceinline__ u64_t* empty_barrier(const DecodeArgs& a, u32 warp, u32 stage) { return full_barrier(a, warp, stage) + 1; }
-// A position in a ring: the stage, and the parity of its mbarriers' phase, which changes with each round.
+// A position in a ring: the stage, and the parity of its mbarriers' phase, which changes each time the ring has been gone through.
 struct RingPosition {
     u32 stage, parity;
     __device__ __forceinline__ void next(u32 stages_per_warp) {
@@ -96,8 +98,8 @@ struct ExpertCursor {
 
 // A producer lane: copies all weights that consumer warp `ring` multiplies in this launch into that warp's stages; lanes with `ring` >=
 // CONSUMER_WARPS do nothing. A stage gets up to `records_per_stage` records of one matrix, of whichever tiles. At most
-// `max_stages_in_flight` copies of a ring are outstanding: with more, requests would queue in front of the memory, and the blocks' words behind
-// them. EXPERTS: whether layers may have experts; the kernels for other models leave the code out.
+// `max_stages_in_flight` copies of a ring are outstanding: more than keep the memory busy only delay the polling loads of words, which queue
+// behind them. EXPERTS: whether layers may have experts; the kernels for other models leave the code out.
 template <bool EXPERTS> __device__ __forceinline__ void run_producer(const DecodeArgs& a, u32 ring, int lane, ExpertChoice& chosen) {
     const BlockShare* shares = block_shares(a);
     const u64_t policy = evict_first_policy();
@@ -108,7 +110,7 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
     u32 records = 0;     // records of one of its tiles
     u32 left_of_tile = 0; // records of the current tile that are not copied yet
     u32 contiguous = 0;  // how many of these lie together
-    u32 tile_stride = 0; // bytes to the group's next tile
+    u32 tile_stride = 0; // bytes to the warp group's next tile
     u32 bytes = 0;       // bytes of a record
     u32 per_stage = 0;   // records of a stage
     ExpertCursor experts = {};
@@ -127,15 +129,15 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                 const WarpShare s = warp_share_of(ring, share.units_per_tile, share.log_warps_per_tile);
                 const u32 first = first_tile_of(s, share);
                 bytes = share.record_bytes, per_stage = share.records_per_stage;
-                tile_stride = s.n_groups * share.tile_bytes, records = s.n * share.records_per_unit;
+                tile_stride = s.n_warp_groups * share.tile_bytes, records = s.n * share.records_per_unit;
                 // One stride before the first tile, to which the first copy moves on.
                 tile = share.from + (size_t)first * share.tile_bytes + s.first * share.records_per_unit * bytes - tile_stride;
-                const u32 n_tiles = records == 0 || first >= share.n_tiles ? 0 : (share.n_tiles - first + s.n_groups - 1) / s.n_groups;
+                const u32 n_tiles = records == 0 || first >= share.n_tiles ? 0 : (share.n_tiles - first + s.n_warp_groups - 1) / s.n_warp_groups;
                 bool known = true;
                 experts.expert_stride = 0;
                 if (EXPERTS && share.of_experts && n_tiles > 0) {
                     const OpMatrixArgs& of = a.matrices[p];
-                    experts = {of.expert_stride, of.tiles_per_expert, of.records_per_expert, share.first_tile + first - s.n_groups, 0};
+                    experts = {of.expert_stride, of.tiles_per_expert, of.records_per_expert, share.first_tile + first - s.n_warp_groups, 0};
                     known = chosen.is_published(n * (a.n_layer + 1) + of.expert_layer_number);
                 }
                 if (known) left = n_tiles * records, p++, advanced = true;
@@ -161,7 +163,8 @@ template <bool EXPERTS> __device__ __forceinline__ void run_producer(const Decod
                             const WarpShare s = warp_share_of(ring, share.units_per_tile, share.log_warps_per_tile);
                             const u32 first = s.first * share.records_per_unit;
                             before = first % experts.records_per_expert;
-                            experts.tile += s.n_groups, experts.index = experts.tile / experts.tiles_per_expert + first / experts.records_per_expert;
+                            experts.tile += s.n_warp_groups;
+                            experts.index = experts.tile / experts.tiles_per_expert + first / experts.records_per_expert;
                         } else {
                             experts.index++;
                         }
@@ -216,18 +219,20 @@ struct WeightRing {
     }
 };
 
-// Row j of the block's rows of an op, as an index of the op's result vector; ~0: a row beyond the matrix, in its last tile, or beyond
-// the block's tiles.
-__device__ __forceinline__ u32 row_at(const Op& op, const BlockShare* shares, u32 j) {
+// In place of the index of a row: there is none.
+constexpr u32 NO_ROW = ~0u;
+// Row j of the block's rows of an op, as an index of the op's result vector. NO_ROW: a row of padding, beyond the matrix in its last tile, or a row
+// beyond the block's tiles.
+__device__ __forceinline__ u32 row_at(const OpArgs& op, const BlockShare* shares, u32 j) {
     u32 matrix = 0, rows_above = 0;
     if (op.kind == QKV)
         while (matrix < 2 && j >= (shares[matrix].tiles_above + shares[matrix].n_tiles) * 16u) rows_above += op.n_rows[matrix++];
     const BlockShare& of = shares[matrix];
     const u32 r = (of.first_tile - of.tiles_above) * 16u + j;
-    return j < (of.tiles_above + of.n_tiles) * 16u && r < op.n_rows[matrix] ? rows_above + r : ~0u;
+    return j < (of.tiles_above + of.n_tiles) * 16u && r < op.n_rows[matrix] ? rows_above + r : NO_ROW;
 }
 
 // Tiles that the block has of an op; the tiles of gate and up both count.
-__device__ __forceinline__ u32 tiles_of(const Op& op, const BlockShare* shares) {
+__device__ __forceinline__ u32 tiles_of(const OpArgs& op, const BlockShare* shares) {
     return op.kind == QKV ? shares[2].tiles_above + shares[2].n_tiles : op.kind == GATE_AND_UP ? 2u * shares[0].n_tiles : shares[0].n_tiles;
 }

@@ -4,7 +4,7 @@
 
 // Element k of row `row`, in F32.
 template <typename P> __device__ __forceinline__ float element_of(const Matrix& m, u32 row, u32 k) {
-    const int place = place_in_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
+    const int place = place_in_quant_block(k % 32), b = k % 64 / 32, r = row % 16 / 8;
     const int lane = row % 8 * 4 + place / 8, p = place % 8, s = p / 4, pair = p % 4 / 2;
     P panel;
     panel.load(m, row / 16, k / 64, lane);
@@ -24,11 +24,12 @@ template <typename P> __device__ __forceinline__ float element_of(const Matrix& 
     return sum - panel.min(b, r, s);
 }
 
-// Eight elements of row `row`: elements 4 t to 4 t + 3 of the first half (v[0]) and of the second half (v[1]) of quantisation block `block`, with one load.
-template <typename P> __device__ __forceinline__ void elements_of(const Matrix& m, u32 row, u32 block, int t, float4 (&v)[2]) {
-    const int b = block % 2, r = row % 16 / 8;
+// Eight elements of row `row`, with one load: elements 4 t to 4 t + 3 of the first half (v[0]) and of the second half (v[1]) of quantisation block
+// `quant_block`.
+template <typename P> __device__ __forceinline__ void elements_of(const Matrix& m, u32 row, u32 quant_block, int t, float4 (&v)[2]) {
+    const int b = quant_block % 2, r = row % 16 / 8;
     P panel;
-    panel.load(m, row / 16, block / 2, row % 8 * 4 + t);
+    panel.load(m, row / 16, quant_block / 2, row % 8 * 4 + t);
 #pragma unroll
     for (int s = 0; s < 2; s++) v[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll

@@ -19,10 +19,10 @@ extern "C" __global__ void __launch_bounds__(256) all_reduce(const __grid_consta
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 exchange_no = exchange_index(e, a.exchanges_before);
+    const u32 exchange_number = exchange_number_after(e, a.exchanges_before);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    for (u32 i = first; i < a.n; i += step) send(e, exchange_no, i, a.part[i]);
-    for (u32 i = first; i < a.n; i += step) finish(a, i, sum_of(e, exchange_no, i, a.part[i]));
+    for (u32 i = first; i < a.n; i += step) send(e, exchange_number, i, a.part[i]);
+    for (u32 i = first; i < a.n; i += step) finish(a, i, sum_of(e, exchange_number, i, a.part[i]));
 }
 
 // All-reduce of long vectors, in two phases (reduce-scatter, all-gather): each rank adds up one slice of the vector and sends the sums to the
@@ -38,9 +38,9 @@ struct Chunk {
 };
 // Chunk `c` that rank `from` sends to rank `peer`, in the mailbox of `peer`: behind the words, [2][sending rank][phase][n_chunks] tags of 4 bytes,
 // then as many chunks.
-__device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 peer, u32 exchange_no, u32 from, u32 phase, u32 c) {
+__device__ __forceinline__ Chunk chunk_of(const Exchange& e, u32 peer, u32 exchange_number, u32 from, u32 phase, u32 c) {
     u32* tags = (u32*)(e.mailboxes[peer] + (size_t)2 * e.n_ranks * e.n_words);
-    const size_t at = (((exchange_no & 1) * e.n_ranks + from) * 2 + phase) * e.n_chunks + c;
+    const size_t at = (((exchange_number & 1) * e.n_ranks + from) * 2 + phase) * e.n_chunks + c;
     return {tags + at, (uint4*)(tags + (size_t)4 * e.n_ranks * e.n_chunks + at * CHUNK)};
 }
 
@@ -115,7 +115,7 @@ template <> struct Parcel<false> {
 };
 
 // Lets the other ranks read this block's chunks of a phase: stores their tags.
-__device__ __forceinline__ void publish_chunks(const Exchange& e, u32 exchange_no, u32 phase, u32 n_chunks) {
+__device__ __forceinline__ void publish_chunks(const Exchange& e, u32 exchange_number, u32 phase, u32 n_chunks) {
     __syncthreads();
     const u32 n = (n_chunks - blockIdx.x + gridDim.x - 1) / gridDim.x * e.n_ranks;
     for (u32 i = threadIdx.x; i < n; i += SLICE_THREADS) {
@@ -123,15 +123,15 @@ __device__ __forceinline__ void publish_chunks(const Exchange& e, u32 exchange_n
         if (peer == e.rank) continue;
         // Release: the fence orders the chunks, which the whole block wrote before the barrier, before their tags.
         __threadfence_system();
-        store_for_peer(chunk_of(e, peer, exchange_no, e.rank, phase, c).tag, tag_of(exchange_no));
+        store_for_peer(chunk_of(e, peer, exchange_number, e.rank, phase, c).tag, tag_of(exchange_number));
     }
 }
 // Waits for chunk `c` from every other rank. The fence is the acquire of the chunk's values.
-__device__ __forceinline__ void wait_for_chunk(const Exchange& e, u32 exchange_no, u32 phase, u32 c) {
+__device__ __forceinline__ void wait_for_chunk(const Exchange& e, u32 exchange_number, u32 phase, u32 c) {
     const u32 peer = threadIdx.x;
     if (peer < e.n_ranks && peer != e.rank) {
-        const u32* tag = chunk_of(e, e.rank, exchange_no, peer, phase, c).tag;
-        poll_until(e, [&] { return load_from_peer(tag) == tag_of(exchange_no); });
+        const u32* tag = chunk_of(e, e.rank, exchange_number, peer, phase, c).tag;
+        poll_until(e, [&] { return load_from_peer(tag) == tag_of(exchange_number); });
         __threadfence_system();
     }
     __syncthreads();
@@ -151,22 +151,22 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 exchange_no = exchange_index(e, a.exchanges_before);
+    const u32 exchange_number = exchange_number_after(e, a.exchanges_before);
     const u32 slice = (a.n / 4 + e.n_ranks - 1) / e.n_ranks * 4, n_chunks = (slice + CHUNK - 1) / CHUNK;
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
         for (u32 peer = 0; peer < e.n_ranks; peer++) {
             if (peer == e.rank) continue;
             const Sixteen part = load_values(a.part, peer * slice + c * CHUNK, min(a.n, (peer + 1) * slice));
-            Parcel<EXACT>(part).put(chunk_of(e, peer, exchange_no, e.rank, 0, c).values);
+            Parcel<EXACT>(part).put(chunk_of(e, peer, exchange_number, e.rank, 0, c).values);
         }
     }
-    publish_chunks(e, exchange_no, 0, n_chunks);
+    publish_chunks(e, exchange_number, 0, n_chunks);
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
         const u32 first = e.rank * slice + c * CHUNK, end = min(a.n, (e.rank + 1) * slice);
         Sixteen own = load_values(a.part, first, end), sums = {};
-        wait_for_chunk(e, exchange_no, 0, c);
+        wait_for_chunk(e, exchange_number, 0, c);
         for (u32 peer = 0; peer < e.n_ranks; peer++) {
-            const Sixteen part = peer == e.rank ? own : Parcel<EXACT>(chunk_of(e, e.rank, exchange_no, peer, 0, c).values).values();
+            const Sixteen part = peer == e.rank ? own : Parcel<EXACT>(chunk_of(e, e.rank, exchange_number, peer, 0, c).values).values();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 float4& sum = sums.v[k];
@@ -175,16 +175,16 @@ template <bool EXACT> __device__ __forceinline__ void reduce_by_slices(const All
         }
         const Parcel<EXACT> sent(sums);
         for (u32 peer = 0; peer < e.n_ranks; peer++)
-            if (peer != e.rank) sent.put(chunk_of(e, peer, exchange_no, e.rank, 1, c).values);
+            if (peer != e.rank) sent.put(chunk_of(e, peer, exchange_number, e.rank, 1, c).values);
         // The rounded values, as the other ranks receive them.
         finish(a, first, end, sent.values());
     }
-    publish_chunks(e, exchange_no, 1, n_chunks);
+    publish_chunks(e, exchange_number, 1, n_chunks);
     for (u32 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
-        wait_for_chunk(e, exchange_no, 1, c);
+        wait_for_chunk(e, exchange_number, 1, c);
         for (u32 peer = 0; peer < e.n_ranks; peer++) {
             if (peer == e.rank) continue;
-            const Sixteen sums = Parcel<EXACT>(chunk_of(e, e.rank, exchange_no, peer, 1, c).values).values();
+            const Sixteen sums = Parcel<EXACT>(chunk_of(e, e.rank, exchange_number, peer, 1, c).values).values();
             finish(a, peer * slice + c * CHUNK, min(a.n, (peer + 1) * slice), sums);
         }
     }
@@ -203,17 +203,17 @@ extern "C" __global__ void __launch_bounds__(256) all_gather(const __grid_consta
     wait_for_input();
     let_next_start();
     const Exchange& e = a.exchange;
-    const u32 exchange_no = exchange_index(e, a.exchanges_before);
+    const u32 exchange_number = exchange_number_after(e, a.exchanges_before);
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const u32 begin = a.first_columns[e.rank], width = a.first_columns[e.rank + 1] - begin;
     for (u32 i = first; i < a.n_rows * width; i += step) {
-        send(e, exchange_no, i, a.rows[(size_t)(i / width) * a.stride + begin + i % width]);
+        send(e, exchange_number, i, a.rows[(size_t)(i / width) * a.stride + begin + i % width]);
     }
     for (u32 peer = 0; peer < e.n_ranks; peer++) {
         if (peer == e.rank) continue;
         const u32 begin = a.first_columns[peer], width = a.first_columns[peer + 1] - begin;
         for (u32 i = first; i < a.n_rows * width; i += step) {
-            a.rows[(size_t)(i / width) * a.stride + begin + i % width] = receive(e, exchange_no, peer, i);
+            a.rows[(size_t)(i / width) * a.stride + begin + i % width] = receive(e, exchange_number, peer, i);
         }
     }
 }

@@ -35,17 +35,19 @@ struct Exchange {
 };
 
 // The number of an exchange that comes after `exchanges_before` others of its step.
-__device__ __forceinline__ u32 exchange_index(const Exchange& e, u32 exchanges_before) { return load_from_peer(e.exchanges_done) + exchanges_before; }
-__device__ __forceinline__ u32 tag_of(u32 exchange_no) { return exchange_no % 0xffffffffu + 1; }
+__device__ __forceinline__ u32 exchange_number_after(const Exchange& e, u32 exchanges_before) {
+    return load_from_peer(e.exchanges_done) + exchanges_before;
+}
+__device__ __forceinline__ u32 tag_of(u32 exchange_number) { return exchange_number % 0xffffffffu + 1; }
 // Index of the first word from rank `from` in a mailbox.
-__device__ __forceinline__ size_t mailbox_offset(const Exchange& e, u32 exchange_no, u32 from) {
-    return (size_t)((exchange_no & 1) * e.n_ranks + from) * e.n_words;
+__device__ __forceinline__ size_t mailbox_offset(const Exchange& e, u32 exchange_number, u32 from) {
+    return (size_t)((exchange_number & 1) * e.n_ranks + from) * e.n_words;
 }
 // Sends a value to all other ranks, as their word i.
-__device__ __forceinline__ void send(const Exchange& e, u32 exchange_no, u32 i, float v) {
-    const u64_t word = (u64_t)tag_of(exchange_no) << 32 | __float_as_uint(v);
+__device__ __forceinline__ void send(const Exchange& e, u32 exchange_number, u32 i, float v) {
+    const u64_t word = (u64_t)tag_of(exchange_number) << 32 | __float_as_uint(v);
     for (u32 peer = 0; peer < e.n_ranks; peer++)
-        if (peer != e.rank) store_for_peer(e.mailboxes[peer] + mailbox_offset(e, exchange_no, e.rank) + i, word);
+        if (peer != e.rank) store_for_peer(e.mailboxes[peer] + mailbox_offset(e, exchange_number, e.rank) + i, word);
 }
 // Polls until `is_complete`, or until any rank aborts the step; the values of an aborted step are not used.
 template <class Poll> __device__ __forceinline__ void poll_until(const Exchange& e, Poll is_complete) {
@@ -56,23 +58,23 @@ template <class Poll> __device__ __forceinline__ void poll_until(const Exchange&
     }
 }
 // Waits for the value that rank `from` has sent as word i.
-__device__ __forceinline__ float receive(const Exchange& e, u32 exchange_no, u32 from, u32 i) {
-    const u64_t* p = e.mailboxes[e.rank] + mailbox_offset(e, exchange_no, from) + i;
+__device__ __forceinline__ float receive(const Exchange& e, u32 exchange_number, u32 from, u32 i) {
+    const u64_t* p = e.mailboxes[e.rank] + mailbox_offset(e, exchange_number, from) + i;
     u64_t word = 0;
     poll_until(e, [&] {
         word = load_from_peer(p);
-        return (u32)(word >> 32) == tag_of(exchange_no);
+        return (u32)(word >> 32) == tag_of(exchange_number);
     });
     return __uint_as_float((u32)word);
 }
 // The sum of word i of all ranks, added in their order; `own` is this rank's value. Waits for the others.
-__device__ __forceinline__ float sum_of(const Exchange& e, u32 exchange_no, u32 i, float own) {
+__device__ __forceinline__ float sum_of(const Exchange& e, u32 exchange_number, u32 i, float own) {
     float sum = 0.0f;
-    for (u32 peer = 0; peer < e.n_ranks; peer++) sum += peer == e.rank ? own : receive(e, exchange_no, peer, i);
+    for (u32 peer = 0; peer < e.n_ranks; peer++) sum += peer == e.rank ? own : receive(e, exchange_number, peer, i);
     return sum;
 }
 // Sends this rank's value and returns the sum.
-__device__ __forceinline__ float exchanged_sum(const Exchange& e, u32 exchange_no, u32 i, float own) {
-    send(e, exchange_no, i, own);
-    return sum_of(e, exchange_no, i, own);
+__device__ __forceinline__ float exchanged_sum(const Exchange& e, u32 exchange_number, u32 i, float own) {
+    send(e, exchange_number, i, own);
+    return sum_of(e, exchange_number, i, own);
 }

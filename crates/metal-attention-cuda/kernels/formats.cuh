@@ -1,7 +1,7 @@
 // The layout of weight matrices in device memory, which kernels read without conversion in the order of tensor-core operands. A matrix is divided
-// into tiles of 16 rows and panels of 64 columns (two quantisation blocks of 32). In a panel, lane l of a warp has, of rows g = l / 4 and g + 8 of the
-// tile and of each block, the 8 columns that `place_in_block` gives t = l % 4. A warp reads the codes of a panel with one load; scales follow. repack.cu
-// writes this layout from a file's quantisation blocks.
+// into tiles of 16 rows and panels of 64 columns (two quantisation blocks, in short quant blocks, of 32). In a panel, lane l of a warp has, of rows
+// g = l / 4 and g + 8 of the tile and of each quant block, the 8 columns that `place_in_quant_block` gives t = l % 4. A warp reads the codes of a
+// panel with one load; scales follow. repack.cu writes this layout from a file's quantisation blocks.
 #pragma once
 #include "common.cuh"
 
@@ -16,8 +16,8 @@ struct Matrix {
     u32 first_row; // index of its first row in the result of a product of several matrices
 };
 
-// A record: PANELS neighbouring panels of a tile. First the codes of all panels, then their high bits, then their scales, each [panel][lane or g], then
-// the scales of scales of the whole record, [g]. Sizes are bytes of one panel, SUPER of the record.
+// A record: PANELS neighbouring panels of a tile. First the codes of all panels, then their high bits, then their scales, each [panel][lane or g],
+// then the scales of scales of the whole record, [g]. Sizes are bytes of one panel, SUPER of the record.
 template <int N, int CODES_, int HIGH_, int SCALES_, int SUPER_> struct RecordOf {
     static constexpr int PANELS = N, CODES = CODES_, HIGH = HIGH_, SCALES = SCALES_, SUPER = SUPER_;
     static constexpr int BYTES = N * (CODES_ + HIGH_ + SCALES_) + SUPER_;
@@ -69,9 +69,10 @@ struct FromShared {
     template <typename T> static __device__ __forceinline__ T get(const T* p) { return *p; }
 };
 
-// One panel in a lane's registers, as F16 elements. SUBS: scales of each block and row. MINS: whether there are as many mins. `codes(plane, b, a)`:
-// codes of block b as mma operands, a[s][0..4] for product s. `scale(plane, b, row, sub)`, `min(b, row, sub)`: in F32. An element is the sum over
-// PLANES of scale * code, minus min; with SUBS 0 codes are the elements. FLOAT_SCALES: scales may be beyond F16's range.
+// One panel in a lane's registers, as F16 elements. SCALES_PER_QUANT_BLOCK: scales of each quant block and row. MINS: whether there are as many
+// mins. `codes(plane, b, a)`: codes of quant block b as mma operands, a[s][0..4] for product s. `scale(plane, b, row, sub)`, `min(b, row, sub)`: in
+// F32. An element is the sum over PLANES of scale * code, minus min; with SCALES_PER_QUANT_BLOCK 0 codes are the elements. FLOAT_SCALES: scales may
+// be beyond F16's range.
 template <u32 FORMAT> struct Panel;
 template <u32 FORMAT> struct PanelOf {
     // Reads it from global memory.
@@ -81,7 +82,7 @@ template <u32 FORMAT> struct PanelOf {
 };
 
 template <> struct Panel<F16> : PanelOf<F16> {
-    static constexpr int SUBS = 0, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 0, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[4];
     template <typename From> __device__ __forceinline__ void read(const Place<F16>& at, int lane) {
@@ -99,7 +100,7 @@ template <> struct Panel<F16> : PanelOf<F16> {
 
 // An F32 element as the sum of an F16 value and 2^-11 times another one; that covers BF16 and most of F32.
 template <> struct Panel<F32> : PanelOf<F32> {
-    static constexpr int SUBS = 1, PLANES = 2;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 2;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[8];
     template <typename From> __device__ __forceinline__ void read(const Place<F32>& at, int lane) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void signed_codes(const uint4 x, u32 (&a)[2][4]) {
 }
 
 template <> struct Panel<Q8_0> : PanelOf<Q8_0> {
-    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint4 w[2];
     uint2 s;
@@ -165,7 +166,7 @@ struct Nibbles {
     }
 };
 
-// One F16 scale for each block: {row g: block 0, 1; row g + 8: block 0, 1}.
+// One F16 scale for each quant block: {row g: quant block 0, 1; row g + 8: quant block 0, 1}.
 struct HalfScales {
     uint2 s;
     template <typename From> __device__ __forceinline__ void load_scales(const unsigned char* scales, int lane) { s = From::get((const uint2*)scales + lane / 4); }
@@ -173,12 +174,12 @@ struct HalfScales {
         const half2 v = halves(row == 0 ? s.x : s.y);
         return b == 0 ? __low2float(v) : __high2float(v);
     }
-    // The scales of block b, of rows g and g + 8.
+    // The scales of quant block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const { return __half22float2(halves(__byte_perm(s.x, s.y, b == 0 ? 0x5410 : 0x7632))); }
 };
 
 template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
-    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     template <typename From> __device__ __forceinline__ void read(const Place<Q4_0>& at, int lane) {
         load_codes<From>(at.codes, lane);
@@ -188,8 +189,8 @@ template <> struct Panel<Q4_0> : PanelOf<Q4_0>, Nibbles, HalfScales {
     __device__ __forceinline__ float min(int, int, int = 0) const { return 0.0f; }
 };
 
-// 6-bit scales and mins (offsets that are subtracted) for each block, and F16 scales of these for 256 columns (K-quants). Scales: {row g: scale 0,
-// 1, min 0, 1; row g + 8: the same}. Super: {d, dmin of row g; of row g + 8}.
+// 6-bit scales and mins (offsets that are subtracted) for each quant block, and F16 scales of these for 256 columns (K-quants). Scales: {row g:
+// scale 0, 1, min 0, 1; row g + 8: the same}. Super: {d, dmin of row g; of row g + 8}.
 struct KScales {
     uint2 s, d;
     template <typename From, typename P> __device__ __forceinline__ void load_scales(const P& at, int lane) {
@@ -202,7 +203,7 @@ struct KScales {
     __device__ __forceinline__ float min(int b, int row, int = 0) const {
         return __high2float(halves(row == 0 ? d.x : d.y)) * byte_of(row == 0 ? s.x : s.y, 2 + b);
     }
-    // The scales, or mins, of block b, of rows g and g + 8.
+    // The scales, or mins, of quant block b, of rows g and g + 8.
     __device__ __forceinline__ float2 scales_of(u32 b) const {
         return make_float2(__low2float(halves(d.x)) * byte_of(s.x >> 8 * b, 0), __low2float(halves(d.y)) * byte_of(s.y >> 8 * b, 0));
     }
@@ -212,7 +213,7 @@ struct KScales {
 };
 
 template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
-    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 1;
     static constexpr bool MINS = true, FLOAT_SCALES = false;
     template <typename From> __device__ __forceinline__ void read(const Place<Q4_K>& at, int lane) {
         load_codes<From>(at.codes, lane);
@@ -221,13 +222,14 @@ template <> struct Panel<Q4_K> : PanelOf<Q4_K>, Nibbles, KScales {
     __device__ __forceinline__ void codes(int, int b, u32 (&a)[2][4]) const { codes_minus(b, a, 1024.0f); }
 };
 
-// The fifth bits of codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7 of a word, at bit 4 of bytes 0 to 3. In `high` they are bit 4 b + 2 row + odd of each byte.
+// The fifth bits of codes 0, 2, 4, 6 (`odd` 0) or 1, 3, 5, 7 of a word, at bit 4 of bytes 0 to 3. In `high` they are bit 4 b + 2 row + odd of each
+// byte.
 __device__ __forceinline__ u32 fifth_bits(u32 high, int b, int row, int odd) {
     const int at = 4 * b + 2 * row + odd;
     return at < 4 ? high << (4 - at) : high >> (at - 4);
 }
 template <> struct Panel<Q5_K> : PanelOf<Q5_K>, Nibbles, KScales {
-    static constexpr int SUBS = 1, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 1, PLANES = 1;
     static constexpr bool MINS = true, FLOAT_SCALES = false;
     u32 h;
     template <typename From> __device__ __forceinline__ void read(const Place<Q5_K>& at, int lane) {
@@ -258,10 +260,10 @@ struct SixthScales {
         return of * signed_byte_of(row == 0 ? s.x : s.y, 2 * b + sub);
     }
 };
-// The two high bits of codes, a word for each block: of codes 0, 2, 4, 6 of row g in bits 0 and 1 of its bytes, of codes 1, 3, 5, 7 in bits 2 and 3; of row
-// g + 8 in bits 4 to 7.
+// The two high bits of codes, a word for each quant block: of codes 0, 2, 4, 6 of row g in bits 0 and 1 of its bytes, of codes 1, 3, 5, 7 in bits 2
+// and 3; of row g + 8 in bits 4 to 7.
 template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
-    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 2, PLANES = 1;
     static constexpr bool MINS = false, FLOAT_SCALES = false;
     uint2 h;
     template <typename From> __device__ __forceinline__ void read(const Place<Q6_K>& at, int lane) {
@@ -285,7 +287,7 @@ template <> struct Panel<Q6_K> : PanelOf<Q6_K>, Nibbles, SixthScales {
 
 // CODES and CODES_AND_MINS: 8-bit codes; for each 16 columns an F32 scale and, with HAS_MINS, an F32 offset: [row of 16][4].
 template <u32 FORMAT, bool HAS_MINS> struct GeneralPanel : PanelOf<FORMAT> {
-    static constexpr int SUBS = 2, PLANES = 1;
+    static constexpr int SCALES_PER_QUANT_BLOCK = 2, PLANES = 1;
     static constexpr bool MINS = HAS_MINS, FLOAT_SCALES = true;
     uint4 w[2];
     float4 s[2], m[HAS_MINS ? 2 : 1];

@@ -27,7 +27,7 @@ struct MatmulArgs {
 // The elements of a block of 32 columns as F16: a[s][0..4] for the two products s.
 template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {
     p.codes(0, b, a);
-    if (P::SUBS == 0 || P::PLANES == 2) return;
+    if (P::SCALES_PER_QUANT_BLOCK == 0 || P::PLANES == 2) return;
 #pragma unroll
     for (int s = 0; s < 2; s++)
 #pragma unroll
@@ -43,7 +43,7 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
                 }
                 continue;
             }
-            const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SUBS == 2 ? s : 0));
+            const half2 scale = __float2half2_rn(p.scale(0, b, row, P::SCALES_PER_QUANT_BLOCK == 2 ? s : 0));
             const half2 min = __float2half2_rn(-p.min(b, row, 0));
 #pragma unroll
             for (int i = 0; i < 2; i++) {

@@ -275,6 +275,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const 
         p.x = changed;
         __syncthreads();
     }
-    const u32 block = blockIdx.x - begin, n = product.end - begin;
-    WITH_FORMAT(product.matrix.format, (matvec_share<FORMAT, 1>(p, product.matrix, product.matrix, block, n)));
+    const u32 block_of_matrix = blockIdx.x - begin, n_blocks_of_matrix = product.end - begin;
+    WITH_FORMAT(product.matrix.format, (matvec_share<FORMAT, 1>(p, product.matrix, product.matrix, block_of_matrix, n_blocks_of_matrix)));
 }

@@ -61,13 +61,13 @@ pub(crate) enum Epilogue {
 /// Most matrices of one launch of a product.
 pub(crate) const MAX_MATRICES: usize = 3;
 
-/// Arguments of the GEMV kernels (`matvec.cu`).
+/// Arguments of the GEMV kernels; `matvec.cu` has the contracts of the fields, and asserts the size.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MatvecArgs {
     pub(crate) matrices: [MatrixArgs; MAX_MATRICES],
     pub(crate) n_matrices: u32,
-    /// For each matrix, the block after its last one.
+    /// For each matrix, the block after its last one, in ascending order; the end of the last matrix is the size of the grid.
     pub(crate) block_ends: [u32; MAX_MATRICES],
     pub(crate) n_in: u32,
     pub(crate) n_out: u32,
@@ -83,6 +83,8 @@ pub(crate) struct MatvecArgs {
     pub(crate) y: u64,
     pub(crate) rows: u64,
 }
+
+const _: () = assert!(size_of::<MatvecArgs>() == 160);
 
 /// Arguments of the GEMM without warpgroup instructions (`matmul.cu`).
 #[repr(C)]

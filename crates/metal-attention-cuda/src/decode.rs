@@ -31,10 +31,11 @@ use args::{
 use layers::{DecodeLayer, OpMatrix, is_table_only, max_rows, reads_whole_quads};
 use memory::SharedMemoryLayout;
 
-/// `split_gain` of a model whose ops are all small: how much dividing the positions saves, relative to the cost of merging the splits. Measured.
-const SMALL_SPLIT_GAIN: f32 = 1000.0;
-/// `split_gain` of other models. Measured.
-const SPLIT_GAIN: f32 = 4500.0;
+/// `page_to_merge_time` of a model whose ops are all small: how much dividing the positions saves, relative to the cost of merging the splits.
+/// Measured.
+const SMALL_PAGE_TO_MERGE_TIME: f32 = 1000.0;
+/// `page_to_merge_time` of other models. Measured.
+const PAGE_TO_MERGE_TIME: f32 = 4500.0;
 /// Splits of a token's positions at most: the limit of `max_splits` of `decode_attention.cuh`.
 const MAX_SPLITS: usize = 32;
 /// Tokens (decode steps of one sequence) of a launch at most. A launch cannot be stopped, and tokens after the end of a sequence are wasted;
@@ -203,7 +204,7 @@ impl DecodeKernel {
             n_matrices: all_matrices.len() as u32,
             // Words that were never written have tag 0.
             tag: 2,
-            advance: 0,
+            stores_next_token: 0,
             stage_bytes: memory.stage_bytes as u32,
             stages_per_warp: memory.n_stages as u32,
             gate_to_up_floats: memory.gate_to_up_floats as u32,
@@ -223,7 +224,7 @@ impl DecodeKernel {
             logit_cap: of_logits.soft_cap.unwrap_or(0.0),
             n_tokens: 1,
             first_step_number: 0,
-            split_gain: if memory.has_small_ops { SMALL_SPLIT_GAIN } else { SPLIT_GAIN },
+            page_to_merge_time: if memory.has_small_ops { SMALL_PAGE_TO_MERGE_TIME } else { PAGE_TO_MERGE_TIME },
             max_stages_in_flight: max_stages_in_flight(summary, n_expert > 0),
             unused: 0,
         };
@@ -268,7 +269,7 @@ impl DecodeKernel {
         };
         let args = DecodeArgs {
             logits,
-            advance: u32::from(advance),
+            stores_next_token: u32::from(advance),
             n_tokens: n as u32,
             first_step_number: number,
             ..self.args
@@ -276,8 +277,8 @@ impl DecodeKernel {
         match exchange {
             None => gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?,
             Some(exchange) => {
-                let first_row = exchange.first_row() as u32;
-                let args = DecodeOnRanksArgs { decode: args, exchange: exchange.args(), first_row, unused: 0 };
+                let first_vocab_row = exchange.first_row() as u32;
+                let args = DecodeOnRanksArgs { decode: args, exchange: exchange.args(), first_vocab_row, unused: 0 };
                 gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?;
             }
         }

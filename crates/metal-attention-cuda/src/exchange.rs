@@ -17,7 +17,7 @@ use crate::sharding::{Shard, ShardingPlan};
 const MAX_WORDS: usize = 1 << 20;
 /// Values at most that one exchange sums by slices.
 const MAX_SLICE_VALUES: usize = 1 << 23;
-/// Words behind those of vectors: the best logit of a rank, in the persistent decode kernel (`highest_of_ranks` of `decode.cu`).
+/// Words behind those of vectors: the best logit of a rank, in the persistent decode kernel (`highest_of_ranks` of `decode_argmax.cuh`).
 const WORDS_OF_CHOICE: usize = 2;
 /// Values of a chunk: `CHUNK` of `exchange.cu`.
 pub(crate) const CHUNK: usize = 1 << 13;

@@ -1,5 +1,6 @@
 //! The arguments of the persistent decode kernel, as `kernels/decode.cuh` declares them: layers, their ops and matrices; and how the
-//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit, warp group and stage are those of `decode.cuh`.
+//! products of an op are divided among blocks and warps. The terms op, tile, panel, record, unit, warp group, stage, word and tag are those of
+//! `decode.cuh`, which also has the contracts of the fields.
 //!
 //! Fields of type `u64` are device addresses, 0 for none.
 
@@ -36,7 +37,7 @@ pub(super) const MAX_VOCAB: usize = 1 << 20;
 /// Tags of words: 12 bits.
 pub(super) const TAGS: u32 = 1 << 12;
 
-/// One op: a product of up to three matrices with one input. `Op` of `decode.cuh`.
+/// One op: a product of up to three matrices with one input. `OpArgs` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct OpArgs {
@@ -62,10 +63,10 @@ pub(super) struct OpArgs {
     pub(super) n_matrices: u32,
     /// Rows of each matrix.
     pub(super) n_rows: [u32; 3],
-    /// Tag of input words minus the layer's tag, modulo [`TAGS`].
-    pub(super) tag_in: u32,
-    /// Tag of result words minus the layer's tag.
-    pub(super) tag_out: u32,
+    /// Tag of input words minus the layer tag, modulo [`TAGS`].
+    pub(super) tag_in_offset: u32,
+    /// Tag of result words minus the layer tag.
+    pub(super) tag_out_offset: u32,
     /// 1: quantised matrices; 0: F16 or F32.
     pub(super) has_codes: u16,
     /// 1: a matrix has mins.
@@ -82,7 +83,7 @@ pub(super) struct OpArgs {
     pub(super) log_warps_per_tile: u16,
     /// 0 or 1: the region of the partial sums.
     pub(super) region: u16,
-    /// 1: a matrix has scales of half quantisation blocks.
+    /// 1: a matrix has a scale for each half of a quantisation block.
     pub(super) has_half_scales: u16,
     /// Most tiles of a block, where the op is small; otherwise 0.
     pub(super) preload_tiles: u16,
@@ -114,7 +115,8 @@ pub(super) struct OpMatrixArgs {
     pub(super) units_per_tile: u16,
     /// Records of a unit.
     pub(super) records_per_unit: u16,
-    /// Of experts: 1 + index of their layer, whose experts must be chosen before the weights are known. 0: not experts.
+    /// Of experts: 1 + index of their layer, for which experts must be chosen before the weights are known; each further token of the
+    /// launch adds `n_layer + 1` (`ExpertChoice::n_published` of `decode_routing.cuh`). 0: not experts.
     pub(super) expert_layer_number: u32,
     /// Bytes from one expert to the next.
     pub(super) expert_stride: u32,
@@ -126,7 +128,7 @@ pub(super) struct OpMatrixArgs {
     pub(super) first_block: u32,
 }
 
-/// One layer, or the pseudo-layer of the output head. `Layer` of `decode.cuh`.
+/// One layer, or the pseudo-layer of the output head. `LayerArgs` of `decode.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct LayerArgs {
@@ -176,8 +178,10 @@ pub(super) struct LayerArgs {
     pub(super) route: RouteArgs,
 }
 
-// Blocks copy layers in words of 16 bytes.
+// Blocks copy layers in pieces of 16 bytes. `decode.cuh` asserts the same sizes.
 const _: () = assert!(size_of::<LayerArgs>().is_multiple_of(16));
+const _: () = assert!(size_of::<OpArgs>() == 104 && size_of::<OpMatrixArgs>() == 56);
+const _: () = assert!(size_of::<LayerArgs>() == 768 && size_of::<DecodeArgs>() == 208);
 
 /// The kernel's argument. `DecodeArgs` of `decode.cuh`.
 #[repr(C)]
@@ -209,10 +213,10 @@ pub(super) struct DecodeArgs {
     pub(super) n_embd: u32,
     /// Matrices of all ops.
     pub(super) n_matrices: u32,
-    /// Tag of the first token's first layer.
+    /// Layer tag of the first token's first layer: 2 in the first launch; each token adds two for every layer and for the output head.
     pub(super) tag: u32,
-    /// 1: the device's token becomes the next one.
-    pub(super) advance: u32,
+    /// 1: the device's token becomes the one after the launch's last one.
+    pub(super) stores_next_token: u32,
     /// Bytes of a stage.
     pub(super) stage_bytes: u32,
     /// Stages of a consumer warp.
@@ -252,7 +256,7 @@ pub(super) struct DecodeArgs {
     /// Number of the first token's decode step.
     pub(super) first_step_number: u32,
     /// Time of a KV page, divided by the time of merging an element (`DecodeArgs` of `decode.cuh`).
-    pub(super) split_gain: f32,
+    pub(super) page_to_merge_time: f32,
     /// Stages of a warp whose copies may be outstanding.
     pub(super) max_stages_in_flight: u32,
     pub(super) unused: u32,
@@ -266,12 +270,12 @@ pub(super) struct DecodeOnRanksArgs {
     /// Mailboxes of the ranks.
     pub(super) exchange: ExchangeArgs,
     /// First row of the output head that the rank has.
-    pub(super) first_row: u32,
+    pub(super) first_vocab_row: u32,
     pub(super) unused: u32,
 }
 
-/// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a warp group and share the columns of a tile; the groups take
-/// the block's tiles alternately.
+/// The division of an op's products in a block: `1 << log_warps_per_tile` warps are a warp group and share the columns of a tile; the warp groups
+/// take the block's tiles alternately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkSplit {
     /// Panels of a unit: those of the largest record of the op, which no warp divides.
@@ -288,7 +292,7 @@ pub(super) struct WorkSplit {
 
 impl WorkSplit {
     /// The division of an op of `matrices` among `n_blocks` blocks: the one whose busiest warp has the fewest units, and of equal ones that
-    /// with the largest groups.
+    /// with the largest warp groups.
     pub(super) fn of(kind: OpKind, matrices: &[OpMatrix], n_blocks: usize) -> Self {
         let panels_of = |m: &OpMatrix| m.format.record().panels;
         let panels_per_unit = matrices.iter().map(panels_of).max().unwrap_or(1);
@@ -427,9 +431,9 @@ pub(super) enum OpKind {
 }
 
 impl OpKind {
-    /// Tags of the words that an op reads and writes, minus the layer's tag, modulo [`TAGS`]. A layer has two tags, as it writes the residual
+    /// Tags of the words that an op reads and writes, minus the layer tag, modulo [`TAGS`]. A layer has two tags, as it writes the residual
     /// stream twice; q/k/v and the output head read what the layer before wrote last.
-    fn tags(self) -> [u32; 2] {
+    fn tag_offsets(self) -> [u32; 2] {
         match self {
             Self::Qkv | Self::OutputHead => [TAGS - 1, 0],
             Self::AttentionOutput | Self::Router | Self::GateAndUp => [0, 0],
@@ -468,7 +472,7 @@ pub(super) fn op_args(
     for (to, matrix) in n_rows.iter_mut().zip(matrices) {
         *to = matrix.n_rows as u32;
     }
-    let [tag_in, tag_out] = kind.tags();
+    let [tag_in_offset, tag_out_offset] = kind.tag_offsets();
     OpArgs {
         norm: 0,
         bias: 0,
@@ -481,8 +485,8 @@ pub(super) fn op_args(
         first_matrix_index: index.matrix as u32,
         n_matrices: matrices.len() as u32,
         n_rows,
-        tag_in,
-        tag_out,
+        tag_in_offset,
+        tag_out_offset,
         has_codes: u16::from(split.has_codes),
         has_mins: u16::from(matrices.iter().any(|m| m.format.has_mins())),
         n_copies: kind.n_copies() as u32,
