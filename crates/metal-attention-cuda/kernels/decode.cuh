@@ -230,7 +230,8 @@ struct DecodeArgs {
     float* logits;                // [n_vocab] logits, which each token overwrites; null: not wanted
     u64_t* ids;                   // [IDS] words in host memory, to one of which the id that each token chooses is written (`publish_id` and IDS of
                                   // argmax.cuh); never null
-    u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits; a token uses the place of its index in the launch, modulo 2
+    u64_t* best_words;            // [2][gridDim.x] words of the blocks' best logits. Successive tokens, also of different launches, use the two
+                                  // places alternately
     const u64_t* qkv;             // [(n_head + 2 n_head_kv) * head_dim / 2] words of queries, keys and values, one copy
     u64_t* attention;             // [COPIES][split][n_head * head_dim / 2] words of attention's weighted sums of values, with the layer's n_head and
                                   // head_dim; copies are `attention_copy_words` apart. Up to 32 splits (`max_splits` of decode_attention.cuh)
@@ -268,7 +269,7 @@ struct DecodeArgs {
                                   // are fastest (`span_of` of decode_attention.cuh)
     u32 max_stages_in_flight;     // stages of a warp whose copies may be outstanding, at most stages_per_warp. More than keep the memory busy
                                   // only delay the polling loads of words, which queue behind the copies
-    u32 unused;                   // pads to a multiple of 8 bytes; the host's struct has no implicit padding
+    u32 first_best_place;         // 0 or 1: the place in `best_words` that the first token uses
 };
 static_assert(sizeof(DecodeArgs) == 208, "as in src/decode/args.rs");
 

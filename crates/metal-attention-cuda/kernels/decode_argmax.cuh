@@ -58,7 +58,7 @@ __device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShar
     __threadfence();
     // Two sets of words alternate from token to token. A block that has no rows of the next token's ops waits for no other block during
     // that token: with one set it could overwrite its word before slower blocks have read it.
-    u64_t* const all = a.best_words + n_tokens_done % 2 * gridDim.x;
+    u64_t* const all = a.best_words + (a.first_best_place + n_tokens_done) % 2 * gridDim.x;
     // The key's upper 32 bits, its lowest 20 bits, and the tag.
     if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
     if (is_last && blockIdx.x != 0) return false;

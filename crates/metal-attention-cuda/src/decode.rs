@@ -226,7 +226,7 @@ impl DecodeKernel {
             first_step_number: 0,
             page_to_merge_time: if memory.has_small_ops { SMALL_PAGE_TO_MERGE_TIME } else { PAGE_TO_MERGE_TIME },
             max_stages_in_flight: max_stages_in_flight(summary, n_expert > 0),
-            unused: 0,
+            first_best_place: 0,
         };
         Ok(Some(Self {
             kernel,
@@ -283,6 +283,7 @@ impl DecodeKernel {
             }
         }
         self.args.tag = (self.args.tag + n as u32 * self.tags_per_token) % TAGS;
+        self.args.first_best_place = (self.args.first_best_place + n as u32) % 2;
         Ok(())
     }
 }

@@ -259,7 +259,8 @@ pub(super) struct DecodeArgs {
     pub(super) page_to_merge_time: f32,
     /// Stages of a warp whose copies may be outstanding.
     pub(super) max_stages_in_flight: u32,
-    pub(super) unused: u32,
+    /// 0 or 1: the place in `best_words` that the first token uses.
+    pub(super) first_best_place: u32,
 }
 
 /// The kernel's argument on a rank of a shared model: `DecodeOnRanksArgs` of `decode_on_ranks.cu`.
