@@ -13,6 +13,8 @@ pub mod models;
 pub mod reference;
 pub mod vocabulary;
 
+use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -51,5 +53,40 @@ pub fn skip(why: &str) {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         let written = file.and_then(|mut file| writeln!(file, "{test}: {why}"));
         written.expect("a file to record skipped tests in");
+    }
+}
+
+/// The parts of which the models of a test so far consist. A software GPU compiles the kernels of a model for seconds: there a
+/// test of many models takes those with a part that no earlier one has.
+#[derive(Debug, Default)]
+pub struct SeenParts(BTreeSet<String>);
+
+impl SeenParts {
+    /// Whether a model's specification has a field with a variant (such as `activation: Gelu` or `bias: Some`) that no earlier
+    /// one has. Numbers are all the same.
+    ///
+    /// ```
+    /// let mut parts = metal_attention_testing::SeenParts::default();
+    /// assert!(parts.adds(&[Some(1), Some(2)]));
+    /// assert!(!parts.adds(&[Some(3)]));
+    /// assert!(parts.adds(&[Some(3), None]));
+    /// ```
+    pub fn adds(&mut self, spec: &impl Debug) -> bool {
+        let (text, n_before) = (format!("{spec:?}"), self.0.len());
+        let (mut path, mut start) = (Vec::new(), 0);
+        for (at, delimiter) in text.match_indices(['{', '(', '[', ',', ']', ')', '}']) {
+            let name = text[start..at].trim();
+            start = at + 1;
+            let value = name.rsplit(": ").next().unwrap_or(name);
+            if !value.is_empty() && value.parse::<f64>().is_err() {
+                self.0.insert(format!("{}/{name}", path.join("/")));
+            }
+            match delimiter {
+                "{" | "(" | "[" => path.push(name),
+                "," => {}
+                _ => drop(path.pop()),
+            }
+        }
+        self.0.len() > n_before
     }
 }

@@ -1,14 +1,38 @@
 //! Tests of the persistent kernel's fallbacks (time-outs, late compilation, pages out of order) and of keeping the GPU
 //! awake.
 
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
 use crate::{WgpuForwardPassOptions, WgpuOptions};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{Weights, argmax};
 
 use super::*;
 
+/// The device of all tests, for one test at a time: a software GPU compiles the persistent kernel for ten seconds, and two
+/// tests that begin together would both compile it. `None` without a GPU. Bounds of buffers are checked by the tests of each
+/// kernel, not here.
+fn device() -> Option<(MutexGuard<'static, ()>, Arc<WgpuDevice>)> {
+    static DEVICE: OnceLock<Option<Arc<WgpuDevice>>> = OnceLock::new();
+    static IN_USE: Mutex<()> = Mutex::new(());
+    let guard = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = || match WgpuDevice::open(&WgpuOptions { checked: false, ..Default::default() }) {
+        Ok(gpu) => Some(Arc::new(gpu)),
+        Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => None,
+        Err(e) => panic!("{e}"),
+    };
+    Some((guard, DEVICE.get_or_init(open).clone()?))
+}
+
+/// A forward pass with `groups` workgroups of the persistent kernel, or without it: 0.
 fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
-    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, persistent_workgroups: Some(groups), ..Default::default() })
+    let options = WgpuForwardPassOptions {
+        n_ctx: 32,
+        cache_type: metal_attention_model::CacheType::F32,
+        persistent_workgroups: Some(groups),
+        ..Default::default()
+    };
+    start_with(gpu, &options)
 }
 
 fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
@@ -20,11 +44,7 @@ fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuFo
 
 #[test]
 fn a_step_that_timed_out_is_evaluated_again() {
-    let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
-        Err(e) => panic!("{e}"),
-    };
+    let Some((_in_use, gpu)) = device() else { return };
     let mut one_by_one = start(&gpu, 0);
     let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, output: true };
     let want: Vec<_> = (0..4).map(|pos| one_by_one.forward_greedy(&[token(pos)]).unwrap()).collect();
@@ -48,8 +68,7 @@ fn a_step_that_timed_out_is_evaluated_again() {
 
 #[test]
 fn keeping_the_gpu_awake_changes_no_results() {
-    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
-    let gpu = Arc::new(gpu);
+    let Some((_in_use, gpu)) = device() else { return };
     let results = [false, true].map(|wakes| {
         let mut pass = start(&gpu, 0);
         pass.waker.is_of_use = true;
@@ -71,8 +90,7 @@ fn keeping_the_gpu_awake_changes_no_results() {
 
 #[test]
 fn late_kernels_are_used() {
-    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
-    let gpu = Arc::new(gpu);
+    let Some((_in_use, gpu)) = device() else { return };
     let want: Vec<_> = {
         let mut pass = start(&gpu, 0);
         let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
@@ -107,8 +125,7 @@ fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<
 
 #[test]
 fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
-    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
-    let gpu = Arc::new(gpu);
+    let Some((_in_use, gpu)) = device() else { return };
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
     let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|persistent_workgroups| {
         let options = WgpuForwardPassOptions {
@@ -159,9 +176,9 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
 
 #[test]
 fn more_workgroups_than_run_at_the_same_time_are_not_used() {
-    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
+    let Some((_in_use, gpu)) = device() else { return };
     if gpu.summary().kind == wgpu::DeviceType::Cpu {
         let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-        assert!(start(&Arc::new(gpu), groups).persistent_timed_out.is_none());
+        assert!(start(&gpu, groups).persistent_timed_out.is_none());
     }
 }

@@ -70,11 +70,14 @@ fn damaged_quantised_model() {
 #[cfg(feature = "wgpu")]
 #[test]
 fn damaged_models_on_the_gpu() {
-    if metal_attention::kernels::adapter_summaries().is_empty() {
+    let adapters = metal_attention::kernels::adapter_summaries();
+    if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "this machine has no GPU");
         metal_attention_testing::skip("this machine has no GPU");
         return;
     }
-    damage(architectures(), "qwen2.gguf", &Device::Wgpu, 40);
-    damage(quants(), "Q2_K.gguf", &Device::Wgpu, 40);
+    // A software GPU compiles kernels for each model whose sizes differ.
+    let n_tries = if adapters[0].is_software() { 15 } else { 40 };
+    damage(architectures(), "qwen2.gguf", &Device::Wgpu, n_tries);
+    damage(quants(), "Q2_K.gguf", &Device::Wgpu, n_tries);
 }

@@ -3,3 +3,9 @@
 
 mod mixers;
 mod models;
+
+/// Whether CUDA's first device is the software device, on which a comparison of a model takes seconds.
+pub(crate) fn is_software() -> bool {
+    metal_attention::cuda_summaries()
+        .is_ok_and(|found| found.first().is_some_and(|device| device.name.starts_with("software")))
+}

@@ -162,9 +162,7 @@ fn models_give_the_logits_of_the_cpu() {
 /// (type of the KV cache, exact products, largest NMSE) of a comparison. The software device, where each takes seconds, has
 /// each cache type and each kind of products once.
 fn precisions() -> &'static [(CacheType, bool, f64)] {
-    let is_software =
-        cuda_summaries().is_ok_and(|found| found.iter().any(|device| device.name.starts_with("software")));
-    if is_software {
+    if super::is_software() {
         &[(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-5)]
     } else {
         &[(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
