@@ -19,7 +19,7 @@ pub unsafe extern "C" fn ma_model_n_embedding(model: *const Model) -> usize {
     // SAFETY: as the caller promises.
     let Some(model) = (unsafe { model.as_ref() }) else { return 0 };
     let spec = model.inner.spec();
-    spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
+    spec.output.pooled_projections.last().map_or(spec.n_embd, |last| last.n_out)
 }
 
 /// Writes the embedding of a text to `embedding`, and its number of elements to `n`: the hidden states of its tokens, pooled in the

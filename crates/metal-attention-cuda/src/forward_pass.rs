@@ -30,7 +30,7 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_outputs, highest, is_decode,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_outputs, highest, is_decode_step,
     micro_batches, one_run_per_sequence,
 };
 
@@ -317,14 +317,14 @@ impl CudaForwardPass {
         self.write_batch(micro_batch)?;
         let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
         let n_outputs = micro_batch.iter().filter(|t| t.output).count();
-        let is_decode_step = Phase::of(micro_batch) == Phase::Decode;
+        let is_decode_phase = Phase::of(micro_batch) == Phase::Decode;
         if self.profiler.is_some() {
             self.runner.timers = Some(Timers::new(gpu));
         }
-        if is_decode(micro_batch) && trace.is_none() {
+        if is_decode_step(micro_batch) && trace.is_none() {
             self.launch_decode_steps(micro_batch.len(), micro_batch[0].pos, 1, output)?;
         } else {
-            let n_query_tiles = if is_decode_step { 0 } else { self.write_query_tiles(micro_batch)? };
+            let n_query_tiles = if is_decode_phase { 0 } else { self.write_query_tiles(micro_batch)? };
             let size = MicroBatchSize { n_tokens: micro_batch.len(), n_outputs, n_query_tiles, runs, output };
             let bytes = 4 * (micro_batch.len() * self.spec.n_embd) as u64;
             self.with_step_number(size, |pass| {
@@ -479,7 +479,7 @@ impl ForwardPass for CudaForwardPass {
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // `decode_greedy` does not go through `evaluate`, which makes this check for the other paths.
         check_outputs(&self.spec, batch, &|seq| self.n_past(seq), /* needs_head */ true)?;
-        if self.profiler.is_none() && batch.len() <= self.runner.buffers.n_outputs && is_decode(batch) {
+        if self.profiler.is_none() && batch.len() <= self.runner.buffers.n_outputs && is_decode_step(batch) {
             return self.decode_greedy(batch);
         }
         let mut ids = Vec::new();

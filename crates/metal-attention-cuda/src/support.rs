@@ -46,7 +46,7 @@ pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
             }
         }
         // Pooling and what follows it are computed on the host.
-        let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+        let OutputSpec { norm: _, head: _, pooling: _, pooled_projections: _, classifier: _ } = &spec.output;
         spec.layers.iter().try_for_each(layer)
     };
     parts().map_err(|part| CudaError::UnsupportedPart { part })
@@ -108,7 +108,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
 /// Checks a mixture of experts.
 fn experts(of: &Experts) -> Result<(), &'static str> {
     let Experts { n_expert, n_used, expert, biases: _, latent: _, router, expert_norms: _, shared: _ } = of;
-    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weights_inputs: _ } = router;
     if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
         return Err("that many experts");
     }

@@ -123,7 +123,7 @@ pub struct Router {
     /// Groups of experts, of which only the best take part.
     pub groups: Option<RouterGroups>,
     /// Whether the weight multiplies an expert's input instead of its result (Llama 4).
-    pub weight_input: bool,
+    pub weights_inputs: bool,
 }
 
 /// From a router's products to scores.

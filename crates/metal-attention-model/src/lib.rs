@@ -46,7 +46,7 @@ pub use feed_forward::{
 pub use forward::{
     BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_outputs, micro_batches,
 };
-pub use lookahead::{Lookahead, is_decode};
+pub use lookahead::{Lookahead, is_decode_step};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
@@ -60,9 +60,9 @@ pub use sequence_runs::one_run_per_sequence;
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Classifier, HeadMatrix, InputEmbedding, KvShape, LayerSpec, Mixer, ModelSpec, Norm,
-    NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, Residual,
-    ResidualStreams,
+    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, KvShape, LayerSpec, Mixer,
+    ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling,
+    Residual, ResidualStreams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

@@ -82,8 +82,9 @@ impl<S> Lookahead<S> {
     }
 }
 
-/// Whether `batch` is a decode step all of whose tokens are output tokens, so that steps can follow it greedily.
-pub fn is_decode(batch: &[BatchToken]) -> bool {
+/// Whether `batch` is a decode step: one token of each sequence, all of them output tokens. Only then further steps can
+/// follow it greedily.
+pub fn is_decode_step(batch: &[BatchToken]) -> bool {
     batch.iter().all(|t| t.output) && Phase::of(batch) == Phase::Decode
 }
 
@@ -179,8 +180,8 @@ mod tests {
 
     #[test]
     fn only_decoding_is_queued() {
-        assert!(is_decode(&[token(1, 0), BatchToken { seq: 1, ..token(1, 5) }]));
-        assert!(!is_decode(&[token(1, 0), token(1, 1)]), "a prompt");
-        assert!(!is_decode(&[BatchToken { output: false, ..token(1, 0) }]));
+        assert!(is_decode_step(&[token(1, 0), BatchToken { seq: 1, ..token(1, 5) }]));
+        assert!(!is_decode_step(&[token(1, 0), token(1, 1)]), "a prompt");
+        assert!(!is_decode_step(&[BatchToken { output: false, ..token(1, 0) }]));
     }
 }

@@ -228,7 +228,7 @@ impl<'a> MetadataReader<'a> {
             has_bias: kind == NormKind::Layer,
             kind,
             eps,
-            is_unsuffixed: false,
+            omits_weight_suffix: false,
         })
     }
 

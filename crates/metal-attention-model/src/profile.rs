@@ -11,7 +11,7 @@ use crate::BatchToken;
 pub enum Phase {
     /// Tokens of a prompt.
     Prefill,
-    /// One token of each sequence.
+    /// One token of each sequence, whether or not it is an output token.
     Decode,
 }
 

@@ -65,15 +65,19 @@ pub struct InputEmbedding {
 
 /// An additional embedding of the token for each layer (Gemma 3n, Gemma 4).
 ///
-/// One row for each token holds the inputs of all layers, `[n_layer * width]`:
-/// `(proj_norm(W x / sqrt(n_embd)) + sqrt(width) * table[id]) / sqrt(2)`, where `x` is the token's embedding, `W` a
-/// matrix `[n_layer * width, n_embd]` and `table` a second embedding table, `[n_vocab, n_layer * width]`. Layer `i`
-/// reads elements `i * width..(i + 1) * width` as `input`. After its feed-forward
-/// `x += post_norm(proj(gelu(gate(x)) * input))`, with its matrices `gate`, `[width, n_embd]`, and `proj`,
-/// `[n_embd, width]`.
+/// With `e`, `[n_embd]`, the token's [`InputEmbedding`] (after its scale and norm), one row for each token holds the
+/// inputs of all layers, `[n_layer * width]`: `(proj_norm(W * e / sqrt(n_embd)) + sqrt(width) * per_layer_table[id]) /
+/// sqrt(2)`, where `W` is a matrix `[n_layer * width, n_embd]` and `per_layer_table` a second embedding table,
+/// `[n_vocab, n_layer * width]`. Layer `i` reads elements `i * width..(i + 1) * width` as `input`. After its
+/// feed-forward, with products by its matrices `gate`, `[width, n_embd]`, and `proj`, `[n_embd, width]`, and
+/// [`Activation::Gelu`](crate::Activation::Gelu):
 ///
-/// With [`ResidualStreams`] (Gemma 3n) the streams are corrected first. Then `gate` multiplies the active stream times
-/// the layer's vector `correct_scale`, `[n_embd]`, and the result `post_norm(...)` is added to the other streams.
+/// `x += post_norm(proj(gelu(gate(x)) * input))`.
+///
+/// With [`ResidualStreams`] (Gemma 3n) the streams are corrected before. The result is added to all but the active one,
+/// and the input is scaled by the layer's vector `correct_scale`, `[n_embd]`:
+///
+/// `stream[j] += post_norm(proj(gelu(gate(correct_scale * stream[active])) * input))` for each `j != active`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
@@ -84,20 +88,29 @@ pub struct PerLayerEmbedding {
     pub post_norm: Norm,
 }
 
-/// Several residual streams, as in Gemma 3n, which combines two methods:
+/// Several residual streams, as in Gemma 3n, which combines two methods.
 ///
-/// - Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute
-///   with the active one. Stream 0 begins as the token's embedding, the others as projections of it, scaled to its L2
-///   norm. Before a layer, each stream is predicted from all: `stream[i] += sum over j of p[i][j] * stream[j]`. The
-///   layer computes `x` from the predicted `stream[active]`. After it, each stream is corrected:
-///   `stream[i] += (1 + c[i]) * (x - stream[active])`. `p`, `[n, n]`, and `c`, `[n]`, are products of a router's
-///   result, `tanh(W router_norm(r) / n_embd)`, `[n]`, for each token; for `p`, `r` is the active stream before the
-///   prediction, for `c` the layer's result `x`. The output norm reads the mean of the active stream and of projections
-///   of the others, which are scaled to its L2 norm.
-/// - Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
-///   mixer's input `h` and the sum `s = x + m(x)` of [`Residual::Sequential`], the residual stream after the mixer is
-///   `(s + h + laurel_norm(R (L h))) / sqrt(2)`, where `L` is `[laurel_rank, n_embd]` and `R` is
-///   `[n_embd, laurel_rank]`.
+/// Alternating updates (AltUp, arXiv 2301.13310): a token has `n` streams, each `[n_embd]`, of which layers compute
+/// with the active one.
+///
+/// 1. At first, `stream[0] = e`, the token's embedding. Each other stream is a projection of `e`, scaled to the L2 norm
+///    of `e`.
+/// 2. Before a layer, each stream is predicted from the values `old` of all streams:
+///    `stream[i] = old[i] + sum over j of p[i][j] * old[j]`.
+/// 3. The layer computes `x` from `stream[active]`, its prediction.
+/// 4. After the layer, each stream is corrected by the error of that prediction:
+///    `stream[i] += (1 + c[i]) * (x - prediction)`.
+/// 5. After the last layer, the output norm reads the mean of the active stream and of projections of the others, each
+///    scaled to the L2 norm of the active stream.
+///
+/// The coefficients are computed for each token: `p = predict * router(old[active])`, `[n, n]`, and
+/// `c = correct * router(x)`, `[n]`, with `router(v) = tanh(W * (router_norm(v) / n_embd))`, `[n]`, and the layer's
+/// matrices `predict`, `[n * n, n]`, `correct`, `[n, n]`, and `W`, `[n, n_embd]`.
+///
+/// Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
+/// mixer's normed input `h` and the sum `s = x + m(x)` ([`Residual::Sequential`], whose scale is 1), the residual
+/// stream after the mixer is `(s + h + laurel_norm(R * (L * h))) / sqrt(2)`, where `L` is `[laurel_rank, n_embd]` and
+/// `R` is `[n_embd, laurel_rank]`.
 ///
 /// All layers have [`Residual::Sequential`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -122,23 +135,24 @@ pub struct Norm {
     pub tensor: &'static str,
     /// Whether it has a weight in the file. If not, the weight is all ones, and there is no bias.
     pub has_weight: bool,
-    /// Whether it has a bias in the file; only with a weight.
+    /// Whether it has a bias in the file; only with a weight. (`architectures::read` establishes this; it is not
+    /// checked again.)
     pub has_bias: bool,
     /// The formula.
     pub kind: NormKind,
     /// Epsilon, added to the mean of squares or the variance.
     pub eps: f32,
     /// Whether files name the weight `tensor` instead of `tensor.weight` (some norms of Falcon-H1 and `PLaMo`).
-    pub is_unsuffixed: bool,
+    pub omits_weight_suffix: bool,
 }
 
 impl Norm {
-    /// Returns this norm with [`is_unsuffixed`](Self::is_unsuffixed) set.
-    pub(crate) fn unsuffixed(self) -> Self {
-        Self { is_unsuffixed: true, ..self }
+    /// Returns this norm with [`omits_weight_suffix`](Self::omits_weight_suffix) set.
+    pub(crate) fn without_weight_suffix(self) -> Self {
+        Self { omits_weight_suffix: true, ..self }
     }
 
-    /// Returns the RMSNorm with this norm's epsilon and tensor, without a bias.
+    /// Returns the RMSNorm with this norm's epsilon and weight, without a bias.
     pub(crate) fn to_rms(self) -> Self {
         Self { kind: NormKind::Rms, has_bias: false, ..self }
     }
@@ -152,7 +166,7 @@ impl Norm {
 /// The formula of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// `x / sqrt(mean(x^2) + eps) * weight` (arXiv 1910.07467).
+    /// `x / sqrt(mean(x^2) + eps) * weight + bias` (arXiv 1910.07467); the bias is usually missing.
     Rms,
     /// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` (arXiv 1607.06450); the bias may be missing.
     Layer,
@@ -176,7 +190,7 @@ pub struct LayerSpec {
     pub feed_forward_post_norm: Option<Norm>,
     /// How both join the residual stream.
     pub residual: Residual,
-    /// Factor on the residual stream after the layer.
+    /// Factor on the residual stream after the layer. (That of the logits is [`OutputHead::scale`].)
     pub output_scale: OutputScale,
 }
 
@@ -194,11 +208,11 @@ pub enum OutputScale {
 ///
 /// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and
 /// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity.
-/// `Sequential` and `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these
-/// four.
+/// `Sequential` and `Parallel` occur with and without these four norms. `PostNorm` has norms of its own, and a layer
+/// with it has none of the four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
-    /// `x += scale m(x); x += scale f(x)`.
+    /// `x += scale * m(x); x += scale * f(x)`.
     Sequential {
         /// Factor on both results.
         scale: f32,
@@ -256,16 +270,18 @@ pub struct OutputSpec {
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.
     pub head: Option<OutputHead>,
-    /// Pooling of a sequence's hidden states into its embedding. `None`: the file names none, and the mean is used.
+    /// Pooling of a sequence's hidden states into its embedding, or scores; only used for these. `None`: the file names
+    /// none, and the mean is used.
     pub pooling: Option<Pooling>,
     /// Matrices that multiply the pooled hidden state one after the other, without activations between them
     /// (EmbeddingGemma).
-    pub dense: Vec<PooledProjection>,
-    /// The classifier of rerankers, in the tensors `cls`, `cls.norm` and `cls.output`, if there is one.
+    pub pooled_projections: Vec<PooledProjection>,
+    /// The classifier of rerankers, in the tensors `cls`, `cls.norm` and `cls.output`, if there is one. It comes after
+    /// the pooled projections.
     pub classifier: Option<Classifier>,
 }
 
-/// The output head: logits `cap * tanh(scale * (W x + b) / cap)`, `[n_vocab]`; without a cap, `scale * (W x + b)`.
+/// The output head: logits `cap * tanh(scale * (W * x + b) / cap)`, `[n_vocab]`; without a cap, `scale * (W * x + b)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OutputHead {
     /// Factor on the products.
@@ -278,16 +294,16 @@ pub struct OutputHead {
     pub may_have_bias: bool,
 }
 
-/// Where the matrix of the output head is stored. A file without `output.weight` has its embedding table used in every
-/// case; only [`ModelShape::tensors`](crate::ModelShape::tensors), which describes files of test models, distinguishes
-/// the last two.
+/// Where the matrix of the output head is stored. If a file lacks `output.weight`, the embedding table is used in every
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadMatrix {
     /// The embedding table (tied embeddings). A tensor `output.weight` in the file is not read.
     EmbeddingTable,
     /// `output.weight`, which the files of the family have.
     OutputTensor,
-    /// `output.weight`, which some files of the family have.
+    /// `output.weight`, which some files of the family have. It is read like [`OutputTensor`](Self::OutputTensor); only
+    /// the files of test models differ ([`ModelShape::tensors`](crate::ModelShape::tensors)).
     OutputTensorIfPresent,
 }
 
@@ -307,14 +323,23 @@ pub struct PooledProjection {
 pub struct Classifier {
     /// Names of its results; empty for a reranker with one unnamed score.
     pub labels: Vec<String>,
-    /// Pooling of its input; never [`Pooling::Classifier`].
+    /// Pooling of its input; never [`Pooling::Classifier`], which `architectures::read` replaces.
     pub pooling: Pooling,
-    /// Whether the activation is GELU (ModernBERT); otherwise tanh.
-    pub gelu: bool,
+    /// The activation.
+    pub activation: ClassifierActivation,
     /// Epsilon of `cls.norm`, a layer norm.
     pub norm_eps: f32,
     /// Whether softmax is applied to the results (Qwen 3).
     pub softmax: bool,
+}
+
+/// The activation of a [`Classifier`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassifierActivation {
+    /// `tanh(x)`.
+    Tanh,
+    /// GELU (ModernBERT).
+    Gelu,
 }
 
 /// The pooling of the hidden states of a sequence's tokens into one state.
@@ -326,8 +351,9 @@ pub enum Pooling {
     First,
     /// The last token's.
     Last,
-    /// The scores of [`OutputSpec::classifier`] (`rank` in GGUF files and in llama.cpp): the classifier's own pooling
-    /// comes before it. For a file that names this pooling but has no classifier it is [`First`](Self::First).
+    /// The model is a reranker (`rank` in GGUF files and in llama.cpp): the result is the scores of
+    /// [`OutputSpec::classifier`], whose [`pooling`](Classifier::pooling) gives its input. Without a classifier in the
+    /// file, the result is the state of the first token.
     Classifier,
 }
 
@@ -347,14 +373,19 @@ impl ModelSpec {
     }
 
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
-    /// only with a mixer and without a state in the feed-forward, and several residual streams only with
-    /// [`Residual::Sequential`]. The specs of all architectures pass.
+    /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), and several
+    /// residual streams only with [`Residual::Sequential`]. It is called for every spec that is read, and by the CPU
+    /// backend for specs that were made otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::InvalidResidual`] with the first layer that fails.
     pub fn check_residuals(&self) -> Result<(), ModelError> {
         let has_streams = self.embedding.streams.is_some();
         for (i, layer) in self.layers.iter().enumerate() {
             let why = match layer.residual {
                 Residual::Parallel | Residual::PostNorm { .. } if has_streams => {
-                    "several residual streams are sequential"
+                    "several residual streams need sequential residuals"
                 }
                 Residual::Parallel if layer.mixer == Mixer::None => "there is no mixer to be parallel to",
                 Residual::Parallel if layer.feed_forward.state_elements() > 0 => {
@@ -384,13 +415,11 @@ impl ModelSpec {
         self.output.head.is_some() && self.is_causal()
     }
 
-    /// Elements that one token adds to the KV cache: keys and values of all layers.
+    /// Elements that one token adds to the KV cache: keys and values of all layers. Saturates instead of overflowing,
+    /// since the sizes come from a file.
     pub fn kv_elements_per_token(&self) -> usize {
-        self.layers
-            .iter()
-            .filter_map(|layer| layer.mixer.kv_shape())
-            .map(|c| c.n_head_kv * (c.key_dim + c.value_dim))
-            .sum()
+        let shapes = self.layers.iter().filter_map(|layer| layer.mixer.kv_shape());
+        shapes.fold(0, |sum, kv| sum.saturating_add(kv.n_elements()))
     }
 }
 
@@ -403,6 +432,13 @@ pub struct KvShape {
     pub key_dim: usize,
     /// Elements of a value head.
     pub value_dim: usize,
+}
+
+impl KvShape {
+    /// Elements of keys and values of one token. Saturates instead of overflowing.
+    fn n_elements(self) -> usize {
+        self.n_head_kv.saturating_mul(self.key_dim.saturating_add(self.value_dim))
+    }
 }
 
 impl Mixer {
@@ -463,9 +499,10 @@ impl Mixer {
     /// attention. A layer whose values are its keys ([`KvSource::KeysAsValues`]) caches both, since only the keys are
     /// rotated.
     ///
-    /// Latent attention has one KV head. Its key is the compressed row (`kv_rank`) followed by the shared rotated key
-    /// (`shared_dim`). Its value is the compressed row again. The row is counted and stored twice, since backends
-    /// keep keys and values in separate buffers with different layouts.
+    /// In softmax attention, keys and values have `head_dim` elements alike. Latent attention has one KV head. Its key
+    /// is the compressed row (`kv_rank`, `kv_lora_rank` in the paper's code) followed by the shared rotated key
+    /// (`shared_dim`, `qk_rope_head_dim`). Its value is the compressed row again. The row is counted and stored twice,
+    /// since backends keep keys and values in separate buffers with different layouts.
     pub fn kv_shape(&self) -> Option<KvShape> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => {

@@ -57,7 +57,7 @@ pub struct Weights<L = Linear> {
     /// Output head, `[n_vocab, n_embd]`; the embedding table itself if tied. `None` if the model has no logits.
     pub output: Option<L>,
     /// The matrices that the pooled state goes through, in order.
-    pub dense: Vec<L>,
+    pub pooled_projections: Vec<L>,
     /// The classifier over the pooled state.
     pub classifier: Option<ClassifierWeights<L>>,
     /// Divisors of the RoPE frequencies, `[n_rot / 2]` each, by the tensor that they are in.

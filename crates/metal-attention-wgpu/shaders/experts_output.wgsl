@@ -13,7 +13,7 @@
 @group(0) @binding({{ y_binding + 1 }}) var<storage, read> order: array<u32>;
 @group(0) @binding({{ y_binding + 2 }}) var<storage, read> tiles: array<vec4<u32>>;
 {% set next = y_binding + 3 %}
-{% if weight_input %}
+{% if weights_inputs %}
 @group(0) @binding({{ next }}) var<storage, read> expert_weights: array<f32>;
 {% set next = next + 1 %}
 {% endif %}
@@ -45,7 +45,7 @@ fn part_row(r: u32) -> u32 {
 fn put4(t: u32, r: u32, v: vec4<f32>, n: u32) {
     if t >= n || r >= {{ expert_rows }}u { return; }
     let visit = order[t];
-    var out = v{{ " * expert_weights[visit]" if weight_input }};
+    var out = v{{ " * expert_weights[visit]" if weights_inputs }};
 {% if bias %}
 {% for i in range(4) %}
     out[{{ i }}] += bias[tile.x * {{ expert_rows }}u + min(r + {{ i }}u, {{ expert_rows - 1 }}u)];

@@ -3,7 +3,7 @@
 @group(0) @binding(0) var<storage, read> down: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<f32>;
 {% set next = 2 %}
-{% if not weight_input %}
+{% if not weights_inputs %}
 @group(0) @binding({{ next }}) var<storage, read> expert_weights: array<f32>;
 {% set next = next + 1 %}
 {% endif %}
@@ -22,7 +22,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 {% if bias %}
         v += bias[min(chosen[visit], {{ n_expert - 1 }}u) * N + id.x];
 {% endif %}
-        sum += {{ "v" if weight_input else "expert_weights[visit] * v" }};
+        sum += {{ "v" if weights_inputs else "expert_weights[visit] * v" }};
     }
     y[id.y * N + id.x] = sum;
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use metal_attention_model::{
     BatchKind, BatchToken, DeviceInfo, FewLimits, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_outputs, highest, is_decode,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_outputs, highest, is_decode_step,
     micro_batches, one_run_per_sequence,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
@@ -544,8 +544,9 @@ impl ForwardPass for WgpuForwardPass {
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // `evaluate` checks this for other batches; decode steps that are queued ahead do not pass through it.
         check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
-        let ahead =
-            self.profiler.is_none() && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_outputs) && is_decode(batch);
+        let ahead = self.profiler.is_none()
+            && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_outputs)
+            && is_decode_step(batch);
         if ahead {
             return self.decode_greedy(batch);
         }

@@ -34,7 +34,7 @@ pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
             return Err(WgpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
         }
     }
-    let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+    let OutputSpec { norm: _, head: _, pooling: _, pooled_projections: _, classifier: _ } = &spec.output;
     spec.layers.iter().try_for_each(layer).map_err(|part| WgpuError::UnsupportedPart { part })
 }
 
@@ -110,7 +110,7 @@ fn experts(e: &Experts) -> Result<(), &'static str> {
     if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
         return Err("more experts than the kernels support");
     }
-    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
+    let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weights_inputs: _ } = router;
     match expert.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
         Activation::SparseGelu { n_std: _ } => return Err("experts with a sparse GELU"),

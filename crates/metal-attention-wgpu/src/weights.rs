@@ -430,7 +430,7 @@ impl WgpuMixer {
                     has_bias: false,
                     kind: NormKind::Rms,
                     eps: spec.eps,
-                    is_unsuffixed: false,
+                    omits_weight_suffix: false,
                 };
                 let q_a = match &a.q_a {
                     Some((linear, w)) => Some((

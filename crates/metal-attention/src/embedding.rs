@@ -5,7 +5,7 @@
 //! and F64.
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{BatchToken, Linear, NormWeights, Pooling};
+use metal_attention_model::{BatchToken, ClassifierActivation, Linear, NormWeights, Pooling};
 
 use crate::Model;
 
@@ -81,7 +81,8 @@ impl Pooler {
     pub fn new(model: &Model, pooling: Option<Pooling>) -> Self {
         let (spec, weights) = (model.spec(), model.weights());
         let pooling = pooling.or(spec.output.pooling).unwrap_or(Pooling::Mean);
-        let mut ops: Vec<_> = weights.dense.iter().map(|linear| PoolingOp::Matrix(F32Matrix::of(linear))).collect();
+        let mut ops: Vec<_> =
+            weights.pooled_projections.iter().map(|linear| PoolingOp::Matrix(F32Matrix::of(linear))).collect();
         let mut by = pooling;
         if pooling == Pooling::Classifier {
             by = Pooling::First;
@@ -89,7 +90,10 @@ impl Pooler {
                 by = c.pooling;
                 if let Some(dense) = &w.dense {
                     ops.push(PoolingOp::Matrix(F32Matrix::of(dense)));
-                    ops.push(if c.gelu { PoolingOp::Gelu } else { PoolingOp::Tanh });
+                    ops.push(match c.activation {
+                        ClassifierActivation::Gelu => PoolingOp::Gelu,
+                        ClassifierActivation::Tanh => PoolingOp::Tanh,
+                    });
                     ops.extend(w.norm.clone().map(|norm| PoolingOp::LayerNorm(norm, c.norm_eps)));
                 }
                 ops.extend(w.out.iter().map(|out| PoolingOp::Matrix(F32Matrix::of(out))));

@@ -163,12 +163,12 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         let input = if e.expert_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.normed };
         // All experts of a single token read the same row, so none has to be copied.
-        let one = n_tokens == 1 && !e.router.weight_input;
+        let one = n_tokens == 1 && !e.router.weights_inputs;
         if !one {
             resize(&mut s.experts.sorted, assignments.len() * n_in);
             for (assignment, row) in assignments.iter().zip(s.experts.sorted.chunks_exact_mut(n_in)) {
                 row.copy_from_slice(&input[assignment.token * n_in..][..n_in]);
-                if e.router.weight_input {
+                if e.router.weights_inputs {
                     scale_by(row, assignment.weight);
                 }
             }
@@ -266,7 +266,7 @@ impl MicroBatchRun<'_> {
             sum.fill(0.0);
             for &v in &of_token[t] {
                 let Assignment { expert, weight, .. } = assignments[v];
-                let weight = if e.router.weight_input { 1.0 } else { weight };
+                let weight = if e.router.weights_inputs { 1.0 } else { weight };
                 let weight = weight * w.expert_scale.as_ref().map_or(1.0, |scale| scale[expert]);
                 let bias = w.experts[expert].down.bias.as_deref();
                 for (i, (sum, x)) in sum.iter_mut().zip(&down[v * n_in..][..n_in]).enumerate() {

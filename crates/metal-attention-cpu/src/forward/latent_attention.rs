@@ -79,7 +79,7 @@ impl MicroBatchRun<'_> {
                 has_bias: false,
                 kind: NormKind::Rms,
                 eps: a.eps,
-                is_unsuffixed: false,
+                omits_weight_suffix: false,
             };
             resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
             normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);

@@ -316,7 +316,7 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
         Activation::SparseGelu { n_std: _ } => false,
     };
     // Weights on the experts' inputs instead of their results are not implemented.
-    is_elementwise && !has_extras && !has_shared && !spec.router.weight_input && has_whole_records && is_routable
+    is_elementwise && !has_extras && !has_shared && !spec.router.weights_inputs && has_whole_records && is_routable
 }
 
 /// Whether the embedding of a token is a row of the table, times a scale, and nothing else: the kernel reads it by itself.

@@ -23,7 +23,7 @@ const MAX_ROUTED: usize = 4 * 256 * 8;
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
 pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
-    let weighted_input = if spec.router.weight_input { n_items * n_in } else { 0 };
+    let weighted_input = if spec.router.weights_inputs { n_items * n_in } else { 0 };
     let own_input = if spec.latent.is_some() || spec.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };
     let [items, work] = sorted_elements(n_items, spec.n_expert);
     let packed = |width: usize| packed_elements(n_items, spec.n_expert, width);
@@ -79,7 +79,7 @@ pub(crate) fn route_args(w: &CudaExperts, logits: u64, [experts, weights, input_
         expert_scale: ptr(w.expert_scale.as_ref()),
         experts,
         weights,
-        input_weights: if router.weight_input { input_weights } else { 0 },
+        input_weights: if router.weights_inputs { input_weights } else { 0 },
         n_expert: spec.n_expert as u32,
         n_used: spec.n_used as u32,
         score: match router.score {
@@ -230,7 +230,7 @@ impl ModelRunner {
             rows = own_input;
         }
         let mut items_a_row = spec.n_used;
-        if spec.router.weight_input {
+        if spec.router.weights_inputs {
             let args = WeighArgs {
                 x: rows,
                 weights: input_weights,

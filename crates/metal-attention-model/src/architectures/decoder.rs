@@ -4,8 +4,8 @@ use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNor
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{
-    Classifier, HeadMatrix, InputEmbedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputHead, OutputScale,
-    OutputSpec, Pooling, Residual,
+    Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind,
+    OutputHead, OutputScale, OutputSpec, Pooling, Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
@@ -115,7 +115,7 @@ pub(super) fn stack(
                 may_have_bias: false,
             }),
             pooling: k.pooling()?,
-            dense: Vec::new(),
+            pooled_projections: Vec::new(),
             classifier: None,
         },
         architecture: k.architecture().to_owned(),
@@ -258,7 +258,7 @@ pub(super) fn classifier(
     }
     let pooling = k.pooling_by("classifier.pooling_type")?.filter(|&p| p != Pooling::Classifier).unwrap_or(pooling);
     let labels = k.strings("classifier.output_labels")?;
-    Ok(Some(Classifier { labels, pooling, gelu: false, norm_eps, softmax: false }))
+    Ok(Some(Classifier { labels, pooling, activation: ClassifierActivation::Tanh, norm_eps, softmax: false }))
 }
 
 /// The RoPE of layers with a sliding window, where it differs.
@@ -338,7 +338,7 @@ pub(super) fn experts_of(
             renormalize: k.opt_bool("expert_weights_norm")?.unwrap_or(defaults.renormalize),
             scale: k.positive_f32("expert_weights_scale", 1.0)?,
             groups,
-            weight_input: false,
+            weights_inputs: false,
         },
         expert_norms: None,
         shared: None,

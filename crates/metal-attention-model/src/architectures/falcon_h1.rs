@@ -22,7 +22,7 @@ pub(super) fn falcon_h1(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
             layer.mixer = Mixer::AttentionAndMamba2(Box::new(AttentionAndMamba2Spec { attention, mamba2 }));
         }
         // Its files name this norm without `.weight`.
-        layer.feed_forward_norm = layer.feed_forward_norm.map(Norm::unsuffixed);
+        layer.feed_forward_norm = layer.feed_forward_norm.map(Norm::without_weight_suffix);
     }
     Ok(m)
 }

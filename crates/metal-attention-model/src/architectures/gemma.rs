@@ -57,7 +57,7 @@ pub(super) fn embedding(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
             && k.has_tensor(&format!("{tensor}.weight"), true)
         {
             k.positive(key)?;
-            m.output.dense.push(PooledProjection { tensor, n_out });
+            m.output.pooled_projections.push(PooledProjection { tensor, n_out });
         }
     }
     Ok(m)

@@ -148,7 +148,7 @@ pub(super) fn llama4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     if k.n_expert()?.is_some() {
         let mut e = experts(k, ExpertDefaults { score: RouterScore::Sigmoid, renormalize: false }, 0)?;
         e.router.score = RouterScore::Sigmoid;
-        e.router.weight_input = true;
+        e.router.weights_inputs = true;
         e.shared = Some(shared_expert(e.expert.n_ff, false));
         let step = k.positive("interleave_moe_layer_step")?;
         for (i, layer) in m.layers.iter_mut().enumerate() {

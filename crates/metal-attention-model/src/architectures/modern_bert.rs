@@ -4,7 +4,7 @@ use super::decoder::{WindowRope, classifier, decoder};
 use crate::attention::Mask;
 use crate::feed_forward::Activation;
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{Classifier, NormKind};
+use crate::spec::{Classifier, ClassifierActivation, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
 pub(super) fn modern_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
@@ -29,7 +29,8 @@ pub(super) fn modern_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelErro
         m.set_windows(&windowed, Mask::SymmetricWindow(window / 2), Some(WindowRope { freq_base }));
     }
     m.output.head = None;
-    m.output.classifier = classifier(k, Pooling::Mean, norm.eps)?.map(|c| Classifier { gelu: true, ..c });
+    m.output.classifier =
+        classifier(k, Pooling::Mean, norm.eps)?.map(|c| Classifier { activation: ClassifierActivation::Gelu, ..c });
     if m.output.pooling.is_none() {
         m.output.pooling = Some(Pooling::Mean);
     }

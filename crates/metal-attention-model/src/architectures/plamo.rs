@@ -34,6 +34,6 @@ pub(super) fn plamo2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = stack(k, norm, heads.iter().map(layer).collect::<Result<_, ModelError>>()?)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps: norm.eps, over: NormOver::EachHead, after_rope: false });
-    m.add_post_norms(norm.unsuffixed());
+    m.add_post_norms(norm.without_weight_suffix());
     Ok(m)
 }

@@ -67,10 +67,11 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         }
     }
     let layers = (0..n_layer).map(|i| b.layer(spec, i)).collect::<Result<_, _>>()?;
-    let dense = output.dense.iter().try_fold((Vec::new(), n_embd), |(mut all, n_in), dense| {
-        all.push(b.matrix(dense.tensor, [n_in, dense.n_out])?);
-        Ok((all, dense.n_out))
-    })?;
+    let (pooled_projections, _) =
+        output.pooled_projections.iter().try_fold((Vec::new(), n_embd), |(mut all, n_in), projection| {
+            all.push(b.matrix(projection.tensor, [n_in, projection.n_out])?);
+            Ok((all, projection.n_out))
+        })?;
     let classifier = match &output.classifier {
         Some(c) => Some(ClassifierWeights {
             dense: b.source.any_rows("cls", n_embd)?,
@@ -96,7 +97,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         layers,
         output_norm,
         output,
-        dense: dense.0,
+        pooled_projections,
         classifier,
         rope_factors,
     })
@@ -130,7 +131,7 @@ impl<S: WeightSource> Builder<'_, S> {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
         }
         let name = format!("{prefix}{}", norm.tensor);
-        let suffix = if norm.is_unsuffixed { "" } else { ".weight" };
+        let suffix = if norm.omits_weight_suffix { "" } else { ".weight" };
         let weight = self.source.vector(&format!("{name}{suffix}"), n, Presence::Required)?.unwrap_or_default();
         let bias = if norm.has_bias { Presence::Required } else { Presence::None };
         let bias = self.source.vector(&format!("{name}.bias"), n, bias)?;
@@ -288,7 +289,7 @@ impl<S: WeightSource> Builder<'_, S> {
             has_bias: false,
             kind: NormKind::Rms,
             eps: a.eps,
-            is_unsuffixed: false,
+            omits_weight_suffix: false,
         };
         let (q_a, q) = match a.q_rank {
             Some(rank) => {

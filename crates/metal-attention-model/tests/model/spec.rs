@@ -248,7 +248,7 @@ fn residuals_that_no_backend_implements_are_refused() {
     let streams = custom("gemma3n").embedding.streams;
     assert!(streams.is_some());
     let with_streams = parallel("llama", &|spec| spec.embedding.streams = streams);
-    assert_eq!(with_streams, refused("several residual streams are sequential"));
+    assert_eq!(with_streams, refused("several residual streams need sequential residuals"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ const ROUTER: Router = Router {
     renormalize: false,
     scale: 1.0,
     groups: None,
-    weight_input: false,
+    weights_inputs: false,
 };
 
 /// Scratch buffers for routing only.
@@ -138,7 +138,7 @@ fn routers_that_the_kernel_does_not_support_are_refused() {
     assert!(why(&ROUTER, [4, 5], None).contains("5 of 4"));
     let groups = Some(RouterGroups { n: 3, n_used: 1 });
     assert!(why(&Router { groups, ..ROUTER }, [64, 2], None).contains("no 3 groups"));
-    assert!(why(&Router { weight_input: true, ..ROUTER }, [64, 2], Some(&x)).contains("one factor"));
+    assert!(why(&Router { weights_inputs: true, ..ROUTER }, [64, 2], Some(&x)).contains("one factor"));
 }
 
 const SHAPE: ExpertsShape = ExpertsShape {
@@ -148,7 +148,7 @@ const SHAPE: ExpertsShape = ExpertsShape {
     n_used: 2,
     gated: true,
     activation: Activation::Silu,
-    weight_input: false,
+    weights_inputs: false,
 };
 
 /// The experts of the tokens.
@@ -414,8 +414,8 @@ fn activations_gates_and_biases() {
         // The variants after the first test one activation.
         let activations = if i == 0 { &activations[..] } else { &activations[3..] };
         for (j, &activation) in activations.iter().enumerate() {
-            for (gated, bias, weight_input) in [(true, true, false), (true, false, true), (false, j == 0, false)] {
-                let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weight_input, ..SHAPE };
+            for (gated, bias, weights_inputs) in [(true, true, false), (true, false, true), (false, j == 0, false)] {
+                let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weights_inputs, ..SHAPE };
                 let case = Case { shape, types: [TensorType::Q4_0; 2], bias, norm: true, n_tokens: 18, ..PLAIN };
                 let layer = Layer::new(gpu, case);
                 for how in methods(gpu) {

@@ -133,7 +133,7 @@ impl LoadedModel {
     /// The width of the embeddings.
     pub fn n_embd(&self) -> usize {
         let spec = self.model.spec();
-        spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
+        spec.output.pooled_projections.last().map_or(spec.n_embd, |last| last.n_out)
     }
 
     /// Refuses to compute embeddings with a reranker, whose outputs are scores.

@@ -171,7 +171,7 @@ impl ExpertsMatmul<'_> {
         };
         let to = (&self.scratch.hidden as &dyn Bind, self.visits(shape.n_ff));
         let mut more = Vec::new();
-        more.extend(shape.weight_input.then_some((&self.scratch.weights as &dyn Bind, self.visits(1))));
+        more.extend(shape.weights_inputs.then_some((&self.scratch.weights as &dyn Bind, self.visits(1))));
         more.extend(bias.map(|bias| (bias as &dyn Bind, AccessRange::floats(shape.n_expert * product.rows))));
         self.dispatch(&product, part, from, to, more)
     }
@@ -219,7 +219,7 @@ impl ExpertsMatmul<'_> {
         let shape = self.shape;
         let mut buffers: Vec<(&dyn Bind, AccessRange)> =
             vec![(&self.sorted.down, self.visits(shape.n_embd)), (y, AccessRange::Tokens(4 * shape.n_embd as u64))];
-        buffers.extend((!shape.weight_input).then_some((&self.scratch.weights as &dyn Bind, self.visits(1))));
+        buffers.extend((!shape.weights_inputs).then_some((&self.scratch.weights as &dyn Bind, self.visits(1))));
         if let Some(bias) = bias {
             let all = AccessRange::floats(shape.n_expert * shape.n_embd);
             buffers.extend([(&self.scratch.chosen as &dyn Bind, self.visits(1)), (bias, all)]);
@@ -264,7 +264,7 @@ fn sum_key(shape: &ExpertsShape, bias: bool, accumulate: bool) -> PipelineKey {
         ("n", shape.n_embd.into()),
         ("n_expert", shape.n_expert.into()),
         ("n_used", shape.n_used.into()),
-        ("weight_input", shape.weight_input.into()),
+        ("weights_inputs", shape.weights_inputs.into()),
         ("bias", bias.into()),
         ("accumulate", accumulate.into()),
     ];
@@ -312,7 +312,7 @@ impl<'a> ExpertsMatmulOp<'a> {
             ("n_used", shape.n_used.into()),
             ("rows", "experts".into()),
             ("output", if self.up { "activated" } else { "store" }.into()),
-            ("weight_input", (self.up && shape.weight_input).into()),
+            ("weights_inputs", (self.up && shape.weights_inputs).into()),
             ("bias", self.bias.into()),
             ("cooperative", (method != MatmulMethod::Tiled).into()),
         ];

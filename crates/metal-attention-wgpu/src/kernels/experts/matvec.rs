@@ -128,7 +128,7 @@ impl<'a> ExpertsMatvecOp<'a> {
 
     /// Whether this product applies the router's weights.
     fn weighted(&self) -> bool {
-        self.shape.weight_input == (self.output == ExpertsMatvecOutput::Activated)
+        self.shape.weights_inputs == (self.output == ExpertsMatvecOutput::Activated)
     }
 
     /// The float GEMV's tile for the matrix that the experts of one token form together.

@@ -38,7 +38,7 @@ pub struct ExpertsShape {
     /// Activation of the gate, or of up without a gate.
     pub activation: Activation,
     /// Whether the router's weight multiplies an expert's input instead of its result.
-    pub weight_input: bool,
+    pub weights_inputs: bool,
 }
 
 /// The matrices of all experts of a layer, one expert below the other, and their biases.
@@ -65,7 +65,7 @@ impl ExpertsShape {
             n_used: experts.n_used,
             gated: experts.expert.gated,
             activation: experts.expert.activation,
-            weight_input: experts.router.weight_input,
+            weights_inputs: experts.router.weights_inputs,
         }
     }
 
@@ -267,7 +267,7 @@ pub fn experts_twin(shape: &ExpertsShape, values: &ExpertsValues<'_>, x: &[f32],
     };
     let mut sum = vec![0.0; shape.n_embd];
     for &(expert, weight) in visits {
-        let (before, after) = if shape.weight_input { (f64::from(weight), 1.0) } else { (1.0, f64::from(weight)) };
+        let (before, after) = if shape.weights_inputs { (f64::from(weight), 1.0) } else { (1.0, f64::from(weight)) };
         let x: Vec<f64> = x.iter().map(|&x| before * f64::from(x)).collect();
         let up = product(values.up, values.up_bias, expert, shape.up_rows(), &x);
         let hidden: Vec<f64> = if shape.gated {
@@ -311,7 +311,7 @@ fn catalogue_shape() -> ExpertsShape {
         n_used: 8,
         gated: true,
         activation: Activation::Silu,
-        weight_input: false,
+        weights_inputs: false,
     }
 }
 

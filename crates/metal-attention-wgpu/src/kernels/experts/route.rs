@@ -36,7 +36,7 @@ pub fn route(
     {
         return mismatch(format!("{n_expert} experts are no {} groups of one size", groups.n));
     }
-    if router.weight_input && expert_scale.is_some() {
+    if router.weights_inputs && expert_scale.is_some() {
         return mismatch("one factor is for the experts' input and another for their result".to_owned());
     }
     let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
@@ -79,7 +79,7 @@ pub(super) fn catalogue() -> Vec<PipelineKey> {
         renormalize: true,
         scale: 1.0,
         groups: None,
-        weight_input: false,
+        weights_inputs: false,
     };
     let groups = Some(RouterGroups { n: 8, n_used: 4 });
     let sigmoid = Router { score: RouterScore::Sigmoid, scale: 2.5, groups, ..router.clone() };
