@@ -1,21 +1,34 @@
-//! The forward pass of one micro-batch on the CPU: token embedding; per layer the mixer and the feed-forward, each with its
-//! norms and its residual join; output norm and head.
+//! The forward pass of one micro-batch on the CPU: token embedding; per layer the mixer and the feed-forward, each with
+//! its norms and its residual join; output norm and head.
 //!
-//! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for each.
-//! Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a row of logits
-//! or of hidden states for each output token. Between the layers there is one buffer, the residual stream
-//! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are
-//! multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer; `forward/residual.rs` adds their results to
-//! `x`.
+//! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for
+//! each. Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a
+//! row of logits or of hidden states for each output token. Between the layers there is one buffer, the residual stream
+//! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices
+//! are multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer. A *branch* is what is added to
+//! `x`: a mixer or a feed-forward. The calls:
 //!
-//! An *output token* is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass. The
-//! other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows as soon as
-//! it has stored these.
+//! ```text
+//! forward
+//!   embed                      token embedding; also per-layer inputs (per_layer.rs) and residual streams (streams.rs)
+//!   fill_rope_tables
+//!   for each layer:
+//!     predict_streams          (streams.rs) several residual streams only
+//!     normalize_x_to_normed    norm of the mixer's input
+//!     laurel                   (streams.rs) several residual streams only
+//!     run_mixer                the mixer, up to the input of its output projection; stores keys, values and states
+//!     finish_layer             (residual.rs) output projection of the mixer and the feed-forward, with their norms, each
+//!                              added to x; corrects the streams, adds the per-layer embedding, applies the output scale
+//!   write_output               output norm and head
+//! ```
 //!
-//! A few steps apply to few models and do nothing in the others: several residual streams (`predict_streams`,
-//! `correct_streams`) and LAuReL (`laurel`, `add_laurel`; `forward/streams.rs`), per-layer embeddings
-//! (`forward/per_layer.rs`), norms that a layer does not have. [`ResidualStreams`](metal_attention_model::ResidualStreams) has
-//! the formulas.
+//! Steps that apply to few models do nothing in the others: several residual streams and LAuReL
+//! ([`ResidualStreams`](metal_attention_model::ResidualStreams) has the formulas), per-layer embeddings
+//! ([`PerLayerEmbedding`](metal_attention_model::PerLayerEmbedding)), norms that a layer does not have.
+//!
+//! An *output token* is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass.
+//! The other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows
+//! as soon as it has stored these.
 
 mod attention;
 mod channel_mix;
@@ -49,53 +62,60 @@ use crate::shared::SharedMut;
 use crate::simd::Isa;
 use crate::state::SharedStateSlots;
 
-/// The least number of elements for which a cheap elementwise kernel is spread over the threads: below it, waking the other
-/// threads takes longer than the kernel, a few microseconds.
-const MIN_ELEMENTS: usize = 4096;
+/// The least number of elements for which a cheap elementwise kernel is spread over the threads: below it, waking the
+/// other threads takes longer than the kernel, a few microseconds.
+const MIN_PARALLEL_ELEMENTS: usize = 4096;
 
-/// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the threads.
-const MIN_STATE_ELEMENTS: usize = 1 << 15;
+/// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the
+/// threads.
+const MIN_PARALLEL_STATE_ELEMENTS: usize = 1 << 15;
 
 /// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one; their old
 /// contents are overwritten.
 ///
-/// Only `x`, `rope_tables`, `per_layer`, `streams` and RWKV-7's `rwkv.first_value` outlive a layer. The other buffers are
-/// written and read within one layer; several of them serve different kinds of layer, as their comments list.
+/// Only `x`, `rope_tables`, `per_layer`, `streams` and RWKV-7's `rwkv.first_value` outlive a layer. The other buffers
+/// are written and read within one layer; several of them serve different kinds of layer, as their comments list.
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// The residual stream, `[n_tokens, n_embd]`.
     x: Vec<f32>,
     /// The normalised residual stream: the input of the mixer, then of the feed-forward, `[n_tokens, n_embd]`.
     normed: Vec<f32>,
-    /// The output of a mixer or feed-forward that is normalised, scaled or delayed before it joins `x`, `[n_tokens, n_embd]`.
+    /// The output of a branch, `[n_tokens, n_embd]`, if it is normalised or scaled before it joins `x`, or joins it
+    /// only after the next branch is computed ([`Residual::Parallel`](metal_attention_model::Residual::Parallel)).
     /// Outputs that are added as they are go to `x` directly.
     branch_out: Vec<f32>,
-    /// Queries, `[n_tokens, n_head * head_dim]`; also the queries of the delta rule, the receptances of RWKV and the input
-    /// projection of a short convolution.
+    /// Queries, `[n_tokens, n_head * head_dim]`; of latent attention `[n_tokens, n_head * (kv_rank + shared_dim)]`.
+    /// Also the queries of the delta rule, `[n_tokens, width of all key heads]`, the receptances of RWKV, `[n_tokens,
+    /// width]`, and the input projection of a short convolution, `[n_tokens, 3 * width]`.
     q: Vec<f32>,
     /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache; of latent
-    /// attention the compressed rows. Also the keys of RWKV and the delta rule.
+    /// attention the compressed rows and shared keys, `[n_tokens, kv_rank + shared_dim]`. Also the keys of RWKV and of
+    /// the delta rule, as wide as their queries.
     k: Vec<f32>,
-    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the values
-    /// of RWKV and the delta rule.
+    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the
+    /// values of RWKV, `[n_tokens, width]`, and of the delta rule, `[n_tokens, width of all value heads]`.
     v: Vec<f32>,
     /// The query projection of attention with an output gate: of each head the query, then its gate,
     /// `[n_tokens, n_head * 2 * head_dim]`.
     q_and_gate: Vec<f32>,
     /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
     mixer_out: Vec<f32>,
-    /// The gate projection of a feed-forward, then its activated hidden vector, `[n_tokens, n_ff]`; also the keys of a channel
-    /// mix, the output gate of the delta rule, and the gate of a per-layer embedding.
+    /// The gate projection of a feed-forward, then its activated hidden vector, `[n_tokens, n_ff]`, of experts a row
+    /// for each token and chosen expert. Also the keys of a channel mix, `[n_tokens, n_ff]`, the output gate of the
+    /// delta rule, as wide as its values, and the gate of a per-layer embedding, `[n_tokens, width]`.
     gate: Vec<f32>,
-    /// The up projection of a feed-forward, `[n_tokens, n_ff]`; also the receptances of a channel mix.
+    /// The up projection of a feed-forward, in the shape of `gate`; also the receptances of a channel mix,
+    /// `[n_tokens, n_embd]`.
     up: Vec<f32>,
-    /// The input of the current product, quantised to 8 bits.
+    /// The input of the current product, quantised to 8 bits in blocks of 32 (see [`Q8Activations`]).
     q8: Q8Activations,
     /// The RoPE cos/sin tables of the micro-batch, one for each different rotation of the model.
     rope_tables: Vec<RopeTable>,
-    /// Partial results of split-KV attention, before they are merged.
+    /// Partial results of split-KV attention, before they are merged: of each query and query head of the tiles that
+    /// are evaluated at a time, `[n_splits, value_dim]`, with rows padded to whole vectors.
     partial: Vec<f32>,
-    /// The maximum and the sum of the softmax of each partial result.
+    /// The maximum and the sum of the softmax of each partial result: of each query and query head, `[n_splits]`.
     max_sum: Vec<[f32; 2]>,
     /// Buffers of a mixture of experts.
     experts: experts::ExpertScratch,
@@ -162,13 +182,15 @@ pub(crate) enum MicroBatchOutput<'a> {
     Hidden(&'a mut [f32]),
 }
 
-/// The evaluation of one micro-batch through all layers. Several may run at the same time, on tokens of different sequences.
+/// The evaluation of one micro-batch through all layers. Several may run at the same time, on tokens of different
+/// sequences.
 pub(crate) struct MicroBatchRun<'a> {
     /// The model's description.
     pub(crate) spec: &'a ModelSpec,
     /// The model's weights.
     pub(crate) weights: &'a PreparedWeights,
-    /// The threads that compute. The pool's watch reports progress, in layers of tokens, and cancels work.
+    /// The threads that compute. The pool's watch cancels work, and gets the progress: each layer counts the tokens of
+    /// the micro-batch.
     pub(crate) pool: &'a ThreadPool,
     /// The instruction set of the kernels.
     pub(crate) isa: Isa,
@@ -185,15 +207,17 @@ pub(crate) struct MicroBatchRun<'a> {
 }
 
 impl MicroBatchRun<'_> {
-    /// Evaluates `tokens`, at least one, stores their keys, values and recurrent states, and writes the results of the output tokens to
-    /// `output`.
+    /// Evaluates `tokens`, at least one, stores their keys, values and recurrent states, and writes the results of the
+    /// output tokens to `output`, whose slice has exactly their rows. Preconditions: `PageTable::check` has checked the
+    /// tokens (ids within the vocabulary, positions within the context), and the pages of their positions exist.
     ///
-    /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys and
-    /// values it shares, and `None` for a layer without attention. `trace` is called with the residual stream after each
-    /// layer. It needs all rows, so with it none are dropped before the output norm.
+    /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys
+    /// and values it shares, and `None` for a layer without attention. `trace` is called with the residual stream after
+    /// each layer (of several streams, the active one). It needs all rows, so with it none are dropped before the
+    /// output norm.
     ///
-    /// Returns early when the pool's work is cancelled; `output`, the new positions of the KV cache and the new states are
-    /// then incomplete, and the caller takes the positions back.
+    /// Returns early when the pool's work is cancelled; `output`, the new positions of the KV cache and the new states
+    /// are then incomplete, and the caller takes the positions back.
     pub(crate) fn forward<E: CacheElement>(
         mut self,
         caches: &[Option<&SharedKvCache<'_, E>>],
@@ -202,24 +226,27 @@ impl MicroBatchRun<'_> {
         mut trace: Option<LayerTrace<'_>>,
     ) {
         let (spec, weights) = (self.spec, self.weights);
+        debug_assert_eq!(caches.len(), spec.n_layer());
         let mut tokens = tokens.to_vec();
         let n_tokens = tokens.len() as u64;
         self.embed(&tokens);
         self.fill_rope_tables(&tokens);
         for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
             let may_drop_rows = i + 1 == spec.n_layer() && trace.is_none();
-            // A feed-forward with a recurrent state (RWKV's channel mix) needs the rows of all tokens and drops them itself.
+            // A feed-forward with a recurrent state (RWKV's channel mix) needs the rows of all tokens and drops them
+            // itself.
             let drop_before_feed_forward = may_drop_rows && layer.feed_forward.state_elements() == 0;
             self.predict_streams(w);
-            self.normalize_input(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
+            self.normalize_x_to_normed(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
             self.run_mixer(i, layer, w, *cache, &mut tokens, drop_before_feed_forward);
-            // Attention has dropped these rows already, before it read the cache. The other mixers needed them until now.
+            // Attention has dropped these rows already, before it read the cache. The other mixers needed them until
+            // now.
             if drop_before_feed_forward && tokens.iter().any(|t| !t.output) {
                 self.drop_rows_without_output(&mut tokens);
             }
             if tokens.is_empty() {
-                // There is no output token. Progress counts a layer of all tokens of the micro-batch.
+                // No token is an output token. The layer counts all tokens of the micro-batch as progress all the same.
                 self.pool.watch().advance(n_tokens);
                 return;
             }
@@ -243,11 +270,16 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores keys,
-    /// values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in `mamba.parallel_out`.
+    /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores
+    /// keys, values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in
+    /// `mamba.parallel_out`. Without a mixer `mixer_out` is unchanged; `finish_layer` does not read it then.
     ///
-    /// Where `drop_rows` is set (in the last layer), attention drops the rows of all but the output tokens once their keys and
-    /// values are stored; where no row is left, it stops there.
+    /// Where `drop_rows` is set (in the last layer), attention drops the rows of all but the output tokens once their
+    /// keys and values are stored; where no row is left, it stops there.
+    ///
+    /// # Panics
+    ///
+    /// If the weights or the cache are not those of the layer's mixer.
     fn run_mixer<E: CacheElement>(
         &mut self,
         i: usize,
@@ -281,7 +313,8 @@ impl MicroBatchRun<'_> {
             (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, tokens),
             (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, tokens),
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
-                // Mamba-2 writes `mixer_out`, which attention writes next.
+                // Mamba-2 writes its result to `mixer_out`. It is moved from there, as attention writes `mixer_out`
+                // next.
                 self.mamba2(i, &both.mamba2, &w.mamba2, tokens);
                 std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
                 self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
@@ -311,7 +344,7 @@ impl MicroBatchRun<'_> {
                 _,
                 _,
             ) => {
-                panic!("the weights are those of the layers: both were made from one description")
+                panic!("the weights or the cache of layer {i} are not those of its mixer")
             }
         }
     }
@@ -323,11 +356,11 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the per-layer
-    /// embeddings and the other residual streams, in models that have them.
+    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the
+    /// per-layer embeddings and the other residual streams, in models that have them.
     fn embed(&mut self, tokens: &[BatchToken]) {
         let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
-        let mut position = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
+        let mut position_row = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
         resize(&mut self.scratch.x, tokens.len() * n_embd);
         for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
             embedding(&weights.token_embd, token.id as usize, row);
@@ -338,8 +371,8 @@ impl MicroBatchRun<'_> {
                 add(row, token_type);
             }
             if let Some(table) = &weights.positions {
-                embedding(table, token.pos, &mut position);
-                add(row, &position);
+                embedding(table, token.pos, &mut position_row);
+                add(row, &position_row);
             }
         }
         if let (Some(norm), Some(w)) = (&spec.embedding.norm, &weights.embedding_norm) {
@@ -370,12 +403,13 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Removes the rows of all but the output tokens from `tokens`, which is not empty, and from every buffer that a later part of the last
-    /// layer reads. Keys, values, latent rows and RoPE tables are not among these: they are used up when keys and values are in
-    /// the KV cache and the queries are rotated.
+    /// Removes the rows of all but the output tokens from `tokens`, which is not empty, and from every buffer that a
+    /// later part of the last layer may read. Keys, values, latent rows and RoPE tables are not among these: they are
+    /// used up when keys and values are in the KV cache and the queries are rotated.
     ///
-    /// Each of these buffers either is empty, has a row for each token, or is overwritten before it is read again. In the last
-    /// case it may have any length from an earlier micro-batch; the copies are then meaningless, but in bounds.
+    /// Which of the buffers are read depends on the model. A buffer that is read has a row for each token. One that is
+    /// not has any length, from an earlier micro-batch, and is cut to some length here; it is written before it is read
+    /// again.
     fn drop_rows_without_output(&mut self, tokens: &mut Vec<BatchToken>) {
         debug_assert!(!tokens.is_empty());
         let s = &mut *self.scratch;
@@ -391,33 +425,35 @@ impl MicroBatchRun<'_> {
         ];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
-            let len = rows.len() / tokens.len();
-            let mut kept = 0;
+            // Rounded down, so that the rows of a buffer that is not read are within it, too.
+            let row_len = rows.len() / tokens.len();
+            let mut n_kept = 0;
             for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.output) {
-                rows.copy_within(i * len..(i + 1) * len, kept * len);
-                kept += 1;
+                rows.copy_within(i * row_len..(i + 1) * row_len, n_kept * row_len);
+                n_kept += 1;
             }
-            rows.truncate(kept * len);
+            rows.truncate(n_kept * row_len);
         }
         tokens.retain(|t| t.output);
     }
 
     /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
-    /// `logits = cap * tanh(scale * (W normed + b) / cap)`.
+    /// `logits = cap * tanh(scale * (W * normed + b) / cap)`.
     ///
     /// # Panics
     ///
     /// When logits are wanted of a model without a head; batches are checked for that before.
     fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
-        self.normalize_input(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
+        self.normalize_x_to_normed(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
         match (output, &self.weights.output, self.spec.output.head) {
             (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
             (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
                 self.observe(&[linear], ProductInput::Normed);
                 let s = &mut *self.scratch;
-                let rows = 0..s.normed.len() / self.spec.n_embd;
-                let mut products = [MatmulOp { matrix: &linear.weight, rows, y: logits, accumulate: false }];
+                let token_rows = 0..s.normed.len() / self.spec.n_embd;
+                let mut products =
+                    [MatmulOp { matrix: &linear.weight, rows: token_rows, y: logits, accumulate: false }];
                 matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
                 for row in logits.chunks_exact_mut(self.spec.n_vocab) {
                     add_bias(row, linear);
@@ -433,7 +469,7 @@ impl MicroBatchRun<'_> {
                 self.record_time("matmul_output");
             }
             (MicroBatchOutput::Logits(_), _, _) => {
-                panic!("logits were asked of a model that has none: batches are checked for it")
+                panic!("logits were asked of a model without an output head")
             }
         }
     }
@@ -448,7 +484,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// `normed = norm(x)`, row by row; a copy of `x` where there is no norm.
-    fn normalize_input(&mut self, norm: Option<&Norm>, weights: Option<&NormWeights>) {
+    fn normalize_x_to_normed(&mut self, norm: Option<&Norm>, weights: Option<&NormWeights>) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         match norm.zip(weights) {
@@ -462,17 +498,18 @@ impl MicroBatchRun<'_> {
 
     /// `x = norm(x)`, row by row; `normed` gets the old `x`.
     fn normalize_x(&mut self, norm: &Norm, weights: &NormWeights) {
-        self.normalize_input(Some(norm), Some(weights));
+        self.normalize_x_to_normed(Some(norm), Some(weights));
         std::mem::swap(&mut self.scratch.x, &mut self.scratch.normed);
     }
 
-    /// `x += scale * norm(branch_out)`; overwrites `normed`.
+    /// `x += scale * norm(branch_out)`; `branch_out` and `x` have the same shape. Overwrites `normed`, if there is a
+    /// norm.
     fn add_branch_out(&mut self, norm: Option<(&Norm, &NormWeights)>, scale: f32) {
         let (n_embd, isa) = (self.spec.n_embd, self.isa);
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         let (branch_out, x, normed) = (&s.branch_out, SharedMut::new(&mut s.x), SharedMut::new(&mut s.normed));
-        self.pool.for_each_if(branch_out.len() >= MIN_ELEMENTS, branch_out.len() / n_embd, &|t| {
+        self.pool.for_each_if(branch_out.len() >= MIN_PARALLEL_ELEMENTS, branch_out.len() / n_embd, &|t| {
             // SAFETY: each token owns its rows.
             let (x, normed) = unsafe { (x.slice(t * n_embd, n_embd), normed.slice(t * n_embd, n_embd)) };
             let mut addend = &branch_out[t * n_embd..][..n_embd];
@@ -487,17 +524,14 @@ impl MicroBatchRun<'_> {
         self.record_time("residual_add");
     }
 
-    /// `W input + b`, added to `x` where `to_x` is set, otherwise written to `branch_out`.
-    fn project(&mut self, linear: &PreparedLinear, input: ProductInput, to_x: bool) {
-        self.project_to(linear, input, if to_x { ProductOutput::AddToX } else { ProductOutput::BranchOut });
-    }
-
-    /// `W input + b`, to `output`.
-    fn project_to(&mut self, linear: &PreparedLinear, input: ProductInput, output: ProductOutput) {
+    /// `W * input + b`, to `output`. `linear` is `[n_embd, n_in]`, the input `[n_tokens, n_in]`, with the `n_tokens` of
+    /// `x`. Passes the input to the observer; the caller records the time.
+    fn project(&mut self, linear: &PreparedLinear, input: ProductInput, output: ProductOutput) {
         self.observe(&[linear], input);
         let s = &mut *self.scratch;
         let n_embd = self.spec.n_embd;
-        let rows = 0..s.x.len() / n_embd;
+        let token_rows = 0..s.x.len() / n_embd;
+        // Not `ProductInput::buffer`, which would borrow all of `s`.
         let x = match input {
             ProductInput::Normed => &s.normed,
             ProductInput::MixerOut => &s.mixer_out,
@@ -509,8 +543,9 @@ impl MicroBatchRun<'_> {
             ProductOutput::AddToBranchOut => (&mut s.branch_out, true),
             ProductOutput::BranchOut => (&mut s.branch_out, false),
         };
-        resize(y, rows.len() * n_embd);
-        let mut products = [MatmulOp { matrix: &linear.weight, rows, y, accumulate }];
+        // Changes the length of `branch_out` at most, and only if it is replaced.
+        resize(y, token_rows.len() * n_embd);
+        let mut products = [MatmulOp { matrix: &linear.weight, rows: token_rows, y, accumulate }];
         matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
         for row in y.chunks_exact_mut(n_embd) {
             add_bias(row, linear);
@@ -548,24 +583,31 @@ impl ProductInput {
 enum ProductOutput {
     /// It is added to `x`.
     AddToX,
-    /// It is added to `branch_out`.
+    /// It is added to `branch_out`, which has its shape already.
     AddToBranchOut,
     /// It replaces `branch_out`.
     BranchOut,
+}
+
+impl ProductOutput {
+    /// Where the result of a branch goes: `x`, if it is added as it is (`to_x`), otherwise `branch_out`.
+    fn of_branch(to_x: bool) -> Self {
+        if to_x { Self::AddToX } else { Self::BranchOut }
+    }
 }
 
 /// `out = norm(x)`, in rows as long as the norm's weight; `x` and `out` have the same shape.
 fn normalize(pool: &ThreadPool, isa: Isa, (norm, weights): (&Norm, &NormWeights), x: &[f32], out: &mut [f32]) {
     let n = weights.weight.len();
     let out = SharedMut::new(out);
-    pool.for_each_if(x.len() >= MIN_ELEMENTS, x.len() / n, &|t| {
+    pool.for_each_if(x.len() >= MIN_PARALLEL_ELEMENTS, x.len() / n, &|t| {
         // SAFETY: each token owns its row.
         let out = unsafe { out.slice(t * n, n) };
         normalize_row(isa, norm.kind, norm.eps, weights, &x[t * n..][..n], out);
     });
 }
 
-/// `out = norm(x)` of one row; an RMS norm may have a bias, too.
+/// `out = norm(x)` of one row; see [`NormKind`] for the formulas.
 fn normalize_row(isa: Isa, kind: NormKind, eps: f32, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
     let (weight, bias) = (&weights.weight, weights.bias.as_deref());
     match kind {

@@ -8,7 +8,7 @@ use metal_attention_model::{
     AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm, alibi_slopes,
 };
 
-use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{GateBySigmoid, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, MatmulOp, matmul};
@@ -94,7 +94,7 @@ impl MicroBatchRun<'_> {
         let (q, k, v) = (SharedMut::new(&mut s.q), SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let q_and_gate = SharedMut::new(&mut s.q_and_gate);
         let rope_table = self.weights.rotation_of[layer].map(|i| &s.rope_tables[i]);
-        self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(n_tokens * (n_q + 2 * n_kv) >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let (q, k, v) = unsafe { (q.slice(t * n_q, n_q), k.slice(t * n_kv, n_kv), v.slice(t * n_kv, n_kv)) };
             if a.output_gate {
@@ -281,7 +281,7 @@ impl MicroBatchRun<'_> {
         }
         let (isa, dim, s) = (self.isa, a.head_dim, &mut *self.scratch);
         let (len, gates) = (a.n_head * dim, &s.q_and_gate);
-        let (worth, n_tokens) = (s.mixer_out.len() >= MIN_ELEMENTS, s.mixer_out.len() / len);
+        let (worth, n_tokens) = (s.mixer_out.len() >= MIN_PARALLEL_ELEMENTS, s.mixer_out.len() / len);
         let att = SharedMut::new(&mut s.mixer_out);
         self.pool.for_each_if(worth, n_tokens, &|t| {
             // SAFETY: each token owns its row.

@@ -1,13 +1,13 @@
 //! RWKV's channel mix: the feed-forward of an RWKV layer, `value(relu(key(x_k))^2)`, in RWKV-6 times
 //! `sigmoid(receptance(x_r))`.
 //!
-//! Its inputs `x_k` and `x_r` are interpolated between a token and the token before it (token shift), so it has a recurrent
-//! state: the input of the sequence's last token.
+//! Its inputs `x_k` and `x_r` are interpolated between a token and the token before it (token shift), so it has a
+//! recurrent state: the input of the sequence's last token.
 
 use metal_attention_model::{Activation, BatchToken, ChannelMixSpec, ChannelMixWeights};
 
 use super::token_shift::TokenShift;
-use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity};
@@ -29,9 +29,9 @@ const K: usize = 0;
 const R: usize = 1;
 
 impl MicroBatchRun<'_> {
-    /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the states of
-    /// the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the output tokens; where none is left,
-    /// it stops after the states.
+    /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the
+    /// states of the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the output tokens;
+    /// where none is left, it stops after the states.
     pub(super) fn channel_mix(
         &mut self,
         context: &LayerContext,
@@ -66,13 +66,13 @@ impl MicroBatchRun<'_> {
 
         let s = &mut *self.scratch;
         let (isa, keys) = (self.isa, SharedMut::new(&mut s.gate));
-        self.pool.for_each_if(n_rows * width >= MIN_ELEMENTS, n_rows, &|row| {
+        self.pool.for_each_if(n_rows * width >= MIN_PARALLEL_ELEMENTS, n_rows, &|row| {
             // SAFETY: each task owns its row.
             let gate = unsafe { keys.slice(row * width, width) };
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
         self.record_time("ffn_activation");
-        self.project(&w.value, ProductInput::Gate, to_x && w.receptance.is_none());
+        self.project(&w.value, ProductInput::Gate, ProductOutput::of_branch(to_x && w.receptance.is_none()));
         self.record_time("matmul_down");
         if w.receptance.is_some() {
             self.gate_channels(n_embd, to_x);
@@ -86,7 +86,7 @@ impl MicroBatchRun<'_> {
         let isa = self.isa;
         let (gate, result, x) =
             (SharedMut::new(&mut s.up), SharedMut::new(&mut s.branch_out), SharedMut::new(&mut s.x));
-        self.pool.for_each_if(n_rows * n_embd >= MIN_ELEMENTS, n_rows, &|row| {
+        self.pool.for_each_if(n_rows * n_embd >= MIN_PARALLEL_ELEMENTS, n_rows, &|row| {
             let at = row * n_embd;
             // SAFETY: each task owns its rows.
             let (gate, result, x) = unsafe { (gate.slice(at, n_embd), result.slice(at, n_embd), x.slice(at, n_embd)) };

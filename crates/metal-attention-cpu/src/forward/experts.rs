@@ -6,7 +6,9 @@
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm};
 
-use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add, add_bias, normalize, normalize_row, resize, scale_by};
+use super::{
+    MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add, add_bias, normalize, normalize_row, resize, scale_by,
+};
 use crate::kernels::elementwise::{Activate, RmsNorm};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
@@ -206,7 +208,7 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         let activation = e.expert.activation;
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
-        self.pool.for_each_if(assignments.len() * n_ff >= MIN_ELEMENTS, assignments.len(), &|v| {
+        self.pool.for_each_if(assignments.len() * n_ff >= MIN_PARALLEL_ELEMENTS, assignments.len(), &|v| {
             let weights = &w.experts[assignments[v].expert];
             // SAFETY: each assignment owns its rows.
             let gate = unsafe { gate.slice(v * n_ff, n_ff) };
@@ -260,7 +262,7 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         resize(&mut s.experts.sum, n_tokens * n_in);
         let (down, sum) = (&s.experts.down, SharedMut::new(&mut s.experts.sum));
-        self.pool.for_each_if(assignments.len() * n_in >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(assignments.len() * n_in >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its row.
             let sum = unsafe { sum.slice(t * n_in, n_in) };
             sum.fill(0.0);

@@ -3,16 +3,16 @@
 use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
 
 use super::channel_mix::LayerContext;
-use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, add_bias, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
 impl MicroBatchRun<'_> {
-    /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to `branch_out`.
-    /// Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces `tokens` to the
-    /// output tokens.
+    /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to
+    /// `branch_out`. Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces
+    /// `tokens` to the output tokens.
     pub(super) fn feed_forward(
         &mut self,
         context: &LayerContext,
@@ -66,7 +66,7 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         let (isa, activation) = (self.isa, dense.activation);
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
-        self.pool.for_each_if(n_tokens * n_ff >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(n_tokens * n_ff >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let gate = unsafe { gate.slice(t * n_ff, n_ff) };
             add_bias(gate, first);
@@ -79,7 +79,7 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.record_time("ffn_activation");
-        self.project(&w.down, ProductInput::Gate, to_x);
+        self.project(&w.down, ProductInput::Gate, ProductOutput::of_branch(to_x));
         self.record_time("matmul_down");
     }
 }

@@ -6,7 +6,7 @@
 
 use metal_attention_model::{BatchToken, MambaDecay, MambaSpec, MambaWeights, Segment};
 
-use super::{MIN_ELEMENTS, MIN_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
@@ -92,7 +92,7 @@ impl Convolved<'_> {
     ) {
         let Self { input, n_in, first: first_block, step, block, taps, bias, width } = *self;
         let n_tap = taps.len() / width;
-        let worth = out.len() >= MIN_ELEMENTS;
+        let worth = out.len() >= MIN_PARALLEL_ELEMENTS;
         let out = SharedMut::new(out);
         pool.for_each_if(worth, width.div_ceil(block), &|i| {
             let channels = i * block..width.min((i + 1) * block);
@@ -208,7 +208,7 @@ impl MicroBatchRun<'_> {
         let (input, conv, bc) = (&s.mamba.input, &s.mamba.conv, &s.mamba.bc);
         let (dt, out) = (SharedMut::new(&mut s.mamba.dt), SharedMut::new(&mut s.mixer_out));
         let dt_bias = w.dt.bias.as_deref().expect("a bias that files must have");
-        let worth = tokens.len() * width * d_state >= MIN_STATE_ELEMENTS;
+        let worth = tokens.len() * width * d_state >= MIN_PARALLEL_STATE_ELEMENTS;
         self.pool.for_each_if(worth, width.div_ceil(CHANNELS), &|i| {
             let channels = i * CHANNELS..width.min((i + 1) * CHANNELS);
             let (at, n_channel) = (channels.start, channels.len());
@@ -272,7 +272,7 @@ impl MicroBatchRun<'_> {
         let out = SharedMut::new(&mut s.mixer_out);
         let head_dim = width / n_head;
         let of_head = d_state * head_dim;
-        self.pool.for_each_if(tokens.len() * width * d_state >= MIN_STATE_ELEMENTS, n_head, &|h| {
+        self.pool.for_each_if(tokens.len() * width * d_state >= MIN_PARALLEL_STATE_ELEMENTS, n_head, &|h| {
             let start = (m.n_tap - 1) * width + h * of_head;
             let mut first = 0;
             for segment in segments {

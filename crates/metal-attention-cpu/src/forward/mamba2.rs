@@ -7,7 +7,7 @@
 use metal_attention_model::{BatchToken, Mamba2Spec, Mamba2Weights};
 
 use super::mamba::Convolved;
-use super::{MIN_ELEMENTS, MIN_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::gates::Softplus;
@@ -39,7 +39,7 @@ impl MicroBatchRun<'_> {
 
         let s = &mut *self.scratch;
         let input = SharedMut::new(&mut s.mamba.input);
-        self.pool.for_each_if(n_tokens * n_head >= MIN_ELEMENTS, n_tokens, &|t| {
+        self.pool.for_each_if(n_tokens * n_head >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its row.
             let dt = unsafe { input.slice(t * n_in + n_in - n_head, n_head) };
             isa.run(Softplus { x: dt, bias: &w.dt_bias });
@@ -65,7 +65,7 @@ impl MicroBatchRun<'_> {
         resize(y, n_tokens * width);
         let (input, conv, y, states) = (&s.mamba.input, &s.mamba.conv, SharedMut::new(y), self.states);
         let of_head = d_state * head_dim;
-        self.pool.for_each_if(n_tokens * width * d_state >= MIN_STATE_ELEMENTS, n_head, &|h| {
+        self.pool.for_each_if(n_tokens * width * d_state >= MIN_PARALLEL_STATE_ELEMENTS, n_head, &|h| {
             let group = h / (n_head / n_group);
             let start = (n_tap - 1) * n_conv + h * of_head;
             let mut first = 0;
@@ -105,7 +105,7 @@ impl MicroBatchRun<'_> {
             let s = &mut *self.scratch;
             let (y, att) = (&s.mamba.y, SharedMut::new(&mut s.mixer_out));
             let n = width / n_group;
-            self.pool.for_each_if(n_tokens * width >= MIN_ELEMENTS, n_tokens, &|t| {
+            self.pool.for_each_if(n_tokens * width >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
                 for (group, weight) in weight.chunks_exact(n).enumerate() {
                     let at = t * width + group * n;
                     // SAFETY: each token owns its row.

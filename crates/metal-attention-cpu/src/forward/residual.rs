@@ -1,7 +1,7 @@
 //! How mixer and feed-forward join the residual stream ([`Residual`]), and what follows them at the end of a layer.
 //!
 //! `x` is the residual stream. A result that is added as it is goes to `x` directly: the product accumulates (`to_x`). One that
-//! has a norm of its own or a scale, or is added later, goes to `branch_out` first.
+//! has a norm of its own or a scale, or is added later ([`Residual::Parallel`]), goes to `branch_out` first.
 
 use metal_attention_model::{BatchToken, LayerSpec, LayerWeights, MixerWeights, Norm, NormWeights, Residual};
 
@@ -35,7 +35,7 @@ impl MicroBatchRun<'_> {
             Residual::Sequential { scale } => {
                 self.add_mixer(layer, w, *scale);
                 self.add_laurel();
-                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                self.normalize_x_to_normed(feed_forward_norm.0, feed_forward_norm.1);
                 self.add_feed_forward(&context, layer, w, tokens, *scale);
             }
             // x += m(x) + f(x)
@@ -49,7 +49,7 @@ impl MicroBatchRun<'_> {
                 // recurrent state. The layer has a mixer, so that the result is not an old one.
                 let mixer_result = delayed.then(|| std::mem::take(&mut self.scratch.branch_out));
                 if layer.feed_forward_norm.is_some() {
-                    self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                    self.normalize_x_to_normed(feed_forward_norm.0, feed_forward_norm.1);
                 }
                 self.add_feed_forward(&context, layer, w, tokens, 1.0);
                 if let Some(mixer_result) = mixer_result {
@@ -64,7 +64,7 @@ impl MicroBatchRun<'_> {
                 if let Some([weights, _]) = &w.sum_norms {
                     self.normalize_x(mixer_sum_norm, weights);
                 }
-                self.normalize_input(feed_forward_norm.0, feed_forward_norm.1);
+                self.normalize_x_to_normed(feed_forward_norm.0, feed_forward_norm.1);
                 self.add_feed_forward(&context, layer, w, tokens, 1.0);
                 if let Some([_, weights]) = &w.sum_norms {
                     self.normalize_x(feed_forward_sum_norm, weights);
@@ -92,13 +92,13 @@ impl MicroBatchRun<'_> {
     /// `mamba.parallel_out`. The result is added to `x` where `to_x` is set, otherwise it replaces `branch_out`.
     fn project_mixer(&mut self, w: &LayerWeights<PreparedLinear>, to_x: bool) {
         if let Some(out) = w.mixer.out() {
-            self.project(out, ProductInput::MixerOut, to_x);
+            self.project(out, ProductInput::MixerOut, ProductOutput::of_branch(to_x));
             // The name in profiles, whatever the mixer.
             self.record_time("matmul_attn_output");
         }
         if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
             let output = if to_x { ProductOutput::AddToX } else { ProductOutput::AddToBranchOut };
-            self.project_to(&both.mamba2.out, ProductInput::Mamba2Out, output);
+            self.project(&both.mamba2.out, ProductInput::Mamba2Out, output);
             self.record_time("matmul_ssm_out");
         }
     }

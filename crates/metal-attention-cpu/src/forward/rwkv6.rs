@@ -8,7 +8,7 @@
 use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 
 use super::token_shift::{TokenShift, apply_nonlinearity};
-use super::{MIN_ELEMENTS, MicroBatchRun, add_bias, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, add_bias, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv6::Rwkv6;
@@ -87,7 +87,7 @@ impl MicroBatchRun<'_> {
         resize(&mut s.rwkv.mixed, RWKV6_MIXES * n_tokens * width);
         let (h, previous, more) = (&s.normed, &s.rwkv.previous, &s.rwkv.large[MIXES]);
         let (isa, mixed) = (self.isa, SharedMut::new(&mut s.rwkv.mixed));
-        self.pool.for_each_if(more.len() >= MIN_ELEMENTS, RWKV6_MIXES * n_tokens, &|i| {
+        self.pool.for_each_if(more.len() >= MIN_PARALLEL_ELEMENTS, RWKV6_MIXES * n_tokens, &|i| {
             let (m, token) = (i / n_tokens, i % n_tokens);
             let [x, previous] = [h, previous].map(|rows| &rows[token * width..][..width]);
             let more = Some(&more[i * width..][..width]);
@@ -139,7 +139,7 @@ impl MicroBatchRun<'_> {
         let (own_k, out) = (SharedMut::new(&mut s.rwkv.keys), SharedMut::new(&mut s.mixer_out));
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let work = tokens.len() * width * head_dim;
-        self.pool.for_each_if(work >= MIN_ELEMENTS, spec.n_head(), &|head| {
+        self.pool.for_each_if(work >= MIN_PARALLEL_ELEMENTS, spec.n_head(), &|head| {
             let channels = head * head_dim..(head + 1) * head_dim;
             let kv_start = head / of_kv * head_dim;
             let bonus = w.bonus.as_ref().map(|bonus| &bonus[channels.clone()]);

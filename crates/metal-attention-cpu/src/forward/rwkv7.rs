@@ -7,7 +7,7 @@
 use metal_attention_model::{BatchToken, NormKind, Rwkv7Spec, Rwkv7Weights};
 
 use super::token_shift::{TokenShift, apply_nonlinearity};
-use super::{MIN_ELEMENTS, MicroBatchRun, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv7::Rwkv7;
@@ -90,7 +90,7 @@ impl MicroBatchRun<'_> {
         let out = SharedMut::new(&mut s.mixer_out);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let work = tokens.len() * width * head_dim;
-        self.pool.for_each_if(work >= MIN_ELEMENTS, spec.n_head(), &|head| {
+        self.pool.for_each_if(work >= MIN_PARALLEL_ELEMENTS, spec.n_head(), &|head| {
             let channels = head * head_dim..(head + 1) * head_dim;
             let mut first = 0;
             for segment in segments {

@@ -5,7 +5,7 @@
 
 use metal_attention_model::{BatchToken, ShortConvSpec, ShortConvWeights};
 
-use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::StridedRowsMut;
 use crate::kernels::recurrent::short_conv::ShortConv;
@@ -40,7 +40,7 @@ impl MicroBatchRun<'_> {
         let (inputs, out) = (&s.q, SharedMut::new(&mut s.mixer_out));
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let n_tasks = width.div_ceil(CHANNELS);
-        self.pool.for_each_if(tokens.len() * width >= MIN_ELEMENTS, n_tasks, &|i| {
+        self.pool.for_each_if(tokens.len() * width >= MIN_PARALLEL_ELEMENTS, n_tasks, &|i| {
             let channels = i * CHANNELS..width.min((i + 1) * CHANNELS);
             let mut first = 0;
             for segment in segments {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use metal_attention_model::{BatchToken, LowRankWeights};
 
-use super::{MIN_ELEMENTS, MicroBatchRun, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity, TokenLerp};
 use crate::layers::PreparedLinear;
@@ -77,7 +77,7 @@ impl MicroBatchRun<'_> {
         resize(&mut s.rwkv.previous, if of.previous { tokens.len() * width } else { 0 });
         let (h, mixed, kept) = (&s.normed, SharedMut::new(&mut s.rwkv.mixed), SharedMut::new(&mut s.rwkv.previous));
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
-        self.pool.for_each_if(n_mix * h.len() >= MIN_ELEMENTS, width.div_ceil(CHANNELS), &|task| {
+        self.pool.for_each_if(n_mix * h.len() >= MIN_PARALLEL_ELEMENTS, width.div_ceil(CHANNELS), &|task| {
             let first = task * CHANNELS;
             let n = CHANNELS.min(width - first);
             let x = |token: usize| &h[token * width + first..][..n];
@@ -148,7 +148,7 @@ impl MicroBatchRun<'_> {
 pub(super) fn apply_nonlinearity(pool: &ThreadPool, isa: Isa, x: &mut [f32], nonlinearity: Nonlinearity) {
     let n = x.len();
     let x = SharedMut::new(x);
-    pool.for_each_if(n >= MIN_ELEMENTS, n.div_ceil(NONLINEARITY_CHUNK), &|i| {
+    pool.for_each_if(n >= MIN_PARALLEL_ELEMENTS, n.div_ceil(NONLINEARITY_CHUNK), &|i| {
         // SAFETY: each task owns its elements.
         let x = unsafe { x.slice(i * NONLINEARITY_CHUNK, NONLINEARITY_CHUNK.min(n - i * NONLINEARITY_CHUNK)) };
         isa.run(ApplyNonlinearity { x, nonlinearity });
