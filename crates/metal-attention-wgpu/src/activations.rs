@@ -70,11 +70,11 @@ impl ActivationWidths {
         let widen = |width: &mut usize, to: usize| *width = to.max(*width);
         for (layer, mixer) in spec.layers.iter().zip(mixers) {
             match mixer {
-                MixerKernels::FastAttention(shape) => {
+                MixerKernels::Attention(AttentionKernels::Fast(shape)) => {
                     widen(&mut w.projected, shape.qkv_len());
                     widen(&mut w.mixer_out, shape.att_len());
                 }
-                MixerKernels::GeneralAttention(inputs, attention) => {
+                MixerKernels::Attention(AttentionKernels::General(inputs, attention)) => {
                     widen(&mut w.projected, inputs.row());
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
                     widen(&mut w.mixer_out, attention.n_head * attention.value_dim);

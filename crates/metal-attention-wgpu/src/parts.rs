@@ -139,10 +139,8 @@ impl LayerPages {
 /// The kernels that run a layer's mixer, with their sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
-    /// Softmax attention, by the fast kernels.
-    FastAttention(AttentionShape),
-    /// Softmax attention, by the general kernels.
-    GeneralAttention(AttentionInputsShape, GeneralAttention),
+    /// Softmax attention.
+    Attention(AttentionKernels),
     /// Latent attention (MLA), by the general attention kernel over compressed rows.
     Latent(LatentInputsShape, GeneralAttention),
     /// A gated short convolution.
@@ -191,15 +189,6 @@ impl AttentionKernels {
     }
 }
 
-impl From<AttentionKernels> for MixerKernels {
-    fn from(kernels: AttentionKernels) -> Self {
-        match kernels {
-            AttentionKernels::Fast(shape) => Self::FastAttention(shape),
-            AttentionKernels::General(inputs, attention) => Self::GeneralAttention(inputs, attention),
-        }
-    }
-}
-
 impl MixerKernels {
     /// The kernels of each layer.
     ///
@@ -208,7 +197,7 @@ impl MixerKernels {
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
         let pages = |i| LayerPages { n_ctx: groups.capacity().n_positions(), group: groups.of_layer(i), cache };
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
-            (Mixer::Attention(a), MixerWeights::Attention(w)) => AttentionKernels::new(a, w, pages(i)).into(),
+            (Mixer::Attention(a), MixerWeights::Attention(w)) => Self::Attention(AttentionKernels::new(a, w, pages(i))),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
             (Mixer::ShortConv(of), MixerWeights::ShortConv(_)) => Self::ShortConv(*of),
             (Mixer::DeltaRule(of), MixerWeights::DeltaRule(_)) => Self::DeltaRule(*of),
@@ -361,10 +350,13 @@ impl MixerKernels {
     /// layer's.
     pub(super) fn page_bytes(&self) -> Option<[u64; 2]> {
         match self {
-            Self::FastAttention(shape) => Some([shape.cache_bytes(1); 2]),
-            Self::GeneralAttention(inputs, attention) => (inputs.kv != KvInputs::None).then(|| attention.page_bytes()),
+            Self::Attention(attention) | Self::AttentionAndMamba2(attention, _) => match attention {
+                AttentionKernels::Fast(shape) => Some([shape.cache_bytes(1); 2]),
+                AttentionKernels::General(inputs, attention) => {
+                    (inputs.kv != KvInputs::None).then(|| attention.page_bytes())
+                }
+            },
             Self::Latent(_, attention) => Some(attention.page_bytes()),
-            Self::AttentionAndMamba2(attention, _) => Self::from(*attention).page_bytes(),
             Self::ShortConv(_)
             | Self::DeltaRule(_)
             | Self::Mamba(_)
@@ -378,9 +370,11 @@ impl MixerKernels {
     /// Bytes of the partial results of split-KV attention for a decode step of `n_tokens` sequences.
     pub(super) fn partial_bytes(&self, n_tokens: usize) -> u64 {
         match self {
-            Self::FastAttention(shape) => crate::kernels::partial_bytes(shape, n_tokens),
-            Self::GeneralAttention(_, attention) | Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
-            Self::AttentionAndMamba2(attention, _) => Self::from(*attention).partial_bytes(n_tokens),
+            Self::Attention(attention) | Self::AttentionAndMamba2(attention, _) => match attention {
+                AttentionKernels::Fast(shape) => crate::kernels::partial_bytes(shape, n_tokens),
+                AttentionKernels::General(_, attention) => attention.partial_bytes(n_tokens),
+            },
+            Self::Latent(_, attention) => attention.partial_bytes(n_tokens),
             Self::ShortConv(_)
             | Self::DeltaRule(_)
             | Self::Mamba(_)
@@ -526,9 +520,12 @@ fn plain_layer(layer: &LayerSpec, mixer_kernels: &MixerKernels) -> Option<PlainL
         return None;
     }
     let attention = match mixer_kernels {
-        MixerKernels::FastAttention(shape) if shape.soft_cap.is_some() || shape.sinks || shape.gated => return None,
-        MixerKernels::FastAttention(shape) => *shape,
-        MixerKernels::GeneralAttention(..)
+        MixerKernels::Attention(AttentionKernels::Fast(shape))
+            if shape.soft_cap.is_none() && !shape.sinks && !shape.gated =>
+        {
+            *shape
+        }
+        MixerKernels::Attention(_)
         | MixerKernels::Latent(..)
         | MixerKernels::ShortConv(_)
         | MixerKernels::DeltaRule(_)

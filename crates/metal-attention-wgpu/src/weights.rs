@@ -82,8 +82,8 @@ pub(super) enum WgpuMixer {
     Latent {
         /// The compression of queries and the norm of the compressed ones. `None`: queries are not compressed.
         q_a: Option<(WgpuLinear, WgpuNorm)>,
-        /// The projection to queries, from compressed ones where there are some.
-        q: WgpuLinear,
+        /// The projection to queries (`attn_q_b`), from compressed ones where there are some.
+        q_b: WgpuLinear,
         /// The projection to the compressed row and the key that heads share.
         kv_a: WgpuLinear,
         /// Weight of the compressed row's norm, `[kv_rank]`.
@@ -447,7 +447,7 @@ impl WgpuMixer {
                 let v_b = heads("the values' expansions", &a.v_b)?;
                 Ok(Self::Latent {
                     q_a,
-                    q: concat(gpu, "the queries", &[&a.q], uploads)?,
+                    q_b: concat(gpu, "the queries", &[&a.q], uploads)?,
                     kv_a: concat(gpu, "the compression of keys and values", &[&a.kv_a], uploads)?,
                     kv_a_norm: gpu.upload("a norm", &a.kv_a_norm.weight)?,
                     k_b,

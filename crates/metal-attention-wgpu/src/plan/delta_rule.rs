@@ -46,7 +46,7 @@ fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
 impl PlanBuilder<'_> {
     /// Whether layer `i` is a delta rule with a product of its own for gates, in addition to that for queries, keys and
     /// values.
-    pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
+    pub(super) fn delta_rule_has_gate_product(&self, i: usize) -> bool {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
@@ -93,15 +93,15 @@ impl PlanBuilder<'_> {
             if apart { (&scratch.kv_compressed, n_gates, 0) } else { (&scratch.projected, stride, n) };
         let (decay, gate) = match &low_rank {
             None => {
-                let decay = ColumnRange { stride: stride_of_gates, at: first + n_head };
-                ((gates, decay), (&scratch.projected, ColumnRange { stride, at: n_channels }))
+                let decay = ColumnRange { stride: stride_of_gates, first: first + n_head };
+                ((gates, decay), (&scratch.projected, ColumnRange { stride, first: n_channels }))
             }
             Some(low_rank) => ((&scratch.rwkv.large, low_rank.result(0)), (&scratch.rwkv.large, low_rank.result(1))),
         };
         DeltaRuleColumns {
-            channels: ColumnRange { stride, at: 0 },
+            channels: ColumnRange { stride, first: 0 },
             gate,
-            beta: (gates, ColumnRange { stride: stride_of_gates, at: first }),
+            beta: (gates, ColumnRange { stride: stride_of_gates, first }),
             decay,
         }
     }

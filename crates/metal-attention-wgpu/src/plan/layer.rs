@@ -36,7 +36,7 @@ impl PlanBuilder<'_> {
                 let input =
                     self.branch_input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
                 self.laurel(&mut dispatches, i)?;
-                let mixed = self.mixer(&mut dispatches, i, input)?;
+                let mixed = self.append_mixer(&mut dispatches, i, input)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, *scale)?;
                 self.add_laurel(&mut dispatches, i)?;
                 let input = self.branch_input(
@@ -56,7 +56,7 @@ impl PlanBuilder<'_> {
                     w.mixer_norm.as_ref(),
                     shares_input || self.mixer_materialises_norm(i),
                 )?;
-                let mixed = self.mixer(&mut dispatches, i, input)?;
+                let mixed = self.append_mixer(&mut dispatches, i, input)?;
                 let own = w.feed_forward_norm.as_ref();
                 let input = if shares_input {
                     input
@@ -71,7 +71,7 @@ impl PlanBuilder<'_> {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
                 let input =
                     self.branch_input(&mut dispatches, w.mixer_norm.as_ref(), self.mixer_materialises_norm(i))?;
-                let mixed = self.mixer(&mut dispatches, i, input)?;
+                let mixed = self.append_mixer(&mut dispatches, i, input)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
                 dispatches.push(self.norm(mixer_sum, NormShape::of_row(mixer_sum.n), None, &scratch.x)?);
                 let input = self.branch_input(
@@ -111,7 +111,7 @@ impl PlanBuilder<'_> {
         let y = if accumulates { &scratch.x } else { &scratch.result };
         for (i, part) in mixed.iter().enumerate() {
             let output = if accumulates || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
-            let product = LinearProduct::new(part.out, output, part.x, y);
+            let product = LinearProduct::new(part.out, output, part.input, y);
             match part.norm {
                 Some(norm) => self.multiply_normed(dispatches, norm, product)?,
                 None => self.multiply(dispatches, product)?,

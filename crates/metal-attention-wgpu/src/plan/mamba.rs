@@ -35,7 +35,7 @@ impl PlanBuilder<'_> {
         let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm: _ } = *spec;
         let (gpu, scratch, m, width, channels) =
             (self.gpu, self.scratch, &self.scratch.mamba, spec.width(), spec.conv_width());
-        let part = |at: usize| ColumnRange { at: inputs.at + at, ..inputs };
+        let part = |at: usize| ColumnRange { first: inputs.first + at, ..inputs };
         let result = ColumnRange::whole(width);
         let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
         let y = if w.norm.is_some() { &m.y } else { out };
@@ -92,7 +92,7 @@ impl PlanBuilder<'_> {
             None => Ok(MixerResult::new(&w.out, out)),
             // The output product of one token computes the norm of a whole row in its prologue.
             Some(norm) if n_group == 1 && self.kind == BatchKind::One => {
-                Ok(MixerResult { out: &w.out, x: y, norm: Some(norm) })
+                Ok(MixerResult { out: &w.out, input: y, norm: Some(norm) })
             }
             Some(norm) => {
                 let shape = GroupNormShape {
@@ -126,7 +126,7 @@ impl PlanBuilder<'_> {
         let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *spec;
         let (gpu, scratch, m) = (self.gpu, self.scratch, &self.scratch.mamba);
         self.multiply_branch_input(dispatches, input, &w.input, MatvecOutput::Store, &scratch.projected)?;
-        let (x, gate) = (ColumnRange { stride: 2 * width, at: 0 }, ColumnRange { stride: 2 * width, at: width });
+        let (x, gate) = (ColumnRange { stride: 2 * width, first: 0 }, ColumnRange { stride: 2 * width, first: width });
         let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
         let (row, bias) = (ColumnRange::whole(width), w.conv_bias.is_some());
         let convolution =
@@ -136,7 +136,8 @@ impl PlanBuilder<'_> {
         let bc = self.select(dispatches, spec, w)?;
         let state_space = StateRange { at: (n_tap - 1) * width, ..last_inputs };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let (b, c) = (ColumnRange { stride: 2 * d_state, at: 0 }, ColumnRange { stride: 2 * d_state, at: d_state });
+        let (b, c) =
+            (ColumnRange { stride: 2 * d_state, first: 0 }, ColumnRange { stride: 2 * d_state, first: d_state });
         dispatches.push(match decay {
             MambaDecay::Channels => {
                 let shape = MambaShape {

@@ -1,21 +1,34 @@
 //! The mixer of a layer: the dispatches from its input to the input of its output matrix.
 //!
 //! Each function appends dispatches to `dispatches` and binds them to the scratch buffers that it reads and writes.
-//! The output matrix is not multiplied here: a [`MixerResult`] names the matrix and the buffer that it multiplies, and
-//! `layer.rs` adds the product to the residual stream. This file has softmax attention and latent attention; the other
-//! files of this folder have the recurrent mixers.
+//! WebGPU orders dispatches: each sees what those before it have written. The output matrix is not multiplied here: a
+//! [`MixerResult`] names the matrix and the buffer that it multiplies, and `layer.rs` adds the product to the residual
+//! stream. This file has ordinary softmax attention and latent attention (MLA); the other files of this folder have the
+//! recurrent mixers.
 //!
 //! A branch is what is added to the residual stream `x`: a mixer or a feed-forward. The input of a mixer is a
 //! [`BranchInput`]: either a norm of `x` that each product computes for itself ([`BranchInput::PendingNorm`]), or the
 //! rows of a buffer ([`BranchInput::Rows`]: `h` after a norm, `x` without one). `multiply_branch_input` appends a
 //! product of either.
 //!
-//! A plan, that is, a list of dispatches, is built once for each [`BatchKind`] and recorded again for every
-//! micro-batch. It does not depend on the micro-batch: grids grow with its numbers of tokens and splits (`GridExtent`),
-//! and kernels read its tokens, positions and page tables from the buffer `batch`
-//! ([`BatchBuffer`](crate::BatchBuffer)). The kinds are `One` token; `Sequences`, the next token of a few
-//! sequences each; `Few` tokens or `Many` tokens otherwise (`few_limits` of `plan.rs` has the limits). The first two
-//! have the kernels of decode steps, the others those of prefill; products choose theirs in `plan.rs`.
+//! A plan, that is, a list of dispatches, is built once for each [`BatchKind`] and recorded into a command encoder for
+//! every micro-batch. It does not depend on the micro-batch: grids grow with its numbers of tokens and splits
+//! ([`GridExtent`](crate::dispatch::GridExtent)), and kernels read its tokens, positions and page tables from the
+//! buffer `batch` ([`BatchBuffer`](crate::BatchBuffer)). The kinds:
+//!
+//! ```text
+//! One         one token                                                       kernels of decode steps
+//! Sequences   one token each of a few sequences                               kernels of decode steps
+//! Few, Many   all other micro-batches, by number of tokens (`few_limits` of   kernels of prefill
+//!             plan.rs has the limit)
+//! ```
+//!
+//! Products choose their kernels in `plan.rs`, by kind and matrix.
+//!
+//! # Errors
+//!
+//! Of all functions: a kernel does not support a shape, or the driver cannot make a pipeline. They occur when the plan
+//! is built, not when it is recorded.
 //!
 //! # Scratch buffers
 //!
@@ -24,7 +37,8 @@
 //!
 //! ```text
 //! buffer              shape, F32, row-major             contents: written by -> read by
-//! x                   [n_tokens, n_embd]                residual stream: layer.rs -> first products (PendingNorm)
+//! x                   [n_tokens, n_embd]                residual stream: layer.rs -> first products (PendingNorm, or
+//!                                                       Rows without a norm)
 //! h                   [n_tokens, n_embd]                normed input: branch_input -> first products (Rows)
 //! projected           [n_tokens, row], rows see below   input projection: first products -> kernels of the mixer
 //! queries             [n_tokens, n_head, key_dim]       queries after norm and RoPE, general kernels only:
@@ -39,15 +53,16 @@
 //! head_outputs        [n_tokens, n_head, value_dim]     latent: result after the value expansion:
 //!                                                       head_products -> output matrix
 //! mamba.parallel_out  [n_tokens, width]                 Mamba-2 in parallel with attention: mamba2 -> its output matrix
-//! partial             [n_splits * n_tokens * n_head *   split-KV: sums, maximum and weight of each split:
-//!                       (value_dim + 2)]                decode attention -> its merge
+//! partial             [n_splits, n_tokens, n_head,      split-KV, of each split: weighted sum of the values, highest
+//!                       value_dim + 2]                  score, sum of the weights: decode attention -> its merge
 //! ```
 //!
 //! The rows of `projected`, in elements:
-//! - softmax attention: gates of the query heads (if any), `n_head` query heads, `n_head_kv` key heads and value
-//!   heads (as far as the layer has its own), each of `head_dim`; then the inputs of a parallel Mamba-2, if there is
-//!   one;
-//! - latent attention: `n_head` query heads of `spec.head_dim()`, no keys and no values;
+//! - softmax attention: gates of the query heads (if any), `n_head` query heads, `n_head_kv` key heads, `n_head_kv`
+//!   value heads, each of `head_dim`; then the inputs of a parallel Mamba-2, if there is one. Keys and values are
+//!   missing in a layer that reads another layer's cache, values in a layer whose values are its keys.
+//! - latent attention: `n_head` query heads of `spec.head_dim()`, that is, `n_nope + shared_dim`; no keys and no
+//!   values;
 //! - recurrent mixers: see their files.
 //!
 //! # Kernels of softmax attention
@@ -68,28 +83,29 @@ use super::{BranchInput, LinearProduct, PlanBuilder};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
-/// The last product of a mixer, `[n_tokens, n_embd]`, which is not appended yet: `out x`, or `out norm(x)`.
+/// The last product of a mixer, `[n_tokens, n_embd]`, which is not appended yet: `out * input`, or `out * norm(input)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixerResult<'a> {
     /// The output matrix, `[n_embd, n_in]`.
     pub(super) out: &'a WgpuLinear,
     /// The scratch buffer that it multiplies, `[n_tokens, n_in]`.
-    pub(super) x: &'a Buffer,
-    /// The norm of `x` that the product computes in its prologue; only of Mamba, in plans for one token. `None`: the
-    /// product multiplies `x` itself.
+    pub(super) input: &'a Buffer,
+    /// The norm of `input` that the product computes in its prologue; only of Mamba, in plans for one token. `None`:
+    /// the product multiplies `input` itself.
     pub(super) norm: Option<&'a WgpuNorm>,
 }
 
 impl<'a> MixerResult<'a> {
-    /// The product `out x` without a norm.
-    pub(super) fn new(out: &'a WgpuLinear, x: &'a Buffer) -> Self {
-        Self { out, x, norm: None }
+    /// The product `out * input` without a norm.
+    pub(super) fn new(out: &'a WgpuLinear, input: &'a Buffer) -> Self {
+        Self { out, input, norm: None }
     }
 }
 
 impl PlanBuilder<'_> {
-    /// Whether the input norm of layer `i`'s mixer is written to `h` once, for all readers. Otherwise every product of
-    /// the input computes the norm for itself, usually in its prologue.
+    /// Whether the input norm of layer `i`'s mixer is written to `h` once, for all readers
+    /// ([`BranchInput::Rows`]). Otherwise every product of the input computes the norm for itself
+    /// ([`BranchInput::PendingNorm`]): in its prologue, or, if its kernel has none, by a norm dispatch before it.
     pub(super) fn mixer_materialises_norm(&self, i: usize) -> bool {
         // A model with several residual streams also has LAuReL, a low-rank branch in parallel with the mixer. It reads
         // `h`.
@@ -98,8 +114,7 @@ impl PlanBuilder<'_> {
         }
         match self.mixers[i] {
             // One product reads the input.
-            MixerKernels::FastAttention(_)
-            | MixerKernels::GeneralAttention(..)
+            MixerKernels::Attention(_)
             | MixerKernels::ShortConv(_)
             | MixerKernels::Mamba(_)
             | MixerKernels::Mamba2(_)
@@ -109,7 +124,7 @@ impl PlanBuilder<'_> {
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
             // Several products read the input where the gates have a matrix of their own. With one token, computing the
             // norm in each prologue is cheaper than a norm dispatch.
-            MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
+            MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_has_gate_product(i),
         }
     }
 
@@ -122,7 +137,7 @@ impl PlanBuilder<'_> {
     /// # Panics
     ///
     /// If the weights of the layer are not those of its kernels.
-    pub(super) fn mixer(
+    pub(super) fn append_mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
@@ -130,14 +145,9 @@ impl PlanBuilder<'_> {
     ) -> Result<Vec<MixerResult<'_>>, WgpuError> {
         let scratch = self.scratch;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
-            (WgpuMixer::Attention(w), MixerKernels::FastAttention(shape)) => {
+            (WgpuMixer::Attention(w), MixerKernels::Attention(kernels)) => {
                 self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
-                Ok(vec![self.softmax_attention(dispatches, i, &AttentionKernels::Fast(*shape), w)?])
-            }
-            (WgpuMixer::Attention(w), MixerKernels::GeneralAttention(inputs_shape, attention_shape)) => {
-                self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
-                let kernels = AttentionKernels::General(*inputs_shape, *attention_shape);
-                Ok(vec![self.softmax_attention(dispatches, i, &kernels, w)?])
+                Ok(vec![self.softmax_attention(dispatches, i, kernels, w)?])
             }
             (WgpuMixer::Mamba(w), MixerKernels::Mamba(spec)) => Ok(vec![self.mamba(dispatches, i, spec, w, input)?]),
             (WgpuMixer::Mamba2 { input: input_matrix, mamba2 }, MixerKernels::Mamba2(spec)) => {
@@ -158,7 +168,7 @@ impl PlanBuilder<'_> {
                 self.multiply_branch_input(dispatches, input, &w.qkv, MatvecOutput::Store, &scratch.projected)?;
                 // In each row of `projected`, the inputs of Mamba-2 follow those of attention. Columns are elements.
                 let first_column = attention.qkv_len();
-                let mamba2_columns = ColumnRange { stride: first_column + spec.input_width(), at: first_column };
+                let mamba2_columns = ColumnRange { stride: first_column + spec.input_width(), first: first_column };
                 let mamba2_result =
                     self.mamba2(dispatches, i, spec, mamba2, mamba2_columns, &scratch.mamba.parallel_out)?;
                 Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, mamba2_result])
@@ -197,7 +207,7 @@ impl PlanBuilder<'_> {
                 | WgpuMixer::None,
                 _,
             ) => {
-                panic!("the weights are those of the layers: both were made from one description")
+                panic!("the weights of layer {i} are not those of its kernels")
             }
         }
     }
@@ -225,17 +235,25 @@ impl PlanBuilder<'_> {
     }
 
     /// Appends attention of layer `i` by the fast kernels. Reads `projected`, writes `mixer_out`. The layer has a KV
-    /// cache of its own (`parts.rs`). In both cases two dispatches:
-    /// - decode step: `decode_attention` (norm and RoPE, append to the KV cache, attention of each split of the
-    ///   positions to `partial`; a single split goes to `mixer_out` directly; each workgroup has the new key and value
-    ///   in its own memory), then `decode_attention_merge` (no workgroups for a single split: the number of splits is
-    ///   that of the micro-batch);
-    /// - prefill: `rope_append` (norm and RoPE, of the queries in place in `projected`; append), then
-    ///   `prefill_attention`, on matrix units if the GPU and the shape allow it.
+    /// cache of its own (`parts.rs`). There are two dispatches. In a decode step:
+    ///
+    /// 1. `decode_attention`, with a workgroup for each token, split of the positions, and group of query heads of one
+    ///    KV head: norm and RoPE, and attention over the split, to `partial`, or to `mixer_out` if there is only one
+    ///    split. For each KV head, one workgroup of the split with the token's position also appends the new key and
+    ///    value to the KV cache. Every workgroup attends to its own copy of them, since what another one appends is not
+    ///    visible within the dispatch.
+    /// 2. `decode_attention_merge`: the results of all splits, from `partial` to `mixer_out`. The number of splits is
+    ///    that of the micro-batch; with one split this dispatch has no workgroups.
+    ///
+    /// In prefill:
+    ///
+    /// 1. `rope_append`: norm and RoPE, of the queries in place in `projected`; appends keys and values to the KV
+    ///    cache.
+    /// 2. `prefill_attention`, on matrix units if the GPU and the shape allow it.
     ///
     /// The attention kernels also multiply the results by the gates of the query heads.
     ///
-    /// `qk_norm`: weights of the norms of query heads and key heads, `[2, head_dim]`.
+    /// `qk_norm`: the weight of the norm of query heads, then that of key heads, `[2, head_dim]`.
     /// `sinks_and_slopes`: `[n_head, 2]`, of which only the sinks are read; the fast kernels do not cover `ALiBi`.
     fn fast_attention(
         &self,
@@ -272,7 +290,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Whether the plan is for decode steps: each token is the only one of its sequence in the micro-batch.
+    /// Whether the plan has the kernels of decode steps: each token is the only one of its sequence in the micro-batch.
     pub(super) fn is_decode(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
@@ -282,8 +300,10 @@ impl PlanBuilder<'_> {
 
     /// Appends the kernel before `general_attention`: norms and rotates the projected queries and keys, writes
     /// `queries`, and appends keys and values to the KV cache of layer `i`, unless the layer reads another layer's
-    /// cache. Reads `projected`. `qk_norm`: weights of the norms of queries and keys, then their biases, as far as
-    /// there are any.
+    /// cache. Reads `projected`.
+    ///
+    /// `qk_norm`: the weights of the norms of queries and of keys, then their biases, each as far as the layer has it.
+    /// Each is as long as the rows that the norm covers: one head, or all heads.
     fn attention_inputs(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -304,9 +324,10 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Appends attention by the general kernels over the KV cache that layer `i` reads: from `queries` to `mixer_out`,
-    /// `[n_tokens, n_head, value_dim]`. A decode step divides the positions into splits (split-KV) and appends a second
-    /// dispatch, which merges their results from `partial` to `mixer_out`; it has no workgroups for a single split.
+    /// Appends attention by the general kernels over the KV cache that layer `i` reads (its own, or that of the layer
+    /// whose keys and values it shares): from `queries` to `mixer_out`, `[n_tokens, n_head, value_dim]`. A decode step
+    /// divides the positions into splits (split-KV) and appends a second dispatch, which merges their results from
+    /// `partial` to `mixer_out`; it has no workgroups for a single split.
     ///
     /// `sinks_and_slopes`: the sink's score and the `ALiBi` slope of each head, `[n_head, 2]`; `None`: neither.
     fn general_attention(
@@ -336,19 +357,22 @@ impl PlanBuilder<'_> {
     /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1) of layer `i`. The KV cache
     /// holds one row for each position, the same for all heads: the key is the normed compressed row `[kv_rank]`
     /// followed by the rotated shared key `[shared_dim]`, the value is the compressed row alone. Queries are multiplied
-    /// by the key expansion `k_b` before attention, and the results by the value expansion `v_b` after it, so that
-    /// cached rows are never expanded.
+    /// by the key expansion `k_b`, `[n_head, kv_rank, n_nope]`, before attention, and the results by the value
+    /// expansion `v_b`, `[n_head, value_dim, kv_rank]`, after it, so that cached rows are never expanded.
     ///
-    /// In order, with shapes for each token:
-    /// 1. `q_compressed = norm(q_a input)`, `[q_rank]`; `projected = q q_compressed`,
-    ///    `[n_head, n_nope + shared_dim]`; `q` is `attn_q_b` of files. A layer without `q_a` has `projected = q input`.
-    /// 2. `kv_compressed = kv_a input`, `[kv_rank + shared_dim]`.
-    /// 3. `head_products`: the first `kv_rank` elements of each row of `queries`, `[n_head, kv_rank + shared_dim]`,
-    ///    become `k_b` times the first `n_nope` elements of the projected query of that head.
-    /// 4. `latent_inputs`: the last `shared_dim` elements become the rotated last `shared_dim` elements of the
-    ///    projected query; `kv_compressed`, normed and rotated, is appended to the KV cache.
+    /// In the field's names, `n_nope` is `qk_nope_head_dim`, `shared_dim` is `qk_rope_head_dim`, and the ranks are
+    /// `q_lora_rank` and `kv_lora_rank`. In order, for each token, with `h` for each head:
+    ///
+    /// 1. `q_compressed = norm(q_a * input)`, `[q_rank]`;
+    ///    `projected = q_b * q_compressed`, `[n_head, n_nope + shared_dim]`.
+    ///    A layer without `q_a` has `projected = q_b * input`.
+    /// 2. `kv_compressed = kv_a * input`, `[kv_rank + shared_dim]`.
+    /// 3. `head_products`: `queries[h][..kv_rank] = k_b[h] * projected[h][..n_nope]`,
+    ///    where `queries` is `[n_head, kv_rank + shared_dim]`.
+    /// 4. `latent_inputs`: `queries[h][kv_rank..] = rope(projected[h][n_nope..])`; `kv_compressed`, its first `kv_rank`
+    ///    elements normed and the others rotated, is appended to the KV cache.
     /// 5. `general_attention`: `mixer_out`, `[n_head, kv_rank]`.
-    /// 6. `head_products`: `head_outputs = v_b mixer_out`, `[n_head, value_dim]`.
+    /// 6. `head_products`: `head_outputs[h] = v_b[h] * mixer_out[h]`, `[n_head, value_dim]`.
     fn latent_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -358,10 +382,10 @@ impl PlanBuilder<'_> {
         attention_shape: &GeneralAttention,
     ) -> Result<(), WgpuError> {
         let (gpu, scratch, (keys, values)) = (self.gpu, self.scratch, self.cache.of_layer(i));
-        let (WgpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
+        let (WgpuMixer::Latent { q_a, q_b, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
             (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
         else {
-            panic!("the weights are those of the layers: both were made from one description")
+            panic!("layer {i} has other weights than latent attention")
         };
         match q_a {
             Some((q_a, norm)) => {
@@ -370,16 +394,17 @@ impl PlanBuilder<'_> {
                 dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.q_compressed)?);
                 self.multiply(
                     dispatches,
-                    LinearProduct::new(q, MatvecOutput::Store, &scratch.q_compressed, &scratch.projected),
+                    LinearProduct::new(q_b, MatvecOutput::Store, &scratch.q_compressed, &scratch.projected),
                 )?;
             }
             None => {
-                self.multiply_branch_input(dispatches, input, q, MatvecOutput::Store, &scratch.projected)?;
+                self.multiply_branch_input(dispatches, input, q_b, MatvecOutput::Store, &scratch.projected)?;
             }
         }
         self.multiply_branch_input(dispatches, input, kv_a, MatvecOutput::Store, &scratch.kv_compressed)?;
         let n_head = inputs_shape.n_head;
-        // One dispatch for each part of the matrix that has a buffer of its own, for all tokens.
+        // A matrix above the limit of a binding is divided between several buffers, each of which has a dispatch, for
+        // all tokens. Strides are in elements.
         let rows = HeadRows { n_head, x_stride: spec.head_dim(), y_stride: attention_shape.key_dim };
         dispatches.extend(kernels::head_products(gpu, k_b, rows, &scratch.projected, &scratch.queries)?);
         let buffers = LatentInputsBuffers {

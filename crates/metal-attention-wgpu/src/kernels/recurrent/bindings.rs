@@ -15,13 +15,13 @@ pub struct ColumnRange {
     /// Elements from one row to the next.
     pub stride: usize,
     /// The first column.
-    pub at: usize,
+    pub first: usize,
 }
 
 impl ColumnRange {
     /// Whole rows of `n` elements.
     pub fn whole(n: usize) -> Self {
-        Self { stride: n, at: 0 }
+        Self { stride: n, first: 0 }
     }
 }
 
@@ -70,8 +70,8 @@ impl RecurrentBinding {
     /// Whether the elements are within their rows or slots.
     fn fits(self) -> bool {
         match self {
-            Self::Rows(ColumnRange { stride, at }, n)
-            | Self::Results(ColumnRange { stride, at }, n)
+            Self::Rows(ColumnRange { stride, first: at }, n)
+            | Self::Results(ColumnRange { stride, first: at }, n)
             | Self::States(StateRange { n_slots: _, stride, at }, n) => fits(at, n, stride),
             Self::Floats(_) | Self::Segments | Self::Counters(_) => true,
         }
@@ -80,12 +80,12 @@ impl RecurrentBinding {
     fn declaration(self, name: &str, binding: usize) -> String {
         let var = |access: &str, ty: &str| format!("@group(0) @binding({binding}) var<storage, {access}> {ty};\n");
         match self {
-            Self::Rows(ColumnRange { stride, at }, _) => {
+            Self::Rows(ColumnRange { stride, first: at }, _) => {
                 let find = format!("{{ return {name}_rows[token * {stride}u + {at}u + i]; }}");
                 var("read", &format!("{name}_rows: array<f32>"))
                     + &format!("fn {name}(token: u32, i: u32) -> f32 {find}\n")
             }
-            Self::Results(ColumnRange { stride, at }, _) => {
+            Self::Results(ColumnRange { stride, first: at }, _) => {
                 let set = format!("{{ {name}_rows[token * {stride}u + {at}u + i] = v; }}");
                 var("read_write", &format!("{name}_rows: array<f32>"))
                     + &format!("fn set_{name}(token: u32, i: u32, v: f32) {set}\n")

@@ -51,7 +51,7 @@ impl LowRankShape {
 
     /// The columns of part `i` in the result.
     pub fn result(&self, i: usize) -> ColumnRange {
-        ColumnRange { stride: self.n_out(), at: i * self.width }
+        ColumnRange { stride: self.n_out(), first: i * self.width }
     }
 
     fn key(&self, tokens: usize) -> PipelineKey {

@@ -149,9 +149,9 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         d_state,
         x: row,
         dt: row,
-        b: ColumnRange { stride: 80, at: 48 },
-        c: ColumnRange { stride: 80, at: 64 },
-        gate: Some(ColumnRange { stride: 2 * channels, at: channels }),
+        b: ColumnRange { stride: 80, first: 48 },
+        c: ColumnRange { stride: 80, first: 64 },
+        gate: Some(ColumnRange { stride: 2 * channels, first: channels }),
         out: row,
         states: StateRange { n_slots: 4, stride: (d_state + 3) * channels, at: 3 * channels },
     };

@@ -267,10 +267,10 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         n_group,
         d_state,
         head_dim,
-        x: ColumnRange { stride: inner + channels + n_head, at: inner },
+        x: ColumnRange { stride: inner + channels + n_head, first: inner },
         bc: None,
-        dt: ColumnRange { stride: inner + channels + n_head, at: inner + channels },
-        gate: Some(ColumnRange { stride: inner + channels + n_head, at: 0 }),
+        dt: ColumnRange { stride: inner + channels + n_head, first: inner + channels },
+        gate: Some(ColumnRange { stride: inner + channels + n_head, first: 0 }),
         out: ColumnRange::whole(inner),
         states: StateRange { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
     };

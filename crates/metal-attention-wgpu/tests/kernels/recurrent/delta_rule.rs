@@ -35,7 +35,7 @@ fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, us
         scale: if key_dim == 9 { 0.3 } else { 1.5 },
         x: rows_at(channels),
         decay: rows_at(n_decay),
-        beta: ColumnRange { stride: n_head, at: 0 },
+        beta: ColumnRange { stride: n_head, first: 0 },
         out: rows_at(n_head * value_dim),
         states: StateRange { n_slots: 1, stride: 0, at: 0 },
     }

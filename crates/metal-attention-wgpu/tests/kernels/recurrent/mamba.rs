@@ -49,7 +49,7 @@ fn mamba2_matches_its_twin() {
                         d_state,
                         head_dim,
                         x: x_at,
-                        bc: separate_bc.then_some(ColumnRange { at: x_at.at + n_out, ..x_at }),
+                        bc: separate_bc.then_some(ColumnRange { first: x_at.first + n_out, ..x_at }),
                         dt: dt_at,
                         gate: gated.then_some(row_at),
                         out: row_at,

@@ -71,12 +71,12 @@ pub fn silu(x: f32) -> f64 {
 
 /// The columns of `n` elements in a row of a buffer that has other columns around them.
 pub fn rows_at(n: usize) -> ColumnRange {
-    ColumnRange { stride: n + 5, at: 3 }
+    ColumnRange { stride: n + 5, first: 3 }
 }
 
 /// The elements of row `token`.
 pub fn row(x: &[f32], at: ColumnRange, token: usize, n: usize) -> &[f32] {
-    &x[token * at.stride + at.at..][..n]
+    &x[token * at.stride + at.first..][..n]
 }
 
 /// Random states of `n` elements in each slot, with other data between the slots. Slot 0 is zero, the empty state.
@@ -134,7 +134,7 @@ pub fn check(
     }
     for t in 0..total {
         let row = &got[t * out_at.stride..][..out_at.stride];
-        let others = row[..out_at.at].iter().chain(&row[out_at.at + n_out..]);
+        let others = row[..out_at.first].iter().chain(&row[out_at.first + n_out..]);
         assert!(others.into_iter().all(|x| x.is_nan()), "{what}: written beside the results");
     }
 }
