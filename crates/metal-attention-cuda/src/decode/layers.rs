@@ -1,15 +1,31 @@
-//! Which layers the persistent decode kernel (`kernels/decode.cu`, a "megakernel": one launch for all layers of a token) supports, and
-//! its ops and their matrices.
+//! Layers as the persistent decode kernel (`kernels/decode.cu`, a "megakernel": one launch for all layers of a token)
+//! evaluates them: which layers it supports, and the ops and matrices of a supported layer.
 //!
-//! [`DecodeLayer::of`] turns a layer's weights into a list of ops, or returns `None` if the layer has anything that the kernel does
-//! not do. If it does so for any layer, `DecodeKernel::new` returns `None`, and the model is decoded with a launch for each op
-//! (`runner.rs`) instead; nothing is an error.
+//! [`DecodeLayer::of`] turns a layer's weights into a list of ops, or returns `None` if the layer has anything that the
+//! kernel does not do. If it does so for any layer, `DecodeKernel::new` returns `None`, and the model is decoded with a
+//! launch for each op (`runner.rs`) instead; nothing is an error. What concerns the whole model is checked by
+//! `DecodeKernel::new`: compute capability, F16 KV cache, length of the vocabulary, number of layers, embedding, output
+//! norm and head, division between ranks, and shared memory.
 //!
-//! Terms: an *op* is one product of a layer with its prologue and epilogue (q/k/v, attention output, router, gate and up, down). A
-//! *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile, and a *record* the codes and scales of one to four panels of a
-//! tile, which lie together in memory (`kernels/formats.cuh`). A *code* is the integer of a quantised weight; the formats F16 and F32
-//! have no codes. Inputs of products with codes are stored as *digits*, three integers of 8 bits for each input, other inputs as two F16
-//! parts. A *word* is 8 bytes with two values and a tag, through which blocks exchange vectors (`kernels/decode.cuh`). A *stack* ([`CudaStack`]) is the matrices of all experts of a layer, one below the other in memory.
+//! Supported layers have:
+//! - softmax attention with q/k/v matrices and a KV cache of its own, causal, also with a window or chunks; heads of a
+//!   multiple of 8 elements up to 256; optional biases, sinks, soft cap, RoPE, and RMS norms of single heads of queries
+//!   and keys;
+//! - a dense feed-forward with a gate, or routed experts with a gate: up to 32 of a token, of up to 1024; optional
+//!   biases of experts, bias of the choice, and scales of experts;
+//! - norms (`RMSNorm`) without bias of the inputs of both, and none of their results;
+//! - [`Residual::Sequential`], with any scale.
+//!
+//! Terms:
+//! - An *op* is one product of a layer with its prologue and epilogue: q/k/v, attention output, router, gate and up,
+//!   down.
+//! - A *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile. A *record* is the codes and scales of one to four
+//!   panels of a tile, which lie together in memory (`kernels/formats.cuh`).
+//! - A *code* is the integer of a quantised weight; the formats F16 and F32 have no codes. Inputs of products with
+//!   codes are stored as *digits*, three integers of 8 bits for each input, other inputs as two F16 parts.
+//! - A *word* is 8 bytes with two values and a tag, through which blocks exchange vectors (`kernels/decode.cuh`).
+//! - A *stack* ([`CudaStack`]) is the matrices of one kind (gate, up or down) of all experts of a layer, one below the
+//!   other in memory, without gaps.
 //!
 //! The experts that a token is routed to are evaluated as one feed-forward. Of a token with experts a and b:
 //!
@@ -32,14 +48,15 @@ use crate::weights::{
 
 /// Experts that a token may be routed to: the same constant of `kernels/decode_exchange.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
-/// Experts of a layer that a token may be routed among; their scores lie in shared memory (`RoutingScratch` of `kernels/routing.cuh`, for
-/// which `SharedMemoryLayout` takes space).
+/// Experts of a layer that a token may be routed among. Their scores lie in shared memory: `RoutingScratch` of
+/// `kernels/routing.cuh`, for which `SharedMemoryLayout` takes space.
 const MAX_EXPERTS_PER_LAYER: usize = 1024;
 
 /// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OpMatrix {
-    /// Address of its first record; of experts: of the layer's first expert.
+    /// Device address of its first record; of experts: of the layer's first expert. Valid while the layer's weights
+    /// live.
     pub(super) records: u64,
     /// Weight layout.
     pub(super) format: WeightLayout,
@@ -47,7 +64,7 @@ pub(super) struct OpMatrix {
     pub(super) n_rows: usize,
     /// Columns; of experts side by side: of all chosen ones together.
     pub(super) n_in: usize,
-    /// Bytes from one tile to the next in memory.
+    /// Bytes from one tile to the next in memory; of experts: within one expert's matrix.
     pub(super) tile_bytes: usize,
     /// Where the experts lie; `None`: not a matrix of experts.
     pub(super) experts: Option<ExpertLayout>,
@@ -60,7 +77,8 @@ pub(super) struct ExpertLayout {
     pub(super) stride_bytes: usize,
     /// Tiles of one expert's matrix.
     pub(super) tiles_per_expert: usize,
-    /// Records of a tile that belong to one expert: all of them for gate and up; for down those of one expert's columns.
+    /// Records of one tile of one expert's matrix. For down, which is stacked by columns, a tile of all chosen experts
+    /// has as many times more.
     pub(super) records_per_expert: usize,
 }
 
@@ -68,7 +86,7 @@ impl OpMatrix {
     /// A matrix of the model.
     pub(super) fn of(matrix: &CudaMatrix) -> Self {
         Self {
-            // The address alone: the row of the result at which a matrix begins (here 0) is not used.
+            // 0, the row of the result at which the matrix begins, has no influence on the address.
             records: matrix.args(0).records,
             format: matrix.layout,
             n_rows: matrix.n_rows,
@@ -94,6 +112,7 @@ impl OpMatrix {
     fn of_expert(stack: &CudaStack) -> Self {
         let (args, tile_bytes) = stack.args();
         let tiles = stack.n_rows.div_ceil(TILE);
+        // Experts lie without gaps, each padded to whole tiles.
         let experts = ExpertLayout {
             stride_bytes: tiles * tile_bytes as usize,
             tiles_per_expert: tiles,
@@ -109,7 +128,8 @@ impl OpMatrix {
         }
     }
 
-    /// Bytes of the matrix that are read for one token; of experts, of the chosen ones.
+    /// Bytes of the matrix that are read for one token, padding to whole tiles and records included; of experts, of the
+    /// chosen ones.
     pub(super) fn bytes_per_token(&self) -> usize {
         let record = self.format.record();
         self.n_tiles() * self.n_in.div_ceil(PANEL * record.panels) * record.bytes
@@ -121,8 +141,8 @@ impl OpMatrix {
     }
 }
 
-/// Records of one tile of one expert's matrix. Exact: only formats of 256 columns (K-quants) have records of several panels, and their rows
-/// are whole quantisation blocks.
+/// Records of one tile of one expert's matrix. The division has no remainder: records of several panels hold a
+/// super-block of 256 columns (K-quants), and rows of these formats are whole super-blocks.
 fn records_per_expert(stack: &CudaStack) -> usize {
     stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
@@ -134,8 +154,8 @@ enum GatedFeedForward<'a> {
     Experts(&'a CudaExperts),
 }
 
-/// A layer that the kernel supports: attention, then a gated feed-forward or experts, each behind an `RMSNorm` and added to the residual
-/// stream, and nothing else.
+/// A layer that the kernel supports (see the top of this file): attention, then a gated feed-forward or experts, each
+/// behind an `RMSNorm` and added to the residual stream.
 #[derive(Debug, Clone)]
 pub(super) struct DecodeLayer<'a> {
     /// Norm of the input of q/k/v.
@@ -147,7 +167,8 @@ pub(super) struct DecodeLayer<'a> {
     feed_forward: GatedFeedForward<'a>,
     /// Factor on what is added to the residual stream.
     pub(super) residual_scale: f32,
-    /// The ops in their order, each with its matrices: three of q/k/v (one below the other), two of gate and up, one of the others.
+    /// The ops in the order of their evaluation, each with its matrices: three of q/k/v (one below the other), two of
+    /// gate and up, one of the others.
     pub(super) ops: Vec<(OpKind, Vec<OpMatrix>)>,
 }
 
@@ -168,22 +189,25 @@ impl<'a> DecodeLayer<'a> {
             output_scale,
         } = layer;
         let CudaMixer::Attention(attention) = mixer else { return None };
-        // The kernel adds the attention's result to the residual stream before the feed-forward reads it, and has norms of inputs only.
+        // The kernel adds the attention's result to the residual stream before the feed-forward reads it.
         let residual_scale = match *residual {
             Residual::Sequential { scale } => scale,
             Residual::Parallel | Residual::PostNorm { .. } => return None,
         };
         // A norm of results would need another exchange between blocks: each has a few of a result's rows.
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
-        // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the kernel.
+        // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
+        // kernel.
         let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // `decode_attention.cuh` supports what the paged kernels support without a kernel before them. `AttentionKernels::Paged` means a causal
-        // mask, also with a window or chunks, and no ALiBi. `separate_inputs` is the kernel that makes queries, keys and values of the products
-        // where the attention kernel cannot; without it there are norms of single heads, RoPE, and nothing else in between.
-        // `attention_kernels` of `support.rs` decides both.
-        let is_paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
-        // Layers without keys or values of their own have fewer matrices: they read another layer's cache, or use keys as values.
-        if has_result_norms || has_extras || !is_paged || attention.qkv.len() != 3 {
+        // `attention_kernels` of `support.rs` chooses these two by the same conditions that `decode_attention.cuh` has.
+        // `Paged`: a causal mask, heads of at most 256 elements, no ALiBi. No `separate_inputs`: between the products
+        // of q/k/v and the attention there are only norms of single heads and RoPE, which the attention kernel computes
+        // itself.
+        let is_supported_attention =
+            attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
+        // Layers without keys or values of their own have fewer than three matrices: they read another layer's cache,
+        // or use keys as values.
+        if has_result_norms || has_extras || !is_supported_attention || attention.qkv.len() != 3 {
             return None;
         }
         let mut ops = vec![
@@ -192,14 +216,16 @@ impl<'a> DecodeLayer<'a> {
         ];
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
-                // `fuses_activation`: a product's epilogue can apply the gate's activation; this implies that gate and up have no biases, and one
-                // weight layout.
+                // `None` without a gate, or if the epilogue of the product cannot apply the activation. With
+                // `fuses_activation`, gate and up have no biases and one weight layout.
                 let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
                 ops.push((OpKind::GateAndUp, vec![OpMatrix::of(gate), OpMatrix::of(&dense.up)]));
                 ops.push((OpKind::Down, vec![OpMatrix::of(&dense.down.weight)]));
                 GatedFeedForward::Dense(dense)
             }
             CudaFeedForward::Experts(experts) => {
+                // Gate and up of experts may have different weight layouts; `same_input_form` below is all that is
+                // required.
                 let gate = experts.gate.as_ref().filter(|_| experts_are_supported(experts))?;
                 let n_used = experts.spec.n_used;
                 ops.push((OpKind::Router, vec![OpMatrix::of(&experts.router.weight)]));
@@ -210,14 +236,17 @@ impl<'a> DecodeLayer<'a> {
             }
             CudaFeedForward::ChannelMix(_) | CudaFeedForward::None => return None,
         };
-        // The matrices of an op share its inputs, which are stored as digits for codes, or as F16 parts for floats: never both.
-        let share_inputs = |matrices: &[OpMatrix]| {
+        // The matrices of an op, at least one, share its inputs, which are stored as digits for codes, or as F16 parts
+        // for floats: never both.
+        let same_input_form = |matrices: &[OpMatrix]| {
             let has_codes = matrices[0].format.has_codes();
             matrices.iter().all(|matrix| matrix.format.has_codes() == has_codes)
         };
-        let is_supported =
-            |(_, matrices): &(OpKind, Vec<OpMatrix>)| share_inputs(matrices) && matrices.iter().all(reads_whole_quads);
-        // Inputs of q/k/v and of the feed-forward have an RMSNorm, without a bias: its factor is applied to the product's rows.
+        let is_supported = |(_, matrices): &(OpKind, Vec<OpMatrix>)| {
+            same_input_form(matrices) && matrices.iter().all(reads_whole_quads)
+        };
+        // Inputs of q/k/v and of the feed-forward have an RMSNorm without a bias. Only then 1/RMS can be applied after
+        // the product, to its rows.
         let rms_norm = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
         let (mixer_norm, feed_forward_norm) = (rms_norm(mixer_norm)?, rms_norm(feed_forward_norm)?);
         ops.iter().all(is_supported).then_some(Self {
@@ -246,8 +275,9 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// Address of the bias of an op's results; 0: none. Gate and up never have one: `fuses_activation` implies it of dense ones, and biases of
-    /// experts are in `LayerArgs::expert_bias` instead.
+    /// Device address of the bias of an op's results, by row; 0 (the null pointer of kernels): none. That of q/k/v is
+    /// the biases of the three matrices, one after the other. Gate and up have none here: `fuses_activation` excludes
+    /// it for dense ones, and biases of experts are in `LayerArgs::expert_bias`. The output head is no op of a layer.
     pub(super) fn bias(&self, kind: OpKind) -> u64 {
         let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
@@ -261,22 +291,23 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// The matrices of all ops, in their order.
+    /// The matrices of all ops, in the order of the ops.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &OpMatrix> {
         self.ops.iter().flat_map(|(_, matrices)| matrices)
     }
 }
 
-/// The largest number of rows that the result of an op of kind `of` has: those of its first matrix, since gate and up give one row for each
-/// pair and the others have one matrix. Precondition: `of` is not q/k/v, whose result has the rows of three matrices. 0: no layer has such
-/// an op.
-pub(super) fn max_rows(layers: &[DecodeLayer<'_>], of: OpKind) -> usize {
-    debug_assert_ne!(of, OpKind::Qkv);
-    let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(kind, _)| *kind == of);
+/// The largest number of rows that the result of an op of this kind has in any of `layers`; 0: no layer has such an op.
+/// The rows are those of the op's first matrix: gate and up give one row for each pair, the others have one matrix.
+/// Precondition: the kind is not q/k/v, whose result has the rows of three matrices.
+pub(super) fn max_rows(layers: &[DecodeLayer<'_>], kind: OpKind) -> usize {
+    debug_assert_ne!(kind, OpKind::Qkv);
+    let of_kind = layers.iter().flat_map(|layer| &layer.ops).filter(|(op, _)| *op == kind);
     of_kind.map(|(_, matrices)| matrices[0].n_rows).max().unwrap_or(0)
 }
 
-/// Whether the kernel supports these experts: a router, and of each expert gate, up and down, and nothing else.
+/// Whether the kernel supports these experts: a router, and of each expert gate, up and down, with the options that the
+/// top of this file lists.
 fn experts_are_supported(experts: &CudaExperts) -> bool {
     let CudaExperts {
         spec,
@@ -296,17 +327,18 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
         shared_gate,
         expert_norms,
         activation: _,
-        // `has_known_activation`, which is private: it concerns other kernels. The activation is checked below.
+        // Only `has_known_activation`, a private field, which concerns other kernels. The activation is checked below.
         ..
     } = experts;
     // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
     let has_extras = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
     let has_shared = shared.is_some() || shared_gate.is_some();
-    // The columns of down of all chosen experts lie side by side, and records are copied whole: a record with columns of two experts, or
-    // with padding between them, would shift the inputs. The columns of an expert's down are the rows of its gate and up
-    // (`n_ff`), which so fill whole tiles.
+    // The columns of down of the chosen experts are multiplied as one matrix, whole records at a time. So an expert's
+    // columns have to fill whole records: with padding, the inputs of the next expert would be multiplied by columns
+    // further on. An expert has as many columns in down as rows in gate and up (`n_ff`). They are then a multiple of
+    // 64, and the rows fill whole tiles, without padding rows between experts.
     let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
-    // The scores of experts are exchanged like any vector, in pairs of words: four elements.
+    // The scores of experts are exchanged like any vector, and read in loads of 16 bytes: two words, four elements.
     let is_routable = spec.n_used <= MAX_EXPERTS_PER_TOKEN
         && spec.n_expert.is_multiple_of(4)
         && spec.n_expert <= MAX_EXPERTS_PER_LAYER;
@@ -319,14 +351,16 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
     is_elementwise && !has_extras && !has_shared && !spec.router.weights_inputs && has_whole_records && is_routable
 }
 
-/// Whether the embedding of a token is a row of the table, times a scale, and nothing else: the kernel reads it by itself.
+/// Whether the embedding of a token is a row of the table, times a scale, and nothing else. The kernel reads such a row
+/// by itself.
 pub(super) fn is_table_only(embedding: &CudaEmbedding) -> bool {
     let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
     let has_no_sum = token_type.is_none() && positions.is_none() && norm.is_none();
     has_no_sum && per_layer.is_none() && streams.is_none()
 }
 
-/// Whether the length of the matrix's input vector is a multiple of 4: inputs are read as quads, that is, pairs of words of two elements each.
+/// Whether the length of the matrix's input vector is a multiple of 4: inputs are read as quads, that is, pairs of
+/// words of two elements each.
 pub(super) fn reads_whole_quads(matrix: &OpMatrix) -> bool {
     matrix.n_in.is_multiple_of(4)
 }
