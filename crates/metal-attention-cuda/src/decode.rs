@@ -61,7 +61,7 @@ pub(crate) struct DecodeKernel {
     grid: LaunchGrid,
     args: DecodeArgs,
     /// Position of a sequence from which on the kernel is not used.
-    until: usize,
+    n_positions: usize,
     /// Decode steps (tokens) of a launch at most.
     max_steps: usize,
     /// Device address of the logits, `[n_vocab]`.
@@ -74,8 +74,8 @@ pub(crate) struct DecodeKernel {
 
 impl DecodeKernel {
     /// The kernel for the model `spec`; `None` if it does not support the model, its KV cache, or the device: then every op is a launch.
-    /// `shard`: this rank's part of a model that several ranks share. `until`: the kernel is used below this position of a sequence;
-    /// `None`: at all positions. Errors: device memory cannot be allocated.
+    /// `shard`: this rank's part of a model that several ranks share. `n_positions`: the kernel is used at positions of a sequence
+    /// below this; `None`: at all. Errors: device memory cannot be allocated.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
@@ -84,7 +84,7 @@ impl DecodeKernel {
         s: &Activations,
         ids: &ChosenIds,
         shard: Option<&Shard>,
-        until: Option<usize>,
+        n_positions: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
         let (n_layer, n_embd) = (spec.n_layer(), spec.n_embd);
@@ -116,8 +116,8 @@ impl DecodeKernel {
         {
             return Ok(None);
         }
-        let until = until.unwrap_or(usize::MAX);
-        if until == 0 {
+        let n_positions = n_positions.unwrap_or(usize::MAX);
+        if n_positions == 0 {
             return Ok(None);
         }
         let attentions = || layers.iter().map(|layer| layer.attention);
@@ -232,7 +232,7 @@ impl DecodeKernel {
             kernel,
             grid: LaunchGrid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
             args,
-            until,
+            n_positions,
             max_steps: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
             logits: s.logits.ptr(),
             tags_per_token: 2 * n_layer as u32 + 2,
@@ -247,7 +247,7 @@ impl DecodeKernel {
 
     /// Decode steps that one launch may evaluate, the first at position `pos` of its sequence; 0: the kernel is not used there.
     pub(crate) fn steps_per_launch(&self, pos: usize) -> usize {
-        self.until.saturating_sub(pos).min(self.max_steps)
+        self.n_positions.saturating_sub(pos).min(self.max_steps)
     }
 
     /// Launches the kernel for the token in device memory and, greedily, the `n - 1` tokens after it. `n`: 1 to `steps_per_launch`; more than 1 only if
@@ -264,7 +264,7 @@ impl DecodeKernel {
     ) -> Result<(), CudaError> {
         let (logits, advance) = match output {
             TokenOutput::Logits | TokenOutput::TopK => (self.logits, false),
-            TokenOutput::Id { advance } => (0, advance),
+            TokenOutput::Id { feeds_next_step } => (0, feeds_next_step),
             TokenOutput::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
         let args = DecodeArgs {

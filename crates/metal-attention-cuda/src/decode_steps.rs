@@ -57,11 +57,11 @@ impl CudaForwardPass {
     }
 
     /// Launches decode steps: one token of each of `n` sequences, all with output. `pos` is the position of the first sequence's
-    /// token. With `TokenOutput::Id { advance: true }` the device also writes the chosen ids, at the next positions, to the buffer of
+    /// token. With `TokenOutput::Id { feeds_next_step: true }` the device also writes the chosen ids, at the next positions, to the buffer of
     /// tokens.
     ///
     /// Before the call the device has to hold the tokens ([`write_batch`](Self::write_batch), or what an earlier step with
-    /// `advance: true` has written), the page tables up to the last step's position (`CudaKvCache::write_pages`)
+    /// `feeds_next_step` has written), the page tables up to the last step's position (`CudaKvCache::write_pages`)
     /// and the state slots (`CudaRecurrentStates::write`).
     ///
     /// Returns the number of steps launched, from 1 to `max_steps`. It is more than one only for a single sequence in the persistent
@@ -83,7 +83,7 @@ impl CudaForwardPass {
         let n_steps = if allows_persistent { self.steps_per_launch(pos).min(max_steps) } else { 0 };
         if let Some(kernel) = self.persistent_kernel.as_mut().filter(|_| n_steps > 0) {
             let number = match output {
-                TokenOutput::Id { advance: _ } => self.runner.ids.number_steps(n_steps),
+                TokenOutput::Id { feeds_next_step: _ } => self.runner.ids.number_steps(n_steps),
                 // The kernel writes an id all the same, with a number that no step has. The word is free: `evaluate`, the only caller with such
                 // an output, has discarded all steps in flight.
                 TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
@@ -113,7 +113,7 @@ impl CudaForwardPass {
         submit: impl FnOnce(&mut Self) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let n = match size.output {
-            TokenOutput::Id { advance: _ } => size.n_outputs,
+            TokenOutput::Id { feeds_next_step: _ } => size.n_outputs,
             TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => 0,
         };
         if n > 0 {

@@ -1,28 +1,43 @@
 //! [`CudaForwardPass`]: one model on one NVIDIA GPU.
 //!
-//! Input: a batch of tokens ([`BatchToken`]: id, sequence, position, whether it is an output token). Output, for each output token:
-//! logits, the highest logits, the id of the highest, or the hidden vector. Side effect: the KV cache and the recurrent
-//! states hold the batch's tokens afterwards.
+//! Input: a batch of tokens ([`BatchToken`]: id, sequence, position, whether it is an output token). Output, for each
+//! output token: logits, the highest logits, the id of the highest, or the hidden vector. Side effect: the KV cache and
+//! the recurrent states hold the batch's tokens afterwards.
 //!
-//! A batch is evaluated in micro-batches of at most `n_ubatch` tokens. For each one the host assigns KV pages, uploads tokens, page
-//! tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. A decode step is one token of each of
-//! `n` sequences. A *run* is the consecutive tokens of one sequence in a micro-batch; recurrent layers divide it into *segments*, at
-//! positions whose state is kept. The device's watch reports progress, in layers of tokens, and carries cancellation. The calls:
+//! A batch is evaluated in micro-batches of at most `n_ubatch` tokens. For each one the host assigns KV pages, uploads
+//! tokens, page tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. The calls:
 //!
 //! ```text
 //! forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
 //!   evaluate                     checks the batch; after an error, retracts its tokens
 //!     evaluate_micro_batches     divides the batch
 //!       evaluate_micro_batch     assigns pages, uploads, launches, reads the results
-//!         launch_decode_steps    (decode_steps.rs) for a decode step all of whose tokens are output tokens
-//!         ModelRunner::run       for prefill, for a trace, and if not all are output tokens: kernel by kernel
-//! forward_greedy, if the batch is a decode step and no profile is recorded
+//!         launch_decode_steps    (decode_steps.rs) for a decode step without a trace
+//!         ModelRunner::run       for all other micro-batches: kernel by kernel
+//! forward_greedy, if the batch is a decode step, has no more tokens than the logits buffer has rows, and no profile is
+//! recorded
 //!   decode_greedy                (lookahead.rs) submits the step and further ones, before it reads the step's ids
 //!     launch_decode_steps
 //! ```
 //!
-//! Under tensor parallelism ([`TensorParallelPass`](crate::TensorParallelPass)) each rank has one `CudaForwardPass` with a shard of the
-//! weights, and all ranks evaluate the same batches.
+//! Terms:
+//! - A *decode step* is a batch with one token of each of `n` sequences, all of them output tokens
+//!   ([`is_decode_step`]). [`Phase::Decode`] is less: one token of each sequence, with output or without.
+//! - A *step number* counts the decode steps in the order of their launches. The device writes chosen ids to host
+//!   memory together with the step's number, and the host reads them by that number ([`ChosenIds`]).
+//! - A step is *in flight* from its launch until its ids are read or it is discarded. Only `decode_greedy` leaves steps
+//!   in flight when it returns; all other evaluations first discard them. The device still runs discarded steps. All
+//!   uploads and launches are in the order of one stream, so they never reach a step that was launched before them.
+//! - A *run* is the consecutive tokens of one sequence in a micro-batch. Recurrent layers divide it into *segments*, at
+//!   positions whose state is kept.
+//! - The *watch* of the device carries cancellation to the pass, and progress from it: each micro-batch counts its
+//!   tokens times the layers.
+//!
+//! Under tensor parallelism ([`TensorParallelPass`](crate::TensorParallelPass)) each rank has one `CudaForwardPass`
+//! with a shard of the weights, and all ranks evaluate the same batches. The *exchange* adds the ranks' partial sums
+//! and gathers their logits: each rank writes to the others' *mailboxes*, buffers in device memory. Results are
+//! returned by rank 0. On the other ranks the methods return no rows, except that ids are read on every rank, for its
+//! next steps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +83,8 @@ pub struct CudaForwardPass {
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
     pub(crate) persistent_kernel: Option<DecodeKernel>,
-    /// CUDA graphs of decode steps, by number of sequences and output. No entry: no step of that size has run.
+    /// CUDA graphs of decode steps, by number of sequences and output. No entry: no step of that size was launched
+    /// kernel by kernel yet.
     pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
     /// Greedy decode steps in flight, by step number (see [`ChosenIds`]).
     pub(crate) lookahead: Lookahead<u32>,
@@ -90,8 +106,8 @@ impl CudaForwardPass {
     /// Sets a model up on `gpu`: uploads its weights, and allocates the KV cache and all buffers for micro-batches.
     ///
     /// # Errors
-    /// For options out of range, parts of the model without kernels ([`supports`](Self::supports)), too little free memory, or a
-    /// failure of the driver.
+    /// For options out of range, parts of the model without kernels ([`supports`](Self::supports)), too little free
+    /// memory, or a failure of the driver.
     pub fn new(
         gpu: Arc<CudaDevice>,
         spec: ModelSpec,
@@ -101,8 +117,12 @@ impl CudaForwardPass {
         Self::with_shard(gpu, spec, weights, options, None)
     }
 
-    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and `weights` are
-    /// those of the whole model in both cases. The rank's mailboxes still have to be connected with those of the others.
+    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and
+    /// `weights` are those of the whole model in both cases. The rank's mailbox still has to be connected with those of
+    /// the others.
+    ///
+    /// # Errors
+    /// See [`new`](Self::new).
     pub(crate) fn with_shard(
         gpu: Arc<CudaDevice>,
         model_spec: ModelSpec,
@@ -110,8 +130,8 @@ impl CudaForwardPass {
         options: &CudaForwardPassOptions,
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
-        // `spec`: what this rank evaluates. `model_spec`: the whole model, if that is more.
-        let (spec, model_spec) = match shard {
+        // `spec`: what this rank evaluates. `whole_spec`: the whole model, if this rank has a shard of it only.
+        let (spec, whole_spec) = match shard {
             None => (model_spec, None),
             Some((shard, _)) => (shard.spec(&model_spec, weights), Some(model_spec)),
         };
@@ -120,51 +140,61 @@ impl CudaForwardPass {
             return Err(CudaError::Option { option, max });
         }
         supports(&spec)?;
-        let n_tokens = capacity.n_tokens(&spec);
-        // Caches and buffers are those of the rank, but weights those of the whole model: what other ranks hold is subtracted.
-        let unsharded = options.memory_needed(&spec, weights).total();
-        let needed = shard.map_or(unsharded, |(shard, _)| {
-            let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, n_tokens * spec.n_embd);
-            (unsharded + mailbox).saturating_sub(shard.saved_bytes(weights))
+        // Tokens of the largest micro-batch.
+        let n_ubatch = capacity.n_tokens(&spec);
+        // Elements of the longest vector that ranks exchange: the hidden vectors of a micro-batch.
+        let max_exchanged = n_ubatch * spec.n_embd;
+        // Caches and buffers are those of the rank, but weights those of the whole model: what other ranks hold of them
+        // is subtracted.
+        let with_all_weights = options.memory_needed(&spec, weights).total();
+        let needed = shard.map_or(with_all_weights, |(shard, _)| {
+            let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
+            (with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
         });
         let available = gpu.free_memory()?;
         if needed > available {
             return Err(CudaError::ModelTooLarge { needed, available });
         }
         let groups = CacheGroups::new(&spec, capacity);
-        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated, then weights, among which
-        // the small buffers of ids and of the persistent kernel are counted.
+        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated,
+        // then weights, among which the small buffers of ids and of the persistent kernel are counted.
         let allocated_before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
-        let recurrent = CudaRecurrentStates::new(&gpu, &spec, &groups, n_tokens)?;
-        let buffers = Activations::new(&gpu, &Widths::new(&spec, n_tokens), n_tokens)?;
+        let recurrent = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
+        let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch), n_ubatch)?;
         let kv_cache = cache.bytes() + recurrent.bytes();
         let exchange =
-            shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, n_tokens * spec.n_embd), abort));
-        let exchange = exchange.transpose()?;
+            shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, max_exchanged), abort)).transpose()?;
         let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
-        // Some RoPE scalings depend on the context length. The tables have the positions that a sequence can reach: with fewer pages than the
-        // context has, fewer.
-        let positions = (capacity.n_ctx, capacity.n_positions());
-        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(model_spec.as_ref()), positions)?;
+        // Some RoPE scalings depend on the context length. The RoPE tables have the positions that a sequence can
+        // reach: those of the context, or of all pages if these are fewer.
+        let rope_sizes = (capacity.n_ctx, capacity.n_positions());
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(whole_spec.as_ref()), rope_sizes)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
-        let until = options.persistent_kernel_until;
-        let persistent_kernel = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &buffers, &ids, shard, until)?;
+        let persistent_kernel = DecodeKernel::new(
+            &gpu,
+            &spec,
+            &cuda_weights,
+            &cache,
+            &buffers,
+            &ids,
+            shard,
+            options.persistent_kernel_positions,
+        )?;
         let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
         let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
-        // `exact`: inputs of all products stay F32, so that the number of tokens of a batch does not change any bit of a result. A model
-        // that is mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
+        // `exact`: inputs of all products stay F32, so that the number of tokens of a batch does not change any bit of
+        // a result. A model that is mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files
+        // have, do not count.
         let elements = |selects: &dyn Fn(TensorType) -> bool| -> usize {
             weights.tensors().into_iter().filter(|tensor| selects(tensor.ty())).map(Tensor::n_elements).sum()
         };
         let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
-        // Tokens up to which the GEMM for few tokens is used.
-        let few_tokens = few_tokens(gpu.summary(), spec.n_embd);
         let runner = ModelRunner {
+            few_tokens: few_tokens(gpu.summary(), spec.n_embd),
             gpu,
-            few_tokens,
             kernels: Kernels::default(),
             weights: cuda_weights,
             buffers,
@@ -211,13 +241,14 @@ impl CudaForwardPass {
         Logits::new(&self.logits, self.spec.n_vocab)
     }
 
-    /// Kernels launched so far. Kernels of a CUDA graph count in the warm-up step and when the graph is recorded, but not when it
-    /// is launched.
+    /// Kernels launched so far. Kernels of a CUDA graph count in the warm-up step and when the graph is recorded, but
+    /// not when it is launched.
     pub fn launches(&self) -> u64 {
         self.runner.n_launches
     }
 
-    /// Uploads the tokens of a micro-batch and the rows of its output tokens. The kernels launched next read them.
+    /// Uploads the tokens of a micro-batch and the rows of its output tokens, in the order of the stream: kernels that
+    /// are launched next read them, kernels in flight still read the old ones.
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
         let sequences = batch.chunk_by(|a, b| a.seq == b.seq);
         let tokens = sequences.flat_map(|tokens| {
@@ -232,15 +263,16 @@ impl CudaForwardPass {
         self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&output_rows))
     }
 
-    /// Cuts the tokens of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE`] consecutive tokens of one
-    /// sequence, and uploads them. Returns their number.
+    /// Cuts the tokens of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE`] tokens of
+    /// one sequence at consecutive positions, and uploads them, in the order of the stream. Returns their number.
     fn write_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
         let mut tiles = Vec::new();
         let mut token = 0;
-        for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
-            // The last position of the run; a sequence has one run in a micro-batch, unless its tokens are not consecutive.
-            let last = run[run.len() - 1].pos as u32;
-            for tile in run.chunks(QUERY_TILE) {
+        // The tokens of a sequence may come in several parts, with tokens of other sequences in between.
+        for part in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            // Masks that are not causal see up to here. Batches of such models have each sequence whole.
+            let last = part[part.len() - 1].pos as u32;
+            for tile in part.chunks(QUERY_TILE) {
                 let (n, seq, pos) = (tile.len() as u32, tile[0].seq as u32, tile[0].pos as u32);
                 tiles.push(QueryTileArgs { token, n, seq, pos, last });
                 token += n;
@@ -250,44 +282,66 @@ impl CudaForwardPass {
         Ok(tiles.len())
     }
 
-    /// Evaluates a batch and passes the results of each micro-batch to `results`, as the bytes of its rows in the order of the output
-    /// tokens.
+    /// Evaluates a batch. After each micro-batch, passes the rows of its output tokens to `take_rows`, in the order of
+    /// the tokens, without padding. A row is:
     ///
-    /// On an error all tokens of the batch are taken back from the page tables, and its sequences have their previous recurrent
-    /// states again: `begin_batch` keeps the slots of these states from being reused, so that kernels store new states elsewhere.
-    /// `results` may have been called for earlier micro-batches.
+    /// ```text
+    /// output    elements of a row   type
+    /// Hidden    n_embd              f32
+    /// Logits    n_vocab             f32
+    /// TopK      TOP_K               u64, keys that `top_k_list` reads
+    /// Id        1                   u32
+    /// ```
+    ///
+    /// The bytes lie in host memory that is aligned for the type. They may be empty: for a micro-batch without output
+    /// tokens, and on ranks other than 0, except for `Id`.
+    ///
+    /// # Errors
+    /// - The batch is invalid ([`check_outputs`], `check_batch` of the model crate): empty, an id, a sequence or a
+    ///   position out of range, logits of a model without a head, a part of a sequence for a model without a causal
+    ///   mask.
+    /// - [`ForwardError::OutOfPages`], [`ForwardError::OutOfStates`]: the caches have no room for the batch.
+    /// - The watch is cancelled, another rank has aborted the step, or the driver fails.
+    ///
+    /// Errors of the first two kinds come before anything has changed, except that steps in flight may be discarded.
+    /// After the others all tokens of the batch are taken back from the page tables, and its sequences have their
+    /// previous recurrent states again: `begin_batch` keeps the slots of these states from being reused, so that
+    /// kernels store new states elsewhere. `take_rows` may have been called for earlier micro-batches.
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
         output: TokenOutput,
         trace: Option<LayerTrace<'_>>,
-        results: impl FnMut(&[u8]),
+        take_rows: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
         let needs_head = output != TokenOutput::Hidden;
         check_outputs(&self.spec, batch, &|seq| self.n_past(seq), needs_head)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
         self.cache.pages.begin_batch(batch);
-        let outcome = self.evaluate_micro_batches(batch, output, trace, results);
+        let outcome = self.evaluate_micro_batches(batch, output, trace, take_rows);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
         }
         Ok(outcome?)
     }
 
-    /// Cuts a batch into micro-batches and evaluates them one after the other. The caller takes their tokens back on an error.
+    /// Cuts a batch into micro-batches and evaluates them one after the other. The caller takes their tokens back on an
+    /// error.
     fn evaluate_micro_batches(
         &mut self,
         batch: &[BatchToken],
         output: TokenOutput,
         mut trace: Option<LayerTrace<'_>>,
-        mut results: impl FnMut(&[u8]),
+        mut take_rows: impl FnMut(&[u8]),
     ) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.runner.gpu);
         gpu.bind()?;
         let max_outputs = match output {
             TokenOutput::Hidden => self.runner.buffers.n_tokens,
-            TokenOutput::Logits | TokenOutput::TopK | TokenOutput::Id { advance: _ } => self.runner.buffers.n_outputs,
+            TokenOutput::Logits | TokenOutput::TopK | TokenOutput::Id { feeds_next_step: _ } => {
+                self.runner.buffers.n_outputs
+            }
         };
         let micro_batches = micro_batches(&self.spec, batch, self.runner.buffers.n_tokens, max_outputs);
         let micro_batches: Vec<_> = if self.recurrent.is_empty() {
@@ -297,36 +351,44 @@ impl CudaForwardPass {
             micro_batches.into_iter().flat_map(one_run_per_sequence).collect()
         };
         for micro_batch in micro_batches {
-            self.evaluate_micro_batch(&gpu, micro_batch, output, &mut trace, &mut results)?;
+            self.evaluate_micro_batch(&gpu, micro_batch, output, &mut trace, &mut take_rows)?;
         }
         Ok(())
     }
 
-    /// Evaluates one micro-batch: assigns pages, uploads, launches, and waits for the results.
+    /// Evaluates one micro-batch: assigns pages, uploads, launches, and waits for the results. `trace` gets the
+    /// residual stream after each layer, `[n_tokens, n_embd]`. Preconditions: the device's context is bound to this
+    /// thread, and no step is in flight.
     fn evaluate_micro_batch(
         &mut self,
         gpu: &Arc<CudaDevice>,
         micro_batch: &[BatchToken],
         output: TokenOutput,
         trace: &mut Option<LayerTrace<'_>>,
-        results: &mut impl FnMut(&[u8]),
+        take_rows: &mut impl FnMut(&[u8]),
     ) -> Result<(), CudaError> {
+        // An error if the caller has cancelled.
         gpu.check_watch()?;
         self.cache.append(micro_batch)?;
         self.cache.write_pages(micro_batch)?;
         self.write_batch(micro_batch)?;
+        // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
         let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
         let n_outputs = micro_batch.iter().filter(|t| t.output).count();
-        let is_decode_phase = Phase::of(micro_batch) == Phase::Decode;
         if self.profiler.is_some() {
             self.runner.timers = Some(Timers::new(gpu));
         }
         if is_decode_step(micro_batch) && trace.is_none() {
-            self.launch_decode_steps(micro_batch.len(), micro_batch[0].pos, 1, output)?;
+            // The position counts for the persistent kernel only, which evaluates steps of a single sequence.
+            let (n_sequences, pos) = (micro_batch.len(), micro_batch[0].pos);
+            self.launch_decode_steps(n_sequences, pos, /* max_steps */ 1, output)?;
         } else {
+            // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
+            let is_decode_phase = Phase::of(micro_batch) == Phase::Decode;
             let n_query_tiles = if is_decode_phase { 0 } else { self.write_query_tiles(micro_batch)? };
             let size = MicroBatchSize { n_tokens: micro_batch.len(), n_outputs, n_query_tiles, runs, output };
             let bytes = 4 * (micro_batch.len() * self.spec.n_embd) as u64;
+            // Assigns a step number if the micro-batch chooses ids, under which `read_results` reads them.
             self.with_step_number(size, |pass| {
                 pass.runner.run(&pass.spec, (&pass.cache, &pass.recurrent), size, |layer, x| {
                     let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
@@ -337,7 +399,7 @@ impl CudaForwardPass {
                 })
             })?;
         }
-        self.read_results(n_outputs, output, results)?;
+        self.read_results(n_outputs, output, take_rows)?;
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), &mut self.profiler) {
             profiler.add_step(timers.step(Phase::of(micro_batch), micro_batch.len())?);
         }
@@ -345,12 +407,13 @@ impl CudaForwardPass {
         Ok(())
     }
 
-    /// Waits for the micro-batch that was launched last, and passes its `n_outputs` rows to `results`.
+    /// Waits for the micro-batch that was launched last, and passes its `n_outputs` rows to `take_rows`
+    /// (see [`evaluate`](Self::evaluate)).
     fn read_results(
         &mut self,
         n_outputs: usize,
         output: TokenOutput,
-        results: &mut impl FnMut(&[u8]),
+        take_rows: &mut impl FnMut(&[u8]),
     ) -> Result<(), CudaError> {
         let buffers = &self.runner.buffers;
         let (source, row_bytes) = match output {
@@ -358,29 +421,32 @@ impl CudaForwardPass {
             TokenOutput::Logits => (&buffers.logits, 4 * self.spec.n_vocab as u64),
             TokenOutput::TopK => (&buffers.top_k, 8 * TOP_K as u64),
             // The kernel writes ids to host memory itself. No bytes are copied, whatever the buffer.
-            TokenOutput::Id { advance: _ } => (&buffers.logits, 0),
+            TokenOutput::Id { feeds_next_step: _ } => (&buffers.logits, 0),
         };
         // All ranks have the same results, so only rank 0 copies them. Every rank needs the ids, for its next steps.
         let bytes = if self.runner.returns_results() { row_bytes * n_outputs as u64 } else { 0 };
         if self.readback.bytes() < bytes {
             self.readback = Readback::new(&self.runner.gpu, bytes)?;
         }
-        // Waits even for no bytes, so that the host is never more than one micro-batch ahead of the device: progress reports and
-        // cancellation depend on that.
+        // Waits even for no bytes, so that the host is never more than one micro-batch ahead of the device: progress
+        // reports and cancellation depend on that.
         self.readback.copy(source, bytes)?;
         let read = self.readback.read(bytes)?;
         // An error if any rank has aborted an exchange of the micro-batch: the results are invalid then.
         self.runner.check_together()?;
         match output {
-            TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => results(read),
-            TokenOutput::Id { advance: _ } if n_outputs == 0 => {}
-            TokenOutput::Id { advance: _ } => results(bytemuck::cast_slice(&self.runner.ids.last(n_outputs)?)),
+            TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => take_rows(read),
+            TokenOutput::Id { feeds_next_step: _ } if n_outputs == 0 => {}
+            TokenOutput::Id { feeds_next_step: _ } => {
+                take_rows(bytemuck::cast_slice(&self.runner.ids.last(n_outputs)?));
+            }
         }
         Ok(())
     }
 
-    /// Launches products of the output head on stale data and waits for them, so that the device raises its clock. The logits buffer
-    /// is overwritten; the next step with output computes it anew.
+    /// Launches products of the output head on stale data and waits for them, and for steps in flight, so that the
+    /// device raises its clock. The logits buffer is overwritten; each step computes it anew before it reads it. Under
+    /// tensor parallelism all ranks have to call it together.
     fn raise_clock(&mut self) -> Result<(), CudaError> {
         let gpu = Arc::clone(&self.runner.gpu);
         gpu.bind()?;
@@ -394,6 +460,7 @@ impl CudaForwardPass {
     }
 }
 
+/// The contracts are those of the trait.
 impl ForwardPass for CudaForwardPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -460,6 +527,7 @@ impl ForwardPass for CudaForwardPass {
         batch: &[BatchToken],
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
+        // Taken out of `self`, which `evaluate` borrows.
         let mut logits = std::mem::take(&mut self.logits);
         logits.clear();
         let outcome = self.evaluate(batch, TokenOutput::Logits, trace, |bytes| {
@@ -483,11 +551,12 @@ impl ForwardPass for CudaForwardPass {
             return self.decode_greedy(batch);
         }
         let mut ids = Vec::new();
-        self.evaluate(batch, TokenOutput::Id { advance: false }, None, |bytes| {
+        self.evaluate(batch, TokenOutput::Id { feeds_next_step: false }, None, |bytes| {
             ids.extend_from_slice(bytemuck::cast_slice(bytes));
         })?;
         let output_tokens: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
-        // Nothing is in flight, but the batch that continues these ids is known: `decode_greedy` recognises it and submits steps ahead.
+        // No step is in flight. If the next batch is the decode step that continues these ids, `decode_greedy`
+        // recognises it by this entry, and submits steps ahead at once.
         self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
     }
@@ -518,6 +587,7 @@ impl ForwardPass for CudaForwardPass {
         Ok(())
     }
 
+    /// True if the products were launched and have ended; any error is `false`.
     fn wake(&mut self) -> bool {
         self.spec.output.head.is_some() && self.runner.timers.is_none() && self.raise_clock().is_ok()
     }

@@ -54,7 +54,7 @@ impl CudaForwardPass {
                 batch.len(),
                 batch[0].pos + steps.start,
                 steps.len(),
-                TokenOutput::Id { advance: true },
+                TokenOutput::Id { feeds_next_step: true },
             )?;
             for number in self.runner.ids.last_numbers(n) {
                 self.lookahead.push(number);

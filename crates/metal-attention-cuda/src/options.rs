@@ -27,9 +27,9 @@ pub struct CudaForwardPassOptions {
     pub cache_type: CacheType,
     /// Multiply F32 inputs always, instead of inputs rounded to F16 from 5 tokens on.
     pub exact: bool,
-    /// Decode steps of a single sequence at positions below this run in the persistent kernel, where it supports the model.
-    /// `None`: at all positions; 0: at none.
-    pub persistent_kernel_until: Option<usize>,
+    /// The number of positions, from 0 on, at which decode steps of a single sequence run in the persistent kernel, where it
+    /// supports the model. `None`: all positions; 0: none.
+    pub persistent_kernel_positions: Option<usize>,
 }
 
 impl Default for CudaForwardPassOptions {
@@ -43,7 +43,7 @@ impl Default for CudaForwardPassOptions {
             n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
-            persistent_kernel_until: None,
+            persistent_kernel_positions: None,
         }
     }
 }

@@ -63,9 +63,9 @@ pub(crate) enum TokenOutput {
     Logits,
     /// The [`TOP_K`] highest logits with their ids.
     TopK,
-    /// The id of the highest logit. `advance`: the device also writes it to the token buffer as the next token of the sequence,
-    /// one position later, so that the next decode step needs nothing from the host.
-    Id { advance: bool },
+    /// The id of the highest logit. `feeds_next_step`: the device also writes it to the token buffer as the next token of the
+    /// sequence, one position later, so that the next decode step needs no token from the host.
+    Id { feeds_next_step: bool },
 }
 
 /// The sizes of a micro-batch. Two decode steps of equal size launch exactly the same kernels, so this also selects a CUDA graph.
@@ -137,7 +137,7 @@ impl ModelRunner {
     /// of all ranks and finds the highest ones, where `output` needs that. The kernel itself has chosen an id.
     pub(crate) fn finish_persistent(&mut self, n_vocab: usize, output: TokenOutput) -> Result<(), CudaError> {
         match output {
-            TokenOutput::Hidden | TokenOutput::Id { advance: _ } => return Ok(()),
+            TokenOutput::Hidden | TokenOutput::Id { feeds_next_step: _ } => return Ok(()),
             TokenOutput::Logits | TokenOutput::TopK => {}
         }
         if let Some(exchange) = &mut self.exchange {

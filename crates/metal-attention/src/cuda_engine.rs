@@ -95,7 +95,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
         n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
-        persistent_kernel_until: None,
+        persistent_kernel_positions: None,
     };
     if let Some(n_ubatch) = options.n_ubatch {
         return with(n_ubatch);

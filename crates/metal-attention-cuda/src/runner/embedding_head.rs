@@ -117,7 +117,7 @@ impl ModelRunner {
         match size.output {
             TokenOutput::Hidden | TokenOutput::Logits => Ok(()),
             TokenOutput::TopK => self.top_k(spec.n_vocab, n),
-            TokenOutput::Id { advance } => self.argmax(spec.n_vocab, n, advance),
+            TokenOutput::Id { feeds_next_step } => self.argmax(spec.n_vocab, n, feeds_next_step),
         }
     }
 

@@ -359,7 +359,7 @@ mod on_cuda {
                 n_ubatch: case.n_ubatch,
                 cache_type: case.cache_type,
                 exact,
-                persistent_kernel_until: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
+                persistent_kernel_positions: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
                 ..Default::default()
             };
             let pass = CudaForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);

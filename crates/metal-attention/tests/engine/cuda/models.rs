@@ -310,7 +310,7 @@ fn greedy_steps_run_ahead() {
     }
     let model = model(&small(), Q4_0, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
-    let options = CudaForwardPassOptions { n_ctx: 256, persistent_kernel_until: Some(130), ..Default::default() };
+    let options = CudaForwardPassOptions { n_ctx: 256, persistent_kernel_positions: Some(130), ..Default::default() };
     let pass =
         || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
     let (mut ahead, mut single) = (pass(), pass());
@@ -392,10 +392,10 @@ fn experts_run_in_the_persistent_kernel() {
         all.extend(experts(n, n_used, n_ff));
         all.extend(others);
         let model = random_model(&crate::toys::metadata(architecture, 3, &all), ty, 1.0);
-        let pass = |persistent_kernel_until| {
-            let persistent_kernel_until = Some(persistent_kernel_until);
+        let pass = |persistent_kernel_positions| {
+            let persistent_kernel_positions = Some(persistent_kernel_positions);
             let options =
-                CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_until, ..Default::default() };
+                CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_positions, ..Default::default() };
             CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
         };
         let (mut persistent, mut per_op) = (pass(usize::MAX), pass(0));
@@ -427,12 +427,12 @@ fn top_k_lists_have_the_highest_logits() {
     }
     let model = model(&ModelShape { n_vocab: 5000, ..small() }, Q4_K, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
-    for persistent_kernel_until in [0, 53] {
+    for persistent_kernel_positions in [0, 53] {
         let options = CudaForwardPassOptions {
             n_ctx: 256,
             n_seq: 3,
             n_ubatch: 40,
-            persistent_kernel_until: Some(persistent_kernel_until),
+            persistent_kernel_positions: Some(persistent_kernel_positions),
             ..Default::default()
         };
         let pass =
@@ -450,7 +450,7 @@ fn top_k_lists_have_the_highest_logits() {
             let got = lists.forward_top_k(batch, k).unwrap();
             let logits = all.forward(batch).unwrap();
             let want: Vec<_> = (0..logits.n_rows()).map(|row| highest(logits.row(row), k)).collect();
-            assert_eq!(got, want, "batch {i}, persistent kernel up to {persistent_kernel_until}");
+            assert_eq!(got, want, "batch {i}, persistent kernel up to {persistent_kernel_positions}");
         }
     }
 }

@@ -218,9 +218,13 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
         ("experts", random_model(&crate::toys::metadata("gpt-oss", 3, &with_experts), MXFP4, 1.0), 2),
     ] {
         for n in 2..=gpus.len().min(max_ranks) {
-            let pass = |persistent_kernel_until| {
-                let options =
-                    CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_until, ..Default::default() };
+            let pass = |persistent_kernel_positions| {
+                let options = CudaForwardPassOptions {
+                    n_ctx: 256,
+                    exact: true,
+                    persistent_kernel_positions,
+                    ..Default::default()
+                };
                 TensorParallelPass::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
             };
             let (mut persistent, mut per_op) = (pass(None), pass(Some(0)));
