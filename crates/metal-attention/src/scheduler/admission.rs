@@ -219,9 +219,13 @@ impl<'t> Engine<'t> {
     pub(super) fn preempt(&mut self, i: usize) -> usize {
         let RunningSequence { mut sequence, seq, .. } = self.running.remove(i);
         self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
-        tracing::debug!("sequence {} gives its place up after {} tokens", sequence.number, sequence.ids.len());
+        tracing::debug!(
+            "sequence {} gives its place up after {} tokens",
+            sequence.admission_number,
+            sequence.ids.len()
+        );
         sequence.furthest_evaluated = sequence.furthest_evaluated.max(self.pass.n_past(seq));
-        let at = self.preempted.partition_point(|earlier| earlier.number < sequence.number);
+        let at = self.preempted.partition_point(|earlier| earlier.admission_number < sequence.admission_number);
         self.preempted.insert(at, sequence);
         self.update_metrics(|metrics| metrics.preemptions += 1);
         seq

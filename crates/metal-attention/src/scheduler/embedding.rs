@@ -14,8 +14,8 @@ use super::{Client, RequestError};
 pub(super) struct EmbeddingRun {
     /// The request.
     request: EmbeddingRequest,
-    /// Number in the order of the start; larger is younger.
-    number: u64,
+    /// Number in the order of admission; larger is younger.
+    admission_number: u64,
     /// Index of its cache sequence.
     pub seq: usize,
     /// The result so far.
@@ -61,7 +61,7 @@ impl Engine<'_> {
             RequestedOutput::Logits(_) => PartialOutput::Logits(Vec::new()),
         };
         self.n_started += 1;
-        self.embeddings.push_back(EmbeddingRun { request, number: self.n_started, seq, output });
+        self.embeddings.push_back(EmbeddingRun { request, admission_number: self.n_started, seq, output });
     }
 
     /// Evaluates one chunk of the next embedding, and moves that to the end of the list. If pages run out, it evicts an
@@ -157,7 +157,7 @@ impl Engine<'_> {
     /// Preempts the embedding that was started last: its request returns to the front of its client's queue and starts
     /// from nothing.
     pub(super) fn preempt_embedding(&mut self) {
-        let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.number).map(|(i, _)| i);
+        let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.admission_number).map(|(i, _)| i);
         let Some(run) = last.and_then(|i| self.embeddings.remove(i)) else { return };
         self.evict(run.seq);
         self.shared.queue().embeddings.put_back(run.client(), 0, run.request);

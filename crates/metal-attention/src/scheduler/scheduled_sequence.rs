@@ -47,8 +47,8 @@ pub(super) struct ScheduledSequence<'t> {
     pub client: Client,
     /// Token ids: the prompt, then the generated tokens.
     pub ids: Vec<u32>,
-    /// Number in the order of admission; larger is younger.
-    pub number: u64,
+    /// Number in the order of first admission; larger is younger. A preempted sequence keeps it.
+    pub admission_number: u64,
     /// The most tokens of it that were ever in the KV cache. Only tokens beyond these count as progress after a
     /// preemption.
     pub furthest_evaluated: usize,
@@ -106,14 +106,14 @@ pub(super) struct ScheduledSequence<'t> {
 impl<'t> ScheduledSequence<'t> {
     /// The sequence of `submission`, for a model with a vocabulary of `n_vocab` tokens. The prompt is already accepted
     /// by the sampler.
-    pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, number: u64) -> Self {
+    pub fn new(submission: Submission, tokenizer: &'t Tokenizer, n_vocab: usize, admission_number: u64) -> Self {
         let Submission { request, mut sampler, events, submitted, ticket } = submission;
         for &id in &*request.prompt {
             sampler.accept(id);
         }
         Self {
             client: request.client,
-            number,
+            admission_number,
             furthest_evaluated: 0,
             n_prompt: request.prompt.len(),
             n_cached: 0,

@@ -1,9 +1,18 @@
 //! One step of the scheduler: plans a batch, evaluates it and samples the next tokens.
 //!
 //! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one token of each running sequence
-//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others. Of each output
-//! token ([`BatchToken::output`]) the forward pass returns a row of scores: logits, a top-k list, or an argmax. Each row
-//! has a [`ScoresUse`]. `choice.rs` chooses tokens by scores. A step that fails for want of KV pages or recurrent states frees some, by preemption if need be, and is planned again.
+//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others.
+//!
+//! Of each output token ([`BatchToken::output`]) the forward pass returns a row of *scores*: logits, a top-k list, or
+//! an argmax. Each row has a [`ScoresUse`]. `choice.rs` chooses tokens by scores.
+//!
+//! A step may fail because no KV pages or recurrent states are left. Some are then freed, if need be by preemption, and
+//! the step is planned again. This relies on the contract of [`ForwardPass`](crate::ForwardPass) that a batch that
+//! fails so leaves the cache as before.
+//!
+//! The engine has three lists: `running`, the sequences that the steps evaluate; `sequences`, the use of each sequence
+//! of the KV cache, by running sequences or by idle ones, which are kept for their prefix; `embeddings`, the embedding
+//! jobs in progress, which other functions evaluate between steps.
 
 use std::time::Instant;
 
@@ -19,7 +28,8 @@ use super::{FinishReason, RequestError};
 /// The batch of a step, and how its scores are used.
 #[derive(Debug, Default)]
 struct BatchPlan {
-    /// The tokens of sequences with a single token, then prefill chunks. The tokens of one sequence are consecutive.
+    /// The tokens of sequences with a single token left to evaluate, then prefill chunks. The tokens of one sequence
+    /// are consecutive.
     tokens: Vec<BatchToken>,
     /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
     scores_uses: Vec<ScoresUse>,
@@ -37,15 +47,15 @@ enum ScoresUse {
     PromptLogprob(usize),
 }
 
-/// Pairs of an index in [`Engine::running`] and what the step did to that sequence. A sequence that evaluated only a
-/// part of its prompt has no entry.
+/// Pairs of an index in [`Engine::running`] and what the step did to that sequence, at most one pair for each index. A
+/// sequence that evaluated only a part of its prompt has none.
 type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 
 impl Engine<'_> {
     /// Evaluates one batch and ends the sequences that it finishes. Returns without effect if no sequence runs.
     ///
     /// If KV pages or recurrent states run out, it frees some and tries again with a new batch. This ends, since each
-    /// attempt evicts, preempts or ends one sequence or embedding, and with none left the batch is empty. Any other
+    /// attempt evicts, preempts or ends one sequence or embedding job, and with none left the batch is empty. Any other
     /// error of the forward pass ends the sequences of the batch with that error.
     pub(super) fn step(&mut self) {
         loop {
@@ -65,6 +75,7 @@ impl Engine<'_> {
                     let n_new = self.n_generated() - n_generated;
                     self.update_metrics(|metrics| {
                         metrics.count_step(batch.tokens.len());
+                        // Generated tokens that are evaluated again after a preemption count as prompt tokens, too.
                         metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
                         metrics.generated_tokens += n_new as u64;
                     });
@@ -80,7 +91,7 @@ impl Engine<'_> {
                     }
                     return;
                 }
-                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.free_cache(),
+                Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => self.make_room(),
                 Err(why) => {
                     tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
                     let in_batch = |seq| batch.tokens.iter().any(|token| token.seq == seq);
@@ -96,37 +107,45 @@ impl Engine<'_> {
     }
 
     /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
-    /// the others. The tokens of the chunks are divided equally between clients. Empty if no sequence runs.
+    /// the others. The tokens of the chunks are divided equally between clients, within a limit that the batch sizer
+    /// sets. Empty if no sequence runs.
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
         // At least 1: a running sequence has tokens that are not in the KV cache.
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
         let (single_token, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
-        // A step is kept short if other sequences, or embeddings, which are evaluated after it, wait for its end.
+        // A step is kept short if other sequences, or embedding jobs, which are evaluated after it, wait for its end.
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let max_prefill = self.batch_sizer.max_prompt_tokens(single_token.len(), others_wait);
+        // The client of each sequence, and the tokens that it has left. `chunks` has the tokens that it gets, maybe
+        // none.
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
         let chunks = split_tokens(&wanted, max_prefill);
         let single_token = single_token.into_iter().map(|i| (i, 1));
-        // The number of rows of logits that are left for log probabilities of prompts in this step; rows that tokens are
-        // sampled from do not count. At least one at first, so that every step makes progress.
-        let mut logprob_rows = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
+        // Rows of logits that the step may still return for log probabilities of prompts; rows that tokens are sampled
+        // from do not count. At least one at first, so that every step makes progress.
+        let mut logprob_rows_left = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
         for (i, n) in single_token.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
             let (sequence, seq) = (&self.running[i].sequence, self.running[i].seq);
             let start = self.pass.n_past(seq);
             let last = sequence.ids.len() - 1;
             // The positions from `start` on whose logits give log probabilities of the prompt; an empty range if none
-            // are wanted. The last position of the sequence is not among them: its logits are sampled from.
-            let scored = sequence.next_prompt_logprob().map_or(last..last, |first| first.max(start)..last);
-            // The chunk ends before the first scored position for which no row is left; the next step continues it. It
-            // may become empty.
-            let n = if scored.is_empty() { n } else { n.min(scored.start + logprob_rows - start) };
-            let token =
-                |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: pos == last || scored.contains(&pos) };
+            // are wanted. The logits of position p give the log probability of the token at p + 1. So the last position
+            // is not among them: the token after it is sampled.
+            let logprob_positions = sequence.next_prompt_logprob().map_or(last..last, |first| first.max(start)..last);
+            // The chunk takes no more than `logprob_rows_left` positions from the first of them on. The next step
+            // continues it. If it becomes empty, the sequence has no token in this step.
+            let n = if logprob_positions.is_empty() {
+                n
+            } else {
+                n.min(logprob_positions.start + logprob_rows_left - start)
+            };
+            let needs_row = |pos| logprob_positions.contains(&pos);
+            let token = |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: pos == last || needs_row(pos) };
             batch.tokens.extend((start..start + n).map(token));
-            let n_scored = (start..start + n).filter(|pos| scored.contains(pos)).count();
-            logprob_rows -= n_scored;
-            batch.scores_uses.extend(std::iter::repeat_n(ScoresUse::PromptLogprob(i), n_scored));
+            let n_logprobs = (start..start + n).filter(|&pos| needs_row(pos)).count();
+            logprob_rows_left -= n_logprobs;
+            batch.scores_uses.extend(std::iter::repeat_n(ScoresUse::PromptLogprob(i), n_logprobs));
             if start + n == sequence.ids.len() {
                 batch.scores_uses.push(ScoresUse::Sample(i));
                 batch.n_decode += usize::from(n == 1 && sequence.n_generated() > 0);
@@ -148,39 +167,46 @@ impl Engine<'_> {
     /// KV cache and the recurrent states.
     ///
     /// An error means that the batch itself failed: no sequence has changed, since `choice::evaluate` and
-    /// `evaluate_again` call their closures only after the pass has succeeded. If only the second evaluation fails, the
-    /// error is the outcome of the sequences it was for.
+    /// `evaluate_again` call their closures only after the pass has succeeded.
+    ///
+    /// If only the second evaluation fails, the error is the outcome of the sequences it was for. The pages and
+    /// states that it needs are those of the token that was taken back, which are free again.
     fn evaluate(&mut self, batch: &BatchPlan) -> Result<SequenceOutcomes, ForwardError> {
-        let k = self.pass.max_top_k();
+        let max_top_k = self.pass.max_top_k();
         let required_by = |scores_use: &ScoresUse| match *scores_use {
-            ScoresUse::Sample(i) => self.running[i].sequence.required_scores(k),
+            ScoresUse::Sample(i) => self.running[i].sequence.required_scores(max_top_k),
             ScoresUse::PromptLogprob(_) => RequiredScores::Logits,
         };
-        // `RequiredScores` are ordered by cost. A batch without rows has no scores, whatever is required.
+        // `RequiredScores` are ordered by cost. For a batch without rows any value will do.
         let required = batch.scores_uses.iter().map(required_by).max().unwrap_or(RequiredScores::Logits);
         let Self { pass, running, .. } = self;
         let n_ctx = pass.n_ctx();
         let mut outcomes: SequenceOutcomes = Vec::new();
         // Indices in `running` of the sequences that need all logits.
         let mut needs_logits = Vec::new();
-        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| match (batch.scores_uses[row], scores) {
+        choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| {
+            let (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i)) = batch.scores_uses[row];
             // A sequence has an outcome before its last row only if an earlier row failed; its later rows are ignored.
-            (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i), _)
-                if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) => {}
-            (ScoresUse::PromptLogprob(i), Scores::Logits(logits)) => {
-                outcomes.extend(running[i].sequence.add_prompt_logprob(logits).err().map(|why| (i, Err(why))));
+            if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) {
+                return;
             }
-            // Cannot occur: a row for a log probability requires logits of the whole batch.
-            (ScoresUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
-            (ScoresUse::Sample(i), scores) => match running[i].sequence.sample(scores, n_ctx) {
-                Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
-                outcome => outcomes.push((i, outcome)),
-            },
+            match (batch.scores_uses[row], scores) {
+                (ScoresUse::PromptLogprob(_), Scores::Logits(logits)) => {
+                    outcomes.extend(running[i].sequence.add_prompt_logprob(logits).err().map(|why| (i, Err(why))));
+                }
+                // Cannot occur: `required` is logits if any row is for a log probability.
+                (ScoresUse::PromptLogprob(_), Scores::Argmax(_) | Scores::TopK(..)) => {}
+                (ScoresUse::Sample(_), scores) => match running[i].sequence.sample(scores, n_ctx) {
+                    Ok(StepOutcome::NeedsLogits) => needs_logits.push(i),
+                    outcome => outcomes.push((i, outcome)),
+                },
+            }
         })?;
         let last_token = |&i: &usize| {
             let (ids, seq) = (&running[i].sequence.ids, running[i].seq);
             BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }
         };
+        // Usually empty; `evaluate_again` then does nothing.
         let tokens: Vec<_> = needs_logits.iter().map(last_token).collect();
         let evaluated = choice::evaluate_again(&mut **pass, &tokens, |row, scores| {
             let i = needs_logits[row];
@@ -192,10 +218,10 @@ impl Engine<'_> {
         Ok(outcomes)
     }
 
-    /// Starts the time slice of each sequence that has evaluated its first new token since it was admitted. A sequence
-    /// whose time slice is over may be preempted for a waiting client
-    /// ([`SchedulerOptions::time_slice`](super::SchedulerOptions::time_slice)). Tokens that are evaluated again after a
-    /// preemption are not new: the slice starts after them, so that every sequence makes progress in its slice.
+    /// Starts the time slice of each sequence that has evaluated its first new token since its last admission: more
+    /// tokens than it ever had in the KV cache (`furthest_evaluated`). Tokens that are evaluated again after a
+    /// preemption are not new, so every sequence makes progress in its time slice. A sequence whose time slice is over
+    /// may be preempted for a waiting client ([`SchedulerOptions::time_slice`](super::SchedulerOptions::time_slice)).
     fn mark_progress(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {
@@ -209,14 +235,16 @@ impl Engine<'_> {
     ///
     /// 1. it evicts the idle sequence (finished or preempted) that was used least recently; its pages are copied to the
     ///    prefix store (snapshots in host memory) if there is space,
-    /// 2. it preempts the embedding that was started last,
-    /// 3. it preempts, among the sequences of the client with the most running ones, the one that was first admitted
-    ///    last; its pages are copied to the prefix store if there is space, otherwise its tokens are evaluated again,
+    /// 2. it preempts the embedding job that was started last,
+    /// 3. it preempts, among the sequences of the client with the most running ones, the one whose first admission is
+    ///    the most recent; its pages are copied to the prefix store if there is space, otherwise its tokens are
+    ///    evaluated again,
     /// 4. it ends the only running sequence, which fills the whole KV cache, as `ContextFull`.
-    fn free_cache(&mut self) {
-        // Ordered by the client's number of running sequences, then by their order of admission. A sequence keeps its
-        // number when it is preempted.
-        let preemption_order = |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.number);
+    fn make_room(&mut self) {
+        // Ordered by the client's number of running sequences, then by first admission: a sequence keeps its number
+        // when it is preempted.
+        let preemption_order =
+            |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.admission_number);
         let candidate = self.running.iter().enumerate().max_by_key(|(_, r)| preemption_order(r)).map(|(i, _)| i);
         if let Some(seq) = self.sequences.oldest_idle(/* except */ None) {
             self.store_and_evict(seq);
