@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use metal_attention::{Constraint, Generator};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::{AnswerForm, GrammarCompiler};
+use metal_attention_grammar::{GrammarCompiler, ResponseFormat};
 
 use crate::cli_error::CliError;
 use crate::text_input::read_file;
@@ -37,15 +37,15 @@ pub struct FormArgs {
 
 impl FormArgs {
     /// The form that the flags give. `None`: no flag is given.
-    pub fn form(&self) -> Result<Option<AnswerForm>, CliError> {
+    pub fn form(&self) -> Result<Option<ResponseFormat>, CliError> {
         if let Some(text) = &self.grammar {
-            return Ok(Some(AnswerForm::grammar(text.clone())));
+            return Ok(Some(ResponseFormat::grammar(text.clone())));
         }
         if let Some(path) = &self.grammar_file {
-            return Ok(Some(AnswerForm::grammar(read_file(path)?)));
+            return Ok(Some(ResponseFormat::grammar(read_file(path)?)));
         }
         if let Some(pattern) = &self.regex {
-            return Ok(Some(AnswerForm::Regex(pattern.clone())));
+            return Ok(Some(ResponseFormat::Regex(pattern.clone())));
         }
         let text = match (&self.json_schema, &self.json_schema_file) {
             (Some(text), _) => match text.strip_prefix('@') {
@@ -56,7 +56,7 @@ impl FormArgs {
             (None, None) => return Ok(None),
         };
         match serde_json::from_str(&text) {
-            Ok(schema) => Ok(Some(AnswerForm::JsonSchema { schema, strict: None })),
+            Ok(schema) => Ok(Some(ResponseFormat::JsonSchema { schema, strict: None })),
             Err(error) => Err(CliError::Usage(format!("the JSON schema is no JSON: {error}"))),
         }
     }
@@ -67,17 +67,19 @@ impl FormArgs {
 pub fn constrain(
     generator: &mut Generator,
     grammars: &GrammarCompiler,
-    form: &AnswerForm,
+    form: &ResponseFormat,
     rendered: Option<(&ChatTemplate, &str)>,
 ) -> Result<(), CliError> {
     let mut left_out = Vec::new();
     let grammar = match rendered {
-        Some((template, prompt)) => grammars.form(template, prompt, form, &mut left_out),
+        Some((template, prompt)) => grammars.response_format(template, prompt, form, &mut left_out),
         None => grammars.raw(form, &mut left_out),
     };
     let grammar = grammar.map_err(|error| match form {
-        AnswerForm::JsonObject | AnswerForm::JsonSchema { .. } => CliError::Usage(format!("the JSON schema: {error}")),
-        AnswerForm::Gbnf(_) | AnswerForm::Lark(_) | AnswerForm::Regex(_) | AnswerForm::Choice(_) => {
+        ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. } => {
+            CliError::Usage(format!("the JSON schema: {error}"))
+        }
+        ResponseFormat::Gbnf(_) | ResponseFormat::Lark(_) | ResponseFormat::Regex(_) | ResponseFormat::Choice(_) => {
             CliError::Usage(error.to_string())
         }
     })?;

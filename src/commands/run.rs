@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
-use metal_attention_chat::{ChatTemplate, Message, RenderRequest, RenderedPrompt, Thinking};
+use metal_attention_chat::{ChatTemplate, Message, ReasoningSetting, RenderRequest, RenderedPrompt};
 use metal_attention_grammar::GrammarCompiler;
 
 use crate::cli_error::CliError;
@@ -89,7 +89,7 @@ pub struct Args {
 
     /// Whether the model thinks before it answers, or how hard: true, false, low, medium or high
     #[arg(long, value_name = "HOW")]
-    thinking: Option<Thinking>,
+    thinking: Option<ReasoningSetting>,
 
     /// Most tokens to generate; -1: until the model ends the text or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
@@ -306,7 +306,7 @@ impl Args {
         let conversation = ChatHistory { system: self.system.clone(), messages: vec![Message::user(text)] };
         let messages = conversation.with_system();
         let request = RenderRequest { messages: &messages, ..Default::default() };
-        template.render_thinking(&request, self.thinking).map_err(|e| CliError::Usage(e.to_string()))
+        template.render_with_reasoning(&request, self.thinking).map_err(|e| CliError::Usage(e.to_string()))
     }
 
     /// Prefills the prompt `ids` and writes the generated text to `output`. Returns why it ended; `None`: Ctrl-C. `text` is the

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{AnswerForm, ConversationError, RenderedConversation};
+use metal_attention_grammar::{ConversationError, RenderedConversation, ResponseFormat};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -40,7 +40,7 @@ impl Grammar {
 /// The source of a grammar.
 enum GrammarSource {
     /// A form of the text.
-    Form(AnswerForm),
+    Form(ResponseFormat),
     /// Tool calls.
     Calls {
         /// Whether there may be several.
@@ -86,11 +86,13 @@ pub unsafe extern "C" fn ma_grammar_new(
         // SAFETY: as the caller promises.
         let chat = unsafe { chat.as_ref() };
         let source = match kind {
-            "json_schema" => GrammarSource::Form(AnswerForm::JsonSchema { schema: json(form, "form")?, strict: None }),
-            "json_object" => GrammarSource::Form(AnswerForm::JsonObject),
-            "grammar" => GrammarSource::Form(AnswerForm::grammar(form.to_owned())),
-            "regex" => GrammarSource::Form(AnswerForm::Regex(form.to_owned())),
-            "choice" => GrammarSource::Form(AnswerForm::Choice(json(form, "form")?)),
+            "json_schema" => {
+                GrammarSource::Form(ResponseFormat::JsonSchema { schema: json(form, "form")?, strict: None })
+            }
+            "json_object" => GrammarSource::Form(ResponseFormat::JsonObject),
+            "grammar" => GrammarSource::Form(ResponseFormat::grammar(form.to_owned())),
+            "regex" => GrammarSource::Form(ResponseFormat::Regex(form.to_owned())),
+            "choice" => GrammarSource::Form(ResponseFormat::Choice(json(form, "form")?)),
             "tool_call" => GrammarSource::Calls { parallel: false },
             "tool_calls" => GrammarSource::Calls { parallel: true },
             other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),
@@ -104,7 +106,9 @@ pub unsafe extern "C" fn ma_grammar_new(
             (GrammarSource::Form(form), None) => {
                 grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?
             }
-            (GrammarSource::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
+            (GrammarSource::Form(form), Some(chat)) => {
+                chat.0.response_format(grammars, &form, &mut left_out).map_err(refused)?
+            }
             (GrammarSource::Calls { parallel }, Some(chat)) => {
                 chat.0.calls(grammars, parallel, &mut left_out).map_err(refused)?
             }

@@ -68,11 +68,11 @@ impl From<MessageJson> for Message {
             let call = |function| ToolCall { id: String::new(), kind: "function".into(), function };
             tool_calls.extend(json.function_call.map(call));
         }
-        let thoughts = json.reasoning_content.or(json.reasoning).and_then(nonempty_text);
+        let reasoning = json.reasoning_content.or(json.reasoning).and_then(nonempty_text);
         Self {
             role,
             content: json.content.text.or_else(|| json.refusal.and_then(nonempty_text)),
-            reasoning_content: thoughts.or(json.content.thoughts),
+            reasoning_content: reasoning.or(json.content.reasoning),
             tool_calls,
             tool_call_id: json.tool_call_id.and_then(nonempty_text),
             name: json.name.and_then(nonempty_text),
@@ -95,21 +95,21 @@ fn nonempty_text(value: Value) -> Option<String> {
 struct MessageContent {
     text: Option<String>,
     /// The text of the parts that are reasoning.
-    thoughts: Option<String>,
+    reasoning: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
             Value::Null => return Ok(Self::default()),
-            Value::String(text) => return Ok(Self { text: Some(text), thoughts: None }),
+            Value::String(text) => return Ok(Self { text: Some(text), reasoning: None }),
             Value::Array(parts) => parts,
             part @ Value::Object(_) => vec![part],
             Value::Bool(_) | Value::Number(_) => {
                 return Err(D::Error::custom("the content of a message must be a text, a list of text parts, or null"));
             }
         };
-        let mut content = Self { text: Some(String::new()), thoughts: None };
+        let mut content = Self { text: Some(String::new()), reasoning: None };
         for part in parts {
             let (kind, text) = match &part {
                 Value::String(_) => ("text", &part),
@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for MessageContent {
             };
             let into = match kind {
                 "text" | "input_text" | "output_text" | "refusal" => &mut content.text,
-                "thinking" | "reasoning" => &mut content.thoughts,
+                "thinking" | "reasoning" => &mut content.reasoning,
                 other => {
                     return Err(D::Error::custom(format!(
                         "a part of type {other:?} cannot be read: the model reads text only, so leave the part out or \
@@ -225,9 +225,9 @@ mod tests {
         assert_eq!(message(json!({"role": "user", "content": parts})), Message::user("abcde"));
         assert_eq!(message(json!({"role": "user", "content": {"type": "text", "text": "a"}})), Message::user("a"));
         assert_eq!(message(json!({"role": "user", "content": []})), Message::user(""));
-        let thoughts = json!([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "a"}]);
+        let reasoning = json!([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "a"}]);
         let expected = Message { reasoning_content: Some("Hm.".into()), ..Message::assistant("a") };
-        assert_eq!(message(json!({"role": "assistant", "content": thoughts})), expected);
+        assert_eq!(message(json!({"role": "assistant", "content": reasoning})), expected);
     }
 
     #[test]

@@ -27,8 +27,8 @@ impl ChatTemplate {
         };
         // A template may refuse a conversation without messages.
         let opened = self.render(&RenderRequest { messages: before, add_generation_prompt: true, ..*request });
-        let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
-        if last.text().is_empty() && thoughts.is_empty() {
+        let reasoning = last.reasoning_content.as_deref().unwrap_or_default();
+        if last.text().is_empty() && reasoning.is_empty() {
             let prompt = opened?;
             return Ok(RenderedPrompt { answer_start: prompt.text.len(), prompt });
         }
@@ -53,15 +53,15 @@ impl ChatTemplate {
     /// The header of a new answer followed by the text of `last`, for templates that do not render it.
     fn appended(&self, mut prompt: Prompt, last: &Message) -> RenderedPrompt {
         let answer_start = prompt.text.len();
-        let thoughts = last.reasoning_content.as_deref().unwrap_or_default();
+        let reasoning = last.reasoning_content.as_deref().unwrap_or_default();
         if let Some(markers) = self.reasoning() {
             let begun = markers.begun_in(&prompt.text);
-            if !thoughts.is_empty() && !begun {
+            if !reasoning.is_empty() && !begun {
                 prompt.text += markers.start;
                 prompt.text.push('\n');
             }
-            self.append_text(&mut prompt, thoughts);
-            if (begun || !thoughts.is_empty()) && !last.text().is_empty() {
+            self.append_text(&mut prompt, reasoning);
+            if (begun || !reasoning.is_empty()) && !last.text().is_empty() {
                 prompt.text.push('\n');
                 prompt.text += markers.end;
                 prompt.text += "\n\n";
@@ -144,7 +144,7 @@ mod tests {
             let rendered = continued(&template, last);
             assert!(rendered.prompt.text.ends_with("Well, "), "{name}: {:?}", rendered.prompt.text);
             let mut parser = template.continued_parser(&rendered, &[]);
-            assert!(parser.is_thinking(), "{name}");
+            assert!(parser.is_reasoning(), "{name}");
             assert_eq!(parser.push("then"), [AnswerEvent::Reasoning("then".into())], "{name}");
         }
     }

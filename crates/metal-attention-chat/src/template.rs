@@ -203,7 +203,7 @@ impl ChatTemplate {
     pub fn answer_parser(&self, prompt: &str, tools: &[Tool]) -> ToolCallParser {
         let parser = ToolCallParser::new(self.tool_format(), tools);
         match self.reasoning() {
-            Some(markers) => parser.thinking(markers, markers.begun_in(prompt)),
+            Some(markers) => parser.with_reasoning(markers, markers.begun_in(prompt)),
             None => parser,
         }
     }

@@ -12,10 +12,10 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use crate::form::AnswerForm;
 use crate::gbnf::{self, GbnfError};
 use crate::lark;
 use crate::pattern;
+use crate::response_format::ResponseFormat;
 use crate::schema::{Detail, prepared};
 
 /// The reason why a grammar cannot be compiled. The strings say what is wrong, and where if that is known.
@@ -101,31 +101,32 @@ impl GrammarCompiler {
     }
 
     /// Compiles the grammar of an answer to `prompt`, which `template` has rendered. The answer's text must have the
-    /// form `form`; if the prompt ends with the start of reasoning, the text follows after the reasoning ends.
+    /// response format `format`; if the prompt ends with the start of reasoning, the text follows after the reasoning
+    /// ends.
     ///
     /// The JSON pointers of assertions that are not enforced are added to `left_out`.
-    pub fn form(
+    pub fn response_format(
         &self,
         template: &ChatTemplate,
         prompt: &str,
-        form: &AnswerForm,
+        format: &ResponseFormat,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        let thinking = template.reasoning_begun(prompt);
-        self.whole(form, left_out, |text| template.tool_format().text_grammar(text, thinking, Some(&self.tokenizer)))
+        let reasoning = template.reasoning_begun(prompt);
+        self.whole(format, left_out, |text| template.tool_format().text_grammar(text, reasoning, Some(&self.tokenizer)))
     }
 
-    /// Compiles the grammar of a text that has the form `form` from its first token on. The JSON pointers of
+    /// Compiles the grammar of a text that has the format `format` from its first token on. The JSON pointers of
     /// assertions that are not enforced are added to `left_out`.
-    pub fn raw(&self, form: &AnswerForm, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
-        self.whole(form, left_out, |_| None)
+    pub fn raw(&self, format: &ResponseFormat, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
+        self.whole(format, left_out, |_| None)
     }
 
-    /// Compiles `form`. `around` embeds its Lark expression in the grammar of a whole answer, or returns `None` if the
-    /// text is the whole answer.
+    /// Compiles `format`. `around` embeds its Lark expression in the grammar of a whole answer, or returns `None` if
+    /// the text is the whole answer.
     fn whole(
         &self,
-        form: &AnswerForm,
+        format: &ResponseFormat,
         left_out: &mut Vec<String>,
         around: impl Fn(&str) -> Option<String>,
     ) -> Result<Grammar, GrammarError> {
@@ -146,36 +147,37 @@ impl GrammarCompiler {
                 })
             })
         };
-        match form {
-            AnswerForm::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
-            AnswerForm::JsonSchema { schema, strict } => json(schema, *strict, left_out),
-            AnswerForm::Gbnf(text) => self.constraint(left_out, |detail, _| {
+        match format {
+            ResponseFormat::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
+            ResponseFormat::JsonSchema { schema, strict } => json(schema, *strict, left_out),
+            ResponseFormat::Gbnf(text) => self.constraint(left_out, |detail, _| {
                 let lark = on_a_large_stack(|| gbnf::to_lark(text, &self.tokenizer, max_terminal(detail)))??;
                 Ok(nested(lark))
             }),
-            AnswerForm::Lark(text) => {
+            ResponseFormat::Lark(text) => {
                 lark::check(text).map_err(GrammarError::Lark)?;
                 let is_nested = around("").is_some();
                 self.compile(nested(text.clone()), |error| lark::explained(error, is_nested).map(GrammarError::Lark))
             }
-            AnswerForm::Regex(pattern) => {
+            ResponseFormat::Regex(pattern) => {
                 let pattern = on_a_large_stack(|| pattern::whole(pattern))?.map_err(GrammarError::Regex)?;
                 self.compile(terminal(&pattern), |_| None)
             }
-            AnswerForm::Choice(choices) => {
+            ResponseFormat::Choice(choices) => {
                 let pattern = pattern::one_of(choices).map_err(GrammarError::Choice)?;
                 self.compile(terminal(&pattern), |_| None)
             }
         }
     }
 
-    /// Compiles the grammar of an answer to `prompt` whose text is any JSON object. See [`form`](Self::form).
+    /// Compiles the grammar of an answer to `prompt` whose text is any JSON object. See
+    /// [`response_format`](Self::response_format).
     pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &AnswerForm::JsonObject, &mut Vec::new())
+        self.response_format(template, prompt, &ResponseFormat::JsonObject, &mut Vec::new())
     }
 
     /// Compiles the grammar of an answer to `prompt` whose text is JSON that is valid under `schema`. See
-    /// [`AnswerForm::JsonSchema`] for `strict`, and [`form`](Self::form).
+    /// [`ResponseFormat::JsonSchema`] for `strict`, and [`response_format`](Self::response_format).
     pub fn json_schema(
         &self,
         template: &ChatTemplate,
@@ -184,7 +186,7 @@ impl GrammarCompiler {
         strict: Option<bool>,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &AnswerForm::JsonSchema { schema: schema.clone(), strict }, left_out)
+        self.response_format(template, prompt, &ResponseFormat::JsonSchema { schema: schema.clone(), strict }, left_out)
     }
 
     /// Compiles the grammar of an answer to `prompt` that calls one of `tools` (with `parallel`: one or more calls),
@@ -199,7 +201,7 @@ impl GrammarCompiler {
         parallel: bool,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        let thinking = template.reasoning_begun(prompt);
+        let reasoning = template.reasoning_begun(prompt);
         self.constraint(left_out, |detail, left_out| {
             let bounded = |tool: &Tool| {
                 let mut json = tool.as_value().clone();
@@ -211,7 +213,7 @@ impl GrammarCompiler {
                 Tool::try_from(json).map_err(|e| e.to_string())
             };
             let tools = tools.iter().map(bounded).collect::<Result<Vec<_>, _>>().map_err(GrammarError::Schema)?;
-            let grammar = template.tool_format().grammar(&tools, parallel, thinking, Some(&self.tokenizer));
+            let grammar = template.tool_format().grammar(&tools, parallel, reasoning, Some(&self.tokenizer));
             Ok(TopLevelGrammar::from_lark(grammar))
         })
     }
@@ -483,28 +485,28 @@ mod tests {
         }
     }
 
-    /// Whether the grammar of `form` allows `text` as an answer. The prompt ends with the start of reasoning if `text`
-    /// begins with "So".
-    fn allows(source: &str, control: &[&str], form: &AnswerForm, text: &str) -> bool {
+    /// Whether the grammar of `format` allows `text` as an answer. The prompt ends with the start of reasoning if
+    /// `text` begins with "So".
+    fn allows(source: &str, control: &[&str], format: &ResponseFormat, text: &str) -> bool {
         let tokenizer = vocabulary(control);
         let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
         let prompt = if text.starts_with("So") { template.reasoning().unwrap().start } else { "" };
-        let grammar = GrammarCompiler::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
-        accepts(grammar.unwrap_or_else(|why| panic!("{form:?}: {why}")), &tokenizer, text)
+        let grammar = GrammarCompiler::new(&tokenizer).response_format(&template, prompt, format, &mut Vec::new());
+        accepts(grammar.unwrap_or_else(|why| panic!("{format:?}: {why}")), &tokenizer, text)
     }
 
     #[test]
     fn forms_apply_after_reasoning_and_in_the_final_channel() {
         let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"];
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
-        for (form, good, bad) in [
-            (AnswerForm::JsonObject, r#"{"z":[1]}"#, "[1]"),
-            (AnswerForm::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
-            (AnswerForm::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
-            (AnswerForm::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
-            (AnswerForm::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
-            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
-            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
+        for (format, good, bad) in [
+            (ResponseFormat::JsonObject, r#"{"z":[1]}"#, "[1]"),
+            (ResponseFormat::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (ResponseFormat::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
+            (ResponseFormat::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
+            (ResponseFormat::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
+            (ResponseFormat::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
+            (ResponseFormat::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
         ] {
             let answers: [(&str, &[&str], &str); 4] = [
                 ("", &[], ""),
@@ -517,12 +519,12 @@ mod tests {
                 ),
             ];
             for (source, control, before) in answers {
-                assert!(allows(source, control, &form, &format!("{before}{good}")), "{before}{good} as {form:?}");
-                assert!(!allows(source, control, &form, &format!("{before}{bad}")), "{before}{bad} as {form:?}");
+                assert!(allows(source, control, &format, &format!("{before}{good}")), "{before}{good} as {format:?}");
+                assert!(!allows(source, control, &format, &format!("{before}{bad}")), "{before}{bad} as {format:?}");
             }
             let tokenizer = vocabulary(&[]);
-            let raw = GrammarCompiler::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
-            assert!(accepts(raw.clone(), &tokenizer, good) && !accepts(raw, &tokenizer, bad), "{form:?}");
+            let raw = GrammarCompiler::new(&tokenizer).raw(&format, &mut Vec::new()).unwrap();
+            assert!(accepts(raw.clone(), &tokenizer, good) && !accepts(raw, &tokenizer, bad), "{format:?}");
         }
     }
 
@@ -531,18 +533,18 @@ mod tests {
         let grammars = GrammarCompiler::new(&vocabulary(&[]));
         let deep = "start: ".to_owned() + &"(".repeat(2000) + "\"a\"" + &")".repeat(2000);
         let chain = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect::<Vec<_>>().concat();
-        for (form, named) in [
-            (AnswerForm::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
-            (AnswerForm::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
-            (AnswerForm::Lark("start: %%".into()), "the grammar: line 1: "),
-            (AnswerForm::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
-            (AnswerForm::Lark("a: \"a\"".into()), "the grammar: "),
-            (AnswerForm::Lark(deep), "the grammar: line 1: "),
-            (AnswerForm::Lark(format!("start: a0\n{chain}")), "the grammar: "),
-            (AnswerForm::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
-            (AnswerForm::Choice(Vec::new()), "the choice: there is nothing to choose from"),
+        for (format, named) in [
+            (ResponseFormat::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
+            (ResponseFormat::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
+            (ResponseFormat::Lark("start: %%".into()), "the grammar: line 1: "),
+            (ResponseFormat::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
+            (ResponseFormat::Lark("a: \"a\"".into()), "the grammar: "),
+            (ResponseFormat::Lark(deep), "the grammar: line 1: "),
+            (ResponseFormat::Lark(format!("start: a0\n{chain}")), "the grammar: "),
+            (ResponseFormat::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
+            (ResponseFormat::Choice(Vec::new()), "the choice: there is nothing to choose from"),
         ] {
-            let error = grammars.raw(&form, &mut Vec::new()).err().map_or_else(String::new, |why| why.to_string());
+            let error = grammars.raw(&format, &mut Vec::new()).err().map_or_else(String::new, |why| why.to_string());
             assert!(error.starts_with(named), "{error}");
         }
     }

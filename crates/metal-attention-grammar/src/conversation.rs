@@ -9,7 +9,7 @@ use metal_attention_chat::{
     ChatTemplate, RenderRequest, RenderedPrompt, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
-use crate::{AnswerForm, Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions};
+use crate::{Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions, ResponseFormat};
 
 /// A conversation that its chat template has rendered to a prompt.
 pub struct RenderedConversation {
@@ -91,29 +91,29 @@ impl RenderedConversation {
     }
 
     /// Whether the prompt ends within reasoning, which the answer continues.
-    pub fn begins_thoughts(&self) -> bool {
-        self.parser(true).is_thinking()
+    pub fn begins_reasoning(&self) -> bool {
+        self.parser(true).is_reasoning()
     }
 
-    /// A parser for the answer. If `has_form` is set, the answer's text has a required form and is not parsed for tool
-    /// calls.
-    pub fn parser(&self, has_form: bool) -> ToolCallParser {
-        self.template.continued_parser(&self.rendered, if has_form { &[] } else { &self.tools })
+    /// A parser for the answer. If `has_format` is set, the answer's text has a response format and is not parsed for
+    /// tool calls.
+    pub fn parser(&self, has_format: bool) -> ToolCallParser {
+        self.template.continued_parser(&self.rendered, if has_format { &[] } else { &self.tools })
     }
 
-    /// Compiles the grammar of an answer whose text has the form `form`. The JSON pointers of assertions that are not
-    /// enforced are added to `left_out`.
+    /// Compiles the grammar of an answer whose text has the response format `format`. The JSON pointers of assertions
+    /// that are not enforced are added to `left_out`.
     ///
     /// # Errors
     ///
-    /// Returns an error if [`GrammarCompiler::form`] does, or if the prompt ends within the answer's text.
-    pub fn form(
+    /// Returns an error if [`GrammarCompiler::response_format`] does, or if the prompt ends within the answer's text.
+    pub fn response_format(
         &self,
         grammars: &GrammarCompiler,
-        form: &AnswerForm,
+        format: &ResponseFormat,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, ConversationError> {
-        Ok(grammars.form(&self.template, self.prompt_of_grammar()?, form, left_out)?)
+        Ok(grammars.response_format(&self.template, self.prompt_of_grammar()?, format, left_out)?)
     }
 
     /// Compiles the grammar of an answer that calls a tool (with `parallel`: one or more calls). The JSON pointers of
@@ -138,28 +138,28 @@ impl RenderedConversation {
     /// The end of the prompt as [`GrammarCompiler`] expects it. A prompt that ends within reasoning is represented by
     /// the reasoning's start marker alone.
     fn prompt_of_grammar(&self) -> Result<&str, ConversationError> {
-        let thinks = self.begins_thoughts();
         match self.template.reasoning() {
-            Some(markers) if thinks => Ok(markers.start),
+            Some(markers) if self.begins_reasoning() => Ok(markers.start),
             Some(_) | None if self.rendered.answer_start < self.text().len() => Err(ConversationError::Continued),
             Some(_) | None => Ok(self.text()),
         }
     }
 
-    /// A constraint for one answer: `grammar`, which [`form`](Self::form) or [`calls`](Self::calls) compiled, applies
-    /// after the reasoning that the answer may begin with. `has_form` must be as for [`parser`](Self::parser).
-    pub fn constraint(&self, grammar: Grammar, has_form: bool) -> Option<Box<dyn Constraint>> {
-        let has_thought = self.template.reasoning().is_some_and(|markers| markers.ended_in(self.text()));
+    /// A constraint for one answer: `grammar`, which [`response_format`](Self::response_format) or
+    /// [`calls`](Self::calls) compiled, applies after the reasoning that the answer may begin with. `has_format` must
+    /// be as for [`parser`](Self::parser).
+    pub fn constraint(&self, grammar: Grammar, has_format: bool) -> Option<Box<dyn Constraint>> {
+        let has_ended_reasoning = self.template.reasoning().is_some_and(|markers| markers.ended_in(self.text()));
         let guide = Guide::new(
             &self.tokenizer,
             GuideOptions {
                 template: &self.template,
-                parser: self.parser(has_form),
+                parser: self.parser(has_format),
                 grammar: Some(grammar),
                 budget: None,
                 single_call: false,
-                has_tools: !has_form && !self.tools.is_empty(),
-                may_think: self.begins_answer && !has_thought,
+                has_tools: !has_format && !self.tools.is_empty(),
+                may_reason: self.begins_answer && !has_ended_reasoning,
             },
         );
         guide.map(|guide| Box::new(guide) as Box<dyn Constraint>)
@@ -173,7 +173,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tokens_within;
+    use crate::encode_continuation;
 
     fn conversation(messages: &[Message], tools: &[Tool], continued: bool) -> RenderedConversation {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
@@ -184,10 +184,10 @@ mod tests {
     }
 
     /// Whether an answer may be `text`, and is complete then.
-    fn follows(conversation: &RenderedConversation, grammar: &Grammar, has_form: bool, text: &str) -> bool {
+    fn follows(conversation: &RenderedConversation, grammar: &Grammar, has_format: bool, text: &str) -> bool {
         let tokenizer = conversation.tokenizer();
-        let mut constraint = conversation.constraint(grammar.clone(), has_form).unwrap();
-        let may_come = tokens_within(tokenizer, text, true).into_iter().all(|id| {
+        let mut constraint = conversation.constraint(grammar.clone(), has_format).unwrap();
+        let may_come = encode_continuation(tokenizer, text, true).into_iter().all(|id| {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
             constraint.allowed(&mut mask).unwrap();
             mask[id as usize / 32] & (1 << (id % 32)) != 0 && constraint.accept(id).is_ok()
@@ -196,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_their_form_after_thoughts() {
+    fn answers_have_their_form_after_reasoning() {
         let chat = conversation(&[Message::user("Question?")], &[], false);
         let grammars = GrammarCompiler::new(chat.tokenizer());
-        let form = AnswerForm::Choice(vec!["yes".into(), "no".into()]);
-        let grammar = chat.form(&grammars, &form, &mut Vec::new()).unwrap();
+        let format = ResponseFormat::Choice(vec!["yes".into(), "no".into()]);
+        let grammar = chat.response_format(&grammars, &format, &mut Vec::new()).unwrap();
         for text in ["yes", "no", "<think>Hm.</think>yes", "<think>\nHm.\n</think>\n\nno"] {
             assert!(follows(&chat, &grammar, true, text), "{text}");
         }
@@ -209,7 +209,10 @@ mod tests {
         }
         assert!(matches!(chat.calls(&grammars, true, &mut Vec::new()), Err(ConversationError::NoTools)));
         let begun = conversation(&[Message::user("Question?"), Message::assistant("y")], &[], true);
-        assert!(matches!(begun.form(&grammars, &form, &mut Vec::new()), Err(ConversationError::Continued)));
+        assert!(matches!(
+            begun.response_format(&grammars, &format, &mut Vec::new()),
+            Err(ConversationError::Continued)
+        ));
     }
 
     #[test]

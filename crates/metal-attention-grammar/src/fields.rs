@@ -1,9 +1,9 @@
-//! Reads the fields of HTTP requests that set the form of an answer, by the names that llama.cpp, OpenAI, vLLM and
+//! Reads the fields of HTTP requests that set the response format, by the names that llama.cpp, OpenAI, vLLM and
 //! `SGLang` use.
 
 use serde_json::{Map, Value};
 
-use crate::AnswerForm;
+use crate::ResponseFormat;
 
 /// A field with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,39 +31,39 @@ const FIELDS: [(&str, FieldReader); 11] = [
 ];
 
 /// Reads the value of a field. The first argument is the field's path, for error messages. `None`: the field sets no
-/// form.
-type FieldReader = fn(&str, &Value) -> Result<Option<AnswerForm>, FieldError>;
+/// format.
+type FieldReader = fn(&str, &Value) -> Result<Option<ResponseFormat>, FieldError>;
 
-impl AnswerForm {
-    /// The form that the fields of a request set, with the name of the field: `grammar`, `json_schema`,
+impl ResponseFormat {
+    /// The response format that the fields of a request set, with the name of the field: `grammar`, `json_schema`,
     /// `response_format`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`,
     /// `structured_outputs`, `regex` and `ebnf`. A field that is null, false or empty sets none. Returns an error for
-    /// an invalid value, and if two fields set different forms.
+    /// an invalid value, and if two fields set different formats.
     pub fn from_fields(fields: &Map<String, Value>) -> Result<Option<(&'static str, Self)>, FieldError> {
         one(FIELDS.into_iter().map(|(name, read)| (name, name.to_owned(), read)), fields)
     }
 }
 
-/// The form that those `readers` set whose field is in `fields`. A reader is the name of a field, the field's path for
-/// messages, and the function that reads it.
+/// The response format that those `readers` set whose field is in `fields`. A reader is the name of a field, the
+/// field's path for messages, and the function that reads it.
 fn one(
     readers: impl Iterator<Item = (&'static str, String, FieldReader)>,
     fields: &Map<String, Value>,
-) -> Result<Option<(&'static str, AnswerForm)>, FieldError> {
-    let mut found: Option<(&'static str, String, AnswerForm)> = None;
+) -> Result<Option<(&'static str, ResponseFormat)>, FieldError> {
+    let mut found: Option<(&'static str, String, ResponseFormat)> = None;
     for (name, path, read) in readers {
         let Some(value) = fields.get(name).filter(|value| !is_empty(value)) else { continue };
-        let Some(form) = read(&path, value)? else { continue };
+        let Some(format) = read(&path, value)? else { continue };
         match &found {
-            Some((_, first, other)) if *other != form => {
+            Some((_, first, other)) if *other != format => {
                 let message = format!("{first} and {path} ask for different things: leave one of them out");
                 return Err(FieldError { param: path, message });
             }
             Some(_) => {}
-            None => found = Some((name, path, form)),
+            None => found = Some((name, path, format)),
         }
     }
-    Ok(found.map(|(name, _, form)| (name, form)))
+    Ok(found.map(|(name, _, format)| (name, format)))
 }
 
 /// Whether a value counts as not given.
@@ -86,37 +86,37 @@ fn text<'a>(param: &str, value: &'a Value) -> Result<&'a str, FieldError> {
     value.as_str().map_or_else(|| error(param, "must be a string"), Ok)
 }
 
-fn grammar(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
-    Ok(Some(AnswerForm::grammar(text(param, value)?.to_owned())))
+fn grammar(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
+    Ok(Some(ResponseFormat::grammar(text(param, value)?.to_owned())))
 }
 
-fn regex(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
-    Ok(Some(AnswerForm::Regex(text(param, value)?.to_owned())))
+fn regex(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
+    Ok(Some(ResponseFormat::Regex(text(param, value)?.to_owned())))
 }
 
-fn choice(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+fn choice(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
     let strings = value.as_array().and_then(|list| list.iter().map(|item| Some(item.as_str()?.to_owned())).collect());
     match strings {
-        Some(strings) => Ok(Some(AnswerForm::Choice(strings))),
+        Some(strings) => Ok(Some(ResponseFormat::Choice(strings))),
         None => error(param, "must be a list of strings"),
     }
 }
 
-fn json_object(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+fn json_object(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
     match value {
-        Value::Bool(true) => Ok(Some(AnswerForm::JsonObject)),
+        Value::Bool(true) => Ok(Some(ResponseFormat::JsonObject)),
         Value::Null | Value::Bool(false) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
             error(param, "must be true or false")
         }
     }
 }
 
-fn schema(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+fn schema(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
     strict_schema(param, value, None)
 }
 
 /// Reads a JSON schema, given as an object or as its text.
-fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<AnswerForm>, FieldError> {
+fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<ResponseFormat>, FieldError> {
     let schema = match value {
         Value::Object(_) | Value::Bool(true) => value.clone(),
         Value::String(text) => match serde_json::from_str(text) {
@@ -128,10 +128,10 @@ fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Opt
             return error(param, "must be a JSON schema: an object");
         }
     };
-    Ok(Some(AnswerForm::JsonSchema { schema, strict }))
+    Ok(Some(ResponseFormat::JsonSchema { schema, strict }))
 }
 
-fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+fn response_format(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
     let Some(format) = value.as_object() else { return error(param, "must be an object") };
     let kind = match format.get("type") {
         Some(Value::String(kind)) => kind.as_str(),
@@ -146,7 +146,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, Fie
         "text" => Ok(None),
         "json_object" | "json" => match field("schema") {
             Some(value) => schema(&format!("{param}.schema"), value),
-            None => Ok(Some(AnswerForm::JsonObject)),
+            None => Ok(Some(ResponseFormat::JsonObject)),
         },
         "json_schema" => {
             let strict = |holder: &Map<String, Value>| holder.get("strict").and_then(Value::as_bool);
@@ -158,7 +158,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, Fie
             let Some(holder) = value.as_object() else { return error(&path, "must be an object") };
             match holder.get("schema").filter(|value| !value.is_null()) {
                 Some(value) => strict_schema(&format!("{path}.schema"), value, strict(holder)),
-                None => Ok(Some(AnswerForm::JsonObject)),
+                None => Ok(Some(ResponseFormat::JsonObject)),
             }
         }
         "grammar" | "lark" | "gbnf" | "ebnf" => {
@@ -179,7 +179,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, Fie
 }
 
 /// Reads vLLM's `structured_outputs`, which replaces its `guided_*` fields.
-fn structured_outputs(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
+fn structured_outputs(param: &str, value: &Value) -> Result<Option<ResponseFormat>, FieldError> {
     const PARTS: [(&str, FieldReader); 5] =
         [("json", schema), ("regex", regex), ("choice", choice), ("grammar", grammar), ("json_object", json_object)];
     /// Options of vLLM's grammar backends, which are accepted and ignored. They choose a backend or limit white space,
@@ -197,7 +197,7 @@ fn structured_outputs(param: &str, value: &Value) -> Result<Option<AnswerForm>, 
         }
     }
     let readers = PARTS.into_iter().map(|(name, read)| (name, format!("{param}.{name}"), read));
-    Ok(one(readers, parts)?.map(|(_, form)| form))
+    Ok(one(readers, parts)?.map(|(_, format)| format))
 }
 
 #[cfg(test)]
@@ -206,22 +206,22 @@ mod tests {
 
     use super::*;
 
-    fn read(fields: &Value) -> Result<Option<(&'static str, AnswerForm)>, FieldError> {
-        AnswerForm::from_fields(fields.as_object().unwrap())
+    fn read(fields: &Value) -> Result<Option<(&'static str, ResponseFormat)>, FieldError> {
+        ResponseFormat::from_fields(fields.as_object().unwrap())
     }
 
     #[test]
     fn each_field_is_read() {
         let object = json!({"type": "object"});
-        let schema = |strict| AnswerForm::JsonSchema { schema: object.clone(), strict };
+        let schema = |strict| ResponseFormat::JsonSchema { schema: object.clone(), strict };
         let gbnf = "root ::= \"a\"";
         let lark = "start: \"a\"";
-        let choice = AnswerForm::Choice(vec!["a".into(), "b".into()]);
+        let choice = ResponseFormat::Choice(vec!["a".into(), "b".into()]);
         for (fields, expected) in [
-            (json!({"grammar": gbnf}), ("grammar", AnswerForm::Gbnf(gbnf.into()))),
-            (json!({"grammar": lark}), ("grammar", AnswerForm::Lark(lark.into()))),
+            (json!({"grammar": gbnf}), ("grammar", ResponseFormat::Gbnf(gbnf.into()))),
+            (json!({"grammar": lark}), ("grammar", ResponseFormat::Lark(lark.into()))),
             (json!({"json_schema": object}), ("json_schema", schema(None))),
-            (json!({"response_format": {"type": "json_object"}}), ("response_format", AnswerForm::JsonObject)),
+            (json!({"response_format": {"type": "json_object"}}), ("response_format", ResponseFormat::JsonObject)),
             (json!({"response_format": {"type": "json_object", "schema": object}}), ("response_format", schema(None))),
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"schema": object, "strict": true}}}),
@@ -229,33 +229,33 @@ mod tests {
             ),
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
-                ("response_format", AnswerForm::JsonObject),
+                ("response_format", ResponseFormat::JsonObject),
             ),
             (json!({"response_format": {"type": "json_schema", "schema": object}}), ("response_format", schema(None))),
             (
                 json!({"response_format": {"type": "grammar", "grammar": gbnf}}),
-                ("response_format", AnswerForm::Gbnf(gbnf.into())),
+                ("response_format", ResponseFormat::Gbnf(gbnf.into())),
             ),
             (
                 json!({"response_format": {"type": "regex", "pattern": "a+"}}),
-                ("response_format", AnswerForm::Regex("a+".into())),
+                ("response_format", ResponseFormat::Regex("a+".into())),
             ),
             (json!({"guided_json": object}), ("guided_json", schema(None))),
             (json!({"guided_json": "{\"type\":\"object\"}"}), ("guided_json", schema(None))),
-            (json!({"guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
+            (json!({"guided_regex": "a+"}), ("guided_regex", ResponseFormat::Regex("a+".into()))),
             (json!({"guided_choice": ["a", "b"]}), ("guided_choice", choice.clone())),
-            (json!({"guided_grammar": gbnf}), ("guided_grammar", AnswerForm::Gbnf(gbnf.into()))),
-            (json!({"guided_json_object": true}), ("guided_json_object", AnswerForm::JsonObject)),
+            (json!({"guided_grammar": gbnf}), ("guided_grammar", ResponseFormat::Gbnf(gbnf.into()))),
+            (json!({"guided_json_object": true}), ("guided_json_object", ResponseFormat::JsonObject)),
             (
                 json!({"structured_outputs": {"choice": ["a", "b"], "json": null, "disable_fallback": true}}),
                 ("structured_outputs", choice),
             ),
             (json!({"structured_outputs": {"json": object}}), ("structured_outputs", schema(None))),
-            (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", AnswerForm::JsonObject)),
-            (json!({"regex": "a+", "ebnf": ""}), ("regex", AnswerForm::Regex("a+".into()))),
-            (json!({"ebnf": gbnf, "regex": null}), ("ebnf", AnswerForm::Gbnf(gbnf.into()))),
-            // Two equal forms do not contradict each other.
-            (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
+            (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", ResponseFormat::JsonObject)),
+            (json!({"regex": "a+", "ebnf": ""}), ("regex", ResponseFormat::Regex("a+".into()))),
+            (json!({"ebnf": gbnf, "regex": null}), ("ebnf", ResponseFormat::Gbnf(gbnf.into()))),
+            // Two equal formats do not contradict each other.
+            (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", ResponseFormat::Regex("a+".into()))),
         ] {
             assert_eq!(read(&fields), Ok(Some(expected)), "{fields}");
         }

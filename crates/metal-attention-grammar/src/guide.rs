@@ -32,7 +32,7 @@ pub struct GuideOptions<'a> {
     /// Whether the answer may call tools.
     pub has_tools: bool,
     /// Whether the answer may begin with reasoning although the prompt does not begin any.
-    pub may_think: bool,
+    pub may_reason: bool,
 }
 
 /// The constraint of one answer. It masks the tokens that may come next.
@@ -42,7 +42,7 @@ pub struct Guide {
     /// The bytes of an incomplete UTF-8 character.
     undecoded: Vec<u8>,
     grammar: Option<Grammar>,
-    phase: ThinkingPhase,
+    phase: ReasoningPhase,
     /// The number of reasoning tokens that are left; `None`: no limit.
     budget: Option<usize>,
     /// The text that is forced to end reasoning: the first time, and later times.
@@ -57,7 +57,7 @@ pub struct Guide {
 }
 
 /// The state of the reasoning before the text that the grammar describes. `grammar` applies to the text only.
-enum ThinkingPhase {
+enum ReasoningPhase {
     /// Reasoning may begin: the next tokens may be its start marker, of which `written` has been generated.
     Possible {
         start: &'static str,
@@ -70,7 +70,7 @@ enum ThinkingPhase {
         mask: Vec<u32>,
     },
     /// Reasoning is being generated. `fresh` is the grammar in its initial state.
-    Thinking { fresh: Grammar },
+    Reasoning { fresh: Grammar },
     /// Reasoning has ended. `n_left` line-break tokens may come before the text; `mask` is the grammar's mask for the
     /// next token.
     Blank { n_left: usize, mask: Vec<u32> },
@@ -81,15 +81,15 @@ enum ThinkingPhase {
 impl Guide {
     /// Builds the constraint; `None` if `options` restrict nothing.
     pub fn new(tokenizer: &Arc<Tokenizer>, options: GuideOptions<'_>) -> Option<Self> {
-        let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_think } = options;
+        let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_reason } = options;
         if grammar.is_none() && budget.is_none() && !single_call {
             return None;
         }
         let harmony = template.tool_format() == ToolFormat::Harmony;
         let markers = template.reasoning();
         let phase = match (markers, &grammar) {
-            (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => {
-                ThinkingPhase::Possible {
+            (Some(markers), Some(grammar)) if may_reason && budget != Some(0) && !parser.is_reasoning() => {
+                ReasoningPhase::Possible {
                     start: markers.start,
                     written: Vec::new(),
                     is_text: true,
@@ -97,7 +97,7 @@ impl Guide {
                     mask: Vec::new(),
                 }
             }
-            (Some(_) | None, _) => ThinkingPhase::Closed,
+            (Some(_) | None, _) => ReasoningPhase::Closed,
         };
         let ends = match (harmony, has_tools || grammar.is_some()) {
             (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { HARMONY_ANSWER }],
@@ -121,21 +121,21 @@ impl Guide {
             single_call,
             called: false,
         };
-        if harmony && budget == Some(0) && !has_tools && guide.grammar.is_none() && may_think {
+        if harmony && budget == Some(0) && !has_tools && guide.grammar.is_none() && may_reason {
             guide.force(HARMONY_ANSWER);
         }
-        guide.end_thoughts();
+        guide.end_reasoning();
         Some(guide)
     }
 
     /// Forces the tokens of `text` to come next.
     fn force(&mut self, text: &str) {
-        self.forced.extend(tokens_within(&self.tokenizer, text, true));
+        self.forced.extend(encode_continuation(&self.tokenizer, text, true));
     }
 
     /// Forces the end of reasoning if its budget is used up.
-    fn end_thoughts(&mut self) {
-        if self.budget == Some(0) && self.forced.is_empty() && self.parser.is_thinking() {
+    fn end_reasoning(&mut self) {
+        if self.budget == Some(0) && self.forced.is_empty() && self.parser.is_reasoning() {
             let end = self.ends[self.n_ended.min(1)].clone();
             self.n_ended += 1;
             self.force(&end);
@@ -170,9 +170,10 @@ impl Guide {
     }
 }
 
-/// The tokens of `text` as they occur within a longer text. Some vocabularies put a blank before a text that is
-/// encoded on its own; then `text` is covered greedily by the longest tokens.
-pub fn tokens_within(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Vec<u32> {
+/// The token ids of `text` as the continuation of another text. Some vocabularies put a blank before a text that is
+/// encoded on its own; then `text` is covered greedily by the longest tokens. `parse_special`: control tokens that
+/// `text` spells are encoded as such.
+pub fn encode_continuation(tokenizer: &Tokenizer, text: &str, parse_special: bool) -> Vec<u32> {
     let whole = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });
     let spelled: Vec<u8> = whole.iter().flat_map(|&id| spelling(tokenizer, id)).copied().collect();
     if spelled == text.as_bytes() {
@@ -228,11 +229,11 @@ impl Constraint for Guide {
         }
         let n_vocab = self.tokenizer.n_vocab();
         match &mut self.phase {
-            ThinkingPhase::Closed => match &mut self.grammar {
+            ReasoningPhase::Closed => match &mut self.grammar {
                 Some(grammar) => grammar.allowed(mask)?,
                 None => set_all(mask, n_vocab),
             },
-            ThinkingPhase::Blank { n_left, mask: of_grammar } => {
+            ReasoningPhase::Blank { n_left, mask: of_grammar } => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.allowed(mask)?;
                 }
@@ -242,7 +243,7 @@ impl Constraint for Guide {
                     self.blanks.iter().for_each(|&id| set(mask, id));
                 }
             }
-            ThinkingPhase::Thinking { .. } => {
+            ReasoningPhase::Reasoning { .. } => {
                 set_all(mask, n_vocab);
                 for &id in self.tokenizer.end_of_generation() {
                     if let Some(word) = mask.get_mut(id as usize / 32) {
@@ -250,14 +251,14 @@ impl Constraint for Guide {
                     }
                 }
             }
-            ThinkingPhase::Possible { start, written, is_text, mask: of_grammar, .. } => {
+            ReasoningPhase::Possible { start, written, is_text, mask: of_grammar, .. } => {
                 if let Some(grammar) = self.grammar.as_mut().filter(|_| *is_text) {
                     grammar.allowed(mask)?;
                 }
                 of_grammar.clear();
                 of_grammar.extend_from_slice(mask);
                 let rest = start.get(written.len()..).unwrap_or_default();
-                if let Some(&id) = tokens_within(&self.tokenizer, rest, true).first() {
+                if let Some(&id) = encode_continuation(&self.tokenizer, rest, true).first() {
                     set(mask, id);
                 }
             }
@@ -266,50 +267,50 @@ impl Constraint for Guide {
     }
 
     fn accept(&mut self, id: u32) -> Result<(), String> {
-        let was_thinking = self.parser.is_thinking();
+        let was_reasoning = self.parser.is_reasoning();
         let was_forced = self.forced.front() == Some(&id);
         if was_forced {
             self.forced.pop_front();
         }
         self.read(id);
-        let phase = std::mem::replace(&mut self.phase, ThinkingPhase::Closed);
+        let phase = std::mem::replace(&mut self.phase, ReasoningPhase::Closed);
         match phase {
-            ThinkingPhase::Closed => {
+            ReasoningPhase::Closed => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.accept(id)?;
                 }
             }
-            ThinkingPhase::Thinking { fresh } => {
-                if self.parser.is_thinking() {
-                    self.phase = ThinkingPhase::Thinking { fresh };
+            ReasoningPhase::Reasoning { fresh } => {
+                if self.parser.is_reasoning() {
+                    self.phase = ReasoningPhase::Reasoning { fresh };
                 } else {
                     self.grammar = Some(fresh);
-                    self.phase = ThinkingPhase::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
+                    self.phase = ReasoningPhase::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
                 }
             }
-            ThinkingPhase::Blank { n_left, mask } => match &mut self.grammar {
+            ReasoningPhase::Blank { n_left, mask } => match &mut self.grammar {
                 Some(grammar) if has(&mask, id) => grammar.accept(id)?,
-                Some(_) | None => self.phase = ThinkingPhase::Blank { n_left: n_left.saturating_sub(1), mask },
+                Some(_) | None => self.phase = ReasoningPhase::Blank { n_left: n_left.saturating_sub(1), mask },
             },
-            ThinkingPhase::Possible { start, mut written, is_text, fresh, mask } => {
+            ReasoningPhase::Possible { start, mut written, is_text, fresh, mask } => {
                 written.extend_from_slice(spelling(&self.tokenizer, id));
                 let follows = is_text && has(&mask, id);
                 if start.as_bytes() == written {
-                    self.phase = ThinkingPhase::Thinking { fresh };
+                    self.phase = ReasoningPhase::Reasoning { fresh };
                 } else {
                     if let Some(grammar) = self.grammar.as_mut().filter(|_| follows) {
                         grammar.accept(id)?;
                     }
                     if start.as_bytes().starts_with(&written) {
-                        self.phase = ThinkingPhase::Possible { start, written, is_text: follows, fresh, mask };
+                        self.phase = ReasoningPhase::Possible { start, written, is_text: follows, fresh, mask };
                     }
                 }
             }
         }
-        if was_thinking && self.parser.is_thinking() && !was_forced {
+        if was_reasoning && self.parser.is_reasoning() && !was_forced {
             self.budget = self.budget.map(|budget| budget.saturating_sub(1));
         }
-        self.end_thoughts();
+        self.end_reasoning();
         Ok(())
     }
 
@@ -317,7 +318,7 @@ impl Constraint for Guide {
         if self.single_call && self.called {
             return true;
         }
-        matches!(self.phase, ThinkingPhase::Closed)
+        matches!(self.phase, ReasoningPhase::Closed)
             && self.forced.is_empty()
             && self.grammar.as_ref().is_some_and(Constraint::is_complete)
     }
@@ -371,7 +372,7 @@ mod tests {
             budget: None,
             single_call: false,
             has_tools: false,
-            may_think: true,
+            may_reason: true,
         };
         change(&grammars, &mut options);
         answer(&tokenizer, Guide::new(&tokenizer, options).unwrap(), preferred)
@@ -394,7 +395,7 @@ mod tests {
     fn reasoning_may_precede_json() {
         let json = |name: &str, preferred: &str, budget: Option<usize>| {
             generated(name, preferred, |grammars, options| {
-                let prompt = if options.parser.is_thinking() { "<think>" } else { "" };
+                let prompt = if options.parser.is_reasoning() { "<think>" } else { "" };
                 options.grammar = Some(grammars.json_object(options.template, prompt).unwrap());
                 options.budget = budget;
             })

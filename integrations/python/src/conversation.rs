@@ -81,7 +81,7 @@ impl PyConversation {
     /// Whether the prompt ends within thoughts, which the answer continues.
     #[getter]
     fn begins_thoughts(&self) -> bool {
-        self.0.begins_thoughts()
+        self.0.begins_reasoning()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Grammars: forms that constrain the generated text.
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{AnswerForm, Grammar, GrammarCompiler, RenderedConversation};
+use metal_attention_grammar::{ResponseFormat, Grammar, GrammarCompiler, RenderedConversation};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
@@ -26,12 +26,12 @@ impl PyGrammar {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
             serde_json::from_str(fields).map_err(|error| refused(format!("structured_outputs: {error}")))?;
-        let Some((field, form)) = AnswerForm::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
+        let Some((field, form)) = ResponseFormat::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
             return Ok(None);
         };
         let mut left_out = Vec::new();
         let grammar = match conversation {
-            Some(chat) => chat.form(grammars, &form, &mut left_out),
+            Some(chat) => chat.response_format(grammars, &form, &mut left_out),
             None => grammars.raw(&form, &mut left_out).map_err(Into::into),
         };
         let grammar = grammar.map_err(|why| refused(format!("{field} {why}")))?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use metal_attention_chat::Thinking;
+use metal_attention_chat::ReasoningSetting;
 
 /// The text of `/help`.
 pub const HELP: &str = "\
@@ -60,7 +60,7 @@ pub enum ChatCommand {
     /// `/set`: show all sampling options (`None`) or set one to a value.
     Set(Option<(String, String)>),
     /// `/set think`: choose whether the model thinks.
-    Think(Thinking),
+    Think(ReasoningSetting),
     /// `/show`: show the model and its settings.
     Show,
     /// `/stats`: show speed and memory.
@@ -94,8 +94,8 @@ pub fn parse(text: &str) -> Result<ChatCommand, String> {
                 let how = how.trim();
                 ChatCommand::Think(how.parse().map_err(|error| format!("/set think {how}: {error}"))?)
             }
-            None if rest == "think" => ChatCommand::Think(Thinking::On),
-            None if rest == "nothink" => ChatCommand::Think(Thinking::OFF),
+            None if rest == "think" => ChatCommand::Think(ReasoningSetting::On),
+            None if rest == "nothink" => ChatCommand::Think(ReasoningSetting::OFF),
             Some((option, value)) => ChatCommand::Set(Some((option.to_owned(), value.trim().to_owned()))),
             None if rest.is_empty() => ChatCommand::Set(None),
             None => return Err(format!("/set {rest} needs a value, as in /set temp 0.7")),
@@ -132,9 +132,9 @@ mod tests {
             ("/load x", ChatCommand::Load("x".into())),
             ("/set", ChatCommand::Set(None)),
             ("/set temp  0.5", ChatCommand::Set(Some(("temp".into(), "0.5".into())))),
-            ("/set think", ChatCommand::Think(Thinking::On)),
-            ("/set think  high", ChatCommand::Think(Thinking::Effort(ReasoningEffort::High))),
-            ("/set nothink", ChatCommand::Think(Thinking::OFF)),
+            ("/set think", ChatCommand::Think(ReasoningSetting::On)),
+            ("/set think  high", ChatCommand::Think(ReasoningSetting::Effort(ReasoningEffort::High))),
+            ("/set nothink", ChatCommand::Think(ReasoningSetting::OFF)),
             ("/exit", ChatCommand::Exit),
             ("/bye", ChatCommand::Exit),
             ("/?", ChatCommand::Help),

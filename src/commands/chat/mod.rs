@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use metal_attention::Generator;
 use metal_attention::scheduler::SchedulerOptions;
-use metal_attention_chat::{ChatTemplate, Message, Role, Thinking};
+use metal_attention_chat::{ChatTemplate, Message, ReasoningSetting, Role};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -93,7 +93,7 @@ pub struct Args {
 
     /// Whether the model thinks before it answers, or how hard: true, false, low, medium or high
     #[arg(long, value_name = "HOW")]
-    thinking: Option<Thinking>,
+    thinking: Option<ReasoningSetting>,
 
     /// Most tokens of an answer; -1: until the model ends it or the context is full
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
@@ -130,7 +130,7 @@ pub struct ChatSetup<'a> {
     /// The file with a chat template that replaces the model's.
     pub chat_template: Option<&'a Path>,
     /// Whether the model thinks. `None`: the default of its template.
-    pub thinking: Option<Thinking>,
+    pub thinking: Option<ReasoningSetting>,
     /// The largest number of tokens of an answer; below 0: no limit.
     pub n_predict: i64,
     /// Strings that end an answer.

@@ -10,10 +10,10 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextBudget, Message, RenderRequest, RenderedPrompt, Thinking, Tool, ToolCall,
+    AnswerEvent, ChatTemplate, ContextBudget, Message, ReasoningSetting, RenderRequest, RenderedPrompt, Tool, ToolCall,
     fit_context,
 };
-use metal_attention_grammar::{AnswerForm, GrammarCompiler};
+use metal_attention_grammar::{GrammarCompiler, ResponseFormat};
 
 use super::history::ChatHistory;
 use super::note;
@@ -32,9 +32,9 @@ pub struct SessionOptions {
     /// Strings that end an answer.
     pub stop: Vec<String>,
     /// Whether the model thinks. `None`: the default of its template.
-    pub thinking: Option<Thinking>,
+    pub thinking: Option<ReasoningSetting>,
     /// The form of each answer.
-    pub form: Option<AnswerForm>,
+    pub form: Option<ResponseFormat>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
     /// Whether stdout is a terminal; then thoughts are shown, too.
@@ -104,15 +104,15 @@ impl ChatSession {
     }
 
     /// Whether the model thinks. `None`: the default of its template.
-    pub fn thinking(&self) -> Option<Thinking> {
+    pub fn thinking(&self) -> Option<ReasoningSetting> {
         self.options.thinking
     }
 
     /// Sets whether the model thinks from the next answer on. Returns false if its template has no such setting.
-    pub fn set_thinking(&mut self, thinking: Thinking) -> bool {
+    pub fn set_thinking(&mut self, thinking: ReasoningSetting) -> bool {
         self.options.thinking = Some(thinking);
-        let is_off = thinking == Thinking::OFF;
-        self.template.set_thinking(thinking, &mut serde_json::Map::new()) || (is_off && self.template.thinks())
+        let is_off = thinking == ReasoningSetting::OFF;
+        self.template.set_reasoning(thinking, &mut serde_json::Map::new()) || (is_off && self.template.can_reason())
     }
 
     /// Changes the seed, because the same seed would give the same answer again: a given seed by 1, a random one anew.
@@ -163,7 +163,7 @@ impl ChatSession {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
             let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
-            let rendered = self.template.render_thinking(&request, self.options.thinking);
+            let rendered = self.template.render_with_reasoning(&request, self.options.thinking);
             let rendered = rendered.map_err(|e| CliError::Usage(e.to_string()))?;
             let ids = rendered.prompt.encode(&self.tokenizer);
             let n_tokens = ids.len();

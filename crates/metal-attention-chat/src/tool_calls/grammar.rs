@@ -14,13 +14,13 @@ impl ToolFormat {
     /// `parallel` one or more calls. Arguments in JSON follow the tools' JSON schemas; in other notations they follow
     /// the types and enumerations in the schemas.
     ///
-    /// `thinking`: the markers of the reasoning within which the answer begins. With a `tokenizer`, marks that are
+    /// `reasoning`: the markers of the reasoning within which the answer begins. With a `tokenizer`, marks that are
     /// control tokens are required as tokens.
     pub fn grammar(
         self,
         tools: &[Tool],
         parallel: bool,
-        thinking: Option<ReasoningMarkers>,
+        reasoning: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> String {
         let marks = MarkEncoder { tokenizer };
@@ -57,7 +57,7 @@ impl ToolFormat {
             Self::Harmony => "analysis? call".into(),
             Self::Glm4 => "call".into(),
         };
-        let mut rules = self.beginning(&calls, thinking, &marks);
+        let mut rules = self.beginning(&calls, reasoning, &marks);
         let names = (0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
         let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
         rules.push(match self {
@@ -111,11 +111,11 @@ impl ToolFormat {
     pub fn text_grammar(
         self,
         text: &str,
-        thinking: Option<ReasoningMarkers>,
+        reasoning: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> Option<String> {
         let marks = MarkEncoder { tokenizer };
-        let answer = match (self, thinking) {
+        let answer = match (self, reasoning) {
             (Self::Harmony, _) => {
                 format!("analysis? {} \"final\" {} text", marks.mark("<|channel|>"), marks.mark("<|message|>"))
             }
@@ -123,23 +123,23 @@ impl ToolFormat {
             (_, None) => return None,
         };
         let mut rules = vec![format!("text: {text}")];
-        rules.append(&mut self.beginning(&answer, thinking, &marks));
+        rules.append(&mut self.beginning(&answer, reasoning, &marks));
         Some(rules.join("\n") + "\n")
     }
 
     /// The first rules: reasoning, if there is any, and then `rest`.
-    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &MarkEncoder<'_>) -> Vec<String> {
-        let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
-        let mut rules = vec![format!("start: {thoughts}{rest}")];
-        if let Some(markers) = thinking {
-            rules.push(marks.text_up_to("thoughts", markers.end));
+    fn beginning(self, rest: &str, reasoning: Option<ReasoningMarkers>, marks: &MarkEncoder<'_>) -> Vec<String> {
+        let before = if reasoning.is_some() { "reasoning SPACE " } else { "" };
+        let mut rules = vec![format!("start: {before}{rest}")];
+        if let Some(markers) = reasoning {
+            rules.push(marks.text_up_to("reasoning", markers.end));
             rules.push("SPACE: /[ \\n]{0,4}/".into());
         }
         if self == Self::Harmony {
             let (channel, message) = (marks.mark("<|channel|>"), marks.mark("<|message|>"));
             let next = marks.mark("<|start|>");
-            rules.push(format!("analysis: {channel} \"analysis\" {message} thought {next} \"assistant\""));
-            rules.push(marks.text_up_to("thought", "<|end|>"));
+            rules.push(format!("analysis: {channel} \"analysis\" {message} analysis_text {next} \"assistant\""));
+            rules.push(marks.text_up_to("analysis_text", "<|end|>"));
         }
         rules
     }

@@ -11,7 +11,7 @@
 mod call;
 mod call_derived;
 mod call_gemma;
-mod call_in_thoughts;
+mod call_in_reasoning;
 mod call_json;
 mod call_python;
 mod call_tags;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use metal_attention_tokenizer::Tokenizer;
 
 use super::call::CallReader;
-use super::call_in_thoughts::CallInThoughts;
+use super::call_in_reasoning::CallInReasoning;
 use super::call_json::CallJson;
 use super::harmony::{self, Channel, HeaderMatch};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
@@ -71,7 +71,7 @@ pub struct ToolCallParser {
 
 #[derive(Debug, Default)]
 struct SeenParts {
-    thoughts: bool,
+    reasoning: bool,
     text: bool,
     /// Text for the user, in this message or in an earlier one.
     content: bool,
@@ -80,9 +80,9 @@ struct SeenParts {
 #[derive(Debug)]
 enum ParserState {
     /// Within reasoning. `begun`: some of its text was read.
-    Thinking { begun: bool },
+    Reasoning { begun: bool },
     /// Within reasoning, after an opening.
-    CallInThoughts(CallInThoughts),
+    CallInReasoning(CallInReasoning),
     /// Before the first non-blank character of the text. `drop_space`: leading white space is dropped.
     Start { drop_space: bool },
     /// In the text for the user.
@@ -100,8 +100,8 @@ enum ParserState {
     AfterCall,
     /// Before the header of a message (gpt-oss).
     Header,
-    /// In a message (gpt-oss). `thoughts`: it is reasoning. `begun`: some of its text was read.
-    Message { thoughts: bool, begun: bool },
+    /// In a message (gpt-oss). `reasoning`: it is reasoning. `begun`: some of its text was read.
+    Message { reasoning: bool, begun: bool },
 }
 
 impl ToolCallParser {
@@ -129,19 +129,21 @@ impl ToolCallParser {
     /// Enables the parsing of reasoning between `markers` at the start of the answer. `begun`: the prompt ended with
     /// the start marker, so that the answer begins within reasoning.
     #[must_use]
-    pub fn thinking(mut self, markers: ReasoningMarkers, begun: bool) -> Self {
+    pub fn with_reasoning(mut self, markers: ReasoningMarkers, begun: bool) -> Self {
         self.reasoning = Some(markers);
         if begun {
-            self.state = ParserState::Thinking { begun: false };
+            self.state = ParserState::Reasoning { begun: false };
         }
         self
     }
 
     /// Whether the answer is within reasoning.
-    pub fn is_thinking(&self) -> bool {
+    pub fn is_reasoning(&self) -> bool {
         matches!(
             self.state,
-            ParserState::Thinking { .. } | ParserState::CallInThoughts(_) | ParserState::Message { thoughts: true, .. }
+            ParserState::Reasoning { .. }
+                | ParserState::CallInReasoning(_)
+                | ParserState::Message { reasoning: true, .. }
         )
     }
 
@@ -158,8 +160,8 @@ impl ToolCallParser {
         let mut events = self.push(text);
         let closes_nothing = match self.state {
             ParserState::Start { .. } | ParserState::Text => !self.in_answer && self.syntax.closings.contains(&marker),
-            ParserState::Thinking { .. }
-            | ParserState::CallInThoughts(_)
+            ParserState::Reasoning { .. }
+            | ParserState::CallInReasoning(_)
             | ParserState::Opened { .. }
             | ParserState::Fence { .. }
             | ParserState::Python { .. }
@@ -205,15 +207,15 @@ impl ToolCallParser {
         while self.step(&mut events, true) {}
         let rest = std::mem::take(&mut self.pending);
         match std::mem::replace(&mut self.state, ParserState::Text) {
-            ParserState::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
+            ParserState::Reasoning { .. } => reasoning(&mut events, rest.trim_end()),
             // It is not known whether the answer would have ended with the calls.
-            ParserState::CallInThoughts(call) if is_cut => thoughts(&mut events, (call.raw + &rest).trim_end()),
-            ParserState::CallInThoughts(call) => match call.finish() {
+            ParserState::CallInReasoning(call) if is_cut => reasoning(&mut events, (call.raw + &rest).trim_end()),
+            ParserState::CallInReasoning(call) => match call.finish() {
                 Ok(calls) => {
                     self.n_calls += calls.iter().filter(|event| matches!(event, AnswerEvent::CallEnd { .. })).count();
                     events.extend(calls);
                 }
-                Err(text) => thoughts(&mut events, (text + &rest).trim_end()),
+                Err(text) => reasoning(&mut events, (text + &rest).trim_end()),
             },
             // Text that remains here is white space, or an incomplete header.
             ParserState::Start { drop_space: true } | ParserState::AfterCall | ParserState::Header => {}
@@ -237,7 +239,7 @@ impl ToolCallParser {
                     events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
                 }
             }
-            ParserState::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
+            ParserState::Message { reasoning, begun } => self.message_text(&mut events, &rest, reasoning, begun),
         }
         events
     }
@@ -245,9 +247,9 @@ impl ToolCallParser {
     /// Processes the pending text by one step. Returns false if more text is needed. `at_end`: no more text follows.
     fn step(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         match &mut self.state {
-            ParserState::Thinking { begun } => {
+            ParserState::Reasoning { begun } => {
                 let begun = *begun;
-                self.thinking_on(events, begun)
+                self.continue_reasoning(events, begun)
             }
             ParserState::Start { drop_space } => {
                 let drop_space = *drop_space;
@@ -255,7 +257,7 @@ impl ToolCallParser {
             }
             ParserState::Text => self.text(events, at_end),
             ParserState::Opened { .. } => self.opened(events, at_end),
-            ParserState::CallInThoughts(_) => self.call_in_thoughts(events),
+            ParserState::CallInReasoning(_) => self.call_in_reasoning(events),
             ParserState::Fence { .. } => self.fence(events, at_end),
             ParserState::Python { raw } => {
                 let blank = leading_blank(&self.pending);
@@ -270,39 +272,39 @@ impl ToolCallParser {
             ParserState::Call { .. } => self.call(events),
             ParserState::AfterCall => self.after_call(events, at_end),
             ParserState::Header => self.header(events),
-            ParserState::Message { thoughts, begun } => {
-                let (thoughts, begun) = (*thoughts, *begun);
-                self.message(events, thoughts, begun)
+            ParserState::Message { reasoning, begun } => {
+                let (reasoning, begun) = (*reasoning, *begun);
+                self.message(events, reasoning, begun)
             }
         }
     }
 
     /// In reasoning: up to its end marker, or to an opening.
-    fn thinking_on(&mut self, events: &mut Vec<AnswerEvent>, mut begun: bool) -> bool {
+    fn continue_reasoning(&mut self, events: &mut Vec<AnswerEvent>, mut begun: bool) -> bool {
         let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
         if !begun {
             self.pending.drain(..leading_blank(&self.pending));
             begun = !self.pending.is_empty();
-            self.state = ParserState::Thinking { begun };
+            self.state = ParserState::Reasoning { begun };
         }
         let openings = self.openings();
         let calls = openings.iter().filter(|opening| **opening != PYTHON_TAG);
         let stops: Vec<&'static str> = [end].into_iter().chain(calls.copied()).collect();
         if let Some((at, stop)) = first_of(&self.pending, &stops) {
             let blank = blank_end(&self.pending[..at]);
-            thoughts(events, &self.pending[..blank]);
+            reasoning(events, &self.pending[..blank]);
             if stop == end {
                 self.pending.drain(..at + end.len());
                 self.state = ParserState::Start { drop_space: true };
             } else {
                 let before = self.pending[blank..at].to_owned();
                 self.pending.drain(..at);
-                self.state = ParserState::CallInThoughts(CallInThoughts::new(self.nested(), before));
+                self.state = ParserState::CallInReasoning(CallInReasoning::new(self.nested(), before));
             }
             return true;
         }
         let safe = self.pending.len() - held_back(&self.pending, &stops);
-        thoughts(events, &take_text(&mut self.pending, safe));
+        reasoning(events, &take_text(&mut self.pending, safe));
         false
     }
 
@@ -322,23 +324,23 @@ impl ToolCallParser {
     }
 
     /// In reasoning after an opening: up to the end marker, or until it is certain that this is not a call.
-    fn call_in_thoughts(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
+    fn call_in_reasoning(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
-        let ParserState::CallInThoughts(call) = &mut self.state else { return false };
+        let ParserState::CallInReasoning(call) = &mut self.state else { return false };
         let found = self.pending.find(end);
         let safe = found.unwrap_or_else(|| self.pending.len() - held_back(&self.pending, &[end]));
         let text: String = self.pending.drain(..safe).collect();
         if let Some(rest) = call.push(&text) {
             // It is not a call.
-            thoughts(events, &std::mem::take(&mut call.raw));
+            reasoning(events, &std::mem::take(&mut call.raw));
             self.pending.insert_str(0, &rest);
         } else if found.is_some() {
             let raw = std::mem::take(&mut call.raw);
-            thoughts(events, &raw[..blank_end(&raw)]);
+            reasoning(events, &raw[..blank_end(&raw)]);
         } else {
             return false;
         }
-        self.state = ParserState::Thinking { begun: true };
+        self.state = ParserState::Reasoning { begun: true };
         true
     }
 
@@ -358,19 +360,19 @@ impl ToolCallParser {
             return false;
         }
         if let Some(markers) = self.reasoning.filter(|_| self.n_calls == 0 && !self.in_answer) {
-            let thoughts = Some(markers.start).filter(|_| !drop_space);
+            let reasoning = Some(markers.start).filter(|_| !drop_space);
             let answer = markers.answer.map(|(start, _)| start);
-            if let Some(start) = [thoughts, answer].into_iter().flatten().find(|start| rest.starts_with(start)) {
+            if let Some(start) = [reasoning, answer].into_iter().flatten().find(|start| rest.starts_with(start)) {
                 self.pending.drain(..blank + start.len());
-                self.in_answer = thoughts != Some(start);
+                self.in_answer = reasoning != Some(start);
                 self.state = if self.in_answer {
                     ParserState::Start { drop_space: true }
                 } else {
-                    ParserState::Thinking { begun: false }
+                    ParserState::Reasoning { begun: false }
                 };
                 return true;
             }
-            if !at_end && [thoughts, answer].into_iter().flatten().any(|start| start.starts_with(rest)) {
+            if !at_end && [reasoning, answer].into_iter().flatten().any(|start| start.starts_with(rest)) {
                 return false;
             }
         }
@@ -428,7 +430,7 @@ impl ToolCallParser {
 
     /// At the header of a message, which gives its kind.
     fn header(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let message = |thoughts| ParserState::Message { thoughts, begun: false };
+        let message = |reasoning| ParserState::Message { reasoning, begun: false };
         match harmony::header(&self.pending, MAX_HEADER) {
             HeaderMatch::Incomplete => return false,
             HeaderMatch::None => {
@@ -453,11 +455,11 @@ impl ToolCallParser {
     }
 
     /// In a message: up to its end.
-    fn message(&mut self, events: &mut Vec<AnswerEvent>, thoughts: bool, begun: bool) -> bool {
+    fn message(&mut self, events: &mut Vec<AnswerEvent>, reasoning: bool, begun: bool) -> bool {
         let stops = harmony::ENDS.iter().chain(&harmony::BEGINNINGS).copied().collect::<Vec<_>>();
         if let Some((at, stop)) = first_of(&self.pending, &stops) {
             let text: String = self.pending.drain(..at).collect();
-            self.message_text(events, &text, thoughts, begun);
+            self.message_text(events, &text, reasoning, begun);
             if harmony::ENDS.contains(&stop) {
                 self.pending.drain(..stop.len());
             }
@@ -466,22 +468,22 @@ impl ToolCallParser {
         }
         let safe = self.pending.len() - held_back(&self.pending, &stops);
         let text: String = self.pending.drain(..safe).collect();
-        self.message_text(events, &text, thoughts, begun);
+        self.message_text(events, &text, reasoning, begun);
         false
     }
 
     /// Returns text of a message. A line break separates it from an earlier message of the same kind.
-    fn message_text(&mut self, events: &mut Vec<AnswerEvent>, text: &str, in_thoughts: bool, begun: bool) {
+    fn message_text(&mut self, events: &mut Vec<AnswerEvent>, text: &str, in_reasoning: bool, begun: bool) {
         if text.is_empty() {
             return;
         }
         if let ParserState::Message { begun, .. } = &mut self.state {
             *begun = true;
         }
-        let seen = if in_thoughts { &mut self.seen.thoughts } else { &mut self.seen.text };
+        let seen = if in_reasoning { &mut self.seen.reasoning } else { &mut self.seen.text };
         let parted = std::mem::replace(seen, true) && !begun;
         let text = if parted { format!("\n{text}") } else { text.to_owned() };
-        if in_thoughts { thoughts(events, &text) } else { content(events, &text) }
+        if in_reasoning { reasoning(events, &text) } else { content(events, &text) }
     }
 }
 
@@ -507,7 +509,7 @@ fn content(events: &mut Vec<AnswerEvent>, text: &str) {
     }
 }
 
-fn thoughts(events: &mut Vec<AnswerEvent>, text: &str) {
+fn reasoning(events: &mut Vec<AnswerEvent>, text: &str) {
     if !text.is_empty() {
         events.push(AnswerEvent::Reasoning(text.to_owned()));
     }

@@ -1,4 +1,4 @@
-//! Parsing of answers into thoughts, text and tool calls. The result must not depend on how the streamed answer is divided
+//! Parsing of answers into reasoning, text and tool calls. The result must not depend on how the streamed answer is divided
 //! into pieces.
 
 use crate::published::PUBLISHED;
@@ -14,7 +14,7 @@ fn tools() -> Vec<Tool> {
     vec![tool("get_weather"), tool("add")]
 }
 
-/// A format, an answer, and the expected thoughts, text, and calls as `name arguments`.
+/// A format, an answer, and the expected reasoning, text, and calls as `name arguments`.
 type Case = (ToolFormat, &'static str, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
 
 const CASES: &[Case] = &[
@@ -137,7 +137,7 @@ const CASES: &[Case] = &[
         Some("```json\n{\"name\": \"Bob\", \"arguments\": {}}\n```\n"),
         &[],
     ),
-    // Calls in thoughts that are never closed.
+    // Calls in reasoning that are never closed.
     (
         ToolFormat::Hermes,
         "<think>I add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>\n",
@@ -188,7 +188,7 @@ const CASES: &[Case] = &[
 
 /// Parses the pieces of an answer. Returns the message and the events.
 fn parse(format: ToolFormat, pieces: &[&str], tools: &[Tool]) -> (Message, Vec<AnswerEvent>) {
-    let mut parser = ToolCallParser::new(format, tools).thinking(ReasoningMarkers::THINK, false);
+    let mut parser = ToolCallParser::new(format, tools).with_reasoning(ReasoningMarkers::THINK, false);
     let mut events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     events.extend(parser.finish());
     (Message::from_events(events.clone()), events)
@@ -237,7 +237,7 @@ fn text_and_arguments_are_streamed_immediately() {
 fn a_call_at_which_the_answer_is_cut_off_is_left_out() {
     const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let read = |format, answer: &str| {
-        let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, false);
+        let mut parser = ToolCallParser::new(format, &tools()).with_reasoning(ReasoningMarkers::THINK, false);
         let mut events = parser.push(answer);
         events.extend(parser.cut_off());
         parts(&Message::from_events(events))
@@ -250,7 +250,7 @@ fn a_call_at_which_the_answer_is_cut_off_is_left_out() {
     assert_eq!(read(hermes, &format!("Hm.\n{open}")), (None, text("Hm."), vec![]));
     assert_eq!(read(hermes, &format!("{CALL}\n{open}")), (None, None, call()));
     assert_eq!(read(ToolFormat::Llama3, "<|python_tag|>add(a=1"), (None, text(""), vec![]));
-    // A held-back beginning of a marker becomes text, and a possible call in unclosed thoughts becomes a thought.
+    // A held-back beginning of a marker becomes text, and a possible call in unclosed reasoning becomes reasoning.
     assert_eq!(read(hermes, "Hm. <tool_"), (None, text("Hm. <tool_"), vec![]));
     assert_eq!(read(hermes, &format!("<think>Hm.\n{CALL}")), (text(&format!("Hm.\n{CALL}")), text(""), vec![]));
 }
@@ -263,8 +263,8 @@ fn without_tools_calls_are_plain_text() {
 }
 
 #[test]
-fn thoughts_may_begin_in_the_prompt() {
-    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).thinking(ReasoningMarkers::THINK, true);
+fn reasoning_may_begin_in_the_prompt() {
+    let mut parser = ToolCallParser::new(ToolFormat::Hermes, &[]).with_reasoning(ReasoningMarkers::THINK, true);
     let mut events = parser.push("\nFirst, ");
     assert_eq!(events, [AnswerEvent::Reasoning("First,".into())]);
     events.extend(parser.push("then.\n</th"));
@@ -280,7 +280,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The thoughts, text, and calls (as `name arguments`) of a message.
+/// The reasoning, text, and calls (as `name arguments`) of a message.
 fn parts(message: &Message) -> (Option<String>, Option<String>, Vec<String>) {
     let call = |c: &metal_attention_chat::ToolCall| format!("{} {}", c.function.name, c.function.arguments);
     (message.reasoning_content.clone(), message.content.clone(), message.tool_calls.iter().map(call).collect())
@@ -457,7 +457,7 @@ const PIECES: &[&str] = &[
     "                                                                                                                ",
 ];
 
-/// The thoughts, text and calls of an answer that arrives in `pieces`.
+/// The reasoning, text and calls of an answer that arrives in `pieces`.
 fn parse_as(
     format: ToolFormat,
     markers: ReasoningMarkers,
@@ -465,7 +465,7 @@ fn parse_as(
     tools: &[Tool],
 ) -> (Option<String>, Option<String>, Vec<String>) {
     let parser = ToolCallParser::new(format, tools);
-    let mut parser = if format == ToolFormat::Harmony { parser } else { parser.thinking(markers, false) };
+    let mut parser = if format == ToolFormat::Harmony { parser } else { parser.with_reasoning(markers, false) };
     let events: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     parts(&Message::from_events(events.into_iter().chain(parser.finish())))
 }
@@ -503,7 +503,7 @@ fn endless_answers_take_time_proportional_to_their_length() {
         ] {
             let mut parser = ToolCallParser::new(format, &tools());
             if format != ToolFormat::Harmony {
-                parser = parser.thinking(ReasoningMarkers::THINK, false);
+                parser = parser.with_reasoning(ReasoningMarkers::THINK, false);
             }
             let begun = std::time::Instant::now();
             parser.push(opening);
@@ -529,7 +529,7 @@ proptest! {
         check(&CASES[case], &pieces);
     }
 
-    /// No text makes the parser panic; the result does not depend on the pieces; without tools and thoughts the text is
+    /// No text makes the parser panic; the result does not depend on the pieces; without tools and reasoning the text is
     /// unchanged.
     #[test]
     fn any_text_is_parsed(

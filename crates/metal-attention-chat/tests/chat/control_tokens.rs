@@ -1,4 +1,4 @@
-//! Parsing of answers as tokens. The markers of thoughts and calls may be control tokens, which decode to no text.
+//! Parsing of answers as tokens. The markers of reasoning and calls may be control tokens, which decode to no text.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn tokenizer(special: &[&str], kind: i32) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_metadata(&metadata, &TokenizerOptions::default()).unwrap())
 }
 
-/// A template, the special tokens of its vocabulary, an answer with the tokens that end it, and the expected thoughts, text
+/// A template, the special tokens of its vocabulary, an answer with the tokens that end it, and the expected reasoning, text
 /// and arguments of a call.
 type Case = (
     &'static str,
@@ -138,12 +138,12 @@ const CASES: &[Case] = &[
         None,
         Some("{\"a\": 1}"),
     ),
-    // The template does not mention thoughts; the vocabulary has their markers.
+    // The template does not mention reasoning; the vocabulary has its markers.
     ("granite-4.0", &["<think>", "</think>"], "<think>Two.</think>Yes.", Some("Two."), Some("Yes."), None),
 ];
 
 #[test]
-fn control_tokens_around_thoughts_and_calls_are_recognised() {
+fn control_tokens_around_reasoning_and_calls_are_recognised() {
     let tool = json!({"type": "function", "function": {"name": "add"}});
     let tools = [Tool::try_from(tool).unwrap()];
     for &(name, special, answer, reasoning, content, call) in CASES {

@@ -35,7 +35,8 @@ fn accepts(lark: &str, text: &str) -> bool {
 
 /// The calls that the parser finds, as `name arguments`.
 fn calls(format: ToolFormat, text: &str) -> Vec<String> {
-    let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, text.contains("</think>"));
+    let mut parser =
+        ToolCallParser::new(format, &tools()).with_reasoning(ReasoningMarkers::THINK, text.contains("</think>"));
     let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
     let message = Message::from_events(events);
     assert_eq!(message.content, None, "{text}");
@@ -78,9 +79,9 @@ fn forced_calls_are_parsed() {
         let several = format.grammar(&tools(), true, None, None);
         assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
         assert_eq!(calls(format, &two), [format!("get_weather {bern}"), "say \"now\" {}".into()]);
-        let thinking = format.grammar(&tools(), false, Some(ReasoningMarkers::THINK), None);
+        let reasoning = format.grammar(&tools(), false, Some(ReasoningMarkers::THINK), None);
         let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
-        assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
+        assert!(accepts(&reasoning, &thought) && !accepts(&reasoning, &one), "{format:?}: {thought}");
         assert_eq!(calls(format, &thought), [format!("get_weather {bern}")]);
         let named = format.grammar(&tools()[1..], false, None, None);
         assert!(!accepts(&named, &one), "{format:?}: {one}");
@@ -211,7 +212,7 @@ fn forced_calls_of_other_formats_are_parsed() {
         let read = |text: &str| {
             let parser = ToolCallParser::new(format, &tools);
             let mut parser = match text.find("</think>") {
-                Some(_) => parser.thinking(ReasoningMarkers::THINK, true),
+                Some(_) => parser.with_reasoning(ReasoningMarkers::THINK, true),
                 None => parser,
             };
             let events: Vec<AnswerEvent> = parser.push(text).into_iter().chain(parser.finish()).collect();
@@ -232,9 +233,9 @@ fn forced_calls_of_other_formats_are_parsed() {
             let several = format.grammar(&tools, true, None, None);
             assert!(accepts(&several, &one) && accepts(&several, &two), "{format:?}: {two}");
             assert_eq!(read(&two), [format!("trip {bern}"), "now {}".into()]);
-            let thinking = format.grammar(&tools, false, Some(ReasoningMarkers::THINK), None);
+            let reasoning = format.grammar(&tools, false, Some(ReasoningMarkers::THINK), None);
             let thought = format!("So {{ and \"}} so.\n</think>\n\n{one}");
-            assert!(accepts(&thinking, &thought) && !accepts(&thinking, &one), "{format:?}: {thought}");
+            assert!(accepts(&reasoning, &thought) && !accepts(&reasoning, &one), "{format:?}: {thought}");
             assert_eq!(read(&thought), [format!("trip {bern}")]);
         }
     }
@@ -268,14 +269,14 @@ fn forced_pythonic_calls_have_python_scalars() {
     }
 }
 
-/// JSON as the text of an answer follows the thoughts, or is in its Harmony channel.
+/// JSON as the text of an answer follows the reasoning, or is in its Harmony channel.
 #[test]
-fn forced_json_follows_thoughts() {
+fn forced_json_follows_reasoning() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let text = format!("%json {schema}");
     assert_eq!(ToolFormat::Hermes.text_grammar(&text, None, None), None);
-    let thinking = ToolFormat::Hermes.text_grammar(&text, Some(ReasoningMarkers::THINK), None).unwrap();
-    assert!(accepts(&thinking, "So {.</think>\n\n{\"a\": 1}") && !accepts(&thinking, "{\"a\": 1}"));
+    let reasoning = ToolFormat::Hermes.text_grammar(&text, Some(ReasoningMarkers::THINK), None).unwrap();
+    assert!(accepts(&reasoning, "So {.</think>\n\n{\"a\": 1}") && !accepts(&reasoning, "{\"a\": 1}"));
     let harmony = ToolFormat::Harmony.text_grammar(&text, None, None).unwrap();
     let answer = "<|channel|>final<|message|>{\"a\": 1}";
     assert!(accepts(&harmony, answer) && !accepts(&harmony, "{\"a\": 1}"));

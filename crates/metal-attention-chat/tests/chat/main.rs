@@ -1,4 +1,4 @@
-//! Tests of the chat crate: rendering conversations to prompts with chat templates, parsing answers into thoughts, text and
+//! Tests of the chat crate: rendering conversations to prompts with chat templates, parsing answers into reasoning, text and
 //! tool calls, and grammars that force calls.
 
 mod answers;

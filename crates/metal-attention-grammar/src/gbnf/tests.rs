@@ -8,7 +8,7 @@ use metal_attention::tokenizer::Tokenizer;
 
 use super::syntax::{Expr, GbnfRule};
 use crate::test_vocabulary::{accepts, vocabulary};
-use crate::{AnswerForm, GrammarCompiler};
+use crate::{GrammarCompiler, ResponseFormat};
 
 /// A vocabulary of the 256 bytes and two control tokens.
 fn bytes() -> Arc<Tokenizer> {
@@ -19,7 +19,7 @@ fn bytes() -> Arc<Tokenizer> {
 #[track_caller]
 fn describes(grammar: &str, good: &[&str], bad: &[&str]) {
     let tokenizer = bytes();
-    let made = GrammarCompiler::new(&tokenizer).raw(&AnswerForm::Gbnf(grammar.into()), &mut Vec::new());
+    let made = GrammarCompiler::new(&tokenizer).raw(&ResponseFormat::Gbnf(grammar.into()), &mut Vec::new());
     let made = made.unwrap_or_else(|error| {
         panic!("{error}\n{grammar}\n{}", super::to_lark(grammar, &tokenizer, 20_000).unwrap_or_default())
     });
@@ -306,7 +306,7 @@ fn mistakes_are_named() {
         ("root ::= \"a\" ;", "line 1: a part of a rule, or the end of the line, is expected where \";\" comes"),
     ] {
         let error =
-            grammars.raw(&AnswerForm::Gbnf(grammar.into()), &mut Vec::new()).err().map(|error| error.to_string());
+            grammars.raw(&ResponseFormat::Gbnf(grammar.into()), &mut Vec::new()).err().map(|error| error.to_string());
         assert_eq!(error, Some(format!("the grammar: {said}")), "{grammar}");
     }
 }
@@ -342,7 +342,7 @@ fn hostile_grammars_are_refused_in_time() {
         ("a ::= b\n".repeat(1 << 14), false),
     ] {
         let start = Instant::now();
-        let made = grammars.raw(&AnswerForm::Gbnf(grammar.clone()), &mut Vec::new());
+        let made = grammars.raw(&ResponseFormat::Gbnf(grammar.clone()), &mut Vec::new());
         let took = start.elapsed();
         let said = made.as_ref().err().map_or_else(String::new, ToString::to_string);
         let shown: String = grammar.chars().take(60).collect();
@@ -413,7 +413,7 @@ fn random_grammars_describe_what_their_rules_say() {
             continue;
         }
         n_made += 1;
-        let made = grammars.raw(&AnswerForm::Gbnf(grammar.clone()), &mut Vec::new()).unwrap();
+        let made = grammars.raw(&ResponseFormat::Gbnf(grammar.clone()), &mut Vec::new()).unwrap();
         for text in &texts {
             let chars: Vec<char> = text.chars().collect();
             let described = ends(&rules[number].body, &rules, &chars, 0).contains(&chars.len());

@@ -13,7 +13,7 @@ use crate::server;
 const PATH: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
-/// A chat template whose prompts end with an open `<think>`, so that the answer begins with thoughts.
+/// A chat template whose prompts end with an open `<think>`, so that the answer begins with reasoning.
 const THINKS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}<think>\n{% if false %}</think>{% endif %}{% endif %}";
 
@@ -188,30 +188,30 @@ fn tools_are_called() {
 }
 
 #[test]
-fn thoughts_are_blocks_with_a_signature() {
+fn reasoning_is_a_block_with_a_signature() {
     let server = with_template(THINKS);
     let with_display = |display: &str| json!({"max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5, "display": display}});
     let whole = ask(&server, &with_display("summarized"));
-    let [thoughts, text] = [&whole["content"][0], &whole["content"][1]];
+    let [reasoning, text] = [&whole["content"][0], &whole["content"][1]];
     assert_eq!(
-        (&thoughts["type"], &text["type"], whole["content"].as_array().unwrap().len()),
+        (&reasoning["type"], &text["type"], whole["content"].as_array().unwrap().len()),
         (&json!("thinking"), &json!("text"), 2)
     );
-    assert!(!thoughts["thinking"].as_str().unwrap().is_empty());
-    assert_eq!(thoughts["signature"], "bWV0YWwtYXR0ZW50aW9uIA==");
+    assert!(!reasoning["thinking"].as_str().unwrap().is_empty());
+    assert_eq!(reasoning["signature"], "bWV0YWwtYXR0ZW50aW9uIA==");
     let streamed = assembled(&events(&server, &with_display("summarized")));
     assert_eq!(without_id(streamed), without_id(whole.clone()));
-    // Thoughts that are omitted from the answer are stored in the signature and restored in the prompt of the next turn.
+    // Reasoning that is omitted from the answer is stored in the signature and restored in the prompt of the next turn.
     let omitted = ask(&server, &with_display("omitted"));
     assert_eq!((&omitted["content"][0]["thinking"], &omitted["content"][1]), (&json!(""), text));
     let streamed = assembled(&events(&server, &with_display("omitted")));
     assert_eq!(without_id(streamed), without_id(omitted.clone()));
-    let shows_thoughts = with_template("{{ raise_exception(messages[0].reasoning_content) }}");
+    let shows_reasoning = with_template("{{ raise_exception(messages[0].reasoning_content) }}");
     for answer in [&whole, &omitted] {
         let messages = json!([{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "a"}]);
-        let (status, kind, message) = error(&shows_thoughts.post(PATH, &message(&json!({"messages": messages}))));
+        let (status, kind, message) = error(&shows_reasoning.post(PATH, &message(&json!({"messages": messages}))));
         assert_eq!((status, &*kind), (400, "invalid_request_error"));
-        assert!(message.contains(thoughts["thinking"].as_str().unwrap()), "{message}");
+        assert!(message.contains(reasoning["thinking"].as_str().unwrap()), "{message}");
     }
     let off = ask(&server, &json!({"thinking": {"type": "disabled"}}));
     assert_eq!(off["content"][0]["type"], "text");

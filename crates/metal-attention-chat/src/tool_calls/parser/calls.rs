@@ -219,7 +219,7 @@ impl ToolCallParser {
             unread.extend(last);
             (self.in_list, self.in_fence) = (false, false);
             if self.format == ToolFormat::Harmony {
-                self.state = ParserState::Message { thoughts: false, begun: false };
+                self.state = ParserState::Message { reasoning: false, begun: false };
                 self.message_text(events, &raw, false, false);
             } else {
                 content(events, &raw);

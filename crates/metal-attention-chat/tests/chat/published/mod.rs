@@ -1,12 +1,12 @@
 //! Answers as published models write them, with the result that parsing them must have.
 
-/// The template's name, whether its prompt (with thinking enabled) already begins the thoughts, the answer, and the expected
-/// thoughts, text, and calls as `name arguments`.
+/// The template's name, whether its prompt (with reasoning enabled) already begins the reasoning, the answer, and the expected
+/// reasoning, text, and calls as `name arguments`.
 pub type Published =
     (&'static str, bool, &'static str, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
 
 pub const PUBLISHED: &[Published] = &[
-    // Thoughts that begin in the prompt, or in the answer.
+    // Reasoning that begins in the prompt, or in the answer.
     ("qwen3", false, "<think>\nTwo.\n</think>\n\nYes.", Some("Two."), Some("Yes."), &[]),
     ("smollm3", false, "<think>\nTwo.\n</think>\nYes.", Some("Two."), Some("Yes."), &[]),
     (
@@ -118,7 +118,7 @@ pub const PUBLISHED: &[Published] = &[
         None,
         &["add {\"s\": \"12\", \"a\": \"x\"}"],
     ),
-    // Qwen 3.5 and Nemotron 3, whose prompts begin the thoughts.
+    // Qwen 3.5 and Nemotron 3, whose prompts begin the reasoning.
     (
         "qwen3.5",
         true,

@@ -20,7 +20,7 @@ pub struct Content(pub Vec<Block>);
 pub enum Block {
     /// Text, including that of a document.
     Text(String),
-    /// Thoughts of the model.
+    /// Reasoning of the model.
     Thinking(String),
     /// A tool call of the model.
     ToolUse {
@@ -83,9 +83,9 @@ impl Block {
         Ok(match kind.as_str() {
             "text" => Self::Text(string(&mut fields, "text")?),
             "thinking" => {
-                let thoughts = string(&mut fields, "thinking")?;
-                let signed = fields.get("signature").and_then(Value::as_str).and_then(signature::thoughts);
-                Self::Thinking(if thoughts.is_empty() { signed.unwrap_or_default() } else { thoughts })
+                let reasoning = string(&mut fields, "thinking")?;
+                let signed = fields.get("signature").and_then(Value::as_str).and_then(signature::reasoning);
+                Self::Thinking(if reasoning.is_empty() { signed.unwrap_or_default() } else { reasoning })
             }
             "tool_use" => Self::ToolUse {
                 id: string(&mut fields, "id")?,
@@ -303,9 +303,9 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_read_with_any_signature() {
-        let thinking = |thoughts: &str, signature: Value| {
-            read(json!([{"type": "thinking", "thinking": thoughts, "signature": signature}]))
+    fn reasoning_is_read_with_any_signature() {
+        let thinking = |reasoning: &str, signature: Value| {
+            read(json!([{"type": "thinking", "thinking": reasoning, "signature": signature}]))
         };
         let hm = Ok(vec![Block::Thinking("Hm.".into())]);
         for signature in [json!(""), json!(null), json!("EqoB"), json!(signature::of("Well.", true))] {

@@ -64,12 +64,12 @@ impl InputMessage {
     /// Appends the message to a conversation. Tool results come first, since they must follow the calls directly.
     fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let Self { role, content } = self;
-        let (mut text, mut thoughts, mut calls, mut n_results) = (String::new(), String::new(), Vec::new(), 0);
+        let (mut text, mut reasoning, mut calls, mut n_results) = (String::new(), String::new(), Vec::new(), 0);
         for (i, block) in content.0.into_iter().enumerate() {
             match (role, block) {
                 (Role::System, Block::Text(more)) => text += &without_billing_header(&more),
                 (Role::User | Role::Assistant, Block::Text(more)) => text += &more,
-                (Role::Assistant, Block::Thinking(more)) => thoughts += &more,
+                (Role::Assistant, Block::Thinking(more)) => reasoning += &more,
                 (Role::Assistant, Block::ToolUse { id, name, input }) => calls.push(ToolCall::new(id, name, input)),
                 (Role::User, Block::ToolResult { id, text }) => {
                     n_results += 1;
@@ -92,7 +92,7 @@ impl InputMessage {
             Role::User => conversation.push(Message::user(text)),
             Role::Assistant => conversation.push(Message {
                 content: Some(text).filter(|text| !text.is_empty() || calls.is_empty()),
-                reasoning_content: Some(thoughts).filter(|thoughts| !thoughts.is_empty()),
+                reasoning_content: Some(reasoning).filter(|reasoning| !reasoning.is_empty()),
                 tool_calls: calls,
                 ..Message::assistant("")
             }),

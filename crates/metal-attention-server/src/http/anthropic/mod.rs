@@ -38,12 +38,12 @@ pub async fn messages(
     let model = app.lease(request.model.as_deref()).await?;
     let generation = &request.job.generation;
     let (stream_wanted, stop) = (generation.stream, generation.stop.clone());
-    let omits_thoughts = request.omits_thoughts;
+    let omits_reasoning = request.omits_reasoning;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
-    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_thoughts };
+    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_reasoning };
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {
@@ -63,6 +63,6 @@ pub async fn count_tokens(
     request: Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let prompt = prepare(&app, request, move |_, request| request.job.uncut_prompt_ids(&model)).await?;
+    let prompt = prepare(&app, request, move |_, request| request.job.whole_prompt_ids(&model)).await?;
     Ok(axum::Json(TokenCount { input_tokens: prompt.len() }))
 }

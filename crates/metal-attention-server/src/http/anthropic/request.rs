@@ -2,7 +2,7 @@
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention_chat::{ReasoningEffort, Tool};
-use metal_attention_grammar::AnswerForm;
+use metal_attention_grammar::ResponseFormat;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -13,11 +13,11 @@ use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::form::RequestedForm;
 use crate::http::job::generation::GenerationSettings;
+use crate::http::job::reasoning::ReasoningRequest;
+use crate::http::job::response_format::RequestedFormat;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
-use crate::http::job::thinking::ThinkingRequest;
 use crate::http::job::tool_choice::{self, AllowedCalls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
@@ -33,7 +33,7 @@ pub struct MessagesFields {
     /// Instructions for the conversation: a text, or blocks of text.
     #[schema(value_type = Option<super::schema::Content>)]
     system: Option<Content>,
-    /// Maximum generated tokens, thoughts included; default: limited by the context only.
+    /// Maximum generated tokens, reasoning included; default: limited by the context only.
     max_tokens: Option<usize>,
     /// End the text before any of these strings.
     stop_sequences: Option<Stop>,
@@ -44,10 +44,10 @@ pub struct MessagesFields {
     /// Whether the model calls a tool, and which.
     #[schema(value_type = Option<ToolChoice>)]
     tool_choice: Option<OnlyObject<ToolChoice>>,
-    /// Whether the model thinks, and the maximum number of tokens.
+    /// Whether the model reasons, and the maximum number of tokens.
     #[schema(value_type = Option<Thinking>)]
     thinking: Option<OnlyObject<Thinking>>,
-    /// The effort of thoughts, and the form of the text.
+    /// The effort of reasoning, and the response format.
     #[schema(value_type = Option<OutputConfig>)]
     output_config: Option<OnlyObject<OutputConfig>>,
     /// An alias of `output_config.format`.
@@ -104,33 +104,33 @@ enum ToolChoiceKind {
     None,
 }
 
-/// Whether the model thinks, and the maximum number of tokens.
+/// Whether the model reasons, and the maximum number of tokens.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct Thinking {
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// Maximum tokens of thoughts; the server then ends them.
+    /// Maximum tokens of reasoning; the server then ends it.
     budget_tokens: Option<usize>,
-    /// Whether the message contains the thoughts.
+    /// Whether the message contains the reasoning.
     display: Option<Display>,
 }
 
-/// Whether the model thinks.
+/// Whether the model reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum ThinkingKind {
-    /// The model thinks.
+    /// The model reasons.
     Enabled,
     /// The model's template decides.
     Adaptive,
     /// The model's template decides.
     BetweenTools,
-    /// The model does not think.
+    /// The model does not reason.
     Disabled,
 }
 
-/// Whether a message contains the thoughts.
+/// Whether a message contains the reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Display {
@@ -140,17 +140,17 @@ enum Display {
     Omitted,
 }
 
-/// The effort of thoughts, and the form of the text.
+/// The effort of reasoning, and the response format.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct OutputConfig {
     /// The effort: `low`, `medium`, `high`, `xhigh` or `max`.
     #[schema(value_type = Option<super::schema::EffortName>)]
     effort: Option<ReasoningEffort>,
-    /// The form of the text.
+    /// The response format.
     format: Option<OutputFormat>,
 }
 
-/// The form of a text.
+/// A response format.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum OutputFormat {
@@ -178,19 +178,19 @@ impl MessagesFields {
         AllowedCalls::new(tools, choice.as_ref(), parallel)
     }
 
-    /// The required form of the text, with the field that requires it.
-    fn form(&self) -> Option<RequestedForm> {
+    /// The response format, with the field that requires it.
+    fn response_format(&self) -> Option<RequestedFormat> {
         let format = self.output_config.as_ref().and_then(|OnlyObject(config)| config.format.as_ref());
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
             OutputFormat::JsonSchema { schema } => {
-                Some((field, AnswerForm::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
+                Some((field, ResponseFormat::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
             }
         })
     }
 
-    /// The settings of thoughts.
-    fn thinking(&self) -> ThinkingRequest {
+    /// The settings of reasoning.
+    fn reasoning(&self) -> ReasoningRequest {
         let thinking = self.thinking.as_ref().map(|OnlyObject(thinking)| thinking);
         let switch = thinking.and_then(|thinking| match thinking.kind {
             ThinkingKind::Enabled => Some(("thinking", true)),
@@ -199,7 +199,7 @@ impl MessagesFields {
         });
         let budget = thinking.and_then(|thinking| thinking.budget_tokens);
         let effort = self.output_config.as_ref().and_then(|OnlyObject(config)| config.effort);
-        ThinkingRequest {
+        ReasoningRequest {
             switch,
             effort: effort.map(|effort| ("output_config.effort", effort)),
             budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
@@ -252,8 +252,8 @@ pub struct MessagesRequest {
     pub model: Option<String>,
     /// The conversation and how to continue it.
     pub job: ChatJob,
-    /// Whether the response leaves out the thoughts.
-    pub omits_thoughts: bool,
+    /// Whether the response leaves out the reasoning.
+    pub omits_reasoning: bool,
 }
 
 impl FromJson for MessagesRequest {
@@ -277,18 +277,18 @@ impl FromJson for MessagesRequest {
         };
         let job = ChatJob {
             allowed_calls: fields.calls(&mut notes)?,
-            required_form: fields.form(),
-            thinking: fields.thinking(),
+            response_format: fields.response_format(),
+            reasoning: fields.reasoning(),
             prompt_end: PromptEnd::after(&messages),
             generation,
-            context_shift: None,
+            fits_context: None,
             messages_field: "messages",
             notes,
             messages,
         };
-        let omits_thoughts =
+        let omits_reasoning =
             fields.thinking.is_some_and(|OnlyObject(thinking)| thinking.display == Some(Display::Omitted));
-        Ok(Self { model: fields.model, job, omits_thoughts })
+        Ok(Self { model: fields.model, job, omits_reasoning })
     }
 }
 
@@ -313,12 +313,12 @@ mod tests {
     fn fields_become_a_job() {
         let request =
             read(json!({"model": "m", "max_tokens": 7, "stop_sequences": ["a", "b"], "stream": true, "seed": 3}));
-        let MessagesRequest { model, job, omits_thoughts } = request.unwrap();
-        assert_eq!((model.as_deref(), omits_thoughts, job.prompt_end), (Some("m"), false, PromptEnd::Answer));
+        let MessagesRequest { model, job, omits_reasoning } = request.unwrap();
+        assert_eq!((model.as_deref(), omits_reasoning, job.prompt_end), (Some("m"), false, PromptEnd::Answer));
         let GenerationSettings { max_tokens, stop, stream, seed, .. } = job.generation;
         assert_eq!((max_tokens, stop, stream, seed), (Some(7), vec!["a".into(), "b".into()], true, Some(3)));
         let job = read(json!({"max_tokens": null, "seed": -1, "system": null, "tools": null})).unwrap().job;
-        assert_eq!((job.generation.max_tokens, job.generation.seed, job.required_form), (None, None, None));
+        assert_eq!((job.generation.max_tokens, job.generation.seed, job.response_format), (None, None, None));
         assert_eq!(job.notes, Notes::default());
     }
 
@@ -363,9 +363,9 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_have_a_switch_a_budget_and_an_effort() {
-        let thinking = |more: Value| read(more).unwrap().job.thinking;
-        let of = |switch: Option<bool>, effort: Option<ReasoningEffort>, budget: Option<usize>| ThinkingRequest {
+    fn reasoning_has_a_switch_a_budget_and_an_effort() {
+        let thinking = |more: Value| read(more).unwrap().job.reasoning;
+        let of = |switch: Option<bool>, effort: Option<ReasoningEffort>, budget: Option<usize>| ReasoningRequest {
             switch: switch.map(|on| ("thinking", on)),
             effort: effort.map(|effort| ("output_config.effort", effort)),
             budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(thinking(json!({"thinking": {"type": "disabled"}})), of(Some(false), None, None));
         assert_eq!(thinking(json!({"thinking": null, "output_config": {"effort": null}})), of(None, None, None));
         let omitted = read(json!({"thinking": {"type": "adaptive", "display": "omitted"}})).unwrap();
-        assert!(omitted.omits_thoughts);
+        assert!(omitted.omits_reasoning);
         assert!(refused(json!({"thinking": {"type": "maybe"}})).starts_with("thinking.type: unknown variant `maybe`"));
         assert!(
             refused(json!({"thinking": {"type": "enabled", "budget_tokens": -1}}))
@@ -390,11 +390,11 @@ mod tests {
     fn output_formats_become_schemas() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let format = json!({"type": "json_schema", "schema": schema});
-        let form = |more: Value| read(more).unwrap().job.required_form;
-        let expected = AnswerForm::JsonSchema { schema: schema.clone(), strict: None };
+        let response_format = |more: Value| read(more).unwrap().job.response_format;
+        let expected = ResponseFormat::JsonSchema { schema: schema.clone(), strict: None };
         let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
-        assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));
-        assert_eq!(form(json!({"output_format": format})), Some(("output_format.schema", expected)));
+        assert_eq!(response_format(config), Some(("output_config.format.schema", expected.clone())));
+        assert_eq!(response_format(json!({"output_format": format})), Some(("output_format.schema", expected)));
         assert!(refused(json!({"output_format": {"type": "xml"}})).contains("unknown variant `xml`"));
     }
 

@@ -40,11 +40,11 @@ pub enum ContentBlock {
         /// The text.
         text: String,
     },
-    /// Thoughts.
+    /// Reasoning.
     Thinking {
-        /// The thoughts.
+        /// The reasoning.
         thinking: String,
-        /// The signature, which clients send back with the thoughts.
+        /// The signature, which clients send back with the reasoning.
         signature: String,
     },
     /// A tool call.
@@ -83,7 +83,7 @@ pub struct Usage {
     cache_read_input_tokens: usize,
     /// Generated tokens.
     output_tokens: usize,
-    /// Details of the generated tokens, if some are thoughts.
+    /// Details of the generated tokens, if some are reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_tokens_details: Option<OutputDetails>,
 }
@@ -92,7 +92,7 @@ pub struct Usage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicOutputDetails)]
 struct OutputDetails {
-    /// Tokens of thoughts, including their delimiters.
+    /// Tokens of reasoning, including its delimiters.
     thinking_tokens: usize,
 }
 
@@ -111,8 +111,8 @@ pub struct MessageWriter {
     pub n_prompt: usize,
     /// The stop strings of the request, without those of the template.
     pub stop: Vec<String>,
-    /// Whether thoughts are left out.
-    pub omits_thoughts: bool,
+    /// Whether the reasoning is left out.
+    pub omits_reasoning: bool,
 }
 
 impl MessageWriter {
@@ -161,9 +161,9 @@ impl MessageWriter {
         match block {
             AnswerBlock::Text(text) if text.trim().is_empty() => None,
             AnswerBlock::Text(text) => Some(ContentBlock::Text { text }),
-            AnswerBlock::Thoughts(thoughts) => {
-                let signature = signature::of(&thoughts, self.omits_thoughts);
-                let thinking = if self.omits_thoughts { String::new() } else { thoughts };
+            AnswerBlock::Reasoning(reasoning) => {
+                let signature = signature::of(&reasoning, self.omits_reasoning);
+                let thinking = if self.omits_reasoning { String::new() } else { reasoning };
                 Some(ContentBlock::Thinking { thinking, signature })
             }
             AnswerBlock::Call(call) => {
@@ -194,8 +194,8 @@ mod tests {
 
     use super::*;
 
-    fn writer(omits_thoughts: bool) -> MessageWriter {
-        MessageWriter { model: "m".into(), n_prompt: 9, stop: vec!["STOP".into()], omits_thoughts }
+    fn writer(omits_reasoning: bool) -> MessageWriter {
+        MessageWriter { model: "m".into(), n_prompt: 9, stop: vec!["STOP".into()], omits_reasoning }
     }
 
     fn end(reason: EndReason) -> ChatEnd {
@@ -207,7 +207,7 @@ mod tests {
     fn messages_are_blocks() {
         let answer = |end| AssembledAnswer {
             blocks: vec![
-                AnswerBlock::Thoughts("Hm.".into()),
+                AnswerBlock::Reasoning("Hm.".into()),
                 AnswerBlock::Text("\n\n".into()),
                 AnswerBlock::Call(ToolCall::new("a", "f", r#"{"z":1,"a":2}"#)),
                 AnswerBlock::Text(" \n".into()),

@@ -59,7 +59,7 @@ pub struct StreamEvent {
     data: String,
 }
 
-/// The effort of thoughts.
+/// The effort of reasoning.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EffortName {

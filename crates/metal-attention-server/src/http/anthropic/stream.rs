@@ -60,7 +60,7 @@ enum Delta {
 /// The block that is being written.
 enum OpenBlock {
     Text,
-    /// With the thoughts so far, for the signature.
+    /// With the reasoning so far, for the signature.
     Thinking(String),
     ToolUse,
 }
@@ -103,8 +103,8 @@ impl MessageChunks {
         match self.open.take() {
             None => return,
             Some(OpenBlock::Text | OpenBlock::ToolUse) => {}
-            Some(OpenBlock::Thinking(thoughts)) => {
-                let signature = signature::of(&thoughts, self.writer.omits_thoughts);
+            Some(OpenBlock::Thinking(reasoning)) => {
+                let signature = signature::of(&reasoning, self.writer.omits_reasoning);
                 self.delta(Delta::Signature { signature }, out);
             }
         }
@@ -127,13 +127,13 @@ impl MessageChunks {
         self.delta(Delta::Text { text }, out);
     }
 
-    /// Adds thoughts. Where they are left out, they are collected for the signature.
-    fn thoughts(&mut self, thinking: String, out: &mut Frames) {
+    /// Adds reasoning. Where it is left out, it is collected for the signature.
+    fn reasoning(&mut self, thinking: String, out: &mut Frames) {
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let block = ContentBlock::Thinking { thinking: String::new(), signature: String::new() };
             self.start(OpenBlock::Thinking(String::new()), block, out);
         }
-        if !self.writer.omits_thoughts {
+        if !self.writer.omits_reasoning {
             return self.delta(Delta::Thinking { thinking }, out);
         }
         if let Some(OpenBlock::Thinking(all)) = &mut self.open {
@@ -145,7 +145,7 @@ impl MessageChunks {
     fn answer(&mut self, event: AnswerEvent, out: &mut Frames) {
         match event {
             AnswerEvent::Content(text) => self.text(text, out),
-            AnswerEvent::Reasoning(thoughts) => self.thoughts(thoughts, out),
+            AnswerEvent::Reasoning(reasoning) => self.reasoning(reasoning, out),
             AnswerEvent::CallStart { id, name, index: _ } => {
                 self.start(OpenBlock::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
             }

@@ -8,7 +8,8 @@ use super::choice_parser::{ChatEnd, ChatEvent};
 /// A choice as far as its events have arrived.
 #[derive(Debug, Default)]
 pub struct AssembledAnswer {
-    /// Its parts in the order in which the model wrote them. Neighbouring texts are merged, and neighbouring thoughts.
+    /// Its parts in the order in which the model wrote them. Neighbouring texts are merged, and so are neighbouring
+    /// parts of reasoning.
     pub blocks: Vec<AnswerBlock>,
     /// Log probabilities of its tokens; empty if they were not requested.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
@@ -21,8 +22,8 @@ pub struct AssembledAnswer {
 /// A part of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerBlock {
-    /// Thoughts (reasoning).
-    Thoughts(String),
+    /// Reasoning.
+    Reasoning(String),
     /// Text.
     Text(String),
     /// A tool call; its arguments may be incomplete.
@@ -38,14 +39,14 @@ impl AssembledAnswer {
             ChatEvent::End(end) => self.end = Some(end),
             ChatEvent::Answer(AnswerEvent::Content(more)) => match self.blocks.last_mut() {
                 Some(AnswerBlock::Text(text)) => text.push_str(&more),
-                Some(AnswerBlock::Thoughts(_) | AnswerBlock::Call(_)) | None => {
+                Some(AnswerBlock::Reasoning(_) | AnswerBlock::Call(_)) | None => {
                     self.blocks.push(AnswerBlock::Text(more));
                 }
             },
             ChatEvent::Answer(AnswerEvent::Reasoning(more)) => match self.blocks.last_mut() {
-                Some(AnswerBlock::Thoughts(text)) => text.push_str(&more),
+                Some(AnswerBlock::Reasoning(text)) => text.push_str(&more),
                 Some(AnswerBlock::Text(_) | AnswerBlock::Call(_)) | None => {
-                    self.blocks.push(AnswerBlock::Thoughts(more));
+                    self.blocks.push(AnswerBlock::Reasoning(more));
                 }
             },
             ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => {
@@ -54,7 +55,7 @@ impl AssembledAnswer {
             ChatEvent::Answer(AnswerEvent::CallArguments { index, delta }) => {
                 let mut calls = self.blocks.iter_mut().filter_map(|block| match block {
                     AnswerBlock::Call(call) => Some(call),
-                    AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
+                    AnswerBlock::Reasoning(_) | AnswerBlock::Text(_) => None,
                 });
                 if let Some(call) = calls.nth(index) {
                     call.function.arguments += &delta;
@@ -68,25 +69,25 @@ impl AssembledAnswer {
     pub fn text(&self) -> Option<String> {
         let texts = self.blocks.iter().filter_map(|block| match block {
             AnswerBlock::Text(text) => Some(text.as_str()),
-            AnswerBlock::Thoughts(_) | AnswerBlock::Call(_) => None,
+            AnswerBlock::Reasoning(_) | AnswerBlock::Call(_) => None,
         });
         texts.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
-    /// All its thoughts; `None` if there are none.
-    pub fn thoughts(&self) -> Option<String> {
-        let thoughts = self.blocks.iter().filter_map(|block| match block {
-            AnswerBlock::Thoughts(text) => Some(text.as_str()),
+    /// All its reasoning; `None` if there is none.
+    pub fn reasoning(&self) -> Option<String> {
+        let reasoning = self.blocks.iter().filter_map(|block| match block {
+            AnswerBlock::Reasoning(text) => Some(text.as_str()),
             AnswerBlock::Text(_) | AnswerBlock::Call(_) => None,
         });
-        thoughts.map(str::to_owned).reduce(|all, more| all + &more)
+        reasoning.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
     /// Its tool calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.blocks.iter().filter_map(|block| match block {
             AnswerBlock::Call(call) => Some(call),
-            AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
+            AnswerBlock::Reasoning(_) | AnswerBlock::Text(_) => None,
         })
     }
 }

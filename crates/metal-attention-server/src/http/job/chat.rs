@@ -3,31 +3,47 @@
 //! [`ChatJob::submit`] renders the conversation with the model's chat template, tokenises the prompt, compiles the
 //! grammar of the answer, and submits `n` sequences with the same prompt to the scheduler. It returns a
 //! [`SubmittedChat`]: per choice the receiver of the scheduler's events and the parser that splits them into text,
-//! thoughts and tool calls.
+//! reasoning and tool calls.
 //!
 //! Handlers run `submit` on a blocking thread (the function `prepare` of `http/mod.rs`), since templates, tokenisation
 //! and grammars are CPU-bound. If the client disconnects meanwhile, submission completes and its result is dropped,
 //! which cancels the sequences.
 //!
-//! # Thoughts and grammar
+//! # Terms
 //!
-//! An answer is thoughts (what interfaces call reasoning or thinking; optional), then text or tool calls. A grammar, if the request requires a form or a
-//! call, applies to what follows the thoughts:
+//! - A *choice* is one of the `n` answers to a request; each is one sequence of the scheduler.
+//! - A *turn* is a message of the user with the messages of the assistant and of tools that follow it.
+//! - *Reasoning* is what a model writes before its answer (`reasoning_content`, `thinking` in the interfaces).
+//! - A *response format* ([`ResponseFormat`](metal_attention_grammar::ResponseFormat), also called structured output)
+//!   is what a request requires of the text: a JSON schema, a grammar, a regular expression, ...
+//! - A [`Grammar`] is the automaton over tokens that is compiled from the response format, or from the tools if a call
+//!   is required.
+//! - A [`Guide`] combines the grammar with the limits on reasoning and calls. Each choice has its own.
+//! - A [`Constraint`] is what the scheduler knows of a guide: before each token it asks for the mask of allowed tokens.
+//! - A [`ChoiceParser`] splits the events of one choice into text, reasoning and tool calls.
+//!
+//! # Reasoning and grammar
+//!
+//! An answer is reasoning, if the model reasons, then text or tool calls. A grammar applies to what follows the
+//! reasoning. Where it begins depends on the end of the prompt:
 //!
 //! ```text
-//! end of the prompt           may the answer start with thoughts?    where the grammar applies
-//! Answer                      yes (1)                                after the thoughts, if any
-//! within thoughts (2)         they continue                          after the thoughts
-//! WithinMessage, in its text  no                                     a form: from the start of the message (3);
-//!                                                                    a call: after the prompt
-//! Message                     no (4)                                 from the first token
+//! PromptEnd      within reasoning (1)   may reasoning start?   the grammar applies
+//! Answer         no                     yes (2)                after the reasoning, if any
+//! Answer         yes                    it continues           after the reasoning
+//! WithinMessage  no                     no                     response format: from the start of the message (3);
+//!                                                              call: from the first generated token
+//! WithinMessage  yes                    it continues           after the reasoning
+//! Message        no                     no (4)                 from the first generated token
 //! ```
 //!
-//! 1. Not after thoughts that the template wrote and ended (`<think></think>`), nor with a form that covers the whole answer (llama.cpp's
-//!    field `grammar`).
-//! 2. The template starts thoughts, or the last message, which the answer continues, ends within its thoughts.
-//! 3. The grammar is advanced over the text of the message in the prompt.
-//! 4. Thoughts are recognised only where the template wrote the markup that starts the answer.
+//! 1. Whether the prompt ends within reasoning: the template starts it, or the last message, which the answer
+//!    continues, has reasoning and no text.
+//! 2. Except after reasoning that the template wrote and ended (`<think></think>`), and with a response format that
+//!    covers the whole answer (llama.cpp's field `grammar`).
+//! 3. The text of the message is in the prompt. The grammar is advanced over it.
+//! 4. The model writes the markup that starts the answer, and reasoning is recognised only after markup of the
+//!    template. With a grammar the model cannot write the markup, as the grammar has no place for it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -39,12 +55,12 @@ use metal_attention_chat::{
     ContextBudget, DroppedTurns, FittedPrompt, Message, RenderRequest, RenderedPrompt, Role, Tool, ToolCallParser,
     fit_context,
 };
-use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
+use metal_attention_grammar::{Grammar, Guide, GuideOptions, encode_continuation};
 
 use super::choice_parser::{ChoiceParser, ChoiceParsers};
-use super::form::{self, RequestedForm};
 use super::generation::GenerationSettings;
-use super::thinking::{ThinkingRequest, ThinkingSettings};
+use super::reasoning::{ReasoningRequest, ReasoningSettings};
+use super::response_format::{self, RequestedFormat};
 use super::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
@@ -57,20 +73,19 @@ pub struct ChatJob {
     pub messages: Vec<Message>,
     /// The tools that the answer may call, and whether it must.
     pub allowed_calls: AllowedCalls,
-    /// The form that the answer must have (JSON schema, grammar, ...), with the field that requires it; `None`: any
-    /// text.
-    pub required_form: Option<RequestedForm>,
-    /// The request's settings of thoughts, and variables for the template.
-    pub thinking: ThinkingRequest,
+    /// The required response format (JSON schema, grammar, ...), with the field that requires it; `None`: any text.
+    pub response_format: Option<RequestedFormat>,
+    /// The request's settings of reasoning, and variables for the template.
+    pub reasoning: ReasoningRequest,
     /// Where the prompt ends.
     pub prompt_end: PromptEnd,
     /// Sampling, limits, number of choices.
     pub generation: GenerationSettings,
-    /// Whether a conversation that exceeds the context loses its oldest turns when the prompt is made; otherwise it is
-    /// refused. (llama.cpp's option of this name drops tokens from the KV cache during generation.) `None`: as the
-    /// model's defaults or the server's options (`--context-shift`) set it.
-    pub context_shift: Option<bool>,
-    /// The interface's name of the conversation, for errors.
+    /// Whether the oldest part of a conversation that exceeds the context is dropped when the prompt is made; otherwise
+    /// the conversation is refused. `None`: as the model's defaults or the server's option `--context-shift` set it.
+    /// (llama.cpp's option of that name drops tokens from the KV cache during generation.)
+    pub fits_context: Option<bool>,
+    /// The name of the request's field that has the conversation, for errors: `messages`, `prompt` or `input`.
     pub messages_field: &'static str,
     /// Notes that were made while the request was read, for response headers.
     pub notes: Notes,
@@ -84,7 +99,7 @@ pub enum PromptEnd {
     /// After the last message, without markup for an answer: the model writes the markup. Only for the field
     /// `add_generation_prompt: false` of the OpenAI chat interface.
     Message,
-    /// Within the last message, the assistant's, which the answer continues.
+    /// Within the last message, which the answer continues. Precondition: it is the assistant's, without tool calls.
     WithinMessage,
 }
 
@@ -111,70 +126,88 @@ pub struct SubmittedChat {
 
 /// A rendered and tokenised prompt.
 struct PreparedPrompt {
-    /// The prompt of the conversation, without the earlier one that Ollama's `context` may give. With [`PromptEnd::WithinMessage`], the answer starts
-    /// within it.
+    /// The prompt that was rendered from [`ChatJob::messages`]. With [`PromptEnd::WithinMessage`] the answer starts
+    /// within it, at `answer_start`.
     rendered: RenderedPrompt,
-    /// The token ids of the whole prompt: the earlier conversation, if any, then `rendered`.
+    /// The token ids of the whole prompt: of the earlier conversation in Ollama's field `context`, if any, then of
+    /// `rendered`.
     ids: Arc<[u32]>,
-    /// The settings of thoughts for the model's template.
-    thinking: ThinkingSettings,
+    /// The settings of reasoning for the model's template.
+    reasoning: ReasoningSettings,
 }
 
 impl ChatJob {
-    /// Whether a conversation that exceeds the context loses its oldest turns.
-    pub fn drops_turns(&self, app: &App, model: &ModelLease) -> bool {
-        self.context_shift.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
+    /// Whether the oldest part of a conversation that exceeds the context is dropped: what the request says, else the
+    /// model's defaults, else the server's options.
+    pub fn fits_context(&self, app: &App, model: &ModelLease) -> bool {
+        self.fits_context.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
     }
 
-    /// Returns the token ids of the prompt for the whole conversation. [`submit`](Self::submit) may submit a shorter
-    /// prompt, as it drops turns that exceed the context. CPU-bound: call it on a blocking thread.
-    pub fn uncut_prompt_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
-        Ok(self.prepared_prompt(model, &[], false, &mut Notes::default())?.ids)
+    /// Returns the token ids of the prompt for all of [`messages`](Self::messages). [`submit`](Self::submit) may submit
+    /// a shorter prompt, if [`fits_context`](Self::fits_context). CPU-bound: call it on a blocking thread.
+    ///
+    /// Errors: those of making the prompt (tools, template, a text that is too long to tokenise).
+    pub fn whole_prompt_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
+        Ok(self.prepare_whole_prompt(model)?.ids)
     }
 
-    /// Returns the text of the prompt for the whole conversation; see [`uncut_prompt_ids`](Self::uncut_prompt_ids).
-    pub fn uncut_prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepared_prompt(model, &[], false, &mut Notes::default())?.rendered.prompt.text)
+    /// Returns the text of the prompt for all messages; see [`whole_prompt_ids`](Self::whole_prompt_ids).
+    pub fn whole_prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
+        Ok(self.prepare_whole_prompt(model)?.rendered.prompt.text)
+    }
+
+    /// Renders and tokenises the prompt for all messages, however long it is.
+    fn prepare_whole_prompt(&self, model: &ModelLease) -> Result<PreparedPrompt, ApiError> {
+        let mut notes = Notes::default();
+        self.prepare_prompt(model, /* earlier_ids */ &[], /* fits_context */ false, &mut notes)
     }
 
     /// Renders and tokenises the prompt: the token ids `earlier_ids` of an earlier conversation, then those of
     /// `messages`. A request sends the ids of an earlier answer back in Ollama's field `context`; otherwise there are
     /// none.
     ///
-    /// `may_cut`: if the prompt exceeds the context's share for prompts ([`ContextBudget`]: the answer gets `max_tokens`,
-    /// but at most a quarter), tokens are dropped in two stages, in steps of a quarter of the context, so that the
-    /// start of the prompt stays the same for some requests. First, without regard to `earlier_ids`, the oldest turns of
-    /// `messages` are dropped. Then the first tokens of `earlier_ids` are dropped. Both are noted in `notes`. If the
-    /// prompt is still too long, what is left is returned without a note of dropped turns: the scheduler refuses it, as
-    /// it refuses a prompt that is too long without `may_cut`.
+    /// If `fits_context`, tokens are dropped until the prompt fits its share of the context ([`ContextBudget`]: the
+    /// context without the answer's share, which is `max_tokens`, but at most a quarter of the context):
+    ///
+    /// 1. The oldest turns of `messages` are dropped, until the rendered prompt fits the share without `earlier_ids`.
+    ///    The last turn is kept.
+    /// 2. The first tokens of `earlier_ids` are dropped, until the whole prompt fits, or none of them are left.
+    ///
+    /// Both drop in steps of a quarter of the context. Until the next step is due, prompts of a growing conversation
+    /// start with the same tokens, which the prefix cache has. `notes` gets the dropped turns and the truncated field.
+    ///
+    /// The prompt may exceed the context nevertheless: without `fits_context`, or if the messages that are kept are
+    /// too long. The scheduler then refuses it, and `notes` reach no response.
     ///
     /// Errors: a tool that the model's format cannot express, a template that fails, or a text that is too long to
     /// tokenise.
-    fn prepared_prompt(
+    fn prepare_prompt(
         &self,
         model: &ModelLease,
         earlier_ids: &[u32],
-        may_cut: bool,
+        fits_context: bool,
         notes: &mut Notes,
     ) -> Result<PreparedPrompt, ApiError> {
         model.template.tool_format().check_tools(&self.allowed_calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
         })?;
-        let thinking = self.thinking.settings(&model.template, notes);
+        let reasoning = self.reasoning.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
+        // The rendered prompt with its token ids, and their number.
         let render = |messages: &[Message]| {
-            let rendered = self.rendered_prompt(messages, model, &thinking)?;
+            let rendered = self.render_prompt(messages, model, &reasoning)?;
             model.check_length(&rendered.prompt.text, self.messages_field)?;
             let ids = rendered.prompt.encode(&model.tokenizer);
             let n_tokens = ids.len();
             Ok::<_, ApiError>(((rendered, ids), n_tokens))
         };
         let context_budget = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
-        let (rendered, ids) = if may_cut {
+        let (rendered, ids) = if fits_context {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, context_budget, &model.tokenizer, render)?;
-            // No note for a prompt that is still too long: the scheduler refuses it.
+            // Not for a prompt that the scheduler refuses. Stage 2 does not make it longer than the context: it drops
+            // all of `earlier_ids` if need be.
             if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped
                 && n_tokens <= model.n_ctx
             {
@@ -190,15 +223,16 @@ impl ChatJob {
         } else {
             render(&messages)?.0
         };
-        let (earlier, new) = (without_bos(model, earlier_ids), without_bos(model, &ids));
-        let n_cut = if may_cut { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
+        // The whole prompt is BOS, if the model has one, then what is left of `earlier_ids`, then the rendered prompt.
+        let (earlier, rendered_ids) = (without_bos(model, earlier_ids), without_bos(model, &ids));
+        let bos = &ids[..ids.len() - rendered_ids.len()];
+        let n_cut =
+            if fits_context { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
         if n_cut > 0 {
             // The field of the request from which `earlier_ids` come.
             notes.truncated("context");
         }
-        // The prompt starts with the model's BOS token, if it has one, also where `earlier_ids` are cut.
-        let bos = &ids[..ids.len() - new.len()];
-        Ok(PreparedPrompt { rendered, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
+        Ok(PreparedPrompt { rendered, ids: [bos, &earlier[n_cut..], rendered_ids].concat().into(), reasoning })
     }
 
     /// Submits all choices. CPU-bound: call it on a blocking thread. See [`submit_after`](Self::submit_after) for
@@ -221,20 +255,19 @@ impl ChatJob {
         client: Client,
     ) -> Result<SubmittedChat, ApiError> {
         model.scheduler.check_n_sequences(self.generation.n as usize)?;
-        self.check_required_call()?;
+        self.check_format_and_calls()?;
         let mut notes = self.notes.clone();
-        let may_cut = self.drops_turns(app, model);
-        let prompt = self.prepared_prompt(model, earlier_ids, may_cut, &mut notes)?;
-        let ends_in_thoughts = self.answer_parser(model, &prompt.rendered).is_thinking();
-        let grammar = self.answer_grammar(model, &prompt.rendered, ends_in_thoughts, &mut notes)?;
+        let prompt = self.prepare_prompt(model, earlier_ids, self.fits_context(app, model), &mut notes)?;
+        let ends_in_reasoning = self.answer_parser(model, &prompt.rendered).is_reasoning();
+        let grammar = self.answer_grammar(model, &prompt.rendered, ends_in_reasoning, &mut notes)?;
         let (events, parsers) = self.submit_choices(app, model, client, &prompt, grammar.as_ref())?;
         let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
         Ok(SubmittedChat { events, parsers, prompt: prompt.ids, notes })
     }
 
-    /// Fails if a call is required as well as a form of the text.
-    fn check_required_call(&self) -> Result<(), ApiError> {
-        match &self.required_form {
+    /// Fails if the request requires a call and a response format, which rules out calls.
+    fn check_format_and_calls(&self) -> Result<(), ApiError> {
+        match &self.response_format {
             Some((field, _)) if self.allowed_calls.required => {
                 let message = format!("tool_choice demands a call, which {} rules out", root_field(field));
                 Err(ApiError::field("tool_choice", message))
@@ -243,26 +276,28 @@ impl ChatJob {
         }
     }
 
-    /// The tools whose calls are parsed. An answer with a required form has no calls: all of it is text.
+    /// The tools whose calls are parsed. An answer with a response format has no calls: all of it is text. Templates
+    /// get the tools nevertheless ([`render_prompt`](Self::render_prompt)).
     fn callable_tools(&self) -> &[Tool] {
-        if self.required_form.is_some() { &[] } else { &self.allowed_calls.tools }
+        if self.response_format.is_some() { &[] } else { &self.allowed_calls.tools }
     }
 
-    /// A parser of the answer that has parsed the part of the answer in the prompt.
+    /// A new parser of the answer. It has parsed the start of the answer that is part of the prompt, if any.
     fn answer_parser(&self, model: &ModelLease, rendered: &RenderedPrompt) -> ToolCallParser {
         model.template.continued_parser(rendered, self.callable_tools())
     }
 
-    /// Whether the answer may start with thoughts that the prompt has not started; see the table at the top of the
-    /// file.
-    fn may_start_thoughts(&self, model: &ModelLease, prompt: &str) -> bool {
-        let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(prompt));
-        let covers_answer = self.required_form.as_ref().is_some_and(|(field, _)| form::covers_answer(field));
-        self.prompt_end == PromptEnd::Answer && !has_thought && !covers_answer
+    /// Whether the answer may start with reasoning that `prompt` has not started; see the table at the top of the file.
+    fn may_start_reasoning(&self, model: &ModelLease, prompt: &str) -> bool {
+        let has_ended_reasoning = model.template.reasoning().is_some_and(|markers| markers.ended_in(prompt));
+        let covers_answer =
+            self.response_format.as_ref().is_some_and(|(field, _)| response_format::covers_answer(field));
+        self.prompt_end == PromptEnd::Answer && !has_ended_reasoning && !covers_answer
     }
 
     /// Submits a sequence for each choice, and returns the receivers and the parsers of their events, by choice.
-    /// `grammar` is the state of the grammar at the end of the prompt.
+    /// `grammar` is the state of the grammar at the end of the prompt. Errors: those of
+    /// [`submit_after`](Self::submit_after).
     fn submit_choices(
         &self,
         app: &App,
@@ -273,43 +308,45 @@ impl ChatJob {
     ) -> Result<(Vec<Events>, Vec<ChoiceParser>), ApiError> {
         let stop = self.generation.stop(model, model.template.stop_strings());
         let has_tools = !self.callable_tools().is_empty();
-        let may_think = self.may_start_thoughts(model, &prompt.rendered.prompt.text);
+        let may_reason = self.may_start_reasoning(model, &prompt.rendered.prompt.text);
+        let single_call = !self.allowed_calls.parallel;
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..self.generation.n {
             let mut request = self.generation.request(app, model, client, &prompt.ids, &stop, choice)?;
-            // Parsers have a state, so each choice has two: its guide parses in the scheduler's thread, to mask tokens,
-            // and its `ChoiceParser` in the handler, to write the response.
+            // Parsers have a state, so each choice has two: the one of its guide runs in the scheduler's thread, to
+            // mask tokens, the one of its `ChoiceParser` in the handler, to write the response.
             let options = GuideOptions {
                 template: &model.template,
                 parser: self.answer_parser(model, &prompt.rendered),
                 grammar: grammar.cloned(),
-                budget: prompt.thinking.budget,
-                // Without tools there are no calls to limit, and a guide for this alone would be a needless cost.
-                single_call: !self.allowed_calls.parallel && has_tools,
+                budget: prompt.reasoning.budget,
+                // Without tools there are no calls to limit.
+                single_call: single_call && has_tools,
                 has_tools,
-                may_think,
+                may_reason,
             };
+            // `None`, a sequence without a constraint, if there is nothing to restrict: no grammar, no budget of
+            // reasoning tokens, no single call.
             let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
-            let single_call = !self.allowed_calls.parallel;
             parsers.push(ChoiceParser::new(self.answer_parser(model, &prompt.rendered), single_call));
         }
         Ok((events, parsers))
     }
 
     /// Renders `messages` to the prompt, with the position where the answer starts. Fails if the template does.
-    fn rendered_prompt(
+    fn render_prompt(
         &self,
         messages: &[Message],
         model: &ModelLease,
-        thinking: &ThinkingSettings,
+        reasoning: &ReasoningSettings,
     ) -> Result<RenderedPrompt, ApiError> {
         let request = RenderRequest {
             messages,
             tools: &self.allowed_calls.tools,
             add_generation_prompt: self.prompt_end != PromptEnd::Message,
-            variables: Some(&thinking.variables),
+            variables: Some(&reasoning.variables),
             // The current time.
             now: None,
         };
@@ -335,11 +372,11 @@ impl ChatJob {
     }
 
     /// Advances the grammar over the start of the answer that is part of the prompt, the text of the last message.
-    /// Fails if that violates the form that `field` requires.
+    /// Fails if that violates the response format that `field` requires.
     fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
-        // Most templates trim messages; the form begins with the first character of the text.
-        let ids = tokens_within(tokenizer, text.trim_start(), /* parse_special */ false);
+        // White space before the text is not part of the response format: most templates trim messages.
+        let ids = encode_continuation(tokenizer, text.trim_start(), /* parse_special */ false);
         ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
             let message = format!(
                 "the last message, which the answer goes on with, is no beginning of what {} demands",
@@ -350,56 +387,60 @@ impl ChatJob {
     }
 
     /// The grammar of the answer, advanced to the end of the prompt; `None`: any text. `ends_in_thoughts`: the prompt
-    /// ends within thoughts.
+    /// ends within reasoning.
     fn answer_grammar(
         &self,
         model: &ModelLease,
         rendered: &RenderedPrompt,
-        ends_in_thoughts: bool,
+        ends_in_reasoning: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
-        let mut grammar = self.compiled_grammar(model, rendered, ends_in_thoughts, notes)?;
-        // Within thoughts, the prompt has no part of the text yet.
-        let starts_text = self.prompt_end == PromptEnd::WithinMessage && !ends_in_thoughts;
-        if let (Some(grammar), Some((field, _))) = (&mut grammar, &self.required_form)
-            && starts_text
+        let mut grammar = self.compile_grammar(model, rendered, ends_in_reasoning, notes)?;
+        // A prompt that ends within reasoning has no part of the text yet.
+        let has_start_of_text = self.prompt_end == PromptEnd::WithinMessage && !ends_in_reasoning;
+        if let (Some(grammar), Some((field, _))) = (&mut grammar, &self.response_format)
+            && has_start_of_text
         {
             self.advance_grammar(grammar, &model.tokenizer, field)?;
         }
         Ok(grammar)
     }
 
-    /// Compiles the grammar of the whole answer: of the required form, or of tool calls if one is required; `None`: any
-    /// text. The compiler reads the prompt, as its end tells whether thoughts are open. Notes the parts of a schema that
-    /// the grammar does not enforce.
-    fn compiled_grammar(
+    /// Compiles the grammar of the whole answer: of the response format, or of tool calls if one is required; `None`:
+    /// any text. `ends_in_reasoning`: the prompt ends within reasoning, whose rest the grammar then allows first. Notes
+    /// the parts of a schema that the grammar does not enforce.
+    ///
+    /// Errors: a response format or tools that cannot be compiled, with the field that has them.
+    fn compile_grammar(
         &self,
         model: &ModelLease,
         rendered: &RenderedPrompt,
-        ends_in_thoughts: bool,
+        ends_in_reasoning: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
         // The JSON pointers of schema assertions that are not enforced.
-        let mut left_out = Vec::new();
-        // The compiler recognises open thoughts by a start marker at the end of the prompt. A prompt that ends in the
-        // middle of thoughts has it earlier, so the marker stands in for the prompt.
+        let mut unenforced = Vec::new();
+        // Of the prompt, the compiler only examines whether it ends with the marker that starts reasoning. A prompt
+        // that ends in the middle of reasoning has the marker earlier, so the marker alone is passed in its place.
         let prompt = match model.template.reasoning() {
-            Some(markers) if ends_in_thoughts => markers.start,
+            Some(markers) if ends_in_reasoning => markers.start,
             Some(_) | None => &rendered.prompt.text,
         };
         let AllowedCalls { tools, parallel, .. } = &self.allowed_calls;
-        let (field, grammar) = match &self.required_form {
-            Some((field, form)) => (*field, model.grammars.form(&model.template, prompt, form, &mut left_out)),
+        let (field, grammar) = match &self.response_format {
+            Some((field, format)) => {
+                (*field, model.grammars.response_format(&model.template, prompt, format, &mut unenforced))
+            }
             None if self.allowed_calls.required => {
-                ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out))
+                ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut unenforced))
             }
             None => return Ok(None),
         };
-        form::checked_grammar(field, grammar, left_out, notes).map(Some)
+        response_format::checked_grammar(field, grammar, unenforced, notes).map(Some)
     }
 }
 
-/// The first name of the field path `path`.
+/// The first name of the field path `path`: `response_format` of `response_format.json_schema`.
 fn root_field(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }

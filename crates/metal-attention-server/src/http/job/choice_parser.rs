@@ -1,4 +1,4 @@
-//! Parses the scheduler's events of a chat into text, thoughts (reasoning) and tool calls.
+//! Parses the scheduler's events of a chat into text, reasoning and tool calls.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::http::ApiError;
 pub enum ChatEvent {
     /// The prompt was evaluated: log probabilities of its tokens after the first.
     Prompt(Vec<TokenLogprobs>),
-    /// A part of the text, the thoughts or a tool call.
+    /// A part of the text, the reasoning or a tool call.
     Answer(AnswerEvent),
     /// The current tool call ends because the sequence was cut off: its arguments may be incomplete.
     CutCall,
@@ -30,7 +30,7 @@ pub struct ChatEnd {
     pub reason: EndReason,
     /// Prompt and generated tokens.
     pub usage: Usage,
-    /// Tokens of thoughts, including their delimiters; `None` if there were no thoughts.
+    /// Tokens of reasoning, including its delimiters; `None` if there was no reasoning.
     pub reasoning_tokens: Option<usize>,
     /// Times of the sequence.
     pub timings: RequestTimings,
@@ -75,13 +75,13 @@ impl EndReason {
 
 /// The parser of one choice's events.
 pub struct ChoiceParser {
-    /// Splits text into content, thoughts and tool calls.
+    /// Splits text into content, reasoning and tool calls.
     parser: ToolCallParser,
     /// Whether the choice ends after its first tool call; later output is dropped.
     single_call: bool,
     /// Whether a tool call has ended.
     called: bool,
-    /// Tokens of thoughts so far; `None`: no thoughts so far.
+    /// Tokens of reasoning so far; `None`: no reasoning so far.
     reasoning_tokens: Option<usize>,
 }
 
@@ -131,9 +131,9 @@ impl ChoiceParsers {
         match event {
             Event::Prompt(logprobs) => Ok(vec![ChatEvent::Prompt(logprobs)]),
             Event::Token { id, text, logprobs } => {
-                let was_thinking = choice.parser.is_thinking();
+                let was_reasoning = choice.parser.is_reasoning();
                 let events = choice.parser.push_token(&self.tokenizer, id, &text);
-                if was_thinking || choice.parser.is_thinking() {
+                if was_reasoning || choice.parser.is_reasoning() {
                     *choice.reasoning_tokens.get_or_insert_default() += 1;
                 }
                 let mut parts = choice.convert(events, false);

@@ -10,7 +10,7 @@ use super::prompt::Prompts;
 use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::job::form::FormFields;
+use crate::http::job::response_format::ResponseFormatFields;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App, openapi, prepare};
@@ -39,7 +39,14 @@ impl FromJson for LlamaCppCompletionRequest {
     }
 }
 
-openapi::all_of!(LlamaCppCompletionRequest, CompletionFields, TextFields, FormFields, GenerationFields, SamplingFields);
+openapi::all_of!(
+    LlamaCppCompletionRequest,
+    CompletionFields,
+    TextFields,
+    ResponseFormatFields,
+    GenerationFields,
+    SamplingFields
+);
 
 /// Continues prompts.
 #[utoipa::path(post, path = "/completion", tag = "llama.cpp", request_body = LlamaCppCompletionRequest, responses(

@@ -10,8 +10,8 @@ use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
-use crate::http::job::form::FormFields;
 use crate::http::job::generation::GenerationSettings;
+use crate::http::job::response_format::ResponseFormatFields;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
@@ -57,7 +57,7 @@ impl FromJson for InfillRequest {
     }
 }
 
-openapi::all_of!(InfillRequest, InfillFields, TextFields, FormFields, GenerationFields, SamplingFields);
+openapi::all_of!(InfillRequest, InfillFields, TextFields, ResponseFormatFields, GenerationFields, SamplingFields);
 
 /// Generates the text between two texts.
 #[utoipa::path(post, path = "/infill", tag = "llama.cpp", request_body = InfillRequest, responses(

@@ -12,8 +12,8 @@ use super::response::{CompletionWriter, WrittenSequence};
 use super::settings::settings;
 use super::unsupported;
 use crate::http::body::Object;
-use crate::http::job::form::{self, RequestedForm};
 use crate::http::job::generation::GenerationSettings;
+use crate::http::job::response_format::{self, RequestedFormat};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
@@ -41,8 +41,8 @@ pub struct SharedRequest {
     pub model: Option<String>,
     /// The settings of generation.
     pub generation: GenerationSettings,
-    /// The required form of the text.
-    form: Option<RequestedForm>,
+    /// The response format.
+    response_format: Option<RequestedFormat>,
     /// The contents of the response.
     options: AnswerOptions,
     /// Notes for response headers.
@@ -94,7 +94,7 @@ impl SharedRequest {
             return_tokens: fields.return_tokens.unwrap_or(false),
             fields: fields.response_fields.unwrap_or_default(),
         };
-        Ok(Self { model: shared.model, generation, form: form::read(object)?, options, notes })
+        Ok(Self { model: shared.model, generation, response_format: response_format::read(object)?, options, notes })
     }
 
     /// Submits `n` sequences after each of `prompts`. Grammars are CPU-bound: call it on a blocking thread. If a
@@ -109,7 +109,7 @@ impl SharedRequest {
         let generation = &self.generation;
         model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
         let mut notes = self.notes.clone();
-        let grammar = form::raw_grammar(model, self.form.as_ref(), &mut notes)?;
+        let grammar = response_format::raw_grammar(model, self.response_format.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let (mut events, mut sequences) = (Vec::new(), Vec::new());
         for CutPrompt { ids, truncated } in prompts {

@@ -24,6 +24,6 @@ pub async fn apply_template(
     request: Json<ChatRequest>,
 ) -> Result<axum::Json<TemplatePrompt>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
-    let prompt = prepare(&app, request, move |_, request| request.job.uncut_prompt_text(&model)).await?;
+    let prompt = prepare(&app, request, move |_, request| request.job.whole_prompt_text(&model)).await?;
     Ok(axum::Json(TemplatePrompt { prompt }))
 }

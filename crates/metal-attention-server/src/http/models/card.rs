@@ -42,7 +42,7 @@ pub struct Capabilities {
     pub completion: bool,
     /// Its chat template describes tools.
     pub tools: bool,
-    /// Its chat template has thoughts (reasoning).
+    /// Its chat template has reasoning.
     pub thinking: bool,
     /// It has tokens for fill in the middle.
     pub insert: bool,
@@ -101,7 +101,7 @@ fn scalars(gguf: &GgufFile) -> Map<String, Value> {
 
 impl Capabilities {
     /// Derives the capabilities from the metadata: a pooling type means embeddings, and the template shows tools and
-    /// thoughts.
+    /// reasoning.
     fn of(gguf: &GgufFile, architecture: &str) -> Self {
         let metadata = gguf.metadata();
         let pools = metadata.get(&format!("{architecture}.pooling_type")).and_then(GgufValue::as_integer);
@@ -112,7 +112,7 @@ impl Capabilities {
         Self {
             completion: !embedding,
             tools: !embedding && template.as_ref().is_some_and(|template| template.reads("tools")),
-            thinking: template.as_ref().is_some_and(ChatTemplate::thinks),
+            thinking: template.as_ref().is_some_and(ChatTemplate::can_reason),
             insert: has("fim_pre_token_id") || has("prefix_token_id"),
             embedding,
         }

@@ -41,7 +41,7 @@ struct OllamaMessage {
     role: Role,
     /// Its text.
     content: Option<String>,
-    /// The model's thoughts before it.
+    /// The model's reasoning before it.
     thinking: Option<String>,
     /// Images; must be empty.
     #[schema(value_type = Option<Vec<String>>, max_items = 0)]
@@ -98,11 +98,11 @@ impl FromJson for OllamaChatRequest {
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
         let job = ChatJob {
             allowed_calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
-            required_form: fields.form(),
-            thinking: fields.thinking(),
+            response_format: fields.response_format(),
+            reasoning: fields.reasoning(),
             prompt_end: PromptEnd::after(&messages),
             generation: fields.generation()?,
-            context_shift: Some(fields.context_shift()),
+            fits_context: Some(fields.fits_context()),
             messages_field: "messages",
             notes: fields.notes.clone(),
             messages,
@@ -142,7 +142,7 @@ struct AnswerMessage {
     role: &'static str,
     /// The text.
     content: String,
-    /// Thoughts.
+    /// Reasoning.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
@@ -182,7 +182,7 @@ pub async fn chat(
         return Ok(notes.attach(stream::without_text::<ChatAnswer>(name, is_loaded)));
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
-    request.fields.check_thinking(name, &model)?;
+    request.fields.check_reasoning(name, &model)?;
     let reader = OllamaAnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
     let lease = model.clone();

@@ -1,7 +1,7 @@
 //! The fields that `/api/chat` and `/api/generate` share.
 
 use metal_attention_chat::ReasoningEffort;
-use metal_attention_grammar::AnswerForm;
+use metal_attention_grammar::ResponseFormat;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use super::options::OllamaOptions;
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
-use crate::http::job::thinking::ThinkingRequest;
+use crate::http::job::reasoning::ReasoningRequest;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, RefusedField, refused};
@@ -34,10 +34,10 @@ pub struct OllamaFields {
     pub model: Option<String>,
     /// Send the text as it is generated, one JSON object on each line; default: yes.
     stream: Option<bool>,
-    /// The form of the answer: `json`, or a JSON schema.
+    /// The response format: `json`, or a JSON schema.
     #[schema(value_type = Option<AnswerFormat>)]
     format: Option<AnswerFormat>,
-    /// Whether the model thinks, or its effort.
+    /// Whether the model reasons, or its effort.
     think: Option<Think>,
     /// The time that the model stays loaded after the response.
     pub keep_alive: Option<KeepAlive>,
@@ -57,7 +57,7 @@ pub struct OllamaFields {
     pub notes: Notes,
 }
 
-/// The form of an answer.
+/// A response format.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = OllamaFormat)]
@@ -80,12 +80,12 @@ impl<'de> Deserialize<'de> for AnswerFormat {
     }
 }
 
-/// Whether the model thinks, or its effort.
+/// Whether the model reasons, or its effort.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
 #[schema(as = OllamaThink)]
 enum Think {
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     Enabled(bool),
     /// The effort.
     #[schema(value_type = String)]
@@ -121,21 +121,21 @@ impl OllamaFields {
         })
     }
 
-    /// The required form of the answer, with the field that requires it; `None`: any text.
-    pub fn form(&self) -> Option<(&'static str, AnswerForm)> {
-        let form = match self.format.clone()? {
-            AnswerFormat::Word(word) => (!word.is_empty()).then_some(AnswerForm::JsonObject)?,
-            AnswerFormat::Schema(schema) => AnswerForm::JsonSchema { schema: schema.into(), strict: None },
+    /// The response format, with the field that requires it; `None`: any text.
+    pub fn response_format(&self) -> Option<(&'static str, ResponseFormat)> {
+        let response_format = match self.format.clone()? {
+            AnswerFormat::Word(word) => (!word.is_empty()).then_some(ResponseFormat::JsonObject)?,
+            AnswerFormat::Schema(schema) => ResponseFormat::JsonSchema { schema: schema.into(), strict: None },
         };
-        Some(("format", form))
+        Some(("format", response_format))
     }
 
-    /// The settings of thoughts.
-    pub fn thinking(&self) -> ThinkingRequest {
+    /// The settings of reasoning.
+    pub fn reasoning(&self) -> ReasoningRequest {
         match self.think {
-            None => ThinkingRequest::default(),
-            Some(Think::Enabled(on)) => ThinkingRequest { switch: Some(("think", on)), ..Default::default() },
-            Some(Think::Effort(effort)) => ThinkingRequest {
+            None => ReasoningRequest::default(),
+            Some(Think::Enabled(on)) => ReasoningRequest { switch: Some(("think", on)), ..Default::default() },
+            Some(Think::Effort(effort)) => ReasoningRequest {
                 switch: (effort != ReasoningEffort::None).then_some(("think", true)),
                 effort: Some(("think", effort)),
                 ..Default::default()
@@ -143,25 +143,25 @@ impl OllamaFields {
         }
     }
 
-    /// Whether thoughts are requested.
-    pub fn wants_thoughts(&self) -> bool {
+    /// Whether reasoning is requested.
+    pub fn wants_reasoning(&self) -> bool {
         match self.think {
             None | Some(Think::Enabled(false) | Think::Effort(ReasoningEffort::None)) => false,
             Some(Think::Enabled(true) | Think::Effort(_)) => true,
         }
     }
 
-    /// Fails where thoughts are requested of a model without them.
-    pub fn check_thinking(&self, name: &str, model: &ModelLease) -> Result<(), ApiError> {
-        if self.wants_thoughts() && !model.template.thinks() {
+    /// Fails if reasoning is requested of a model without it.
+    pub fn check_reasoning(&self, name: &str, model: &ModelLease) -> Result<(), ApiError> {
+        if self.wants_reasoning() && !model.template.can_reason() {
             let message = format!("\"{name}\" does not support thinking: leave think out, or use another model");
             return Err(ApiError::unsupported_by_model(message).with_param("think"));
         }
         Ok(())
     }
 
-    /// Whether a conversation that exceeds the context loses its oldest turns.
-    pub fn context_shift(&self) -> bool {
+    /// Whether the oldest part of a conversation that exceeds the context is dropped.
+    pub fn fits_context(&self) -> bool {
         self.truncate.unwrap_or(true)
     }
 }

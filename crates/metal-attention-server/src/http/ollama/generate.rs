@@ -20,8 +20,8 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::choice_parser::ChoiceParsers;
 use crate::http::job::fill_in;
-use crate::http::job::form::raw_grammar;
 use crate::http::job::generation::GenerationSettings;
+use crate::http::job::response_format::raw_grammar;
 use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
@@ -102,11 +102,11 @@ impl FromJson for OllamaGenerateRequest {
                 let job = ChatJob {
                     messages,
                     allowed_calls: AllowedCalls::new(Vec::new(), None, true)?,
-                    required_form: fields.form(),
-                    thinking: fields.thinking(),
+                    response_format: fields.response_format(),
+                    reasoning: fields.reasoning(),
                     prompt_end: PromptEnd::Answer,
                     generation: generation.clone(),
-                    context_shift: Some(fields.context_shift()),
+                    fits_context: Some(fields.fits_context()),
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
@@ -129,7 +129,7 @@ pub struct GenerateAnswer {
     created_at: String,
     /// The text, or the part that a line adds.
     response: String,
-    /// Thoughts.
+    /// Reasoning.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
@@ -181,7 +181,7 @@ pub async fn generate(
         return Ok(notes.attach(stream::without_text::<GenerateAnswer>(name, is_loaded)));
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
-    request.fields.check_thinking(name, &model)?;
+    request.fields.check_reasoning(name, &model)?;
     let reader = OllamaAnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let lease = model.clone();
@@ -250,12 +250,12 @@ impl OllamaGenerateRequest {
         client: Client,
     ) -> Result<SubmittedGenerate, ApiError> {
         let mut notes = self.notes.clone();
-        if self.fields.wants_thoughts() {
+        if self.fields.wants_reasoning() {
             notes.ignored("think");
         }
         let stop = self.generation.stop(model, &[]);
         let mut request = self.generation.request(app, model, client, &prompt.into(), &stop, 0)?;
-        let grammar = raw_grammar(model, self.fields.form().as_ref(), &mut notes)?;
+        let grammar = raw_grammar(model, self.fields.response_format().as_ref(), &mut notes)?;
         request.constraint = grammar.map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         let events = vec![model.scheduler.submit(request)?];
         Ok(SubmittedGenerate { events, message: None, notes })

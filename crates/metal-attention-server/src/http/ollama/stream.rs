@@ -117,7 +117,7 @@ impl AnswerEnd {
 pub struct AnswerDelta {
     /// Text.
     pub content: String,
-    /// Thoughts.
+    /// Reasoning.
     pub thinking: String,
     /// Complete tool calls.
     pub calls: Vec<ToolCall>,
@@ -160,7 +160,7 @@ pub fn without_text<A: AnswerObject>(model: &str, is_loaded: bool) -> Response {
 
 /// Parses the events of a sequence.
 pub struct OllamaAnswerReader {
-    /// Splits thoughts and calls from the text; `None`: the text is plain.
+    /// Splits reasoning and calls from the text; `None`: the text is plain.
     parsers: Option<ChoiceParsers>,
     /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,

@@ -19,9 +19,9 @@ use super::usage::Usage;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::choice_parser::EndReason;
 use crate::http::job::fill_in;
-use crate::http::job::form::{self, FormFields, RequestedForm};
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::prompt::PromptInput;
+use crate::http::job::response_format::{self, RequestedFormat, ResponseFormatFields};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::{LoadedModel, ModelLease};
 use crate::http::notes::Notes;
@@ -51,8 +51,8 @@ pub struct CompletionRequest {
     model: Option<String>,
     /// The fields that chats do not have.
     fields: CompletionFields,
-    /// The required form of the texts.
-    form: Option<RequestedForm>,
+    /// The response format of the texts.
+    response_format: Option<RequestedFormat>,
     /// The settings of generation.
     generation: GenerationSettings,
     /// Whether a stream ends with the number of tokens.
@@ -71,12 +71,19 @@ impl FromJson for CompletionRequest {
             check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
             generation.logprobs = Some(n as usize);
         }
-        let form = form::read(object)?;
-        Ok(Self { include_usage: shared.include_usage(), model: shared.model, fields, form, generation, notes })
+        let response_format = response_format::read(object)?;
+        Ok(Self {
+            include_usage: shared.include_usage(),
+            model: shared.model,
+            fields,
+            response_format,
+            generation,
+            notes,
+        })
     }
 }
 
-openapi::all_of!(CompletionRequest, CompletionFields, FormFields, GenerationFields, SamplingFields);
+openapi::all_of!(CompletionRequest, CompletionFields, ResponseFormatFields, GenerationFields, SamplingFields);
 
 /// The response, or a chunk of it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -170,14 +177,14 @@ impl CompletionRequest {
         model: &ModelLease,
         client: Client,
     ) -> Result<(Vec<Events>, CompletionWriter, Notes), ApiError> {
-        let Self { fields, form, generation, .. } = self;
+        let Self { fields, response_format, generation, .. } = self;
         let mut notes = self.notes.clone();
         let echo = fields.echo.unwrap_or(false);
         // The echoed prompt has log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = fields.prompts(model)?;
         model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
-        let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
+        let grammar = response_format::raw_grammar(model, response_format.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();

@@ -7,7 +7,7 @@ pub mod embeddings;
 pub mod fields;
 pub mod logprobs;
 pub mod models;
+pub mod reasoning;
 pub mod rerank;
-pub mod thinking;
 pub mod unsupported;
 mod usage;

@@ -52,7 +52,7 @@ const fn field(
 /// All refused fields.
 #[rustfmt::skip]
 const FIELDS: &[EndpointField] = &[
-    // The form of the text.
+    // The response format.
     field("grammar_lazy", TEXTS, &[], FORM),
     field("grammar_triggers", TEXTS, &[], FORM),
     field("guided_whitespace_pattern", TEXTS, &[], FORM),
@@ -127,7 +127,7 @@ const FIELDS: &[EndpointField] = &[
     field("mm_processor_kwargs", ALL, &[], "text is all that is read"),
     field("audio", TEXTS, &[], "text is all that is written"),
     field("modalities", TEXTS, &[Word("text")], "text is all that is written"),
-    // Tools and thoughts.
+    // Tools and reasoning.
     field("tools", &[Completions], &[], IN_CHATS),
     field("tool_choice", &[Completions], &[Word("none"), Word("auto")], IN_CHATS),
     field("functions", TEXTS, &[], "use tools"),

@@ -14,7 +14,7 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Details of the prompt tokens.
     pub prompt_tokens_details: PromptDetails,
-    /// Details of the generated tokens, if some are thoughts.
+    /// Details of the generated tokens, if some are reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionDetails>,
 }
@@ -22,7 +22,7 @@ pub struct Usage {
 /// Details of the generated tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct CompletionDetails {
-    /// Tokens of thoughts, including their delimiters.
+    /// Tokens of reasoning, including its delimiters.
     pub reasoning_tokens: usize,
 }
 
@@ -34,7 +34,7 @@ pub struct PromptDetails {
 }
 
 impl Usage {
-    /// Adds tokens of thoughts; `None`: there were no thoughts.
+    /// Adds tokens of reasoning; `None`: there was no reasoning.
     pub fn add_reasoning_tokens(&mut self, n: Option<usize>) {
         if let Some(n) = n {
             self.completion_tokens_details.get_or_insert_default().reasoning_tokens += n;

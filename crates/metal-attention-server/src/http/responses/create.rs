@@ -71,7 +71,7 @@ pub async fn input_tokens(
     let model = app.lease(request.model.as_deref()).await?;
     let count = move |app: &App, request: &ResponseRequest| {
         let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
-        Ok(request.resolve(&stored, "")?.job.uncut_prompt_ids(&model)?.len())
+        Ok(request.resolve(&stored, "")?.job.whole_prompt_ids(&model)?.len())
     };
     let input_tokens = prepare(&app, request, count).await?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))

@@ -9,7 +9,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::thoughts;
+use super::encoded_reasoning;
 use crate::http::ApiError;
 use crate::http::limits::MAX_ITEMS;
 
@@ -23,8 +23,8 @@ pub enum Item {
         /// Its text.
         text: String,
     },
-    /// Thoughts of the model; `None`: their text is unknown.
-    Thoughts(Option<String>),
+    /// Reasoning of the model; `None`: its text is unknown.
+    Reasoning(Option<String>),
     /// A function call.
     Call {
         /// The call's id.
@@ -121,7 +121,7 @@ impl SentItem {
                 (Role::Assistant, json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
             }
             Item::Message { role, text } => (*role, json!({"type": "input_text", "text": text})),
-            Item::Thoughts(_)
+            Item::Reasoning(_)
             | Item::Call { .. }
             | Item::CustomCall { .. }
             | Item::Output { .. }
@@ -181,10 +181,10 @@ impl ItemHeader {
             }
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
-                let thoughts = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
-                let encoded = || fields.encrypted_content.as_deref().and_then(thoughts::decode);
+                let reasoning = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
+                let encoded = || fields.encrypted_content.as_deref().and_then(encoded_reasoning::decode);
                 let summary = || fields.summary.as_ref().map(|InputText(text)| text.clone());
-                Ok(Item::Thoughts(thoughts.or_else(encoded).or_else(summary).filter(|text| !text.is_empty())))
+                Ok(Item::Reasoning(reasoning.or_else(encoded).or_else(summary).filter(|text| !text.is_empty())))
             }
             "function_call" => {
                 let fields = CallFields::deserialize(json)?;
@@ -222,7 +222,7 @@ struct InputMessageFields {
     content: InputText,
 }
 
-/// The further fields of thoughts.
+/// The further fields of reasoning.
 #[derive(Deserialize)]
 struct ReasoningFields {
     content: Option<InputText>,
@@ -355,7 +355,7 @@ mod tests {
             arguments: arguments.into(),
         };
         let output = |text: &str| Item::Output { call_id: "c".into(), text: text.into() };
-        let thoughts = |text: Option<&str>| Item::Thoughts(text.map(str::to_owned));
+        let reasoning = |text: Option<&str>| Item::Reasoning(text.map(str::to_owned));
         for (item, expected) in [
             (json!({"role": "user", "content": "a"}), user("a")),
             (json!({"type": null, "role": "user", "content": null}), user("")),
@@ -368,11 +368,14 @@ mod tests {
                 json!({"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}),
                 Item::Message { role: Role::Assistant, text: "no".into() },
             ),
-            (json!({"type": "reasoning", "summary": null, "content": null}), thoughts(None)),
-            (json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}), thoughts(None)),
-            (json!({"type": "reasoning", "encrypted_content": thoughts::encode("hm")}), thoughts(Some("hm"))),
-            (json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}), thoughts(Some("hm"))),
-            (json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}), thoughts(Some("hm"))),
+            (json!({"type": "reasoning", "summary": null, "content": null}), reasoning(None)),
+            (json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}), reasoning(None)),
+            (json!({"type": "reasoning", "encrypted_content": encoded_reasoning::encode("hm")}), reasoning(Some("hm"))),
+            (json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}), reasoning(Some("hm"))),
+            (
+                json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}),
+                reasoning(Some("hm")),
+            ),
             (
                 json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"a\":1}"}),
                 call("{\"a\":1}"),

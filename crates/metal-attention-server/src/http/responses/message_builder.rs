@@ -1,4 +1,4 @@
-//! Converts items to the messages of a conversation. The interface has one item for thoughts, text or call; a message
+//! Converts items to the messages of a conversation. The interface has one item for reasoning, text or call; a message
 //! of the assistant has all of them.
 
 use metal_attention_chat::{Message, Role, ToolCall};
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::items::Item;
 use super::tools::offered_name;
 
-/// Builds messages from items. Successive thoughts, a text and calls become one message of the assistant.
+/// Builds messages from items. Successive items of reasoning, text and calls become one message of the assistant.
 #[derive(Default)]
 pub struct MessageBuilder {
     /// The finished messages.
@@ -35,8 +35,8 @@ impl MessageBuilder {
                 }
             }
             Item::Message { role, text } => self.push(Message::new(*role, text)),
-            Item::Thoughts(None) | Item::Reference(_) | Item::PassedOver(_) => {}
-            Item::Thoughts(Some(text)) => {
+            Item::Reasoning(None) | Item::Reference(_) | Item::PassedOver(_) => {}
+            Item::Reasoning(Some(text)) => {
                 if self.open.as_ref().is_some_and(has_contents) {
                     self.close();
                 }
@@ -68,7 +68,7 @@ impl MessageBuilder {
         self.open.get_or_insert_with(|| Message { content: None, ..Message::assistant("") })
     }
 
-    /// Finishes the assistant's open message. Thoughts without a text or a call are dropped.
+    /// Finishes the assistant's open message. Reasoning without a text or a call is dropped.
     fn close(&mut self) {
         self.messages.extend(self.open.take().filter(has_contents));
     }
@@ -91,8 +91,8 @@ mod tests {
         Item::Message { role, text: text.into() }
     }
 
-    fn thinks(text: &str) -> Item {
-        Item::Thoughts(Some(text.into()))
+    fn reasoning(text: &str) -> Item {
+        Item::Reasoning(Some(text.into()))
     }
 
     fn call(id: &str) -> Item {
@@ -103,7 +103,7 @@ mod tests {
         Item::Output { call_id: id.into(), text: id.to_uppercase() }
     }
 
-    /// The messages, one on each line: role, thoughts, text, calls.
+    /// The messages, one on each line: role, reasoning, text, calls.
     fn lines(items: &[Item]) -> Vec<String> {
         let mut conversation = MessageBuilder::new(Some("i"));
         for item in items {
@@ -111,8 +111,8 @@ mod tests {
         }
         let line = |message: &Message| {
             let calls: String = message.tool_calls.iter().flat_map(|call| [" ", &call.id]).collect();
-            let thoughts = message.reasoning_content.as_ref().map_or(String::new(), |text| format!("({text})"));
-            format!("{} {thoughts}{}{calls}", message.role.name(), message.text())
+            let reasoning = message.reasoning_content.as_ref().map_or(String::new(), |text| format!("({text})"));
+            format!("{} {reasoning}{}{calls}", message.role.name(), message.text())
         };
         let messages = conversation.finish();
         assert_eq!(messages[0], Message::system("i"));
@@ -124,7 +124,7 @@ mod tests {
         let assistant = |text: &str| says(Role::Assistant, text);
         let user = || says(Role::User, "u");
         assert_eq!(
-            lines(&[user(), thinks("t"), assistant("a"), call("c"), call("d"), output("c"), output("d"), user()]),
+            lines(&[user(), reasoning("t"), assistant("a"), call("c"), call("d"), output("c"), output("d"), user()]),
             ["user u", "assistant (t)a c d", "tool C", "tool D", "user u"]
         );
         assert_eq!(
@@ -132,11 +132,11 @@ mod tests {
             ["assistant  c", "tool C", "assistant  d", "tool D"]
         );
         assert_eq!(lines(&[assistant("a"), assistant("b")]), ["assistant a", "assistant b"]);
-        assert_eq!(lines(&[call("c"), thinks("t"), assistant("b")]), ["assistant  c", "assistant (t)b"]);
-        assert_eq!(lines(&[thinks("s"), thinks("t"), assistant("b")]), ["assistant (st)b"]);
-        assert_eq!(lines(&[thinks("t"), user(), assistant(""), user()]), ["user u", "user u"]);
+        assert_eq!(lines(&[call("c"), reasoning("t"), assistant("b")]), ["assistant  c", "assistant (t)b"]);
+        assert_eq!(lines(&[reasoning("s"), reasoning("t"), assistant("b")]), ["assistant (st)b"]);
+        assert_eq!(lines(&[reasoning("t"), user(), assistant(""), user()]), ["user u", "user u"]);
         assert_eq!(lines(&[output("c"), call("d"), user()]), ["tool C", "assistant  d", "user u"]);
-        assert_eq!(lines(&[Item::Thoughts(None), Item::PassedOver("x".into())]), [""; 0]);
+        assert_eq!(lines(&[Item::Reasoning(None), Item::PassedOver("x".into())]), [""; 0]);
     }
 
     #[test]

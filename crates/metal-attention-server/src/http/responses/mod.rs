@@ -7,6 +7,7 @@
 
 pub mod create;
 mod custom_input;
+mod encoded_reasoning;
 mod items;
 mod message_builder;
 mod request;
@@ -14,7 +15,6 @@ mod response;
 mod schema;
 mod store;
 pub mod stored;
-mod thoughts;
 mod tools;
 mod unsupported;
 mod writer;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use metal_attention_chat::Message;
-use metal_attention_grammar::AnswerForm;
+use metal_attention_grammar::ResponseFormat;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -26,7 +26,7 @@ use crate::http::job::sampling::SamplingFields;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
-use crate::http::openai::thinking::ThinkingFields;
+use crate::http::openai::reasoning::ReasoningFields;
 use crate::http::openapi::all_of;
 use crate::http::{ApiError, App};
 
@@ -49,7 +49,7 @@ pub struct ResponseFields {
     tool_choice: Option<Value>,
     /// Whether one answer may have several calls; default: yes.
     parallel_tool_calls: Option<bool>,
-    /// The form of the text.
+    /// The response format.
     #[schema(value_type = Option<super::schema::TextOptions>)]
     text: Option<Map<String, Value>>,
     /// The number of most likely tokens to report with each token, if `include` requests log probabilities.
@@ -125,7 +125,7 @@ impl FromJson for ResponseRequest {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        let thinking: ThinkingFields = object.parse()?;
+        let reasoning: ReasoningFields = object.parse()?;
         let fields: ResponseFields = object.parse()?;
         let input = items::read(object.get("input"))?;
         for sent in &input {
@@ -136,29 +136,29 @@ impl FromJson for ResponseRequest {
         let tools = ResponseTools::read(fields.tools.as_deref().unwrap_or_default(), &mut notes)?;
         let choice = fields.tool_choice.clone().unwrap_or(Value::Null);
         let choice = tools.select(&choice, fields.parallel_tool_calls.unwrap_or(true))?;
-        let form = form(fields.text.as_ref())?;
+        let response_format = response_format(fields.text.as_ref())?;
         if fields.text.as_ref().and_then(|text| text.get("verbosity")).is_some_and(|value| !value.is_null()) {
             notes.ignored("text.verbosity");
         }
-        if form.is_some() && (choice.calls.required || choice.input_tool.is_some()) {
+        if response_format.is_some() && (choice.calls.required || choice.input_tool.is_some()) {
             // The answer is a call, which has no text.
             notes.ignored("text.format");
         }
-        let (form, input_tool) = match choice.input_tool {
+        let (response_format, input_tool) = match choice.input_tool {
             Some((tool, grammar)) => (Some(("tools", grammar)), Some(tool)),
             None if choice.calls.required => (None, None),
-            None => (form, None),
+            None => (response_format, None),
         };
         let generation = shared.generation(sampling, None)?;
         let generation = GenerationSettings { logprobs: fields.logprobs()?, ..generation };
         let job = ChatJob {
             messages: Vec::new(),
             allowed_calls: choice.calls,
-            required_form: form,
-            thinking: thinking.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
+            response_format,
+            reasoning: reasoning.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
             prompt_end: PromptEnd::Answer,
             generation,
-            context_shift: fields.truncation.map(|truncation| match truncation {
+            fits_context: fields.truncation.map(|truncation| match truncation {
                 Truncation::Auto => true,
                 Truncation::Disabled => false,
             }),
@@ -179,10 +179,10 @@ impl FromJson for ResponseRequest {
     }
 }
 
-all_of!(ResponseRequest, InputFields, ResponseFields, ThinkingFields, GenerationFields, SamplingFields);
+all_of!(ResponseRequest, InputFields, ResponseFields, ReasoningFields, GenerationFields, SamplingFields);
 
-/// The form that the field `text` requires, with the path of the field; `None`: any text.
-fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, AnswerForm)>, ApiError> {
+/// The response format that the field `text` requires, with the path of the field; `None`: any text.
+fn response_format(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, ResponseFormat)>, ApiError> {
     let wrong = |field: &str, problem: &str| Err(ApiError::field(field, format!("{field} {problem}")));
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => return Ok(None),
@@ -191,7 +191,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Answe
     };
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(("text.format", AnswerForm::JsonObject))),
+        Some("json_object") => Ok(Some(("text.format", ResponseFormat::JsonObject))),
         Some("json_schema") => {
             let strict = match format.get("strict") {
                 None | Some(Value::Null) => None,
@@ -200,7 +200,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Answe
             };
             match format.get("schema") {
                 Some(schema @ Value::Object(_)) => {
-                    Ok(Some(("text.format.schema", AnswerForm::JsonSchema { schema: schema.clone(), strict })))
+                    Ok(Some(("text.format.schema", ResponseFormat::JsonSchema { schema: schema.clone(), strict })))
                 }
                 Some(_) | None => wrong("text.format.schema", "must be a JSON schema, which is an object"),
             }
@@ -228,7 +228,7 @@ impl ResponseRequest {
         self.fields.store.unwrap_or(true)
     }
 
-    /// Whether a summary of the thoughts is requested, under either name that the field has had.
+    /// Whether a summary of the reasoning is requested, under either name that the field has had.
     fn has_summary(&self) -> bool {
         let names = ["summary", "generate_summary"];
         names.iter().any(|name| self.reasoning.as_ref().is_some_and(|reasoning| reasoning[name].is_string()))
@@ -240,7 +240,7 @@ impl ResponseRequest {
             tools: self.tools.clone(),
             input_tool: self.input_tool.clone(),
             adds_summary: self.has_summary(),
-            encodes_thoughts: self.fields.includes("reasoning.encrypted_content"),
+            encodes_reasoning: self.fields.includes("reasoning.encrypted_content"),
             with_logprobs: self.job.generation.logprobs.is_some(),
         }
     }
@@ -315,7 +315,7 @@ impl ResponseRequest {
             tools: fields.tools.clone().unwrap_or_default(),
             top_logprobs: fields.top_logprobs.unwrap_or(0),
             top_p: sampling.top_p,
-            truncation: if self.job.drops_turns(app, model) { "auto" } else { "disabled" },
+            truncation: if self.job.fits_context(app, model) { "auto" } else { "disabled" },
             user: fields.user.clone(),
         })
     }

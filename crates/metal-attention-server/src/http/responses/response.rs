@@ -29,7 +29,7 @@ pub struct ResponseObject {
     /// The reason why the response is incomplete.
     #[schema(required)]
     pub incomplete_details: Option<IncompleteDetails>,
-    /// The items: thoughts, messages and calls.
+    /// The items: reasoning, messages and calls.
     pub output: Vec<OutputItem>,
     /// The number of tokens, after the end.
     #[schema(required)]
@@ -66,7 +66,7 @@ pub struct RequestEcho {
     /// The client's name for requests with a common prefix.
     #[schema(required)]
     pub prompt_cache_key: Option<String>,
-    /// The settings of thoughts.
+    /// The settings of reasoning.
     pub reasoning: Value,
     /// The client's name for its user.
     #[schema(required)]
@@ -77,7 +77,7 @@ pub struct RequestEcho {
     pub store: bool,
     /// The temperature of the sampler.
     pub temperature: f32,
-    /// The form of the text.
+    /// The response format.
     pub text: Value,
     /// Whether the model calls a tool, and which.
     pub tool_choice: Value,
@@ -129,15 +129,15 @@ pub struct IncompleteDetails {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputItem {
-    /// Thoughts of the model.
+    /// Reasoning of the model.
     Reasoning {
         /// The id of the item.
         id: String,
-        /// The thoughts again, if the request sets `reasoning.summary`: they are not summarised.
+        /// The reasoning again, if the request sets `reasoning.summary`: it is not summarised.
         summary: Vec<ContentPart>,
-        /// The thoughts.
+        /// The reasoning.
         content: Vec<ContentPart>,
-        /// The thoughts encoded for the next request, if `include` requests it.
+        /// The reasoning encoded for the next request, if `include` requests it.
         #[serde(skip_serializing_if = "Option::is_none")]
         encrypted_content: Option<String>,
         /// The status of the item.
@@ -188,7 +188,7 @@ pub enum OutputItem {
     },
 }
 
-/// A content part of a message or of thoughts.
+/// A content part of a message or of reasoning.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::enum_variant_names, reason = "the interface's own names")]
@@ -203,14 +203,14 @@ pub enum ContentPart {
         /// Log probabilities of its tokens, if requested.
         logprobs: Vec<ChatTokenLogprob>,
     },
-    /// Thoughts in the place of a summary.
+    /// Reasoning in the place of a summary.
     SummaryText {
-        /// The thoughts.
+        /// The reasoning.
         text: String,
     },
-    /// Thoughts.
+    /// Reasoning.
     ReasoningText {
-        /// The thoughts.
+        /// The reasoning.
         text: String,
     },
 }
@@ -242,12 +242,12 @@ struct InputDetails {
 /// Details of the generated tokens.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct OutputDetails {
-    /// Tokens of thoughts, including their delimiters.
+    /// Tokens of reasoning, including its delimiters.
     reasoning_tokens: usize,
 }
 
 impl ResponseUsage {
-    /// The tokens of a sequence, `reasoning_tokens` of them for thoughts.
+    /// The tokens of a sequence, `reasoning_tokens` of them for reasoning.
     pub fn new(usage: metal_attention::scheduler::Usage, reasoning_tokens: Option<usize>) -> Self {
         let (cached, input, output) = (usage.cached_tokens, usage.prompt_tokens, usage.generated_tokens);
         Self {
@@ -286,7 +286,7 @@ impl OutputItem {
         }
     }
 
-    /// Whether it is thoughts.
+    /// Whether it is reasoning.
     pub fn is_reasoning(&self) -> bool {
         match self {
             Self::Reasoning { .. } => true,

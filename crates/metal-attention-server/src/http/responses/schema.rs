@@ -64,7 +64,7 @@ pub struct ToolByName {
     name: Option<String>,
 }
 
-/// The form of the text.
+/// The response format.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TextOptions {
     /// The format.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::http::ApiError;
 use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::notes::Notes;
-use metal_attention_grammar::AnswerForm;
+use metal_attention_grammar::ResponseFormat;
 
 /// A tool, with the function that the model sees.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub enum ToolKind {
     /// A function.
     Function,
     /// A tool with a text as its input, which may have to follow a grammar. Its function has one argument, `input`.
-    Custom(Option<AnswerForm>),
+    Custom(Option<ResponseFormat>),
 }
 
 /// The tools of a request.
@@ -41,7 +41,7 @@ pub struct ToolSelection {
     /// The functions.
     pub calls: AllowedCalls,
     /// The custom tool whose input is the whole generated text, with the grammar of that text; `None`: calls as usual.
-    pub input_tool: Option<(ResponseTool, AnswerForm)>,
+    pub input_tool: Option<(ResponseTool, ResponseFormat)>,
 }
 
 /// The name of the function that stands for a tool of a namespace.
@@ -81,12 +81,14 @@ impl ResponseTools {
             }
             "custom" => {
                 let fields = nested("custom");
-                let (form, description) = format(fields).map_err(|e| wrong(&e))?;
+                let (response_format, description) = format(fields).map_err(|e| wrong(&e))?;
                 let input = json!({"description": description, "parameters": {"type": "object",
                     "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": false}});
                 let input = input.as_object().unwrap_or(fields);
-                self.0
-                    .push(ResponseTool::new(fields, namespace, ToolKind::Custom(form), input).map_err(|e| wrong(&e))?);
+                self.0.push(
+                    ResponseTool::new(fields, namespace, ToolKind::Custom(response_format), input)
+                        .map_err(|e| wrong(&e))?,
+                );
             }
             "namespace" if namespace.is_none() => {
                 let name = fields.get("name").and_then(Value::as_str).ok_or_else(|| wrong("its name is missing"))?;
@@ -134,9 +136,9 @@ impl ResponseTools {
         let calls = AllowedCalls::new(functions, choice.as_ref(), parallel)?;
         if let Some(ToolChoice::Named(name)) = &choice
             && let Some(tool) = self.find(name)
-            && let ToolKind::Custom(Some(form)) = &tool.kind
+            && let ToolKind::Custom(Some(response_format)) = &tool.kind
         {
-            let input_tool = Some((tool.clone(), form.clone()));
+            let input_tool = Some((tool.clone(), response_format.clone()));
             return Ok(ToolSelection { calls: AllowedCalls { required: false, ..calls }, input_tool });
         }
         Ok(ToolSelection { calls, input_tool: None })
@@ -166,8 +168,8 @@ impl ResponseTool {
     }
 }
 
-/// The form of a custom tool's input, and a description of it for the model.
-fn format(fields: &Map<String, Value>) -> Result<(Option<AnswerForm>, String), String> {
+/// The format of a custom tool's input, and a description of it for the model.
+fn format(fields: &Map<String, Value>) -> Result<(Option<ResponseFormat>, String), String> {
     let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
     let Some(Value::Object(format)) = fields.get("format") else { return Ok((None, description.to_owned())) };
     let grammar = format.get("grammar").and_then(Value::as_object).unwrap_or(format);
@@ -176,14 +178,14 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<AnswerForm>, String), S
         Some("text") | None => Ok((None, description.to_owned())),
         Some("grammar") => {
             let definition = word("definition").ok_or("its format has no definition")?;
-            let (form, what) = match word("syntax") {
-                Some("lark") => (AnswerForm::Lark(definition.to_owned()), "Lark grammar"),
-                Some("regex") => (AnswerForm::Regex(definition.to_owned()), "regular expression"),
+            let (response_format, what) = match word("syntax") {
+                Some("lark") => (ResponseFormat::Lark(definition.to_owned()), "Lark grammar"),
+                Some("regex") => (ResponseFormat::Regex(definition.to_owned()), "regular expression"),
                 Some(_) | None => return Err("the syntax of its format must be lark or regex".into()),
             };
             let line = format!("The input follows this {what}:\n{definition}");
             let description = if description.is_empty() { line } else { format!("{description}\n\n{line}") };
-            Ok((Some(form), description))
+            Ok((Some(response_format), description))
         }
         Some(other) => Err(format!("its format must be of type text or grammar, not {other:?}")),
     }
@@ -230,7 +232,7 @@ mod tests {
             "additionalProperties": false});
         assert_eq!(*of("say"), json!({"name": "say", "description": "Say it.", "parameters": input}));
         assert_eq!(of("pick")["description"], "The input follows this regular expression:\nyes|no");
-        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(AnswerForm::Regex("yes|no".into()))));
+        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(ResponseFormat::Regex("yes|no".into()))));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Writes a response: from chat events to the items of the output, and the events of the stream.
 //!
-//! The output has one item for thoughts, text or call. One item is open at a time: it is added when its first part
+//! The output has one item for reasoning, text or call. One item is open at a time: it is added when its first part
 //! arrives, extended with deltas, and closed when another kind of part arrives or the sequence ends. A whole response
 //! is written by the same code, with discarded events.
 
@@ -13,12 +13,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::custom_input::CustomInput;
+use super::encoded_reasoning;
 use super::response::{
     ContentPart, IncompleteDetails, OutputItem, RequestEcho, ResponseError, ResponseObject, ResponseStatus,
     ResponseUsage,
 };
 use super::store::{self, ResponseRecord};
-use super::thoughts;
 use super::tools::{ResponseTool, ResponseTools, ToolKind};
 use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::openai::logprobs::ChatTokenLogprob;
@@ -31,10 +31,10 @@ pub struct WriterOptions {
     pub tools: ResponseTools,
     /// The custom tool whose input is the whole generated text.
     pub input_tool: Option<ResponseTool>,
-    /// Whether reasoning items repeat the thoughts as a summary.
+    /// Whether reasoning items repeat the reasoning as a summary.
     pub adds_summary: bool,
-    /// Whether reasoning items have the thoughts encoded for the next request.
-    pub encodes_thoughts: bool,
+    /// Whether reasoning items have the reasoning encoded for the next request.
+    pub encodes_reasoning: bool,
     /// Whether texts have log probabilities of their tokens.
     pub with_logprobs: bool,
 }
@@ -191,7 +191,7 @@ impl ResponseWriter {
             match part {
                 ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
                 ChatEvent::Answer(AnswerEvent::Content(text)) => self.text(text, out),
-                ChatEvent::Answer(AnswerEvent::Reasoning(text)) => self.thoughts(&text, out),
+                ChatEvent::Answer(AnswerEvent::Reasoning(text)) => self.reasoning(&text, out),
                 ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => self.call(&id, &name, out),
                 ChatEvent::Answer(AnswerEvent::CallArguments { delta, .. }) => self.arguments(&delta, out),
                 ChatEvent::Answer(AnswerEvent::CallEnd { .. }) => self.close(false, out),
@@ -204,8 +204,8 @@ impl ResponseWriter {
         }
     }
 
-    /// Adds thoughts to the reasoning item, and opens one if need be. White space alone opens none.
-    fn thoughts(&mut self, text: &str, out: &mut Frames) {
+    /// Adds reasoning to the reasoning item, and opens one if need be. White space alone opens none.
+    fn reasoning(&mut self, text: &str, out: &mut Frames) {
         if !matches!(self.open, Some(OpenItem::Reasoning(_))) {
             if text.trim().is_empty() {
                 return;
@@ -391,7 +391,7 @@ impl ResponseWriter {
                     self.response.output.last_mut()
                 {
                     *summary = summed_up;
-                    *encrypted_content = self.options.encodes_thoughts.then(|| thoughts::encode(&text));
+                    *encrypted_content = self.options.encodes_reasoning.then(|| encoded_reasoning::encode(&text));
                     (*content, *of_item) = (vec![part], status);
                 }
             }

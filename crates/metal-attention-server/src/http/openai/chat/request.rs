@@ -8,13 +8,13 @@ use utoipa::ToSchema;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::form::{self, FormFields};
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
+use crate::http::job::response_format::{self, ResponseFormatFields};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::openai::fields::GenerationFields;
-use crate::http::openai::thinking::ThinkingFields;
+use crate::http::openai::reasoning::ReasoningFields;
 use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
 
@@ -106,7 +106,7 @@ impl FromJson for ChatRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        let thinking: ThinkingFields = object.parse()?;
+        let reasoning: ReasoningFields = object.parse()?;
         let fields: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
         let generation = GenerationSettings { logprobs: fields.top_logprobs()?.or(generation.logprobs), ..generation };
@@ -118,11 +118,11 @@ impl FromJson for ChatRequest {
                 fields.tool_choice.as_ref(),
                 fields.parallel_tool_calls.unwrap_or(true),
             )?,
-            required_form: form::read(object)?,
-            thinking: thinking.request(fields.chat_template_kwargs.unwrap_or_default())?,
+            response_format: response_format::read(object)?,
+            reasoning: reasoning.request(fields.chat_template_kwargs.unwrap_or_default())?,
             prompt_end: end,
             generation,
-            context_shift: None,
+            fits_context: None,
             messages_field: "messages",
             notes,
             messages: messages(fields.messages)?,
@@ -131,4 +131,4 @@ impl FromJson for ChatRequest {
     }
 }
 
-all_of!(ChatRequest, ChatFields, FormFields, ThinkingFields, GenerationFields, SamplingFields);
+all_of!(ChatRequest, ChatFields, ResponseFormatFields, ReasoningFields, GenerationFields, SamplingFields);

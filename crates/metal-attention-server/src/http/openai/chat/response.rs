@@ -60,7 +60,7 @@ struct AssistantMessage {
     /// The text; null if it only calls functions.
     #[schema(required)]
     content: Option<String>,
-    /// The model's thoughts before the answer.
+    /// The model's reasoning before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     /// The functions that it calls.
@@ -168,7 +168,7 @@ impl ChatWriter {
         let message = AssistantMessage {
             role: "assistant",
             content: answer.text().or_else(|| tool_calls.is_empty().then(String::new)),
-            reasoning_content: answer.thoughts(),
+            reasoning_content: answer.reasoning(),
             tool_calls,
         };
         let logprobs = self.with_logprobs.then_some(ChatLogprobs { content });

@@ -14,7 +14,7 @@ pub struct ChatMessage {
     role: ChatRole,
     /// Its text; null if it only calls functions.
     content: Option<ChatContent>,
-    /// The model's thoughts before the answer.
+    /// The model's reasoning before the answer.
     reasoning_content: Option<Value>,
     /// The functions that the model calls: objects `{"id": ..., "type": "function", "function": {"name": ..., "arguments":
     /// ...}}`, whose arguments are a JSON text or the object itself.
@@ -72,7 +72,7 @@ struct ContentPart {
     text: Option<Value>,
     /// The text of a refusal.
     refusal: Option<Value>,
-    /// The text of thoughts.
+    /// The text of reasoning.
     thinking: Option<Value>,
 }
 

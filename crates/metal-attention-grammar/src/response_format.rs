@@ -1,10 +1,10 @@
-//! [`AnswerForm`]: the form that the text of an answer must have.
+//! [`ResponseFormat`]: the format that the text of an answer must have.
 
 use serde_json::Value;
 
-/// The form that the text of an answer must have.
+/// The format that the text of an answer must have.
 #[derive(Debug, Clone, PartialEq)]
-pub enum AnswerForm {
+pub enum ResponseFormat {
     /// Any JSON object.
     JsonObject,
     /// JSON that is valid under a schema.
@@ -26,7 +26,7 @@ pub enum AnswerForm {
     Choice(Vec<String>),
 }
 
-impl AnswerForm {
+impl ResponseFormat {
     /// A grammar in GBNF or Lark. Rules defined by `::=` are GBNF.
     pub fn grammar(text: String) -> Self {
         if crate::gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }

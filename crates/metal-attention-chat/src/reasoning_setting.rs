@@ -74,19 +74,19 @@ impl ReasoningEffort {
 
 /// A setting of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Thinking {
+pub enum ReasoningSetting {
     /// Reasoning is on.
     On,
     /// Reasoning with this effort; [`ReasoningEffort::None`] turns it off.
     Effort(ReasoningEffort),
 }
 
-impl Thinking {
+impl ReasoningSetting {
     /// Reasoning is off.
     pub const OFF: Self = Self::Effort(ReasoningEffort::None);
 }
 
-impl fmt::Display for Thinking {
+impl fmt::Display for ReasoningSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::On => write!(f, "true"),
@@ -96,7 +96,7 @@ impl fmt::Display for Thinking {
 }
 
 /// Parses "true", "false", "on", "off", "yes", "no" and the names of efforts.
-impl FromStr for Thinking {
+impl FromStr for ReasoningSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -113,13 +113,13 @@ impl FromStr for Thinking {
 
 impl ChatTemplate {
     /// Whether the model is known to reason.
-    pub fn thinks(&self) -> bool {
+    pub fn can_reason(&self) -> bool {
         self.reasoning().is_some() || self.tool_format() == ToolFormat::Harmony
     }
 
     /// Sets those `variables` by which this template controls reasoning, unless they are set already. Returns false if
     /// the template reads none of them.
-    pub fn set_thinking(&self, thinking: Thinking, variables: &mut Map<String, Value>) -> bool {
+    pub fn set_reasoning(&self, reasoning: ReasoningSetting, variables: &mut Map<String, Value>) -> bool {
         let mut set = |name: &str, value: Value| {
             let reads = self.reads(name);
             if reads {
@@ -127,43 +127,43 @@ impl ChatTemplate {
             }
             reads
         };
-        match thinking {
-            Thinking::On => set("enable_thinking", true.into()) || set("thinking", true.into()),
-            Thinking::Effort(ReasoningEffort::None) => {
+        match reasoning {
+            ReasoningSetting::On => set("enable_thinking", true.into()) || set("thinking", true.into()),
+            ReasoningSetting::Effort(ReasoningEffort::None) => {
                 let switched = set("enable_thinking", false.into()) || set("thinking", false.into());
                 let budget = set("thinking_budget", 0.into());
                 let effort = ReasoningEffort::None.for_template(self);
                 effort.is_some_and(|value| set("reasoning_effort", value.into())) || switched || budget
             }
-            Thinking::Effort(effort) => {
+            ReasoningSetting::Effort(effort) => {
                 effort.for_template(self).is_some_and(|value| set("reasoning_effort", value.into()))
             }
         }
     }
 
-    /// Renders a prompt whose answer reasons as `thinking` says; `None` leaves it to the template.
+    /// Renders a prompt whose answer reasons as `reasoning` says; `None` leaves it to the template.
     ///
     /// If reasoning is to be off and the template has no variable for it, the prompt ends with empty reasoning.
-    pub fn render_thinking(
+    pub fn render_with_reasoning(
         &self,
         request: &RenderRequest<'_>,
-        thinking: Option<Thinking>,
+        reasoning: Option<ReasoningSetting>,
     ) -> Result<RenderedPrompt, TemplateError> {
         let mut variables = request.variables.cloned().unwrap_or_default();
-        if let Some(thinking) = thinking {
-            self.set_thinking(thinking, &mut variables);
+        if let Some(reasoning) = reasoning {
+            self.set_reasoning(reasoning, &mut variables);
         }
         let request = RenderRequest { variables: Some(&variables), add_generation_prompt: true, ..*request };
         let mut prompt = self.render(&request)?;
         let answer_start = prompt.text.len();
-        if thinking == Some(Thinking::OFF) {
-            self.end_thoughts(&mut prompt.text);
+        if reasoning == Some(ReasoningSetting::OFF) {
+            self.end_reasoning(&mut prompt.text);
         }
         Ok(RenderedPrompt { answer_start: answer_start.min(prompt.text.len()), prompt })
     }
 
     /// Appends empty reasoning to a prompt that does not end with reasoning.
-    fn end_thoughts(&self, prompt: &mut String) {
+    fn end_reasoning(&self, prompt: &mut String) {
         match self.reasoning() {
             Some(markers) if !markers.ended_in(prompt) => {
                 if !markers.begun_in(prompt) {
@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn reasoning_is_switched_by_the_templates_variable() {
-        let set = |name: &str, thinking: &str| {
+        let set = |name: &str, reasoning: &str| {
             let mut variables = Map::new();
-            let is_read = template(name).set_thinking(thinking.parse().unwrap(), &mut variables);
+            let is_read = template(name).set_reasoning(reasoning.parse().unwrap(), &mut variables);
             (Value::from(variables), is_read)
         };
         assert_eq!(set("qwen3", "false"), (json!({"enable_thinking": false}), true));
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(set("gpt-oss", "minimal"), (json!({"reasoning_effort": "low"}), true));
         assert_eq!(set("gpt-oss", "max"), (json!({"reasoning_effort": "high"}), true));
         assert_eq!(set("llama-3.1", "false"), (json!({}), false));
-        assert!("maybe".parse::<Thinking>().is_err());
+        assert!("maybe".parse::<ReasoningSetting>().is_err());
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
         ] {
             let template = if name == BEGUN { ChatTemplate::new(BEGUN).unwrap() } else { template(name) };
             let request = RenderRequest { messages: &messages, ..Default::default() };
-            let rendered = template.render_thinking(&request, Some(Thinking::OFF)).unwrap();
+            let rendered = template.render_with_reasoning(&request, Some(ReasoningSetting::OFF)).unwrap();
             assert!(rendered.prompt.text.ends_with(end), "{name}: {:?}", rendered.prompt.text);
             assert_eq!(&rendered.prompt.text[rendered.answer_start..], own, "{name}");
             let mut parser = template.continued_parser(&rendered, &[]);

@@ -1,4 +1,4 @@
-//! The fields of a request that control thoughts (reasoning): whether the model thinks, with which effort, and for how
+//! The fields of a request that control reasoning: whether the model reasons, with which effort, and for how
 //! many tokens.
 
 use metal_attention_chat::ReasoningEffort;
@@ -8,23 +8,24 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::http::ApiError;
-use crate::http::job::thinking::ThinkingRequest;
+use crate::http::job::reasoning::ReasoningRequest;
 
-/// The fields that control thoughts, by the names that different clients use.
+/// The fields that control reasoning, by the names that different clients use.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
-pub struct ThinkingFields {
-    /// The effort of thoughts; `none`: the model does not think.
+#[schema(as = ThinkingFields)]
+pub struct ReasoningFields {
+    /// The effort of reasoning; `none`: the model does not reason.
     #[schema(schema_with = effort)]
     reasoning_effort: Option<ReasoningEffort>,
     /// These settings as an object.
     reasoning: Option<Reasoning>,
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     enable_thinking: Option<bool>,
-    /// Whether the model thinks, and the maximum number of tokens, as in Anthropic's API.
+    /// Whether the model reasons, and the maximum number of tokens, as in Anthropic's API.
     thinking: Option<Thinking>,
-    /// Whether the model thinks, or its effort.
+    /// Whether the model reasons, or its effort.
     think: Option<Think>,
-    /// Maximum tokens of thoughts; -1: unlimited.
+    /// Maximum tokens of reasoning; -1: unlimited.
     #[schema(minimum = -1)]
     thinking_budget_tokens: Option<i64>,
     /// An alias of `thinking_budget_tokens`.
@@ -38,7 +39,7 @@ pub struct ThinkingFields {
     reasoning_budget: Option<i64>,
 }
 
-/// The settings of thoughts as an object.
+/// The settings of reasoning as an object.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 struct Reasoning {
     /// The effort.
@@ -47,19 +48,19 @@ struct Reasoning {
     /// Maximum tokens.
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     enabled: Option<bool>,
 }
 
-/// Whether the model thinks.
+/// Whether the model reasons.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, or an object with a type")]
 enum Thinking {
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     Enabled(bool),
     /// With a maximum number of tokens.
     Budget {
-        /// Whether the model thinks.
+        /// Whether the model reasons.
         #[serde(rename = "type")]
         kind: Option<ThinkingKind>,
         /// Maximum tokens.
@@ -68,25 +69,25 @@ enum Thinking {
     },
 }
 
-/// Whether the model thinks.
+/// Whether the model reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ThinkingKind {
-    /// The model thinks.
+    /// The model reasons.
     Enabled,
     /// The model decides.
     Adaptive,
     /// The model decides.
     Auto,
-    /// The model does not think.
+    /// The model does not reason.
     Disabled,
 }
 
-/// Whether the model thinks, or its effort.
+/// Whether the model reasons, or its effort.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
 enum Think {
-    /// Whether the model thinks.
+    /// Whether the model reasons.
     Enabled(bool),
     /// The effort.
     #[schema(value_type = String)]
@@ -100,11 +101,11 @@ fn effort() -> Object {
     ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
 
-impl ThinkingFields {
-    /// The settings of thoughts without an interface's names. `variables`: the template variables that the request
+impl ReasoningFields {
+    /// The settings of reasoning without an interface's names. `variables`: the template variables that the request
     /// sets.
-    pub fn request(&self, variables: Map<String, Value>) -> Result<ThinkingRequest, ApiError> {
-        Ok(ThinkingRequest { switch: self.switch(), effort: self.effort(), budget: self.budget()?, variables })
+    pub fn request(&self, variables: Map<String, Value>) -> Result<ReasoningRequest, ApiError> {
+        Ok(ReasoningRequest { switch: self.switch(), effort: self.effort(), budget: self.budget()?, variables })
     }
 
     /// The effort, with the name of its field.
@@ -121,7 +122,7 @@ impl ThinkingFields {
         efforts.into_iter().find_map(|(field, effort)| Some((field, effort?)))
     }
 
-    /// Whether the model thinks, with the name of the field.
+    /// Whether the model reasons, with the name of the field.
     fn switch(&self) -> Option<(&'static str, bool)> {
         let thinking = match &self.thinking {
             Some(Thinking::Enabled(on)) => Some(*on),
@@ -144,7 +145,7 @@ impl ThinkingFields {
         switches.into_iter().find_map(|(field, on)| Some((field, on?)))
     }
 
-    /// The maximum tokens of thoughts that are set, with the names of their fields.
+    /// The maximum tokens of reasoning that are set, with the names of their fields.
     fn budgets(&self) -> impl Iterator<Item = (&'static str, i64)> {
         let nested = match &self.thinking {
             Some(Thinking::Budget { budget_tokens, .. }) => *budget_tokens,
@@ -161,7 +162,7 @@ impl ThinkingFields {
         budgets.into_iter().filter_map(|(name, budget)| Some((name, budget?)))
     }
 
-    /// Maximum tokens of thoughts, with the name of the field; `None`: unlimited.
+    /// Maximum tokens of reasoning, with the name of the field; `None`: unlimited.
     fn budget(&self) -> Result<Option<(&'static str, usize)>, ApiError> {
         match self.budgets().next() {
             None | Some((_, -1)) => Ok(None),
@@ -191,7 +192,7 @@ mod tests {
     fn wish(name: &str, fields: &Value) -> (Value, Option<usize>, Notes) {
         let mut notes = Notes::default();
         let variables = fields["chat_template_kwargs"].as_object().cloned().unwrap_or_default();
-        let request: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
+        let request: ReasoningFields = serde_json::from_value(fields.clone()).unwrap();
         let wish = request.request(variables).unwrap().settings(&template(name), &mut notes);
         (wish.variables.into(), wish.budget, notes)
     }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_can_be_disabled_by_many_fields() {
+    fn reasoning_can_be_disabled_by_many_fields() {
         for fields in [
             json!({"reasoning_effort": "none"}),
             json!({"reasoning": {"effort": "none"}}),
@@ -246,7 +247,7 @@ mod tests {
         for wrong in
             [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})]
         {
-            assert!(serde_json::from_value::<ThinkingFields>(wrong).is_err());
+            assert!(serde_json::from_value::<ReasoningFields>(wrong).is_err());
         }
     }
 
@@ -265,7 +266,7 @@ mod tests {
             wish("llama-3.1", &json!({"thinking_token_budget": 9, "enable_thinking": true})),
             (json!({}), None, ignored(&["enable_thinking", "thinking_token_budget"]))
         );
-        let negative: ThinkingFields = serde_json::from_value(json!({"thinking_budget": -2})).unwrap();
+        let negative: ReasoningFields = serde_json::from_value(json!({"thinking_budget": -2})).unwrap();
         assert!(negative.request(Map::new()).is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! The form that an answer must have: the request fields that require one (JSON schema, grammar, regular expression),
-//! and the grammars compiled from them.
+//! Response formats (structured output): the request fields that require one (JSON schema, grammar, regular
+//! expression), and the grammars compiled from them.
 
-use metal_attention_grammar::{AnswerForm, Grammar, GrammarError};
+use metal_attention_grammar::{Grammar, GrammarError, ResponseFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -11,19 +11,20 @@ use crate::http::body::Object;
 use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 
-/// A required form, with the path of the field that requires it.
-pub type RequestedForm = (&'static str, AnswerForm);
+/// A response format, with the path of the field that requires it.
+pub type RequestedFormat = (&'static str, ResponseFormat);
 
-/// The form of the text. Null, false and empty values require none; two fields must not require different forms.
+/// The response format. Null, false and empty values require none; two fields must not require different formats.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, ToSchema)]
-pub struct FormFields {
-    /// A grammar: llama.cpp's GBNF, or llguidance's Lark. In chats it covers the whole answer: no thoughts come before
-    /// it except those that the prompt has started.
+#[schema(as = FormFields)]
+pub struct ResponseFormatFields {
+    /// A grammar: llama.cpp's GBNF, or llguidance's Lark. In chats it covers the whole answer: no reasoning comes
+    /// before it except what the prompt has started.
     grammar: Option<String>,
     /// A JSON schema.
     json_schema: Option<Value>,
-    /// OpenAI's form: an object whose `type` is `text`, `json_object`, `json_schema` (with `json_schema`: {`schema`, `strict`}, or
-    /// `schema`), `grammar` (with `grammar`) or `regex` (with `pattern`).
+    /// OpenAI's field: an object whose `type` is `text`, `json_object`, `json_schema` (with `json_schema`: {`schema`,
+    /// `strict`}, or `schema`), `grammar` (with `grammar`) or `regex` (with `pattern`).
     response_format: Option<Value>,
     /// A JSON schema, or its text (vLLM).
     guided_json: Option<Value>,
@@ -43,16 +44,16 @@ pub struct FormFields {
     ebnf: Option<String>,
 }
 
-/// Reads the required form of a request; `None`: any text.
-pub fn read(object: &Object<'_>) -> Result<Option<RequestedForm>, ApiError> {
-    let fields: FormFields = object.parse()?;
+/// Reads the response format of a request; `None`: any text.
+pub fn read(object: &Object<'_>) -> Result<Option<RequestedFormat>, ApiError> {
+    let fields: ResponseFormatFields = object.parse()?;
     // Their values are JSON already, so this cannot fail.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
-    let required = AnswerForm::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
-    Ok(required.map(|(field, form)| (place(field, &fields["response_format"]), form)))
+    let required = ResponseFormat::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
+    Ok(required.map(|(field, response_format)| (place(field, &fields["response_format"]), response_format)))
 }
 
-/// The path of the schema within the field `field` that requires the form.
+/// The path of the schema within the field `field` that requires the format.
 fn place(field: &'static str, response_format: &Value) -> &'static str {
     match field {
         "response_format" if response_format["json_schema"]["schema"].is_object() => {
@@ -63,8 +64,8 @@ fn place(field: &'static str, response_format: &Value) -> &'static str {
     }
 }
 
-/// Whether the form of `field` covers the whole answer, as llama.cpp defines it for `grammar`: no thoughts come before
-/// it except those that the prompt has started.
+/// Whether the response format of `field` covers the whole answer, as llama.cpp defines it for `grammar`: no reasoning
+/// comes before it except what the prompt has started.
 pub fn covers_answer(field: &str) -> bool {
     field == "grammar"
 }
@@ -72,24 +73,24 @@ pub fn covers_answer(field: &str) -> bool {
 /// Compiles the grammar for an answer to a prompt without a chat template; `None`: any text.
 pub fn raw_grammar(
     model: &LoadedModel,
-    required: Option<&RequestedForm>,
+    required: Option<&RequestedFormat>,
     notes: &mut Notes,
 ) -> Result<Option<Grammar>, ApiError> {
-    let Some((field, form)) = required else { return Ok(None) };
-    let mut left_out = Vec::new();
-    let grammar = model.grammars.raw(form, &mut left_out);
-    checked_grammar(field, grammar, left_out, notes).map(Some)
+    let Some((field, response_format)) = required else { return Ok(None) };
+    let mut unenforced = Vec::new();
+    let grammar = model.grammars.raw(response_format, &mut unenforced);
+    checked_grammar(field, grammar, unenforced, notes).map(Some)
 }
 
-/// Returns the compiled `grammar`, or an error that names the field. Notes `left_out`, the places of the schema that
+/// Returns the compiled `grammar`, or an error that names the field. Notes `unenforced`, the places of the schema that
 /// the grammar does not enforce.
 pub fn checked_grammar(
     field: &str,
     grammar: Result<Grammar, GrammarError>,
-    left_out: Vec<String>,
+    unenforced: Vec<String>,
     notes: &mut Notes,
 ) -> Result<Grammar, ApiError> {
-    for place in left_out {
+    for place in unenforced {
         notes.schema_unsupported(place);
     }
     grammar.map_err(|why| ApiError::field(field, format!("{field} cannot be followed: {why}")))
