@@ -70,7 +70,7 @@ impl PlanBuilder<'_> {
             self.expand(dispatches, &low_rank, up, &scratch.rwkv.large)?;
         }
         let projected = self.projected(spec, w);
-        if self.is_decode()
+        if self.uses_decode_kernels()
             && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
         {
             dispatches.push(step);

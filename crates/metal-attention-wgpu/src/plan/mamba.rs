@@ -66,7 +66,7 @@ impl PlanBuilder<'_> {
         };
         let step = Mamba2Step { width: n_tap, bias: w.conv_bias.is_some(), convolution_at: 0 };
         let with = Mamba2StepBuffers { taps: &w.taps, bias: bound(w.conv_bias.as_ref()), tickets: &scratch.tickets };
-        let fused_step = if self.is_decode() {
+        let fused_step = if self.uses_decode_kernels() {
             kernels::mamba2_step(gpu, &shape, &step, &buffers, &with, GridExtent::Runs)?
         } else {
             None

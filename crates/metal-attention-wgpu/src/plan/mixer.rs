@@ -276,7 +276,7 @@ impl PlanBuilder<'_> {
             partial: &self.scratch.partial,
             batch: self.batch,
         };
-        if self.is_decode() {
+        if self.uses_decode_kernels() {
             dispatches.push(kernels::decode_attention(gpu, shape, &buffers)?);
             dispatches.push(kernels::decode_attention_merge(gpu, shape, &buffers)?);
         } else {
@@ -290,8 +290,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Whether the plan has the kernels of decode steps: each token is the only one of its sequence in the micro-batch.
-    pub(super) fn is_decode(&self) -> bool {
+    /// Whether the plan uses the kernels of decode steps: each token is the only one of its sequence in the micro-batch.
+    pub(super) fn uses_decode_kernels(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
             BatchKind::Few | BatchKind::Many => false,
@@ -347,8 +347,8 @@ impl PlanBuilder<'_> {
             partial: &scratch.partial,
             batch: self.batch,
         };
-        dispatches.push(kernels::general_attention(self.gpu, shape, self.is_decode(), &buffers)?);
-        if self.is_decode() {
+        dispatches.push(kernels::general_attention(self.gpu, shape, self.uses_decode_kernels(), &buffers)?);
+        if self.uses_decode_kernels() {
             dispatches.push(kernels::general_attention_merge(self.gpu, shape, &buffers)?);
         }
         Ok(())
