@@ -642,7 +642,8 @@ fn scale_by(row: &mut [f32], factor: f32) {
     }
 }
 
-/// Sets the length of a scratch buffer. Old elements keep their values; the caller overwrites them.
+/// Sets the length of a scratch buffer. Old elements keep their values, new ones are 0; the caller overwrites those
+/// that it does not add to.
 fn resize(v: &mut Vec<f32>, len: usize) {
     v.resize(len, 0.0);
 }

@@ -62,7 +62,7 @@
 // side; each block routes by itself.
 //
 // Preconditions, which the host establishes (src/decode.rs):
-//   - Compute capability 9.0: setmaxnreg, cp.async.bulk.
+//   - Compute capability 9.0 and no other (sm_90a): setmaxnreg, cp.async.bulk.
 //   - A cooperative launch (`LaunchOrder::Cooperative` of src/launch.rs) of one block for each multiprocessor, since all blocks have to be resident
 //     at once; BLOCK_THREADS threads; dynamic shared memory of `SharedMemoryLayout::bytes` (src/decode/memory.rs).
 //   - The contract of `DecodeArgs::tag`: words are zeros before the first launch, and tags continue from launch to launch.
@@ -291,6 +291,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             }
             __syncwarp();
             float* const first_round_sums = (float*)(decode_memory + a.regions_at[op.region]);
+            // The factor of the products: F16 parts are scaled by a power of two.
             const float factor = inputs.has_codes ? 1.0f : split_into_f16(inputs.floats, inputs.largest, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);

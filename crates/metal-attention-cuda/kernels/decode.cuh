@@ -55,7 +55,7 @@
 //   choice       of experts: those that the router selects for the token, and their weights (decode_routing.cuh).
 // The exchange between blocks:
 //   tagged word  8 bytes in global memory that hold two values and a tag, stored at once, in the manner of NCCL's LL protocol
-//                (decode_exchange.cuh). In short: word.
+//                (decode_exchange.cuh). In short: word. Words of best logits hold a key of 52 bits and a tag (decode_argmax.cuh).
 //
 //                  bit 63                    38 37                    12 11          0
 //                      +-----------------------+-----------------------+-------------+
@@ -69,10 +69,10 @@
 //                up from layer to layer: the block that has a row keeps it in F32, and only the other blocks get the rounded value.
 //   copy         of a vector of words: every block reads one of COPIES copies.
 //   tag          the number in a word that says which layer of which token wrote it, modulo 2^12. Each layer has two tags (TAGS_PER_LAYER):
-//                t, its layer tag, and t + 1, for the residual stream after the feed-forward. Before the first launch all words are zeros,
-//                whose tag 0 no reader wants. Tags repeat after 2^12 of them; an old word never has the wanted one by chance, since every
-//                word that is read was also written in the token before ("Budget of tags" in decode_exchange.cuh; Lemma 2 proves it and
-//                names the exceptions).
+//                t, its layer tag, and t + 1, for the residual stream after the feed-forward. Before the first launch all words are zeros;
+//                no reader of the first token wants tag 0. Tags repeat after 2^12 of them; an old word never has the wanted one by chance,
+//                since every word that is read was also written in the token before, or two tokens before if it is a best logit ("Budget of
+//                tags" in decode_exchange.cuh; Lemma 2 proves it and names the exception).
 //
 // Tensor parallelism: decode_on_ranks.cu instantiates the kernel for ranks that share a model; its argument is DecodeArgs and a RankShare
 // (decode_rows.cuh).
@@ -114,7 +114,8 @@ struct OpArgs {
                                // (src/sharding.rs)
     const ulonglong2* input;   // [COPIES][n_in / 4] pairs of words of the input vector. Unused by ATTENTION_OUTPUT, which merges the splits of
                                // attention (`DecodeArgs::attention`), and by the token's first op, which reads the embedding
-    u64_t* output;             // [n_copies][n_out / 2] words of the result vector, of QKV those of all three matrices; null: the output head
+    u64_t* output;             // [n_copies][sum of n_rows / 2] words of the result vector, of GATE_AND_UP [n_copies][n_out / 2]; null: the output
+                               // head
     u32 kind;                  // OpKind
     u32 n_in;                  // elements of the input, a multiple of 4
     float eps;                 // of the norm

@@ -92,8 +92,8 @@ static_assert(sizeof(MatvecArgs) == 160, "as in src/args.rs");
 // Bytes of a warp's ring of records, at least. Mirrored in src/runner/linear.rs (`gemv_shared_bytes`).
 constexpr int MIN_RING_BYTES = 7168;
 
-// A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. Formats whose records have a single panel (576 to 1536 bytes)
-// have several in a stage, so that stages of all quantised formats have some 2 or 3 KB and the warp waits for copies equally seldom. A ring has
+// A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. Quantised formats whose records have a single panel (576 to 1536
+// bytes) have several in a stage, so that stages of all quantised formats have some 2 or 3 KB and the warp waits for copies equally seldom. A ring has
 // STAGES stages, at least two, and RING_BYTES bytes: MIN_RING_BYTES, or more where two stages do not fit in them (F32: two records of 4096 bytes).
 template <u32 F> struct RingStage {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;

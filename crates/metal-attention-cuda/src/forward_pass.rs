@@ -23,7 +23,8 @@
 //! Terms:
 //! - A *decode step* is a batch with one token of each of `n` sequences, all of them output tokens
 //!   ([`is_decode_step`]). [`Phase::Decode`] is less: one token of each sequence, with output or without.
-//! - A *step number* counts the decode steps in the order of their launches. The device writes chosen ids to host
+//! - A *step number* counts the micro-batches that choose ids, decode steps or prefill chunks, in the order of their
+//!   launches. The device writes chosen ids to host
 //!   memory together with the step's number, and the host reads them by that number ([`ChosenIds`]).
 //! - A step is *in flight* from its launch until its ids are read or it is discarded. Only `decode_greedy` leaves steps
 //!   in flight when it returns; all other evaluations first discard them. The device still runs discarded steps. All
@@ -252,7 +253,8 @@ impl CudaForwardPass {
     pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
         let sequences = batch.chunk_by(|a, b| a.seq == b.seq);
         let tokens = sequences.flat_map(|tokens| {
-            // The last position that the sequence has in the micro-batch: masks that are not causal see up to there.
+            // The last position of these tokens: masks that are not causal see up to there. Batches of models with such
+            // masks have each sequence in one part.
             let last = tokens.last().map_or(0, |t| t.pos as u32);
             tokens.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
         });

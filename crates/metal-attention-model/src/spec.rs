@@ -23,7 +23,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
 use crate::{ModelError, Rope};
 
-/// Everything about a model except its weights.
+/// The layers of a model: everything that a forward pass needs except weights. The tokenizer and the chat template are not in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// `general.architecture`, e.g. `"llama"`.
@@ -361,7 +361,8 @@ impl ModelSpec {
     /// Reads the spec of a file's model.
     ///
     /// Keys are those of the GGUF specification, `{architecture}.{key}`. A required key that is missing, and a key that
-    /// has the wrong type or contradicts another, is an error that names it.
+    /// has the wrong type or contradicts another, is an error that names it. So is an unknown architecture, and residual
+    /// joins that no backend implements ([`ModelError::InvalidResidual`]).
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
     }

@@ -134,6 +134,9 @@ impl PlanBuilder<'_> {
     /// Returns the products that are left, whose sum is the mixer's result: none for a layer without a mixer, two for
     /// attention in parallel with Mamba-2, else one.
     ///
+    /// Precondition: `input` comes from `branch_input`, which has written the norm to `h` if
+    /// [`mixer_materialises_norm`](Self::mixer_materialises_norm) is true.
+    ///
     /// # Panics
     ///
     /// If the weights of the layer are not those of its kernels.

@@ -239,7 +239,7 @@ impl Engine<'_> {
     /// 3. it preempts, among the sequences of the client with the most running ones, the one whose first admission is
     ///    the most recent; its pages are copied to the prefix store if there is space, otherwise its tokens are
     ///    evaluated again,
-    /// 4. it ends the only running sequence, which fills the whole KV cache, as `ContextFull`.
+    /// 4. it ends the only running sequence, which has all pages or states, as `ContextFull`.
     fn make_room(&mut self) {
         // Ordered by the client's number of running sequences, then by first admission: a sequence keeps its number
         // when it is preempted.

@@ -386,7 +386,7 @@ impl ChatJob {
         })
     }
 
-    /// The grammar of the answer, advanced to the end of the prompt; `None`: any text. `ends_in_thoughts`: the prompt
+    /// The grammar of the answer, advanced to the end of the prompt; `None`: any text. `ends_in_reasoning`: the prompt
     /// ends within reasoning.
     fn answer_grammar(
         &self,
