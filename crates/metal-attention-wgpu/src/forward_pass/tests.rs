@@ -24,10 +24,12 @@ fn device() -> Option<(MutexGuard<'static, ()>, Arc<WgpuDevice>)> {
     Some((guard, DEVICE.get_or_init(open).clone()?))
 }
 
-/// A forward pass with `groups` workgroups of the persistent kernel, or without it: 0.
+/// A forward pass with `groups` workgroups of the persistent kernel, or without it: 0. All tests have the same options, and so
+/// the same kernels.
 fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
     let options = WgpuForwardPassOptions {
-        n_ctx: 32,
+        n_ctx: 256,
+        n_seq: 3,
         cache_type: metal_attention_model::CacheType::F32,
         persistent_workgroups: Some(groups),
         ..Default::default()

@@ -295,7 +295,7 @@ mod on_gpu {
     use crate::wgpu::device::gpu;
 
     /// Number of models that a software GPU runs in the time that the test may take.
-    const SOFTWARE: usize = 16;
+    const SOFTWARE: usize = 8;
 
     #[test]
     fn the_gpu_gives_the_logits_of_the_cpu() {
