@@ -502,8 +502,7 @@ impl MicroBatchRun<'_> {
         std::mem::swap(&mut self.scratch.x, &mut self.scratch.normed);
     }
 
-    /// `x += scale * norm(branch_out)`; `branch_out` and `x` have the same shape. Overwrites `normed`, if there is a
-    /// norm.
+    /// `x += scale * norm(branch_out)`; `branch_out` and `x` have the same shape. Overwrites `normed`.
     fn add_branch_out(&mut self, norm: Option<(&Norm, &NormWeights)>, scale: f32) {
         let (n_embd, isa) = (self.spec.n_embd, self.isa);
         let s = &mut *self.scratch;

@@ -67,7 +67,7 @@
 //                A reader polls the word until it has the wanted tag. 12 bits for the tag leave 26 for each value: an F32 without its six
 //                lowest mantissa bits, with a relative error below 2^-17 (`round_to_26_bits`). Errors of the residual stream do not add
 //                up from layer to layer: the block that has a row keeps it in F32, and only the other blocks get the rounded value.
-//   copy         of a vector of words: every block reads one of COPIES copies.
+//   copy         of a vector of words: a vector that all blocks read has COPIES copies, of which each block reads one.
 //   tag          the number in a word that says which layer of which token wrote it, modulo 2^12. Each layer has two tags (TAGS_PER_LAYER):
 //                t, its layer tag, and t + 1, for the residual stream after the feed-forward. Before the first launch all words are zeros;
 //                no reader of the first token wants tag 0. Tags repeat after 2^12 of them; an old word never has the wanted one by chance,

@@ -50,7 +50,8 @@
 //   [2][2][WARPS][TOKENS][16] floats        partial sums: [parity of the round][branch][warp][token][row of the tile]
 //   Accumulators::bytes(n_panels)           the inputs of all tokens as digits or F16 parts
 //
-// Preconditions, of which none is checked: compute capability 8.0 or later; a block has 32 * WARPS threads; y does not overlap x, since blocks store
+// Preconditions, of which none is checked: compute capability 8.0 or later; a block has 32 * WARPS threads and the dynamic shared memory above,
+// of the op's format that needs most; the batch has TOKENS tokens; y does not overlap x, since blocks store
 // rows of y while others still read x; no kernel in flight writes `matrices` or `norm`, which are read before `wait_for_input`; and those at the
 // fields of `MatvecArgs`.
 #include "code_products.cuh"

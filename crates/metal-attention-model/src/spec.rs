@@ -1,7 +1,7 @@
 //! A model as data: its embedding, its layers and its output, with all sizes, but without weights.
 //!
 //! A layer is a mixer (attention or a recurrence), which combines positions, and a feed-forward, which works on each
-//! token alone; each has a norm and joins the residual stream. The parts are those of the published models. A file of
+//! token alone; each mostly has a norm, and joins the residual stream. The parts are those of the published models. A file of
 //! `architectures/` puts the parts of a model family together. Backends match every part exhaustively, and report by
 //! name the parts that they do not support.
 //!

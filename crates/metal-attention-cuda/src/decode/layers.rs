@@ -11,8 +11,10 @@
 //! - softmax attention with q/k/v matrices and a KV cache of its own, causal, also with a window or chunks; heads of a
 //!   multiple of 8 elements up to 256; optional biases, sinks, soft cap, RoPE, and RMS norms of single heads of queries
 //!   and keys;
-//! - a dense feed-forward with a gate, or routed experts with a gate: up to 32 of a token, of up to 1024; optional
-//!   biases of experts, bias of the choice, and scales of experts;
+//! - a dense feed-forward with a gate, or routed experts with a gate: up to 32 of a token, of up to 1024, a multiple of 4,
+//!   none of them shared, whose columns of down fill whole records; optional biases of experts, bias of the choice, and
+//!   scales of experts;
+//! - inputs of a multiple of 4 elements, and matrices of one op that all have codes or none;
 //! - norms (`RMSNorm`) without bias of the inputs of both, and none of their results;
 //! - [`Residual::Sequential`], with any scale.
 //!

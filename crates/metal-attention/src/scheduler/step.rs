@@ -48,7 +48,7 @@ enum ScoresUse {
 }
 
 /// Pairs of an index in [`Engine::running`] and what the step did to that sequence, at most one pair for each index. A
-/// sequence that evaluated only a part of its prompt has none.
+/// sequence that evaluated only a part of its prompt has none, unless a log probability of the prompt failed.
 type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 
 impl Engine<'_> {

@@ -287,7 +287,7 @@ impl ChatJob {
         model.template.continued_parser(rendered, self.callable_tools())
     }
 
-    /// Whether the answer may start with reasoning that `prompt` has not started; see the table at the top of the file.
+    /// Whether the answer may start within reasoning, or with it; see the table at the top of the file.
     fn may_start_reasoning(&self, model: &ModelLease, prompt: &str) -> bool {
         let has_ended_reasoning = model.template.reasoning().is_some_and(|markers| markers.ended_in(prompt));
         let covers_answer =
