@@ -428,13 +428,13 @@ fn activations_gates_and_biases() {
 
 #[test]
 fn matrices_in_parts() {
-    for gpu in variants() {
+    for (i, gpu) in variants().iter().enumerate() {
         for (gated, max_part) in [(true, 1000), (false, 3000)] {
             let shape = ExpertsShape { n_embd: 64, n_ff: 32, gated, ..SHAPE };
             let case = Case { shape, types: [TensorType::Q4_0; 2], bias: true, n_tokens: 20, max_part, ..PLAIN };
             let layer = Layer::new(gpu, case);
             assert!(layer.up.parts().len() > 1 && layer.down.parts().len() > 1);
-            for how in if gated { all_methods(gpu) } else { methods(gpu) } {
+            for how in if gated && i == 0 { all_methods(gpu) } else { methods(gpu) } {
                 check(gpu, case, how, &layer);
                 check(gpu, Case { accumulate: true, ..case }, how, &layer);
             }
