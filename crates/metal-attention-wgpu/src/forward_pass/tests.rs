@@ -24,24 +24,20 @@ fn device() -> Option<(MutexGuard<'static, ()>, Arc<WgpuDevice>)> {
     Some((guard, DEVICE.get_or_init(open).clone()?))
 }
 
-/// A forward pass with `groups` workgroups of the persistent kernel, or without it: 0. All tests have the same options, and so
+/// A forward pass with `groups` workgroups of the persistent kernel, or without it (0); `None`: the device's choice. All tests have the same options, and so
 /// the same kernels.
-fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
+fn start(gpu: &Arc<WgpuDevice>, groups: impl Into<Option<usize>>) -> WgpuForwardPass {
     let options = WgpuForwardPassOptions {
         n_ctx: 256,
         n_seq: 3,
         cache_type: metal_attention_model::CacheType::F32,
-        persistent_workgroups: Some(groups),
+        persistent_workgroups: groups.into(),
         ..Default::default()
     };
-    start_with(gpu, &options)
-}
-
-fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
+    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, &options).unwrap()
 }
 
 #[test]
@@ -130,14 +126,7 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
     let Some((_in_use, gpu)) = device() else { return };
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
     let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|persistent_workgroups| {
-        let options = WgpuForwardPassOptions {
-            n_ctx: 256,
-            n_seq: 3,
-            cache_type: metal_attention_model::CacheType::F32,
-            persistent_workgroups,
-            ..Default::default()
-        };
-        let mut pass = start_with(&gpu, &options);
+        let mut pass = start(&gpu, persistent_workgroups);
         let is_persistent = pass.persistent_timed_out.is_some();
         let prompt: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 200).collect();
         let id = pass.forward_prompt(&prompt).unwrap();

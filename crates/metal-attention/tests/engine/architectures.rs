@@ -10,6 +10,7 @@ use metal_attention::{
 };
 #[cfg(feature = "wgpu")]
 use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+use metal_attention_testing::SeenParts;
 use metal_attention_testing::models::more_architectures;
 use serde::Deserialize;
 
@@ -77,18 +78,19 @@ fn argmax(row: &[f32]) -> usize {
     metal_attention_model::argmax(row) as usize
 }
 
-/// Holds every model for which `tested` is true to the references: `limit` is the most that the NMSE may be. `set_up` takes a
-/// model, the length of its context and whether to compute exactly.
+/// Holds the models to the references, on a software device those with new parts: `limit` is the most that the NMSE may be.
+/// `set_up` takes a model, the length of its context and whether to compute exactly.
 fn hold_to_references(
-    tested: &mut dyn FnMut(&Model) -> bool,
+    on_software_device: bool,
     set_up: &dyn Fn(&Model, usize, bool) -> Box<dyn ForwardPass>,
     limit: f64,
 ) {
     let Reference { tokens, models } = reference();
     assert_eq!(models.len(), more_architectures().len());
+    let mut parts = SeenParts::default();
     for (name, case) in models {
         let model = model(&name);
-        if !tested(&model) {
+        if on_software_device && !parts.adds(model.spec()) {
             continue;
         }
         // Where experts are quantised the reference took their numbers as floats.
@@ -116,7 +118,7 @@ fn hold_to_references(
 
 #[test]
 fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
-    hold_to_references(&mut |_| true, &|model, n_ctx, exact| pass(model, n_ctx, 1, exact), 1e-8);
+    hold_to_references(false, &|model, n_ctx, exact| pass(model, n_ctx, 1, exact), 1e-8);
 }
 
 /// All on one device, whose compiled pipelines serve many models.
@@ -128,9 +130,7 @@ fn and_so_it_does_on_a_gpu() {
         let options = WgpuForwardPassOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
         Box::new(WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).unwrap())
     };
-    let mut parts = metal_attention_testing::SeenParts::default();
-    let mut tested = |model: &Model| parts.adds(model.spec()) || !gpu.summary().is_software();
-    hold_to_references(&mut tested, &set_up, 1e-6);
+    hold_to_references(gpu.summary().is_software(), &set_up, 1e-6);
 }
 
 #[cfg(feature = "cuda")]
@@ -139,11 +139,8 @@ fn and_so_it_does_through_cuda() {
     let built_in = Model::built_in().unwrap();
     match pass_on(Device::Cuda(0), &built_in, 32, 1, false) {
         Ok(_) => {
-            let mut parts = metal_attention_testing::SeenParts::default();
-            let is_software = crate::cuda::is_software();
-            let mut tested = |model: &Model| parts.adds(model.spec()) || !is_software;
             let set_up = |model: &Model, n_ctx, exact| pass_on(Device::Cuda(0), model, n_ctx, 1, exact).unwrap();
-            hold_to_references(&mut tested, &set_up, 1e-6);
+            hold_to_references(crate::cuda::is_software(), &set_up, 1e-6);
         }
         Err(why) => assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}"),
     }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use half::f16;
-
 use super::super::{WIDE, assert_close, device, packed_len, poisoned, read, unpacked};
-use super::{CHUNK, F32_ERROR, Setup, Shape, WINDOW, shape};
+use super::{CHUNK, F32_ERROR, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::AttentionArgs;
 use crate::launch::{LaunchGrid, LaunchOrder};
@@ -63,9 +61,7 @@ fn check_decode(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usiz
         if appended { q } else { setup.made(&q, 0, head, setup.tokens[token].pos as usize, shape.scale()) }
     };
     assert_close(&got, &setup.expected(query, None, F32_ERROR), width, &what);
-    for (half, float) in halves.iter().zip(&got) {
-        assert_eq!(*half, f16::from_f32(*float).to_f32(), "{what}: packed");
-    }
+    assert_packed(&halves, &got, &what);
     assert_eq!(read::<u32>(gpu, &tickets, n_tickets), vec![0; n_tickets], "{what}: tickets");
 }
 

@@ -338,6 +338,14 @@ impl Setup {
         self.qkv[at..][..self.shape.dim].iter().map(|v| f64::from(*v)).collect()
     }
 
+    /// The queries of all tokens as ready ones, `[n_tokens, n_head * dim]`: without the gates that `qkv` may have beside them.
+    fn ready_queries(&self) -> Vec<f32> {
+        let Shape { n_head, dim, .. } = self.shape;
+        let head_at = |token, head| token * self.shape.stride() + head * self.shape.q_step();
+        let heads = (0..self.tokens.len()).flat_map(|token| (0..n_head).map(move |head| head_at(token, head)));
+        heads.flat_map(|at| self.qkv[at..][..dim].iter().copied()).collect()
+    }
+
     /// The result of all tokens, from the queries that `query` makes of token and head. `slopes`: of ALiBi. `error`: relative to the
     /// largest value.
     fn expected(&self, query: impl Fn(usize, usize) -> Vec<f64>, slopes: Option<&[f32]>, error: f64) -> Vec<Expected> {
@@ -430,5 +438,12 @@ impl Setup {
             v_at: s.v_at() as u32,
             ..AttentionArgs::zeroed()
         }
+    }
+}
+
+/// Asserts that the packed results are the F32 ones, rounded to F16.
+fn assert_packed(halves: &[f32], floats: &[f32], what: &str) {
+    for (half, float) in halves.iter().zip(floats) {
+        assert_eq!(*half, f16::from_f32(*float).to_f32(), "{what}: packed");
     }
 }

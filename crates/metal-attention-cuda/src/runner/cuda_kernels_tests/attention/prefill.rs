@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::super::{Expected, WIDE, assert_close, device, packed_len, poisoned, read, unpacked};
-use super::{CHUNK, F32_ERROR, FULL, NEAR, Setup, Shape, WINDOW, shape};
+use super::{CHUNK, F32_ERROR, FULL, NEAR, Setup, Shape, WINDOW, assert_packed, shape};
 use crate::CudaDevice;
 use crate::args::{GeneralAttentionArgs, PrefillArgs, QueryTileArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
@@ -56,12 +56,7 @@ fn check_prefill(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let (n, width) = (setup.tokens.len(), shape.n_head * shape.dim);
     let order = n.div_ceil(8) as u32 | if wide { WIDE } else { 0 };
     let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(width, order)]).unwrap();
-    // Ready queries lie one after the other, gates as in the rows of the products.
-    let queries: Vec<f32> = (0..n)
-        .flat_map(|token| (0..shape.n_head).flat_map(move |head| (0..shape.dim).map(move |d| (token, head, d))))
-        .map(|(token, head, d)| setup.qkv[token * shape.stride() + head * shape.q_step() + d])
-        .collect();
-    let query_buffer = gpu.upload("queries", &queries).unwrap();
+    let query_buffer = gpu.upload("queries", &setup.ready_queries()).unwrap();
     let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
     let mut tiles = Vec::new();
     let mut token = 0;
@@ -145,11 +140,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let setup = Setup::new(gpu, shape, runs, true, f32::NAN);
     let (n, width) = (setup.tokens.len(), shape.n_head * shape.dim);
     let order = n.div_ceil(8) as u32;
-    let queries: Vec<f32> = (0..n)
-        .flat_map(|token| (0..shape.n_head).flat_map(move |head| (0..shape.dim).map(move |d| (token, head, d))))
-        .map(|(token, head, d)| setup.qkv[token * shape.stride() + head * shape.q_step() + d])
-        .collect();
-    let query_buffer = gpu.upload("queries", &queries).unwrap();
+    let query_buffer = gpu.upload("queries", &setup.ready_queries()).unwrap();
     let qkv = gpu.upload("qkv", &setup.qkv).unwrap();
     let out = poisoned(gpu, n * width);
     let packed = gpu.upload("packed", &vec![0xffff_u16; packed_len(width, order)]).unwrap();
@@ -189,9 +180,7 @@ fn check_general(gpu: &Arc<CudaDevice>, shape: Shape, runs: &[(usize, usize, usi
     let expected = setup.expected(|token, head| setup.raw_query(token, head), alibi.then_some(&slopes), F32_ERROR);
     assert_close(&got, &expected, width, &what);
     let halves = unpacked(&read(gpu, &packed, packed_len(width, order)), width, n, order);
-    for (half, float) in halves.iter().zip(&got) {
-        assert_eq!(*half, f16::from_f32(*float).to_f32(), "{what}: packed");
-    }
+    assert_packed(&halves, &got, &what);
     assert_eq!(read::<u32>(gpu, &tickets, n * shape.n_head), vec![0; n * shape.n_head], "{what}: tickets");
 }
 

@@ -76,7 +76,7 @@ impl Rule {
     }
 }
 
-/// `n_tap`: fused, with a convolution of so many taps.
+/// `n_tap`: the taps of the convolution that is fused with the scan; `None`: no convolution.
 fn check(pass: &mut CudaForwardPass, rule: Rule, segments: &[Segment], n_tap: Option<usize>) {
     let what = format!("{rule:?} {segments:?}, fused with taps {n_tap:?}");
     let Rule { n_head, n_head_k, key_dim, value_dim, .. } = rule;

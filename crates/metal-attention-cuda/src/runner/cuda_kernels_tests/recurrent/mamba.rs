@@ -156,7 +156,7 @@ impl Mamba2 {
     }
 }
 
-/// `n_tap`: fused, with a convolution of so many taps.
+/// `n_tap`: the taps of the convolution that is fused with the scan; `None`: no convolution.
 fn check_mamba2(pass: &mut CudaForwardPass, shape: Mamba2, segments: &[Segment], n_tap: Option<usize>) {
     let what = format!("{shape:?} {segments:?}, fused with taps {n_tap:?}");
     let Mamba2 { n_head, n_group, d_state, head_dim, gate_gap } = shape;
