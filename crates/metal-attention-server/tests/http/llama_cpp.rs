@@ -302,17 +302,11 @@ fn slots_show_the_running_sequences() {
             "next_token": [{"has_next_token": false, "n_decoded": 0, "n_remain": -1}]})
     };
     assert_eq!(slots(), json!([idle(0), idle(1)]));
-    let mut held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let body = request(&json!({"n_predict": 50, "prompt": [PROMPT, "Tim"], "ignore_eos": true})).to_string();
     let answer = server.send_only("POST", "/completion", &["Content-Type: application/json"], body.as_bytes());
     while slots()[1]["is_processing"] == false {
-        // Opens the gate for one batch or a few.
-        let n_steps = controls.log.lock().unwrap().len();
-        drop(held);
-        while controls.log.lock().unwrap().len() == n_steps {
-            std::thread::yield_now();
-        }
-        held = controls.gate.lock().unwrap();
+        held.let_one_step_pass();
     }
     let busy = slots();
     for (slot, n_prompt) in busy.as_array().unwrap().iter().zip([5, 2]) {

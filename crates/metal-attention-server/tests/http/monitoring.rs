@@ -18,7 +18,7 @@ fn with_key() -> HttpOptions {
     HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
-/// A server with two slots whose engine is blocked while the returned `TestPass::gate` is locked. It is not waited for.
+/// A server with two slots whose engine is blocked while the gate of the returned `TestPass` is closed. It is not waited for.
 pub fn server_with_gate(options: HttpOptions) -> (Server, TestPass) {
     server_with_gate_of(Model::built_in().unwrap(), options)
 }
@@ -119,19 +119,12 @@ fn endpoint_pickers_find_the_metrics_of_vllm() {
     wait_until_idle();
     assert_eq!(read(), [0.0; 3], "cached pages of finished sequences do not count as load");
     assert_eq!(server.metric("kv_cache_pages_used"), 2.0);
-    let mut held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let body = request(4).to_string();
     let answer = server.send_only("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
-    while read()[..2] != [2.0, 2.0] {
-        // Opens the gate for one batch or a few.
-        let n_steps = controls.log.lock().unwrap().len();
-        drop(held);
-        while controls.log.lock().unwrap().len() == n_steps {
-            std::thread::yield_now();
-        }
-        held = controls.gate.lock().unwrap();
+    while read() != [2.0, 2.0, 3.0 / n_pages as f64] {
+        held.let_one_step_pass();
     }
-    assert_eq!(read(), [2.0, 2.0, 3.0 / n_pages as f64]);
     drop(held);
     assert_eq!(Answer::read(answer).status, 200);
     wait_until_idle();
@@ -190,7 +183,7 @@ fn a_server_that_shuts_down_rejects_new_requests() {
     let body = completion(&json!({"stream": true, "max_tokens": 480, "ignore_eos": true}));
     let mut running = server.stream("/v1/completions", &body);
     running.next().unwrap();
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     server.stop();
     while server.get_monitoring("/ready").status == 200 {
         std::thread::sleep(Duration::from_millis(1));

@@ -192,7 +192,7 @@ fn requests_beyond_the_time_limit_time_out() {
     ] {
         let (server, controls) = server_with_gate_of(model(is_reranker), options());
         server.wait_until_ready();
-        let held = controls.gate.lock().unwrap();
+        let held = controls.gate.close();
         let answer = server.post(path, &request);
         assert_eq!((answer.status, &answer.json()["error"]["code"]), (504, &json!("timeout")), "{path}");
         drop(held);

@@ -62,12 +62,12 @@ fn a_short_request_does_not_wait_for_250_long_ones() {
     for n_parallel in [1, 4] {
         let options = SchedulerOptions { n_parallel, ..Default::default() };
         let (model, scheduler, controls) = start(n_parallel + 4, 4 * (n_parallel + 4), &options);
-        let held = controls.gate.lock().unwrap();
+        let held = controls.gate.close();
         let long: Vec<_> = (0..250).map(|i| scheduler.submit(long_request(A, i, 20, 200)).unwrap()).collect();
         drop(held);
         wait("the slots to be taken", || scheduler.metrics().generated_tokens > 0);
         for i in 0..5 {
-            let held = controls.gate.lock().unwrap();
+            let held = controls.gate.close();
             let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 6 + i], 5) };
             let events = scheduler.submit(short()).unwrap();
             let from = controls.log.lock().unwrap().len();
@@ -89,7 +89,7 @@ fn a_short_request_does_not_wait_for_250_long_ones() {
 fn preempted_sequences_are_not_evaluated_again() {
     let options = SchedulerOptions { n_parallel: 1, ..Default::default() };
     let (model, scheduler, controls) = start(3, 12, &options);
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let requests = [long_request(A, 1, 30, 60), long_request(B, 2, 50, 60), long_request(C, 3, 10, 40)];
     let events: Vec<_> = [long_request(A, 1, 30, 60), long_request(B, 2, 50, 60), long_request(C, 3, 10, 40)]
         .map(|r| scheduler.submit(r).unwrap())
@@ -123,12 +123,12 @@ fn all_requests_finish_where_the_cache_has_pages_for_one() {
 fn slots_are_shared_equally_between_clients() {
     let options = SchedulerOptions { n_parallel: 4, ..Default::default() };
     let (_, scheduler, controls) = start(8, 32, &options);
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let mut events_a: Vec<_> = (0..20).map(|i| scheduler.submit(long_request(A, i, 10, 150)).unwrap()).collect();
     let mut events_b: Vec<_> = (0..20).map(|i| scheduler.submit(long_request(B, 40 + i, 10, 150)).unwrap()).collect();
     drop(held);
     wait("some tokens", || scheduler.metrics().generated_tokens > 400);
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let count = |events: &mut Vec<Events>| -> usize {
         let mut n = 0;
         for events in events {
@@ -157,7 +157,7 @@ fn prompts_share_a_batch() {
     let options = SchedulerOptions { n_parallel: 4, n_batch: Some(16), ..Default::default() };
     let (model, scheduler, controls) = start(8, 32, &options);
     let short = || Request { client: B, ignore_eos: true, ..greedy(vec![MARK; 20], 3) };
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let events: Vec<_> = (0..3).map(|i| scheduler.submit(long_request(A, i, 200, 3)).unwrap()).collect();
     let last = scheduler.submit(short()).unwrap();
     let from = controls.log.lock().unwrap().len();
@@ -176,7 +176,7 @@ fn prompts_share_a_batch() {
 fn a_queue_full_of_one_client_accepts_requests_of_others() {
     let options = SchedulerOptions { n_parallel: 1, n_queue: 8, ..Default::default() };
     let (_, scheduler, controls) = start(2, 8, &options);
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let mut events = vec![scheduler.submit(long_request(A, 0, 5, 5)).unwrap()];
     wait("the first to run", || scheduler.metrics().waiting == 0);
     let full = loop {
@@ -207,7 +207,7 @@ fn an_embedding_does_not_wait_for_a_whole_prompt() {
     let options = SchedulerOptions { n_parallel: 2, ..Default::default() };
     let (model, scheduler, controls) = start(4, 16, &options);
     let prompt = || Request { client: A, ignore_eos: true, ..greedy(vec![MARK; N_PROMPT], 3) };
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     // A step that waits at the gate, and ends its sequence. Then prompt and embedding begin together.
     let first = scheduler.submit(long_request(C, 0, 1, 1)).unwrap();
     wait("the first to run", || scheduler.metrics().waiting == 0);
@@ -232,7 +232,7 @@ fn embeddings_and_requests_share_the_cache() {
         let options = SchedulerOptions { n_parallel, n_batch: Some(32), ..Default::default() };
         let (model, scheduler, controls) = start(n_parallel + 4, 4, &options);
         let ids = |n: usize| (0..n).map(|i| (i * 31 % 500 + 3) as u32).collect::<Vec<_>>();
-        let held = controls.gate.lock().unwrap();
+        let held = controls.gate.close();
         let long: Vec<_> = (0..40).map(|_| scheduler.embed(A, ids(250)).unwrap()).collect();
         drop(held);
         wait("the first embeddings", || scheduler.metrics().embedding_tokens > 0);

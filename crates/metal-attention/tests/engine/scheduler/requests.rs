@@ -162,7 +162,7 @@ fn the_queue_is_limited_and_a_cancelled_request_leaves_it() {
     let (model, scheduler, controls) = start_test_pass(1, options);
     let prompt = encode(&model, "Once upon a time");
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let running = scheduler.submit(long()).unwrap();
     wait("the first request to run", || scheduler.metrics().waiting == 0);
     let waiting = scheduler.submit(long()).unwrap();
@@ -182,7 +182,7 @@ fn deadlines_end_running_and_waiting_requests() {
     let prompt = encode(&model, "Once upon a time");
     let deadline = Some(Instant::now() + Duration::from_millis(50));
     let request = || Request { max_tokens: None, ignore_eos: true, deadline, ..greedy(prompt.clone(), 0) };
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let (running, waiting) = (scheduler.submit(request()).unwrap(), scheduler.submit(request()).unwrap());
     let last = scheduler.submit(greedy(prompt.clone(), 3)).unwrap();
     std::thread::sleep(Duration::from_millis(60));
@@ -207,7 +207,7 @@ fn shutting_down_finishes_or_cancels() {
     assert_eq!(scheduler.submit(greedy(prompt.clone(), 1)).err(), Some(SubmitError::ShuttingDown));
 
     let (_, scheduler, controls) = start_test_pass(1, SchedulerOptions::default());
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let long = || Request { max_tokens: None, ignore_eos: true, ..greedy(prompt.clone(), 0) };
     let events = [scheduler.submit(long()).unwrap(), scheduler.submit(long()).unwrap()];
     let closing = scheduler.clone();
@@ -252,7 +252,7 @@ fn a_panic_of_the_forward_pass_fails_all_requests() {
     assert_eq!(scheduler.defect(), None);
     let mut first = scheduler.submit(request(0, false)).unwrap();
     assert!(matches!(first.blocking_recv(), Some(Event::Token { .. })));
-    let held = controls.gate.lock().unwrap();
+    let held = controls.gate.close();
     let events: Vec<_> = (0..9).map(|i| scheduler.submit(request(i % 4, i % 2 == 0)).unwrap()).collect();
     let embeddings: Vec<_> = (0..4).map(|i| scheduler.embed(Client::Key(i % 2), prompt.clone()).unwrap()).collect();
     controls.panic_in.store(8, Ordering::Relaxed);

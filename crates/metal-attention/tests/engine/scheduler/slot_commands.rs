@@ -102,7 +102,7 @@ fn a_running_sequence_is_saved_up_to_its_position_and_not_erased() {
     let saved = wait(other.save_slot(0)).unwrap();
     let pass = TestPass::new(model.forward_pass(&EngineOptions { n_seq: 2, ..engine() }).unwrap());
     let gate = pass.gate.clone();
-    let held = gate.lock().unwrap();
+    let held = gate.close();
     let scheduler = Scheduler::start(Box::new(pass), Arc::new(model), SchedulerOptions::default()).unwrap();
     let prompt = token_ids(1, 10);
     let events = scheduler.submit(Request { ignore_eos: true, ..greedy(prompt.clone(), 100) }).unwrap();

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl};
@@ -162,8 +162,8 @@ pub fn reference_in(model: &Model, engine: &EngineOptions, request: &Request) ->
 pub struct TestPass {
     /// The forward pass that evaluates the batches.
     pub pass: Box<dyn ForwardPass>,
-    /// Steps wait while a test holds this lock.
-    pub gate: Arc<Mutex<()>>,
+    /// The gate at which each step waits while a test keeps it closed.
+    pub gate: Arc<Gate>,
     /// Whether the next step fails. The step resets it.
     pub fail: Arc<AtomicBool>,
     /// The number of the coming step that panics, from 1 on; 0: none does.
@@ -174,6 +174,57 @@ pub struct TestPass {
     pub max_top_k: usize,
     /// Number of calls of [`ForwardPass::wake`].
     pub woken: Arc<AtomicUsize>,
+}
+
+/// A gate that stops the steps of a [`TestPass`] while a test keeps it closed. A new gate is open.
+#[derive(Default)]
+pub struct Gate {
+    /// The number of steps that may still pass; `None` while the gate is open.
+    permits: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Closes the gate until the result is dropped.
+    pub fn close(&self) -> ClosedGate<'_> {
+        *self.permits.lock().unwrap() = Some(0);
+        ClosedGate(self)
+    }
+
+    /// Waits until one step may pass.
+    fn pass(&self) {
+        let mut permits = self.changed.wait_while(self.permits.lock().unwrap(), |n| *n == Some(0)).unwrap();
+        if let Some(n) = &mut *permits {
+            *n -= 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Keeps a [`Gate`] closed until it is dropped.
+pub struct ClosedGate<'a>(&'a Gate);
+
+impl ClosedGate<'_> {
+    /// Lets exactly one step pass, and returns once it has begun.
+    ///
+    /// # Panics
+    ///
+    /// If no step arrives within a minute.
+    pub fn let_one_step_pass(&self) {
+        let mut permits = self.0.permits.lock().unwrap();
+        *permits = Some(1);
+        self.0.changed.notify_all();
+        let waits = |n: &mut Option<usize>| *n == Some(1);
+        let waited = self.0.changed.wait_timeout_while(permits, Duration::from_secs(60), waits).unwrap();
+        assert!(!waited.1.timed_out(), "no step arrived at the gate");
+    }
+}
+
+impl Drop for ClosedGate<'_> {
+    fn drop(&mut self) {
+        *self.0.permits.lock().unwrap() = None;
+        self.0.changed.notify_all();
+    }
 }
 
 impl TestPass {
@@ -194,7 +245,7 @@ impl TestPass {
 impl TestPass {
     /// Waits at the gate, records the batch, then panics or fails as the fields require.
     fn enter(&self, batch: &[BatchToken]) -> Result<(), ForwardError> {
-        drop(self.gate.lock().unwrap());
+        self.gate.pass();
         self.log.lock().unwrap().push(batch.iter().map(|token| token.id).collect());
         let counted = |n: usize| n.checked_sub(1);
         let left = self.panic_in.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
