@@ -56,6 +56,12 @@ pub fn skip(why: &str) {
     }
 }
 
+/// Whether a test runs a part of its cases: on a GPU in software, which compiles each kernel for seconds. The environment variable
+/// `METAL_ATTENTION_ALL_CASES` makes it run all of them there, too.
+pub fn takes_fewer_cases(software: bool) -> bool {
+    software && std::env::var_os("METAL_ATTENTION_ALL_CASES").is_none()
+}
+
 /// The parts of which the models of a test so far consist. A software GPU compiles the kernels of a model for seconds: there a
 /// test of many models takes those with a part that no earlier one has.
 #[derive(Debug, Default)]

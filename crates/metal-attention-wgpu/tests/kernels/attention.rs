@@ -1,6 +1,8 @@
 //! `decode_attention` and `prefill_attention` against their twin, and against each other.
 
-use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, variants};
+use crate::support::{
+    GROUP, batch_with_pages, nmse, poisoned, random, run_sized, shuffled_pages, takes_fewer_cases, variants,
+};
 use metal_attention_model::CacheType::{self, F16, F32};
 use metal_attention_model::RopeLayout::{Halves, Interleaved};
 use metal_attention_model::{BatchToken, Rope};
@@ -249,12 +251,11 @@ fn shapes() -> Vec<AttentionShape> {
     ]
 }
 
-/// All shapes on the first device; on the second one, too, of which a software GPU takes every third, as it compiles a kernel for
-/// each of them.
+/// All shapes on both devices; where [`takes_fewer_cases`], each on one of them.
 fn gpus_and_shapes() -> impl Iterator<Item = (&'static WgpuDevice, AttentionShape)> {
     gpus().enumerate().flat_map(|(second, gpu)| {
-        let step = if second > 0 && gpu.summary().is_software() { 3 } else { 1 };
-        shapes().into_iter().step_by(step).map(move |shape| (gpu, shape))
+        let taken = move |i: usize| !takes_fewer_cases(gpu) || i % 2 == second;
+        shapes().into_iter().enumerate().filter(move |(i, _)| taken(*i)).map(move |(_, shape)| (gpu, shape))
     })
 }
 

@@ -1,7 +1,7 @@
 //! `matmul` (GEMM) against its scalar twin: every tensor type, unusual shapes, outputs, selected rows, outliers.
 
 use crate::support::matrices::{tensor, tensors};
-use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants};
+use crate::support::{batch, nmse, on_variants, poisoned, random, run, run_sized, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
@@ -96,12 +96,10 @@ fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &
 
 #[test]
 fn every_type() {
-    for gpu in variants() {
-        for &ty in TensorType::ALL {
-            let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
-            let w = tensor(ty, n_in, 65, 5);
-            check(gpu, &WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
-        }
+    for (gpu, ty) in on_variants(TensorType::ALL) {
+        let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
+        let w = tensor(ty, n_in, 65, 5);
+        check(gpu, &WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
     }
 }
 
@@ -135,17 +133,15 @@ fn unusual_shapes() {
 
 #[test]
 fn outputs() {
-    for gpu in variants() {
-        // Sizes that are whole vectors, and sizes that are not.
-        for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 136), (TensorType::F16, 77, 34)] {
-            let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
-            let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
-            let (a, b) = (w[0].to_f32(), w[1].to_f32());
-            let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
-            for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
-                check(gpu, &matrix, &values, Case { output, ..PLAIN });
-                check(gpu, &matrix, &values, Case { output, bias: true, exact: true, n_tokens: 66, ..PLAIN });
-            }
+    // Sizes that are whole vectors, and sizes that are not.
+    for (gpu, (ty, n_in, n_out)) in on_variants(&[(TensorType::Q4_0, 576, 136), (TensorType::F16, 77, 34)]) {
+        let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
+        let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+        let (a, b) = (w[0].to_f32(), w[1].to_f32());
+        let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
+        for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
+            check(gpu, &matrix, &values, Case { output, ..PLAIN });
+            check(gpu, &matrix, &values, Case { output, bias: true, exact: true, n_tokens: 66, ..PLAIN });
         }
     }
 }

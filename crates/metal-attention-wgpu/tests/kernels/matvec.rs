@@ -2,7 +2,7 @@
 //! outputs, tiles of tokens, matrices in parts.
 
 use crate::support::matrices::{repeated, tensor, tensors};
-use crate::support::{batch, nmse, poisoned, random, run, run_sized, variants, with_any_subgroups};
+use crate::support::{batch, nmse, on_variants, poisoned, random, run, run_sized, variants, with_any_subgroups};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
@@ -78,15 +78,13 @@ fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
 
 #[test]
 fn every_type() {
-    for gpu in variants() {
-        for &ty in TensorType::ALL {
-            let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
-            let w = tensor(ty, n_in, 37, 5);
-            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
-            let values = w.to_f32();
-            check(gpu, &matrix, &values, PLAIN);
-            check(gpu, &matrix, &values, Case { n_tokens: 3, token_tile: 2, ..PLAIN });
-        }
+    for (gpu, ty) in on_variants(TensorType::ALL) {
+        let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
+        let w = tensor(ty, n_in, 37, 5);
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let values = w.to_f32();
+        check(gpu, &matrix, &values, PLAIN);
+        check(gpu, &matrix, &values, Case { n_tokens: 3, token_tile: 2, ..PLAIN });
     }
 }
 
@@ -341,24 +339,22 @@ fn several_inputs() {
         (1024, &[(Q8_0, 1024), (Q8_0, 1024), (Q8_0, 1022)]),
         (1024, &[(Q8_0, 4100)]),
     ];
-    for gpu in variants() {
-        for (n_in, parts) in matrices {
-            let shapes: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
-            let w = tensors(&shapes, 12);
-            let matrix = WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
-            for (n, tile) in [(1, 1), (2, 1), (3, 4), (9, 2)] {
-                let x: Vec<_> = (0..parts.len()).map(|i| random(i as u64 + 1, n * n_in)).collect();
-                let gx: Vec<_> = x.iter().map(|x| gpu.upload("x", x).unwrap()).collect();
-                let y = poisoned(gpu, n * matrix.n_out());
-                let inputs: Vec<_> = parts.iter().zip(&gx).map(|(&(_, n_out), x)| (n_out, x)).collect();
-                let batch = batch(gpu, n, 0);
-                run(gpu, &matvec_of_inputs(gpu, &matrix, &inputs, tile, &y, &batch).unwrap(), n);
-                let product = |t: usize| w.iter().zip(&x).map(move |(w, x)| (w.to_f32(), &x[t * n_in..][..n_in]));
-                let want: Vec<f32> = (0..n).flat_map(product).flat_map(|(w, x)| matvec_twin(&w, x)).collect();
-                let got: Vec<f32> = gpu.read(&y, want.len()).unwrap();
-                let error = nmse(&got, &want);
-                assert!(error < TOLERANCE, "{parts:?}, {n} tokens in tiles of {tile}: {error:e}");
-            }
+    for (gpu, (n_in, parts)) in on_variants(&matrices) {
+        let shapes: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
+        let w = tensors(&shapes, 12);
+        let matrix = WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
+        for (n, tile) in [(1, 1), (2, 1), (3, 4), (9, 2)] {
+            let x: Vec<_> = (0..parts.len()).map(|i| random(i as u64 + 1, n * n_in)).collect();
+            let gx: Vec<_> = x.iter().map(|x| gpu.upload("x", x).unwrap()).collect();
+            let y = poisoned(gpu, n * matrix.n_out());
+            let inputs: Vec<_> = parts.iter().zip(&gx).map(|(&(_, n_out), x)| (n_out, x)).collect();
+            let batch = batch(gpu, n, 0);
+            run(gpu, &matvec_of_inputs(gpu, &matrix, &inputs, tile, &y, &batch).unwrap(), n);
+            let product = |t: usize| w.iter().zip(&x).map(move |(w, x)| (w.to_f32(), &x[t * n_in..][..n_in]));
+            let want: Vec<f32> = (0..n).flat_map(product).flat_map(|(w, x)| matvec_twin(&w, x)).collect();
+            let got: Vec<f32> = gpu.read(&y, want.len()).unwrap();
+            let error = nmse(&got, &want);
+            assert!(error < TOLERANCE, "{parts:?}, {n} tokens in tiles of {tile}: {error:e}");
         }
     }
 }

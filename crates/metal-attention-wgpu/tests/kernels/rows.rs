@@ -1,7 +1,7 @@
 //! Kernels over rows of the residual stream, `norm`, `scale`, `row_gate`, `embedding_sum` and `activation`, against
 //! their twins.
 
-use crate::support::{nmse, poisoned, random, run, run_sized, variants};
+use crate::support::{nmse, on_variants, poisoned, random, run, run_sized, variants};
 use metal_attention_model::{Activation, BatchToken, NormKind};
 use metal_attention_wgpu::kernels::{
     Gating, NormShape, ScaleShape, activation, activation_twin, embedding_sum, embedding_sum_twin, norm, norm_twin,
@@ -14,48 +14,44 @@ const SHAPES: [(usize, usize, usize); 6] = [(1, 1, 1), (31, 3, 2), (33, 1, 7), (
 
 #[test]
 fn norms_match_their_twin() {
-    for gpu in variants() {
-        for (n, rows, n_tokens) in SHAPES {
-            for (kind, weight, bias) in [
-                (None, false, false),
-                (Some(NormKind::Rms), false, false),
-                (Some(NormKind::Rms), true, true),
-                (Some(NormKind::Layer), true, false),
-                (Some(NormKind::Layer), true, true),
-            ] {
-                for (accumulate, outputs_only, in_place) in
-                    [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
-                {
-                    let shape =
-                        NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, outputs_only };
-                    let total = n * rows * n_tokens;
-                    let (x, before) = (random(1, total), random(2, total));
-                    let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
-                    // Every second token has logits.
-                    let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, output: i.is_multiple_of(2) };
-                    let batch: Vec<_> = (0..n_tokens).map(token).collect();
-                    let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
-                    let [gx, gy, gw] = &buffers;
-                    let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
-                    let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
-                    let dispatch = norm(gpu, shape, source, Some(gw), target, &words).unwrap();
-                    let n_outputs = n_tokens.div_ceil(2);
-                    let size =
-                        BatchDims { n_tokens: n_tokens as u32, n_outputs: n_outputs as u32, n_runs: 1, n_splits: 1 };
-                    run_sized(gpu, &[dispatch], size);
-                    let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
-                    let selected: Vec<usize> = (0..n_tokens).filter(|t| !outputs_only || t % 2 == 0).collect();
-                    let from = selected.iter().flat_map(|t| t * rows..(t + 1) * rows);
-                    let want: Vec<f32> = from
-                        .enumerate()
-                        .flat_map(|(i, r)| norm_twin(shape, &row(r, &x), &weights, &row(i, &before)))
-                        .collect();
-                    let got: Vec<f32> = gpu.read(target, want.len()).unwrap();
-                    let error = nmse(&got, &want);
-                    // As `rmsnorm`. A row of one element less its mean consists of rounding errors only, and is not
-                    // compared.
-                    assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{shape:?}: {error:e}");
-                }
+    for (gpu, (n, rows, n_tokens)) in on_variants(&SHAPES) {
+        for (kind, weight, bias) in [
+            (None, false, false),
+            (Some(NormKind::Rms), false, false),
+            (Some(NormKind::Rms), true, true),
+            (Some(NormKind::Layer), true, false),
+            (Some(NormKind::Layer), true, true),
+        ] {
+            for (accumulate, outputs_only, in_place) in
+                [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
+            {
+                let shape = NormShape { n, rows, kind, eps: 1e-3, weight, bias, scale: 0.7, accumulate, outputs_only };
+                let total = n * rows * n_tokens;
+                let (x, before) = (random(1, total), random(2, total));
+                let weights = random(3, n * (usize::from(weight) + usize::from(bias)));
+                // Every second token has logits.
+                let token = |i: usize| BatchToken { id: 0, seq: 0, pos: i, output: i.is_multiple_of(2) };
+                let batch: Vec<_> = (0..n_tokens).map(token).collect();
+                let buffers = [&x, &before, &weights].map(|v| gpu.upload("x", v).unwrap());
+                let [gx, gy, gw] = &buffers;
+                let words = gpu.upload("batch", &batch_words(&batch)).unwrap();
+                let (source, target) = if in_place { (None, gx) } else { (Some(gx), gy) };
+                let dispatch = norm(gpu, shape, source, Some(gw), target, &words).unwrap();
+                let n_outputs = n_tokens.div_ceil(2);
+                let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: n_outputs as u32, n_runs: 1, n_splits: 1 };
+                run_sized(gpu, &[dispatch], size);
+                let row = |i: usize, all: &[f32]| all[i * n..][..n].to_vec();
+                let selected: Vec<usize> = (0..n_tokens).filter(|t| !outputs_only || t % 2 == 0).collect();
+                let from = selected.iter().flat_map(|t| t * rows..(t + 1) * rows);
+                let want: Vec<f32> = from
+                    .enumerate()
+                    .flat_map(|(i, r)| norm_twin(shape, &row(r, &x), &weights, &row(i, &before)))
+                    .collect();
+                let got: Vec<f32> = gpu.read(target, want.len()).unwrap();
+                let error = nmse(&got, &want);
+                // As `rmsnorm`. A row of one element less its mean consists of rounding errors only, and is not
+                // compared.
+                assert!(error < 1e-12 || (n == 1 && kind == Some(NormKind::Layer)), "{shape:?}: {error:e}");
             }
         }
     }

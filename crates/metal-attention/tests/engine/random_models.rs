@@ -262,7 +262,7 @@ fn n_models(default: usize) -> usize {
 #[test]
 fn every_instruction_set_gives_the_same_logits_and_nearly_so_with_8_bit_activations() {
     let mut worst = (0.0, 0);
-    for number in 0..n_models(500) {
+    for number in 0..n_models(200) {
         let case = Case::new(number);
         let file = case.file();
         let mut sets = Isa::available().into_iter();
@@ -290,18 +290,19 @@ mod on_gpu {
 
     use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
     use metal_attention_model::Weights;
+    use metal_attention_testing::takes_fewer_cases;
 
     use super::*;
     use crate::wgpu::device::gpu;
 
-    /// Number of models that a software GPU runs in the time that the test may take.
-    const SOFTWARE: usize = 8;
+    /// Number of models where [`takes_fewer_cases`].
+    const FEW: usize = 8;
 
     #[test]
     fn the_gpu_gives_the_logits_of_the_cpu() {
         let Some(gpu) = gpu() else { return };
         let best = Isa::available().into_iter().last().expect("plain Rust runs everywhere");
-        let n = n_models(if gpu.summary().is_software() { SOFTWARE } else { 500 });
+        let n = n_models(if takes_fewer_cases(gpu.summary().is_software()) { FEW } else { 500 });
         for number in 0..n {
             let case = Case::new(number);
             let file = case.file();

@@ -35,6 +35,21 @@ pub fn variants() -> &'static [WgpuDevice] {
     MINE.with(|lent| lent.0)
 }
 
+/// Whether tests on `gpu` run a part of their cases.
+pub fn takes_fewer_cases(gpu: &WgpuDevice) -> bool {
+    metal_attention_testing::takes_fewer_cases(gpu.summary().is_software())
+}
+
+/// The pairs of a variant and a case that a test runs: each case on each variant. Where [`takes_fewer_cases`], each case runs on one
+/// variant, and successive cases on different ones.
+pub fn on_variants<T: Copy>(cases: &[T]) -> impl Iterator<Item = (&'static WgpuDevice, T)> {
+    let n_variants = variants().len();
+    variants().iter().enumerate().flat_map(move |(at, gpu)| {
+        let taken = move |i: usize| !takes_fewer_cases(gpu) || i % n_variants == at;
+        cases.iter().enumerate().filter(move |(i, _)| taken(*i)).map(move |(_, &case)| (gpu, case))
+    })
+}
+
 /// A device whose kernels assume subgroups of four lanes or more, of unknown size.
 pub fn with_any_subgroups() -> WgpuDevice {
     open(&WgpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })

@@ -4,8 +4,9 @@
 mod mixers;
 mod models;
 
-/// Whether CUDA's first device is the software device, on which a comparison of a model takes seconds.
-pub(crate) fn is_software() -> bool {
-    metal_attention::cuda_summaries()
-        .is_ok_and(|found| found.first().is_some_and(|device| device.name.starts_with("software")))
+/// Whether tests run a part of their cases: on the software device, on which a comparison of a model takes seconds.
+pub(crate) fn takes_fewer_cases() -> bool {
+    let software = metal_attention::cuda_summaries()
+        .is_ok_and(|found| found.first().is_some_and(|device| device.name.starts_with("software")));
+    metal_attention_testing::takes_fewer_cases(software)
 }

@@ -129,7 +129,7 @@ fn models_give_the_logits_of_the_cpu() {
     }
     let small = small();
     let qwen = |architecture| ModelShape { architecture, ..small.clone() };
-    for (what, shape, ty, window) in [
+    let cases = [
         ("F32", small.clone(), F32, 0),
         ("F16", small.clone(), F16, 0),
         ("BF16", small.clone(), BF16, 0),
@@ -154,24 +154,22 @@ fn models_give_the_logits_of_the_cpu() {
         ),
         ("rows of 8256", ModelShape { n_ff: 8256, ..small.clone() }, Q4_0, 0),
         ("SmolLM's rows", ModelShape { n_embd: 576, n_ff: 1536, n_head: 9, n_head_kv: 3, ..small.clone() }, Q4_0, 0),
-    ] {
-        compare(what, &model(&shape, ty, window));
+    ];
+    for (i, (what, shape, ty, window)) in cases.into_iter().enumerate() {
+        compare(i, what, &model(&shape, ty, window));
     }
 }
 
-/// (type of the KV cache, exact products, largest NMSE) of a comparison. The software device, where each takes seconds, has
-/// each cache type and each kind of products once.
-fn precisions() -> &'static [(CacheType, bool, f64)] {
-    if super::is_software() {
-        &[(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-5)]
-    } else {
-        &[(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
-    }
+/// (type of the KV cache, exact products, largest NMSE) of the comparisons of a test's case `i`. Where
+/// [`takes_fewer_cases`](super::takes_fewer_cases), a case has one comparison, and successive cases have different ones.
+fn precisions(i: usize) -> Vec<(CacheType, bool, f64)> {
+    let all = [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)];
+    if super::takes_fewer_cases() { vec![all[2 * (i % 2)]] } else { all.to_vec() }
 }
 
-/// Compares a model's logits with the CPU's, with exact and rounded products.
-fn compare(what: &str, model: &Model) {
-    for &(cache_type, exact, tolerance) in precisions() {
+/// Compares the logits of `model`, a test's case `i`, with the CPU's, with exact and rounded products.
+fn compare(i: usize, what: &str, model: &Model) {
+    for (cache_type, exact, tolerance) in precisions(i) {
         let pass = |device, exact| {
             let options = options(device, cache_type, exact);
             model.forward_pass(&options).unwrap_or_else(|e| panic!("{what}: {e}"))
@@ -193,7 +191,7 @@ fn small_layers_give_the_logits_of_the_cpu() {
     let with = |architecture| ModelShape { architecture, ..tiny.clone() };
     let wide = ModelShape { n_embd: 576, ..tiny.clone() };
     let heads = ModelShape { n_head: 12, head_dim: 64, ..tiny.clone() };
-    for (what, shape, ty) in [
+    let cases = [
         ("tiny, Q4_0", tiny.clone(), Q4_0),
         ("tiny, Q8_0", tiny.clone(), Q8_0),
         ("tiny, Q5_1", tiny.clone(), Q5_1),
@@ -204,8 +202,9 @@ fn small_layers_give_the_logits_of_the_cpu() {
         ("rows of 576, Q5_1", wide, Q5_1),
         ("12 heads, Q8_0", heads.clone(), Q8_0),
         ("12 heads, Q5_1", heads, Q5_1),
-    ] {
-        compare(what, &model(&shape, ty, 0));
+    ];
+    for (i, (what, shape, ty)) in cases.into_iter().enumerate() {
+        compare(i, what, &model(&shape, ty, 0));
     }
 }
 
@@ -216,9 +215,9 @@ fn every_type_gives_the_logits_of_the_cpu() {
         return;
     }
     let shape = ModelShape { n_layer: 1, ..small() };
-    for &ty in TensorType::ALL {
+    for (i, &ty) in TensorType::ALL.iter().enumerate() {
         if ![F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K].contains(&ty) {
-            compare(ty.name(), &model(&shape, ty, 0));
+            compare(i, ty.name(), &model(&shape, ty, 0));
         }
     }
 }
@@ -240,7 +239,7 @@ fn every_layer_kind_gives_the_logits_of_the_cpu() {
         return;
     }
     let heads = |n: u32| [("attention.key_length", n), ("attention.value_length", n), ("rope.dimension_count", n & !1)];
-    for (what, architecture, n_layer, keys) in [
+    let cases = [
         ("gemma2", "gemma2", 3, &[("attention.sliding_window", 40)][..]),
         ("gemma3n", "gemma3n", 5, &STREAMS),
         ("olmo2", "olmo2", 2, &[]),
@@ -251,8 +250,9 @@ fn every_layer_kind_gives_the_logits_of_the_cpu() {
         ("heads of 9", "qwen3", 2, &heads(9)),
         ("heads of 264", "qwen3", 2, &heads(264)),
         ("heads of 512", "llama", 1, &heads(512)),
-    ] {
-        compare(what, &random_model(&crate::toys::metadata(architecture, n_layer, keys), F16, 1.0));
+    ];
+    for (i, (what, architecture, n_layer, keys)) in cases.into_iter().enumerate() {
+        compare(i, what, &random_model(&crate::toys::metadata(architecture, n_layer, keys), F16, 1.0));
     }
 }
 

@@ -14,6 +14,7 @@ use metal_attention::{
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
 use metal_attention_testing::reference::read;
+use metal_attention_testing::takes_fewer_cases;
 use serde::Deserialize;
 
 fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
@@ -148,7 +149,7 @@ fn tales_continuations() {
             // Greedy ids are compared up to the first where the two largest logits are nearly equal.
             let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
             // A software GPU takes a fifth of a second per token.
-            let n = if gpu.summary().is_software() { certain.min(16) } else { certain };
+            let n = if takes_fewer_cases(gpu.summary().is_software()) { certain.min(16) } else { certain };
             assert_eq!(greedy(&mut model, &case.tokens, n), case.greedy[..n], "{:?}", case.prompt);
         }
     }
@@ -274,7 +275,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let mut cpu = model.forward_pass(&options).unwrap();
     let wgpu_options =
         WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
-    let n_rounds = if gpu.summary().is_software() { 300 } else { 1000 };
+    let n_rounds = if takes_fewer_cases(gpu.summary().is_software()) { 200 } else { 1000 };
     let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
