@@ -273,7 +273,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     all(
         &["--reasoning-format", "--reasoning-parser"],
         Value,
-        Nothing("the chat template tells how thoughts are marked"),
+        Nothing("the chat template tells how reasoning is marked"),
     ),
     on(&["run", "chat"], &["--reasoning-budget"], Value, ByValue(reasoning_budget)),
     all(
@@ -288,7 +288,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
         ByValue(think),
     ),
     on(&["run", "chat"], &["-rea", "--reasoning"], SWITCH, ByValue(think)),
-    all(&["--hidethinking"], FlagValue::Nothing, Nothing("thoughts are shown at a terminal only, in grey")),
+    all(&["--hidethinking"], FlagValue::Nothing, Nothing("reasoning is shown at a terminal only, in grey")),
     all(&["-bf", "--binary-file"], Value, Flag("--file")),
     all(
         &["-e", "--escape", "--escapes"],
@@ -561,9 +561,9 @@ fn think(value: &str) -> ValueMeaning {
 fn reasoning_budget(value: &str) -> ValueMeaning {
     match value {
         "0" => args(&["--thinking", "false"]),
-        "-1" => ValueMeaning::Nothing("thoughts may have any length".into()),
+        "-1" => ValueMeaning::Nothing("reasoning may have any length".into()),
         _ => ValueMeaning::Refused(
-            "--thinking false leaves thoughts out; a request to `metal-attention serve` can have thinking_budget_tokens"
+            "--thinking false leaves reasoning out; a request to `metal-attention serve` can have thinking_budget_tokens"
                 .into(),
         ),
     }

@@ -2,12 +2,15 @@
 
 use std::io::{self, Write};
 
-/// Writes the header of a little-endian float32 matrix, row-major, `[n_rows, n_columns]`.
+/// The bytes of a header: enough for any shape, so that a header can replace one of another shape.
+const HEADER_BYTES: usize = 128;
+
+/// Writes the header of a little-endian float32 matrix, row-major, `[n_rows, n_columns]`. All headers have the same length.
 pub fn write_header(out: &mut impl Write, n_rows: usize, n_columns: usize) -> io::Result<()> {
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n_rows}, {n_columns}), }}");
-    // The ten bytes before the header and the header with its line break are a multiple of 64 bytes long.
+    // The ten bytes before the header, and its line break, count.
     let unpadded = 10 + header.len() + 1;
-    header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
+    header.extend(std::iter::repeat_n(' ', HEADER_BYTES - unpadded));
     header.push('\n');
     out.write_all(b"\x93NUMPY\x01\x00")?;
     out.write_all(&(header.len() as u16).to_le_bytes())?;
@@ -22,6 +25,15 @@ pub fn write_numbers(out: &mut impl Write, numbers: &[f32]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_headers_have_the_same_length() {
+        for n in [0, 1, 1_000_000, usize::MAX] {
+            let mut file = Vec::new();
+            write_header(&mut file, n, n).unwrap();
+            assert_eq!(file.len(), HEADER_BYTES);
+        }
+    }
 
     #[test]
     fn the_header_is_as_numpy_writes_it() {

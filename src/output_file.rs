@@ -1,7 +1,7 @@
 //! A file that appears under its name only when it is complete.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::cli_error::CliError;
@@ -93,6 +93,12 @@ impl Write for OutputFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.as_mut().map_or(Ok(()), |out| out.flush().map_err(explained))
+    }
+}
+
+impl Seek for OutputFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.out.as_mut().map_or(Ok(0), |out| out.seek(to).map_err(explained))
     }
 }
 

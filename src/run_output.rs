@@ -67,7 +67,7 @@ impl RunOutput {
         Self { stdout: std::io::stdout().lock(), json, text: String::new(), in_line: false, answer: None }
     }
 
-    /// Declares the text that follows to be an answer, which `parser` splits into thoughts, text and tool calls. JSON lines have
+    /// Declares the text that follows to be an answer, which `parser` splits into reasoning, text and tool calls. JSON lines have
     /// the answer as the model generated it.
     pub fn answer(&mut self, tokenizer: Arc<Tokenizer>, parser: ToolCallParser) {
         if !self.json {

@@ -1,6 +1,6 @@
 //! `logits`: evaluates a text and writes the logits after each token.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -70,14 +70,21 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
         Some(path) if path == Path::new("-") => {
             let out = io::stdout().lock();
-            write_npy(&mut *pass, &ids, positions, out, &CliError::stdout)
+            write_npy(&mut *pass, &ids, positions, out, &CliError::stdout).1
         }
         Some(path) => {
             let failed = |source| CliError::Write { to: path.display().to_string(), source };
             let mut out = OutputFile::create(path)?;
-            let outcome = write_npy(&mut *pass, &ids, positions, &mut out, &failed);
+            let (n_rows, outcome) = write_npy(&mut *pass, &ids, positions, &mut out, &failed);
             match outcome {
-                Ok(()) | Err(CliError::Interrupted) => out.commit().and(outcome),
+                Ok(()) => out.commit(),
+                Err(CliError::Interrupted) => {
+                    // A pipe keeps the header that it has.
+                    if out.rewind().is_ok() {
+                        npy::write_header(&mut out, n_rows, pass.spec().n_vocab).map_err(failed)?;
+                    }
+                    out.commit().and(outcome)
+                }
                 Err(_) => outcome,
             }
         }
@@ -91,22 +98,32 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 /// Converts an error of writing the output.
 type WriteFailed<'a> = &'a dyn Fn(io::Error) -> CliError;
 
-/// Writes the logits of the positions `positions` as a `.npy` file, `[positions.len(), n_vocab]`. After Ctrl-C the header still has
-/// the full number of rows.
+/// Writes the logits of the positions `positions` as a `.npy` file, `[positions.len(), n_vocab]`. Returns the number of rows written,
+/// and the outcome. After Ctrl-C the header still has the full number of rows.
 fn write_npy(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
     positions: Range<usize>,
     out: impl Write,
     failed: WriteFailed,
-) -> Result<(), CliError> {
+) -> (usize, Result<(), CliError>) {
     let mut out = BufWriter::new(out);
-    npy::write_header(&mut out, positions.len(), pass.spec().n_vocab).map_err(failed)?;
-    for_each_row(pass, ids, positions, |row| npy::write_numbers(&mut out, row).map_err(failed))?;
-    out.flush().map_err(failed)
+    let mut n_rows = 0;
+    let write = || {
+        npy::write_header(&mut out, positions.len(), pass.spec().n_vocab).map_err(failed)?;
+        let outcome = for_each_row(pass, ids, positions, |row| {
+            npy::write_numbers(&mut out, row).map_err(failed)?;
+            n_rows += 1;
+            Ok(())
+        });
+        out.flush().map_err(failed)?;
+        outcome
+    };
+    let outcome = write();
+    (n_rows, outcome)
 }
 
-/// Writes the tokens and the logits of the positions `positions` as JSON.
+/// Writes the tokens and the logits of the positions `positions` as JSON, which is whole after Ctrl-C, too.
 fn write_json(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
@@ -117,12 +134,15 @@ fn write_json(
     let mut out = BufWriter::new(out);
     write!(out, "{{\"tokens\":{ids:?},\"logits\":[").map_err(failed)?;
     let mut separator = "";
-    for_each_row(pass, ids, positions, |row| {
+    let outcome = for_each_row(pass, ids, positions, |row| {
         out.write_all(separator.as_bytes()).map_err(failed)?;
         separator = ",";
         serde_json::to_writer(&mut out, row).map_err(|e| failed(e.into()))
-    })?;
-    out.write_all(b"]}\n").and_then(|()| out.flush()).map_err(failed)
+    });
+    if matches!(outcome, Ok(()) | Err(CliError::Interrupted)) {
+        out.write_all(b"]}\n").and_then(|()| out.flush()).map_err(failed)?;
+    }
+    outcome
 }
 
 /// Evaluates `ids` in batches and calls `write` with the logits of each position in `positions`, `[n_vocab]`, in order.

@@ -37,7 +37,7 @@ of stdin.
 
 Output:
   stdout has the continuation and nothing else, including the space it may begin with; on a terminal a line break \
-  follows. An answer is printed without the model's thoughts, and with a line break. With --json stdout has JSON lines: one of type meta, one of type \
+  follows. An answer is printed without the model's reasoning, and with a line break. With --json stdout has JSON lines: one of type meta, one of type \
   token (id, text) for each token, and one of type done (text, stop_reason, timings).
   stderr ends with load time, speed and memory. Ctrl-C ends the text; twice, the program.
 

@@ -83,12 +83,12 @@ impl Screen {
         self.draw(&pieces)
     }
 
-    /// Adds text of the thoughts before the answer.
+    /// Adds text of the reasoning before the answer.
     pub fn thought(&mut self, text: &str) -> String {
         self.draw(&[(TextStyle::Thought, safe_lines(text))])
     }
 
-    /// Ends the thoughts or the answer: returns the text that was held back, and resets the style.
+    /// Ends the reasoning or the answer: returns the text that was held back, and resets the style.
     pub fn end(&mut self) -> String {
         let pieces = self.markdown.finish();
         self.draw(&pieces) + &self.wrap.style(if self.colours { Some(TextStyle::Plain) } else { None })

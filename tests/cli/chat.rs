@@ -95,7 +95,7 @@ fn thinking_can_be_switched_on_and_off() {
     }
     let unknown = stderr(&chat(&[], &["/set nothink", "/show"]));
     assert!(unknown.contains("note: the model's chat template knows no such setting"), "{unknown}");
-    assert!(unknown.contains("thoughts      none"), "{unknown}");
+    assert!(unknown.contains("reasoning     none"), "{unknown}");
 }
 
 #[test]

@@ -230,11 +230,33 @@ fn results_so_far_are_printed() {
     let rows = text.path().to_str().unwrap();
     let mut running = Running::start(&["logits", "--device", "cpu", "-m", model, "-f", rows, "--ubatch-size", "8"]);
     let out = running.folder.path().join("out");
-    wait_for(&mut running.child, "a row", || std::fs::metadata(&out).unwrap().len() > 0);
+    wait_for(&mut running.child, "a row", || std::fs::read_to_string(&out).unwrap().contains("\"logits\":[["));
     interrupt(&running.child);
     let output = running.end();
     assert_eq!(output.status.code(), Some(130));
-    assert!(output.stdout.starts_with(b"{\"tokens\":["));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (n_tokens, n_rows) =
+        (document["tokens"].as_array().unwrap().len(), document["logits"].as_array().unwrap().len());
+    assert!(0 < n_rows && n_rows < n_tokens, "{n_rows} of {n_tokens}");
+
+    // The header of a file has the number of rows that follow. A smaller model fills the file's buffer sooner.
+    write_model(&path, 4, 512);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("logits.npy");
+    let to = file.to_str().unwrap();
+    let args = ["logits", "--device", "cpu", "-m", model, "-f", rows, "--ubatch-size", "8", "-o", to];
+    let mut running = Running::start(&args);
+    let written =
+        || folder.path().read_dir().unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum::<u64>();
+    wait_for(&mut running.child, "a row", || written() > 128);
+    interrupt(&running.child);
+    assert_eq!(running.end().status.code(), Some(130));
+    let bytes = std::fs::read(&file).unwrap();
+    let n_rows = (bytes.len() - 128) / (4 * 512);
+    assert_eq!(bytes.len(), 128 + n_rows * 4 * 512);
+    assert!(0 < n_rows && n_rows < n_tokens, "{n_rows} of {n_tokens}");
+    let header = String::from_utf8_lossy(&bytes[10..128]);
+    assert!(header.contains(&format!("'shape': ({n_rows}, 512)")), "{header}");
 }
 
 #[test]

@@ -62,7 +62,7 @@ typedef enum {
   MA_STOP_REASON_CALLBACK = 4,
 } ma_stop_reason;
 
-// The answer to a conversation, which the library splits into thoughts, text and tool calls while it is generated. Set it as the
+// The answer to a conversation, which the library splits into reasoning, text and tool calls while it is generated. Set it as the
 // member `answer` of ma_generate_options. An answer is for one generation.
 typedef struct ma_answer ma_answer;
 
@@ -446,7 +446,7 @@ void ma_answer_free(ma_answer *answer);
 // expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
 // call, or one or more, of the tools of `chat`. `form` may be null for the kinds that need none.
 //
-// `chat` is null, or the conversation that the text answers: then the model's thoughts, which come first, are not constrained.
+// `chat` is null, or the conversation that the text answers: then the model's reasoning, which comes first, is not constrained.
 //
 // # Safety
 // Pointers are null or point to what is described here; `form` to `length` bytes.

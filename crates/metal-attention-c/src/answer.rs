@@ -1,4 +1,4 @@
-//! Answers to conversations, split into thoughts, text and tool calls while they are generated.
+//! Answers to conversations, split into reasoning, text and tool calls while they are generated.
 
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use crate::chat::Chat;
 use crate::pointers::{Out, fill, free, reference};
 use crate::status::{Failure, Status, call};
 
-/// The answer to a conversation, which the library splits into thoughts, text and tool calls while it is generated. Set it as the
+/// The answer to a conversation, which the library splits into reasoning, text and tool calls while it is generated. Set it as the
 /// member `answer` of ma_generate_options. An answer is for one generation.
 pub struct Answer(pub(crate) Arc<Mutex<AnswerReader>>);
 

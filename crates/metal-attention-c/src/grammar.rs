@@ -27,7 +27,7 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// The constraint for one generation. In an answer it begins after the thoughts.
+    /// The constraint for one generation. In an answer it begins after the reasoning.
     pub(crate) fn constraint(&self) -> Option<Box<dyn Constraint>> {
         let rules = self.rules.clone();
         match &self.conversation {
@@ -59,7 +59,7 @@ const KINDS: &str =
 /// expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
 /// call, or one or more, of the tools of `chat`. `form` may be null for the kinds that need none.
 ///
-/// `chat` is null, or the conversation that the text answers: then the model's thoughts, which come first, are not constrained.
+/// `chat` is null, or the conversation that the text answers: then the model's reasoning, which comes first, is not constrained.
 ///
 /// # Safety
 /// Pointers are null or point to what is described here; `form` to `length` bytes.

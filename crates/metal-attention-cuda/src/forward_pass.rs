@@ -377,9 +377,8 @@ impl CudaForwardPass {
         // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
         let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
         let n_outputs = micro_batch.iter().filter(|t| t.output).count();
-        if self.profiler.is_some() {
-            self.runner.timers = Some(Timers::new(gpu));
-        }
+        // Also removes those of a micro-batch that failed.
+        self.runner.timers = self.profiler.is_some().then(|| Timers::new(gpu));
         if is_decode_step(micro_batch) && trace.is_none() {
             // The position counts for the persistent kernel only, which evaluates steps of a single sequence.
             let (n_sequences, pos) = (micro_batch.len(), micro_batch[0].pos);

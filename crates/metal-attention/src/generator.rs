@@ -133,7 +133,7 @@ impl Generator {
     }
 
     /// For conversations: keeps snapshots of prompt ends in up to `bytes` bytes of main memory, in models whose sliding
-    /// windows would lose them. A prompt that returns to one, because the template drops the thoughts of earlier
+    /// windows would lose them. A prompt that returns to one, because the template drops the reasoning of earlier
     /// answers, is not evaluated again from its start.
     pub fn keep_prompt_ends(&mut self, bytes: u64) {
         self.sequence.keep_prompt_ends(bytes);

@@ -151,7 +151,7 @@ impl PrefixStore {
     }
 
     /// Copies the first `prompt.len()` tokens of sequence `seq`, which is decoding, before layers with a sliding window
-    /// lose them. A later prompt of the conversation returns to this point if its template drops the thoughts of
+    /// lose them. A later prompt of the conversation returns to this point if its template drops the reasoning of
     /// earlier answers.
     ///
     /// Returns whether this is settled: false means that it is too early. Until half a micro-batch has been decoded the

@@ -1,4 +1,4 @@
-//! Conversations rendered as prompts, and answers to them split into thoughts, text and tool calls.
+//! Conversations rendered as prompts, and answers to them split into reasoning, text and tool calls.
 
 use std::sync::Arc;
 
@@ -78,14 +78,14 @@ impl PyConversation {
         self.0.stop_strings().to_vec()
     }
 
-    /// Whether the prompt ends within thoughts, which the answer continues.
+    /// Whether the prompt ends within reasoning, which the answer continues.
     #[getter]
-    fn begins_thoughts(&self) -> bool {
+    fn begins_in_reasoning(&self) -> bool {
         self.0.begins_reasoning()
     }
 }
 
-/// Splits an answer into thoughts, text and calls while it is generated.
+/// Splits an answer into reasoning, text and calls while it is generated.
 pub struct AnswerReader {
     /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,

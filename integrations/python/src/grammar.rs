@@ -21,7 +21,7 @@ pub struct PyGrammar {
 
 impl PyGrammar {
     /// Compiles the grammar that `fields` describe, a JSON object of fields as in requests to the server; `None` if they describe no
-    /// form. With a conversation it is for the text of the answer, after the thoughts. Takes time: call it with Python detached.
+    /// form. With a conversation it is for the text of the answer, after the reasoning. Takes time: call it with Python detached.
     pub fn make(grammars: &GrammarCompiler, fields: &str, conversation: Option<&RenderedConversation>) -> PyResult<Option<Self>> {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
@@ -46,7 +46,7 @@ impl PyGrammar {
         Ok(Self { grammar, is_form: false, left_out })
     }
 
-    /// The constraint for one generation. In an answer it begins after the thoughts.
+    /// The constraint for one generation. In an answer it begins after the reasoning.
     pub fn constraint(&self, conversation: Option<&RenderedConversation>) -> Option<Box<dyn Constraint>> {
         let grammar = self.grammar.clone();
         match conversation {

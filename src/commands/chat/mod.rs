@@ -367,7 +367,7 @@ impl ChatLoop {
             ("system", system.to_owned()),
             ("tools", self.tools.as_ref().map_or_else(|| "none".into(), McpTools::names)),
             (
-                "thoughts",
+                "reasoning",
                 self.session.thinking().map_or_else(|| "as its chat template has it".into(), |t| t.to_string()),
             ),
         ];

@@ -37,7 +37,7 @@ pub struct SessionOptions {
     pub form: Option<ResponseFormat>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Whether stdout is a terminal; then thoughts are shown, too.
+    /// Whether stdout is a terminal; then reasoning is shown, too.
     pub interactive: bool,
     /// The time that loading the model took.
     pub load: Duration,
@@ -260,23 +260,23 @@ impl ChatSession {
 
 /// Prints an answer while it is generated, and collects it as a message.
 pub struct AnswerOutput {
-    /// Whether thoughts are printed, too.
-    show_thoughts: bool,
+    /// Whether reasoning is printed, too.
+    show_reasoning: bool,
     /// Formats the text. `None`: stdout is no terminal.
     screen: Option<Screen>,
     /// Whether the last text printed was a thought.
     thinking: bool,
     /// The parts of the answer so far.
     events: Vec<AnswerEvent>,
-    /// Whether text of the answer was printed; thoughts do not count.
+    /// Whether text of the answer was printed; reasoning does not count.
     begun: bool,
 }
 
 impl AnswerOutput {
     /// An empty answer. The cursor is at the beginning of a line.
-    pub fn new(show_thoughts: bool) -> Self {
+    pub fn new(show_reasoning: bool) -> Self {
         let screen = std::io::stdout().is_terminal().then(Screen::stdout);
-        Self { show_thoughts, screen, thinking: false, events: Vec::new(), begun: false }
+        Self { show_reasoning, screen, thinking: false, events: Vec::new(), begun: false }
     }
 
     /// Prints more of the answer.
@@ -288,7 +288,7 @@ impl AnswerOutput {
                 event => event,
             };
             match &event {
-                AnswerEvent::Reasoning(text) if self.show_thoughts => {
+                AnswerEvent::Reasoning(text) if self.show_reasoning => {
                     self.thinking = true;
                     match &mut self.screen {
                         Some(screen) => write(&screen.thought(text))?,
@@ -297,7 +297,7 @@ impl AnswerOutput {
                 }
                 AnswerEvent::Content(text) if !text.is_empty() => {
                     self.begun = true;
-                    self.end_thoughts()?;
+                    self.end_reasoning()?;
                     match &mut self.screen {
                         Some(screen) => write(&screen.text(text))?,
                         None => write(text)?,
@@ -310,8 +310,8 @@ impl AnswerOutput {
         Ok(())
     }
 
-    /// Prints an empty line after thoughts.
-    fn end_thoughts(&mut self) -> Result<(), CliError> {
+    /// Prints an empty line after reasoning.
+    fn end_reasoning(&mut self) -> Result<(), CliError> {
         if std::mem::take(&mut self.thinking) {
             self.end_style()?;
             write("\n\n")?;
@@ -329,7 +329,7 @@ impl AnswerOutput {
 
     /// Ends the line, unless the answer is only tool calls. Returns the answer.
     pub fn end(mut self) -> Result<Message, CliError> {
-        self.end_thoughts()?;
+        self.end_reasoning()?;
         self.end_style()?;
         let message = Message::from_events(self.events);
         if self.begun || message.tool_calls.is_empty() {

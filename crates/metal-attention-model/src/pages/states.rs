@@ -53,7 +53,7 @@ pub(super) struct KeptState {
 ///
 /// If slots run short, checkpoints are replaced, first those whose loss costs the fewest tokens to be evaluated again,
 /// in proportion to their distance from the sequence's end. Those where a turn of a conversation begins are replaced
-/// last: an answer is regenerated from there, a question edited, thoughts dropped. A turn is assumed where a sequence
+/// last: an answer is regenerated from there, a question edited, reasoning dropped. A turn is assumed where a sequence
 /// changes from growing by many tokens to growing token by token, or back.
 #[derive(Debug, Clone)]
 pub(super) struct StateTable {

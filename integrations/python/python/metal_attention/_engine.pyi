@@ -78,8 +78,8 @@ class Conversation:
     def stop(self) -> list[str]:
         """Strings that end an answer, for models that have no token for it."""
     @property
-    def begins_thoughts(self) -> bool:
-        """Whether the prompt ends within thoughts, which the answer continues."""
+    def begins_in_reasoning(self) -> bool:
+        """Whether the prompt ends within reasoning, which the answer continues."""
 
 @final
 class Grammar:

@@ -536,7 +536,7 @@ class _Grammars:
         fields, chat = params._form(), prompt.conversation
         if fields is None and prompt.calls is None:
             return None
-        key = (fields, chat is not None, chat is not None and chat.begins_thoughts)
+        key = (fields, chat is not None, chat is not None and chat.begins_in_reasoning)
         if key not in self._made:
             grammar = self._made[key] = self._make(fields, prompt)
             if grammar is not None and grammar.left_out:

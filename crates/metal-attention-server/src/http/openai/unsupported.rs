@@ -176,7 +176,7 @@ const IGNORED: &[&str] = &[
     "mirostat_tau", "mirostat_eta", "adaptive_decay", "smoothing_curve",
     // The contents and the end of llama.cpp's responses.
     "verbose", "timings_per_token", "return_progress", "response_fields", "sse_ping_interval",
-    "t_max_prompt_ms", "t_max_predict_ms", "n_indent",
+    "t_max_prompt_ms",
 ];
 
 /// Refuses a request to `endpoint` that uses a refused field. Notes the ignored fields.

@@ -8,7 +8,7 @@ use metal_attention::scheduler::{CacheDisk, Client, Request, Scheduler, Schedule
 use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
 
 use super::hybrid::{lfm2, token_ids};
-use super::support::{engine, few_windows, greedy, read, reference_in, start, windowed};
+use super::support::{engine, few_windows, greedy, read, reference_in, start, start_with_gate, windowed};
 
 const MIB: u64 = 1 << 20;
 
@@ -200,9 +200,12 @@ fn preempted_sequences_are_restored_from_the_store() {
     let engine = EngineOptions { n_cache: Some(256), n_seq: 2, ..engine() };
     let evaluated = |cache_ram: u64| {
         let options = SchedulerOptions { n_parallel: 2, cache_ram, ..Default::default() };
-        let scheduler = start(&model, &engine, options);
+        let (scheduler, gate) = start_with_gate(&model, &engine, options);
         let request = |i: usize| Request { ignore_eos: true, ..greedy(token_ids(i, 60), 100) };
+        // Both are submitted before the first step ends.
+        let held = gate.close();
         let events = [1, 2].map(|i| scheduler.submit(request(i)).unwrap());
+        drop(held);
         for (i, events) in (1..).zip(events) {
             let answer = read(events);
             assert_eq!((answer.ids, answer.text), reference_in(&model, &engine, &request(i)));

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::support::{TestPass, encode, engine, greedy, read, reference, reference_in, start, stories, windowed};
+use super::support::{
+    TestPass, encode, engine, greedy, read, reference, reference_in, start, start_with_gate, stories, windowed,
+};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, FinishReason, Request, Scheduler, SchedulerOptions};
 use metal_attention::{EngineOptions, Model};
@@ -280,10 +282,12 @@ fn sequences_that_do_not_fit_the_cache_together_preempt_each_other() {
     // Four sequences of three pages each at their ends, in a KV cache of six pages.
     let engine = EngineOptions { n_seq: 4, n_cache: Some(6 * 64), ..engine() };
     let options = SchedulerOptions { n_parallel: 4, n_batch: Some(64), ..Default::default() };
-    let scheduler = start(&model, &engine, options);
+    let (scheduler, gate) = start_with_gate(&model, &engine, options);
     let request =
         |i: u32| Request { ignore_eos: true, ..greedy((0..40).map(|n| (n * 13 + i * 7) % 500 + 3).collect(), 100) };
+    let held = gate.close();
     let events: Vec<_> = (0..4).map(|i| scheduler.submit(request(i)).unwrap()).collect();
+    drop(held);
     for (i, events) in (0..).zip(events) {
         let answer = read(events);
         assert_eq!((answer.ids, answer.text), reference(&model, &request(i)));

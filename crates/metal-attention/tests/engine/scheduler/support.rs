@@ -33,6 +33,13 @@ pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -
     Scheduler::start(model.forward_pass(engine).unwrap(), Arc::new(model.clone()), options).unwrap()
 }
 
+/// [`start`], with the gate of the scheduler's forward pass. While it is closed, requests arrive and no step ends.
+pub fn start_with_gate(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> (Scheduler, Arc<Gate>) {
+    let pass = TestPass::new(model.forward_pass(engine).unwrap());
+    let gate = pass.gate.clone();
+    (Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap(), gate)
+}
+
 /// A scheduler for the built-in model with `n` slots.
 pub fn stories(n: usize) -> (Model, Scheduler) {
     let model = Model::built_in().unwrap();
