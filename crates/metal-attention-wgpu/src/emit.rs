@@ -145,3 +145,6 @@ fn directx(module: &naga::Module, info: &ModuleInfo, f16: bool) -> Result<Vec<u8
     hlsl::Writer::new(&mut text, &options, &hlsl::PipelineOptions::default()).write(module, info, None)?;
     Ok(text.into_bytes())
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,5 +26,4 @@ mod short_conv;
 mod streams;
 mod support;
 mod top_k;
-mod translate;
 mod weights;

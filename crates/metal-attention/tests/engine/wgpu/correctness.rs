@@ -167,7 +167,8 @@ fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, 
     let Models { tokens, mut models } = read(reference);
     models.retain(|name, _| files.contains_key(name));
     assert_eq!((models.len(), files.len()), (n, n));
-    for (name, case) in models {
+    let few = takes_fewer_cases(gpu.summary().is_software());
+    for (name, case) in models.into_iter().step_by(if few { 2 } else { 1 }) {
         let file = GgufFile::from_bytes(&files[&name]).unwrap();
         for exact in [true, false] {
             let mut model = start(gpu, &file, &WgpuForwardPassOptions { exact, ..options(CacheType::F32) });
@@ -232,6 +233,11 @@ fn a_prompt_gives_the_logits_of_single_tokens() {
     let tales = open(&metal_attention_testing::tales());
     for (name, file) in [("stories260K", stories()), ("tales-4m", tales), ("qwen3", qwen3)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
+            // Where there are fewer cases, the model of the tales has 32-bit caches and the others have 16-bit ones.
+            let few = takes_fewer_cases(gpu.summary().is_software());
+            if few && (name == "tales-4m") != (cache_type == CacheType::F32) {
+                continue;
+            }
             let mut model = start(&gpu, &file, &options(cache_type));
             let ids = some_ids(&model, 75);
             let whole = logits(&mut model, &ids);

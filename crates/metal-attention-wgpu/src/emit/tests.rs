@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::thread;
 
-use metal_attention_wgpu::{PipelineKey, ShaderFeatures, ShaderLanguage, catalogue, emit};
+use super::*;
+use crate::catalogue;
 
 /// Device features, from none to all.
 fn feature_sets() -> [ShaderFeatures; 6] {
