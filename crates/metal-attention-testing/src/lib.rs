@@ -69,7 +69,7 @@ pub struct SeenParts(BTreeSet<String>);
 
 impl SeenParts {
     /// Whether a model's specification has a field with a variant (such as `activation: Gelu` or `bias: Some`) that no earlier
-    /// one has. Numbers are all the same.
+    /// one has. All numbers count as one value, and so do all strings.
     ///
     /// ```
     /// let mut parts = metal_attention_testing::SeenParts::default();
@@ -84,7 +84,7 @@ impl SeenParts {
             let name = text[start..at].trim();
             start = at + 1;
             let value = name.rsplit(": ").next().unwrap_or(name);
-            if !value.is_empty() && value.parse::<f64>().is_err() {
+            if !value.is_empty() && !value.starts_with('"') && value.parse::<f64>().is_err() {
                 self.0.insert(format!("{}/{name}", path.join("/")));
             }
             match delimiter {
