@@ -2,7 +2,7 @@
 //! sizes.
 
 use crate::support::matrices::{scaled_tensor, tensor, tensors};
-use crate::support::{poisoned, run, variants};
+use crate::support::{on_variants, poisoned, run, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{embedding, embedding_twin};
@@ -28,17 +28,15 @@ fn assert_equal(got: &[f32], want: &[f32], what: &str) {
 
 #[test]
 fn every_type_gives_the_dequantised_values_of_the_file() {
-    for gpu in variants() {
-        for &ty in TensorType::ALL {
-            for n_blocks in [1, 2, 3] {
-                let (n_embd, n_vocab) = (n_blocks * ty.block_len(), 7);
-                let table = tensor(ty, n_embd, n_vocab, 1);
-                let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
-                let ids = [6, 0, 3, 3, 5];
-                let got = gpu_embeddings(gpu, &matrix, &ids);
-                let want = embedding_twin(&table.to_f32(), n_embd, &ids);
-                assert_equal(&got, &want, &format!("{ty}, {n_embd}"));
-            }
+    for (gpu, ty) in on_variants(TensorType::ALL) {
+        for n_blocks in [1, 2, 3] {
+            let (n_embd, n_vocab) = (n_blocks * ty.block_len(), 7);
+            let table = tensor(ty, n_embd, n_vocab, 1);
+            let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+            let ids = [6, 0, 3, 3, 5];
+            let got = gpu_embeddings(gpu, &matrix, &ids);
+            let want = embedding_twin(&table.to_f32(), n_embd, &ids);
+            assert_equal(&got, &want, &format!("{ty}, {n_embd}"));
         }
     }
 }
@@ -46,21 +44,19 @@ fn every_type_gives_the_dequantised_values_of_the_file() {
 /// Super-blocks of 256 values multiply scales by a scale, so that scales may be subnormal F16 numbers.
 #[test]
 fn subnormal_scales_keep_their_value() {
-    for gpu in variants() {
-        for &ty in TensorType::ALL {
-            let n_embd = 2 * ty.block_len().max(32);
-            let scale = match ty {
-                // NVFP4's scales have 8 bits, and the smallest normal one is 2^-7.
-                TensorType::NVFP4 => 0.05,
-                _ if ty.block_len() == 256 => 1e-3,
-                _ => 1e-5,
-            };
-            let table = scaled_tensor(ty, n_embd, 3, 3, scale);
-            let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
-            let want = table.to_f32();
-            assert!(want.iter().any(|&w| w != 0.0), "{ty}");
-            assert_equal(&gpu_embeddings(gpu, &matrix, &[0, 1, 2]), &want, &format!("{ty}"));
-        }
+    for (gpu, ty) in on_variants(TensorType::ALL) {
+        let n_embd = 2 * ty.block_len().max(32);
+        let scale = match ty {
+            // NVFP4's scales have 8 bits, and the smallest normal one is 2^-7.
+            TensorType::NVFP4 => 0.05,
+            _ if ty.block_len() == 256 => 1e-3,
+            _ => 1e-5,
+        };
+        let table = scaled_tensor(ty, n_embd, 3, 3, scale);
+        let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+        let want = table.to_f32();
+        assert!(want.iter().any(|&w| w != 0.0), "{ty}");
+        assert_equal(&gpu_embeddings(gpu, &matrix, &[0, 1, 2]), &want, &format!("{ty}"));
     }
 }
 

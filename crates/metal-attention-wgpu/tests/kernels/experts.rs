@@ -411,7 +411,12 @@ fn activations_gates_and_biases() {
         // The variants after the first test one activation.
         let activations = if i == 0 { &activations[..] } else { &activations[3..] };
         for (j, &activation) in activations.iter().enumerate() {
-            for (gated, bias, weights_inputs) in [(true, true, false), (true, false, true), (false, j == 0, false)] {
+            for (k, (gated, bias, weights_inputs)) in
+                [(true, true, false), (true, false, true), (false, j == 0, false)].into_iter().enumerate()
+            {
+                if takes_fewer_cases(gpu) && j > 0 && k != j % 3 {
+                    continue;
+                }
                 let shape = ExpertsShape { n_embd: 96, n_ff: 32, gated, activation, weights_inputs, ..SHAPE };
                 let case = Case { shape, types: [TensorType::Q4_0; 2], bias, norm: true, n_tokens: 18, ..PLAIN };
                 let layer = Layer::new(gpu, case);

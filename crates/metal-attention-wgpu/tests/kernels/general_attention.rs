@@ -2,7 +2,9 @@
 //! against their twins.
 
 use crate::support::matrices::tensor;
-use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
+use crate::support::{
+    GROUP, batch_with_pages, nmse, on_variants, poisoned, random, run, run_sized, shuffled_pages, variants,
+};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{
     BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, QueryTemperature, Rope, RopeFactors, RopeLayout,
@@ -144,34 +146,27 @@ fn general_attention_matches_its_twin() {
         cache: CacheType::F16,
     };
     let temperature = Some(QueryTemperature { scale: 0.3, length: 16, offset: 1 });
-    for gpu in variants() {
-        for shape in [
-            plain,
-            GeneralAttention { soft_cap: Some(2.0), mask: Mask::Window(37), cache: CacheType::F32, ..plain },
-            GeneralAttention { sinks: true, mask: Mask::Chunk(50), n_head: 6, n_head_kv: 3, ..plain },
-            GeneralAttention { slopes: true, temperature, n_head: 3, n_head_kv: 1, key_dim: 7, value_dim: 7, ..plain },
-            GeneralAttention { n_head: 2, n_head_kv: 1, key_dim: 576, value_dim: 512, scale: 0.05, ..plain },
-        ] {
-            let decode_step = [batch_tokens(0, 299, 1), batch_tokens(1, 3, 1), batch_tokens(2, 256, 1)].concat();
-            check_attention(gpu, &shape, &[300, 4, 257], &decode_step, true);
-            check_attention(
-                gpu,
-                &shape,
-                &[40, 4, 130],
-                &[batch_tokens(0, 31, 9), batch_tokens(2, 1, 129)].concat(),
-                false,
-            );
-        }
-        for mask in [Mask::Full, Mask::SymmetricWindow(20)] {
-            let shape = GeneralAttention { mask, slopes: true, ..plain };
-            check_attention(
-                gpu,
-                &shape,
-                &[40, 1, 150],
-                &[batch_tokens(0, 0, 40), batch_tokens(1, 0, 1), batch_tokens(2, 0, 150)].concat(),
-                false,
-            );
-        }
+    let shapes = [
+        plain,
+        GeneralAttention { soft_cap: Some(2.0), mask: Mask::Window(37), cache: CacheType::F32, ..plain },
+        GeneralAttention { sinks: true, mask: Mask::Chunk(50), n_head: 6, n_head_kv: 3, ..plain },
+        GeneralAttention { slopes: true, temperature, n_head: 3, n_head_kv: 1, key_dim: 7, value_dim: 7, ..plain },
+        GeneralAttention { n_head: 2, n_head_kv: 1, key_dim: 576, value_dim: 512, scale: 0.05, ..plain },
+    ];
+    for (gpu, shape) in on_variants(&shapes) {
+        let decode_step = [batch_tokens(0, 299, 1), batch_tokens(1, 3, 1), batch_tokens(2, 256, 1)].concat();
+        check_attention(gpu, &shape, &[300, 4, 257], &decode_step, true);
+        check_attention(gpu, &shape, &[40, 4, 130], &[batch_tokens(0, 31, 9), batch_tokens(2, 1, 129)].concat(), false);
+    }
+    for (gpu, mask) in on_variants(&[Mask::Full, Mask::SymmetricWindow(20)]) {
+        let shape = GeneralAttention { mask, slopes: true, ..plain };
+        check_attention(
+            gpu,
+            &shape,
+            &[40, 1, 150],
+            &[batch_tokens(0, 0, 40), batch_tokens(1, 0, 1), batch_tokens(2, 0, 150)].concat(),
+            false,
+        );
     }
 }
 
@@ -223,123 +218,118 @@ fn attention_inputs_match_their_twin() {
         AttentionInputsShape { value_norm: Some(1e-3), kv: KvInputs::KeysAsValues, head_dim: 300, ..plain },
         AttentionInputsShape { qk_norm: norm(NormKind::Rms, NormOver::Head, false), kv: KvInputs::None, ..plain },
     ];
-    for gpu in variants() {
-        for shape in shapes {
-            let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
-            let (n, dim) = (tokens.len(), shape.head_dim);
-            let n_rot = shape.rope.map_or(0, |(n_rot, _)| n_rot);
-            let table = rope_angles(n_rot);
-            let qkv = random(1, n * shape.row());
-            let weights = random(2, shape.weights_of_norm() * if shape.qk_norm_bias { 2 } else { 1 });
-            let pages = shuffled_pages(2, N_CTX);
-            let cache_len = pages.iter().flatten().count() * shape.n_head_kv * PAGE * dim.next_multiple_of(4);
-            let cache = || gpu.buffer("cache", (cache_len * shape.cache.bytes()) as u64).unwrap();
-            let (keys, values) = (cache(), cache());
-            let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
-            let queries = poisoned(gpu, n * shape.n_head * dim);
-            let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
-            let buffers = AttentionInputsBuffers {
-                qkv: &gqkv,
-                queries: &queries,
-                rope: shape.rope.map(|_| &grope),
-                qk_norm: Some(&gw),
-                cache: if shape.kv == KvInputs::None { None } else { Some((&keys, &values)) },
-                batch: batch.buffer(),
-            };
-            run(gpu, &[attention_inputs(gpu, &shape, &buffers).unwrap()], n);
-            let (mut got, mut want) = (gpu.read::<f32>(&queries, n * shape.n_head * dim).unwrap(), Vec::new());
-            let mut cached = Vec::new();
-            for (token, row) in tokens.iter().zip(qkv.chunks(shape.row())) {
-                let angles = &table[token.pos * n_rot..][..n_rot];
-                let [q, k, v] = attention_inputs_twin(&shape, row, angles, &weights);
-                want.extend(q);
-                if shape.kv == KvInputs::None {
-                    continue;
-                }
-                let page = pages[token.seq][token.pos / PAGE] as usize;
-                for h in 0..shape.n_head_kv {
-                    let at = (page * shape.n_head_kv + h) * PAGE + token.pos % PAGE;
-                    for (cache, half) in [(&keys, &k), (&values, &v)] {
-                        got.extend(cached_row(gpu, cache, shape.cache, at, dim));
-                        cached.extend(cached_row_twin(shape.cache, &half[h * dim..][..dim]));
-                    }
+    for (gpu, shape) in on_variants(&shapes) {
+        let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
+        let (n, dim) = (tokens.len(), shape.head_dim);
+        let n_rot = shape.rope.map_or(0, |(n_rot, _)| n_rot);
+        let table = rope_angles(n_rot);
+        let qkv = random(1, n * shape.row());
+        let weights = random(2, shape.weights_of_norm() * if shape.qk_norm_bias { 2 } else { 1 });
+        let pages = shuffled_pages(2, N_CTX);
+        let cache_len = pages.iter().flatten().count() * shape.n_head_kv * PAGE * dim.next_multiple_of(4);
+        let cache = || gpu.buffer("cache", (cache_len * shape.cache.bytes()) as u64).unwrap();
+        let (keys, values) = (cache(), cache());
+        let [gqkv, grope, gw] = [&qkv, &table, &weights].map(|v| gpu.upload("x", v).unwrap());
+        let queries = poisoned(gpu, n * shape.n_head * dim);
+        let batch: BatchBuffer = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+        let buffers = AttentionInputsBuffers {
+            qkv: &gqkv,
+            queries: &queries,
+            rope: shape.rope.map(|_| &grope),
+            qk_norm: Some(&gw),
+            cache: if shape.kv == KvInputs::None { None } else { Some((&keys, &values)) },
+            batch: batch.buffer(),
+        };
+        run(gpu, &[attention_inputs(gpu, &shape, &buffers).unwrap()], n);
+        let (mut got, mut want) = (gpu.read::<f32>(&queries, n * shape.n_head * dim).unwrap(), Vec::new());
+        let mut cached = Vec::new();
+        for (token, row) in tokens.iter().zip(qkv.chunks(shape.row())) {
+            let angles = &table[token.pos * n_rot..][..n_rot];
+            let [q, k, v] = attention_inputs_twin(&shape, row, angles, &weights);
+            want.extend(q);
+            if shape.kv == KvInputs::None {
+                continue;
+            }
+            let page = pages[token.seq][token.pos / PAGE] as usize;
+            for h in 0..shape.n_head_kv {
+                let at = (page * shape.n_head_kv + h) * PAGE + token.pos % PAGE;
+                for (cache, half) in [(&keys, &k), (&values, &v)] {
+                    got.extend(cached_row(gpu, cache, shape.cache, at, dim));
+                    cached.extend(cached_row_twin(shape.cache, &half[h * dim..][..dim]));
                 }
             }
-            want.extend(cached);
-            let error = nmse(&got, &want);
-            // An F16 that is rounded to the other side has an error of 2^-11 of itself, which happens to one in
-            // thousands.
-            let limit = if shape.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
-            assert!(error < limit, "{shape:?}: {error:e}");
         }
+        want.extend(cached);
+        let error = nmse(&got, &want);
+        // An F16 that is rounded to the other side has an error of 2^-11 of itself, which happens to one in
+        // thousands.
+        let limit = if shape.cache == CacheType::F16 { 1e-8 } else { 1e-12 };
+        assert!(error < limit, "{shape:?}: {error:e}");
     }
 }
 
 #[test]
 fn latent_inputs_match_their_twin() {
-    for gpu in variants() {
-        let halves = Some(RopeLayout::Halves);
-        for (rank, n_rot, n_nope, layout, cache) in [
-            (24, 8, 16, halves, CacheType::F32),
-            (30, 6, 5, halves, CacheType::F32),
-            (512, 64, 128, halves, CacheType::F16),
-            (24, 8, 16, None, CacheType::F32),
-            (512, 64, 128, None, CacheType::F16),
-        ] {
-            let (n_head, shared_dim) = (3, n_rot);
-            let shape = LatentInputsShape {
-                n_head,
-                n_nope,
-                shared_dim,
-                layout,
-                rank,
-                eps: 1e-3,
-                n_ctx: N_CTX,
-                group: GROUP,
-                cache,
-            };
-            let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
-            let n = tokens.len();
-            let (table, pages) = (rope_angles(n_rot), shuffled_pages(2, N_CTX));
-            let (q, kv, norm) =
-                (random(1, n * n_head * (n_nope + n_rot)), random(2, n * (rank + n_rot)), random(3, rank));
-            let [gq, gkv, gn, grope] = [&q, &kv, &norm, &table].map(|v| gpu.upload("x", v).unwrap());
-            let n_pages = pages.iter().flatten().count();
-            let half = |dim: usize| {
-                gpu.buffer("cache", (n_pages * PAGE * dim.next_multiple_of(4) * cache.bytes()) as u64).unwrap()
-            };
-            let (keys, values) = (half(rank + n_rot), half(rank));
-            let queries = poisoned(gpu, n * n_head * (rank + n_rot));
-            let batch = batch_with_pages(gpu, &tokens, N_CTX, &pages);
-            let buffers = LatentInputsBuffers {
-                q: &gq,
-                kv: &gkv,
-                norm: &gn,
-                queries: &queries,
-                keys: &keys,
-                values: &values,
-                rope: &grope,
-                batch: batch.buffer(),
-            };
-            run(gpu, &[latent_inputs(gpu, &shape, &buffers).unwrap()], n);
-            let all: Vec<f32> = gpu.read(&queries, n * n_head * (rank + n_rot)).unwrap();
-            let mut got: Vec<f32> = all.chunks(rank + n_rot).flat_map(|row| row[rank..].to_vec()).collect();
-            let (mut want, mut rows) = (Vec::new(), Vec::new());
-            for ((token, q), kv) in tokens.iter().zip(q.chunks(n_head * (n_nope + n_rot))).zip(kv.chunks(rank + n_rot))
-            {
-                let (rotated, key) = latent_inputs_twin(&shape, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
-                want.extend(rotated);
-                let row = pages[token.seq][token.pos / PAGE] as usize * PAGE + token.pos % PAGE;
-                got.extend(cached_row(gpu, &keys, cache, row, rank + n_rot));
-                got.extend(cached_row(gpu, &values, cache, row, rank));
-                rows.extend(cached_row_twin(cache, &key));
-                rows.extend(cached_row_twin(cache, &key[..rank]));
-            }
-            want.extend(rows);
-            let error = nmse(&got, &want);
-            let limit = if cache == CacheType::F16 { 1e-8 } else { 1e-12 };
-            assert!(error < limit, "{shape:?}: {error:e}");
+    let halves = Some(RopeLayout::Halves);
+    let cases = [
+        (24, 8, 16, halves, CacheType::F32),
+        (30, 6, 5, halves, CacheType::F32),
+        (512, 64, 128, halves, CacheType::F16),
+        (24, 8, 16, None, CacheType::F32),
+        (512, 64, 128, None, CacheType::F16),
+    ];
+    for (gpu, (rank, n_rot, n_nope, layout, cache)) in on_variants(&cases) {
+        let (n_head, shared_dim) = (3, n_rot);
+        let shape = LatentInputsShape {
+            n_head,
+            n_nope,
+            shared_dim,
+            layout,
+            rank,
+            eps: 1e-3,
+            n_ctx: N_CTX,
+            group: GROUP,
+            cache,
+        };
+        let tokens = [batch_tokens(0, 70, 3), batch_tokens(1, 0, 2)].concat();
+        let n = tokens.len();
+        let (table, pages) = (rope_angles(n_rot), shuffled_pages(2, N_CTX));
+        let (q, kv, norm) = (random(1, n * n_head * (n_nope + n_rot)), random(2, n * (rank + n_rot)), random(3, rank));
+        let [gq, gkv, gn, grope] = [&q, &kv, &norm, &table].map(|v| gpu.upload("x", v).unwrap());
+        let n_pages = pages.iter().flatten().count();
+        let half = |dim: usize| {
+            gpu.buffer("cache", (n_pages * PAGE * dim.next_multiple_of(4) * cache.bytes()) as u64).unwrap()
+        };
+        let (keys, values) = (half(rank + n_rot), half(rank));
+        let queries = poisoned(gpu, n * n_head * (rank + n_rot));
+        let batch = batch_with_pages(gpu, &tokens, N_CTX, &pages);
+        let buffers = LatentInputsBuffers {
+            q: &gq,
+            kv: &gkv,
+            norm: &gn,
+            queries: &queries,
+            keys: &keys,
+            values: &values,
+            rope: &grope,
+            batch: batch.buffer(),
+        };
+        run(gpu, &[latent_inputs(gpu, &shape, &buffers).unwrap()], n);
+        let all: Vec<f32> = gpu.read(&queries, n * n_head * (rank + n_rot)).unwrap();
+        let mut got: Vec<f32> = all.chunks(rank + n_rot).flat_map(|row| row[rank..].to_vec()).collect();
+        let (mut want, mut rows) = (Vec::new(), Vec::new());
+        for ((token, q), kv) in tokens.iter().zip(q.chunks(n_head * (n_nope + n_rot))).zip(kv.chunks(rank + n_rot)) {
+            let (rotated, key) = latent_inputs_twin(&shape, q, kv, &norm, &table[token.pos * n_rot..][..n_rot]);
+            want.extend(rotated);
+            let row = pages[token.seq][token.pos / PAGE] as usize * PAGE + token.pos % PAGE;
+            got.extend(cached_row(gpu, &keys, cache, row, rank + n_rot));
+            got.extend(cached_row(gpu, &values, cache, row, rank));
+            rows.extend(cached_row_twin(cache, &key));
+            rows.extend(cached_row_twin(cache, &key[..rank]));
         }
+        want.extend(rows);
+        let error = nmse(&got, &want);
+        let limit = if cache == CacheType::F16 { 1e-8 } else { 1e-12 };
+        assert!(error < limit, "{shape:?}: {error:e}");
     }
 }
 

@@ -107,28 +107,24 @@ fn every_type() {
 
 #[test]
 fn unusual_shapes() {
-    for (i, gpu) in variants().iter().enumerate() {
-        for (ty, n_in, n_out, n_tokens) in [
-            (TensorType::F32, 1, 1, 33),
-            (TensorType::F32, 31, 33, 65),
-            (TensorType::F16, 33, 66, 64),
-            (TensorType::F16, 36, 130, 63),
-            (TensorType::F16, 72, 31, 129),
-            (TensorType::Q4_0, 576, 960, 16),
-            (TensorType::Q4_0, 576, 960, 33),
-            (TensorType::Q4_0, 1536, 578, 65),
-            (TensorType::Q8_0, 2048, 49, 512),
-            (TensorType::Q4_K, 2048, 8193, 17),
-        ] {
-            if i > 0 && n_in * n_out * n_tokens > 1 << 24 {
-                continue;
-            }
-            let w = tensor(ty, n_in, n_out, 6);
-            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
-            check(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN });
-            if all_on_units(gpu.features(), &matrix, false) {
-                check(gpu, &matrix, &w.to_f32(), Case { n_tokens, norm: true, ..PLAIN });
-            }
+    let cases = [
+        (TensorType::F32, 1, 1, 33),
+        (TensorType::F32, 31, 33, 65),
+        (TensorType::F16, 33, 66, 64),
+        (TensorType::F16, 36, 130, 63),
+        (TensorType::F16, 72, 31, 129),
+        (TensorType::Q4_0, 576, 960, 16),
+        (TensorType::Q4_0, 576, 960, 33),
+        (TensorType::Q4_0, 1536, 578, 65),
+        (TensorType::Q8_0, 2048, 49, 512),
+        (TensorType::Q4_K, 2048, 8193, 17),
+    ];
+    for (gpu, (ty, n_in, n_out, n_tokens)) in on_variants(&cases) {
+        let w = tensor(ty, n_in, n_out, 6);
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        check(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN });
+        if all_on_units(gpu.features(), &matrix, false) {
+            check(gpu, &matrix, &w.to_f32(), Case { n_tokens, norm: true, ..PLAIN });
         }
     }
 }

@@ -251,23 +251,22 @@ fn many_rows_of_a_layer() {
 
 #[test]
 fn fused_inputs_and_outputs() {
-    for gpu in variants() {
-        for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 66), (TensorType::F16, 77, 34), (TensorType::Q8_0, 1536, 20)]
-        {
-            let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
-            let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
-            let (a, b) = (w[0].to_f32(), w[1].to_f32());
-            let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
-            for case in [
-                Case { input: "rmsnorm", ..PLAIN },
-                Case { input: "silu", output: MatvecOutput::Accumulate, ..PLAIN },
-                Case { input: "rmsnorm", output: MatvecOutput::Gated, ..PLAIN },
-                Case { bias: true, ..PLAIN },
-                Case { input: "rmsnorm", output: MatvecOutput::Gated, bias: true, n_tokens: 3, token_tile: 2 },
-                Case { input: "silu", output: MatvecOutput::Accumulate, bias: true, n_tokens: 3, token_tile: 4 },
-            ] {
-                check(gpu, &matrix, &values, case);
-            }
+    for (gpu, (ty, n_in, n_out)) in
+        on_variants(&[(TensorType::Q4_0, 576, 66), (TensorType::F16, 77, 34), (TensorType::Q8_0, 1536, 20)])
+    {
+        let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
+        let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+        let (a, b) = (w[0].to_f32(), w[1].to_f32());
+        let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
+        for case in [
+            Case { input: "rmsnorm", ..PLAIN },
+            Case { input: "silu", output: MatvecOutput::Accumulate, ..PLAIN },
+            Case { input: "rmsnorm", output: MatvecOutput::Gated, ..PLAIN },
+            Case { bias: true, ..PLAIN },
+            Case { input: "rmsnorm", output: MatvecOutput::Gated, bias: true, n_tokens: 3, token_tile: 2 },
+            Case { input: "silu", output: MatvecOutput::Accumulate, bias: true, n_tokens: 3, token_tile: 4 },
+        ] {
+            check(gpu, &matrix, &values, case);
         }
     }
 }
