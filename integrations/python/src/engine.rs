@@ -265,7 +265,7 @@ impl Engine {
         let texts = texts.into_iter().map(|text| self.prepare(text)).collect::<PyResult<Vec<_>>>()?;
         self.gather(py, texts, done.as_ref(), |scheduler, PreparedRequest { request, raised, answer }| {
             // The text is read only when it is complete.
-            let events = scheduler.submit(Request { whole: true, ..request })?;
+            let events = scheduler.submit(Request { buffer_events: true, ..request })?;
             Ok(async move { Completion::of_events(events, answer, &raised).await })
         })
     }
