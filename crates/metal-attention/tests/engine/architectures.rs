@@ -14,8 +14,6 @@ use metal_attention_testing::SeenParts;
 #[cfg(feature = "wgpu")]
 use metal_attention_testing::models::architectures;
 use metal_attention_testing::models::more_architectures;
-#[cfg(feature = "wgpu")]
-use metal_attention_testing::takes_fewer_cases;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -139,7 +137,7 @@ fn and_so_it_does_on_a_gpu() {
     for bytes in architectures().values() {
         seen.adds(&ModelSpec::from_metadata(GgufFile::from_bytes(bytes).unwrap().metadata()).unwrap());
     }
-    hold_to_references(takes_fewer_cases(gpu.summary().is_software()).then_some(seen), &set_up, 1e-6);
+    hold_to_references(crate::wgpu::device::takes_fewer_cases(&gpu).then_some(seen), &set_up, 1e-6);
 }
 
 #[cfg(feature = "cuda")]

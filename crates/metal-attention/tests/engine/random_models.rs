@@ -290,10 +290,9 @@ mod on_gpu {
 
     use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
     use metal_attention_model::Weights;
-    use metal_attention_testing::takes_fewer_cases;
 
     use super::*;
-    use crate::wgpu::device::gpu;
+    use crate::wgpu::device::{gpu, takes_fewer_cases};
 
     /// Number of models where [`takes_fewer_cases`].
     const FEW: usize = 4;
@@ -302,7 +301,7 @@ mod on_gpu {
     fn the_gpu_gives_the_logits_of_the_cpu() {
         let Some(gpu) = gpu() else { return };
         let best = Isa::available().into_iter().last().expect("plain Rust runs everywhere");
-        let n = n_models(if takes_fewer_cases(gpu.summary().is_software()) { FEW } else { 500 });
+        let n = n_models(if takes_fewer_cases(&gpu) { FEW } else { 500 });
         for number in 0..n {
             let case = Case::new(number);
             let file = case.file();

@@ -115,7 +115,7 @@ fn sequences_continue_on_the_gpu() {
 
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let options = WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
-    let few = metal_attention_testing::takes_fewer_cases(gpu.summary().is_software());
+    let few = crate::wgpu::device::takes_fewer_cases(&gpu);
     for toy in models(if few { &["qwen35.gguf"] } else { &["qwen35.gguf", "gemma3.gguf"] }) {
         let open = || WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
         check_continuation(toy.name, &[130], &mut open(), &mut open());

@@ -181,7 +181,7 @@ fn concurrent_sequences_on_the_gpu_equal_single_ones() {
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let ids = some_ids(500);
     // A window in every second layer.
-    let few = metal_attention_testing::takes_fewer_cases(gpu.summary().is_software());
+    let few = crate::wgpu::device::takes_fewer_cases(&gpu);
     let names = ["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "cohere2.gguf"];
     for toy in models(&names[..if few { 1 } else { names.len() }]) {
         let name = toy.name;

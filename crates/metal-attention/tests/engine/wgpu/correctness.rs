@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start};
+use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start, takes_fewer_cases};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
@@ -14,7 +14,6 @@ use metal_attention::{
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
 use metal_attention_testing::reference::read;
-use metal_attention_testing::takes_fewer_cases;
 use serde::Deserialize;
 
 fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
@@ -149,7 +148,7 @@ fn tales_continuations() {
             // Greedy ids are compared up to the first where the two largest logits are nearly equal.
             let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
             // A software GPU takes a fifth of a second per token.
-            let n = if takes_fewer_cases(gpu.summary().is_software()) { certain.min(16) } else { certain };
+            let n = if takes_fewer_cases(&gpu) { certain.min(16) } else { certain };
             assert_eq!(greedy(&mut model, &case.tokens, n), case.greedy[..n], "{:?}", case.prompt);
         }
     }
@@ -167,11 +166,10 @@ fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, 
     let Models { tokens, mut models } = read(reference);
     models.retain(|name, _| files.contains_key(name));
     assert_eq!((models.len(), files.len()), (n, n));
-    let few = takes_fewer_cases(gpu.summary().is_software());
-    for (name, case) in models.into_iter().step_by(if few { 2 } else { 1 }) {
+    // Without matrix units the kernels are the same.
+    let on_units = gpu.features().cooperative_f16 || gpu.features().cooperative_f32;
+    for (name, case) in models.into_iter().step_by(if takes_fewer_cases(gpu) { 2 } else { 1 }) {
         let file = GgufFile::from_bytes(&files[&name]).unwrap();
-        // Without matrix units the kernels are the same.
-        let on_units = gpu.features().cooperative_f16 || gpu.features().cooperative_f32;
         for &exact in if on_units { &[true, false][..] } else { &[true] } {
             let mut model = start(gpu, &file, &WgpuForwardPassOptions { exact, ..options(CacheType::F32) });
             let rows = logits(&mut model, &tokens);
@@ -236,8 +234,7 @@ fn a_prompt_gives_the_logits_of_single_tokens() {
     for (name, file) in [("stories260K", stories()), ("tales-4m", tales), ("qwen3", qwen3)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
             // Where there are fewer cases, the model of the tales has 32-bit caches and the others have 16-bit ones.
-            let few = takes_fewer_cases(gpu.summary().is_software());
-            if few && (name == "tales-4m") != (cache_type == CacheType::F32) {
+            if takes_fewer_cases(&gpu) && (name == "tales-4m") != (cache_type == CacheType::F32) {
                 continue;
             }
             let mut model = start(&gpu, &file, &options(cache_type));
@@ -283,7 +280,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let mut cpu = model.forward_pass(&options).unwrap();
     let wgpu_options =
         WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
-    let n_rounds = if takes_fewer_cases(gpu.summary().is_software()) { 200 } else { 1000 };
+    let n_rounds = if takes_fewer_cases(&gpu) { 200 } else { 1000 };
     let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {

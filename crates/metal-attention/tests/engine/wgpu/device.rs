@@ -26,6 +26,11 @@ pub fn gpu_of_any_subgroups() -> Option<Arc<WgpuDevice>> {
     open(&WgpuOptions { checked: false, least_subgroup: Some(4), ..Default::default() })
 }
 
+/// Whether tests on `gpu` run a part of their cases.
+pub fn takes_fewer_cases(gpu: &WgpuDevice) -> bool {
+    metal_attention_testing::takes_fewer_cases(gpu.summary().is_software())
+}
+
 fn open(options: &WgpuOptions) -> Option<Arc<WgpuDevice>> {
     match WgpuDevice::open(options) {
         Ok(gpu) => Some(Arc::new(gpu)),

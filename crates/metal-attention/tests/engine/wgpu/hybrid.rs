@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::toys::{
     Toy, batch, close, greedy, kimi_linear, logits, metadata, read, some_ids, token, toy, toy_with_bf16,
 };
-use crate::wgpu::device::{gpu, gpu_with};
+use crate::wgpu::device::{gpu, gpu_with, takes_fewer_cases};
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
     BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions,
@@ -15,7 +15,6 @@ use metal_attention::{
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
 use metal_attention_testing::models::more_architectures;
-use metal_attention_testing::takes_fewer_cases;
 
 const N_CTX: usize = 400;
 
@@ -97,7 +96,7 @@ fn with_and_without_pages(gpu: &WgpuDevice) -> Vec<Toy> {
 /// All models, or those named in `few` where [`takes_fewer_cases`].
 fn models_or(gpu: &WgpuDevice, few: &[&str]) -> Vec<Toy> {
     let mut models = models();
-    if takes_fewer_cases(gpu.summary().is_software()) {
+    if takes_fewer_cases(gpu) {
         models.retain(|toy| few.contains(&toy.name));
         assert_eq!(models.len(), few.len());
     }
@@ -132,7 +131,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         let divisions = [(50, 300), (512, 7), (17, 17), (512, 300), (64, 64), (24, 130), (512, 1)];
-        let n_divisions = if takes_fewer_cases(gpu.summary().is_software()) { 3 } else { divisions.len() };
+        let n_divisions = if takes_fewer_cases(&gpu) { 3 } else { divisions.len() };
         for &(n_ubatch, step) in &divisions[..n_divisions] {
             let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { n_ubatch, ..options() });
             let found: Vec<_> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();

@@ -13,7 +13,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::wgpu::device::{gpu, start};
+use crate::wgpu::device::{gpu, start, takes_fewer_cases};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{BatchToken, CacheType, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions};
@@ -109,11 +109,6 @@ impl<'a> PersistentPass<'a> {
 
 /// Maximum of aborted steps. On a busy machine some are expected.
 const MAX_ABORTED: usize = 20;
-
-/// Whether tests on `gpu` run a part of their cases.
-fn takes_fewer_cases(gpu: &WgpuDevice) -> bool {
-    metal_attention_testing::takes_fewer_cases(gpu.summary().is_software())
-}
 
 /// Whether the pass runs a decode step with the persistent kernel.
 fn is_persistent(pass: &WgpuForwardPass) -> bool {
