@@ -1,7 +1,7 @@
 // The persistent decode kernel: evaluates one token, or a few of one sequence that follow each other, through all layers of a model in
-// one launch. Each token's id is the one with the highest logit (greedy decoding). A launch has few tokens (at most MAX_TOKENS of
-// src/decode.rs, which is 4), because it cannot be stopped. The kernel is for decoders of attention and gated feed-forwards, dense or with
-// experts; src/decode/layers.rs says which.
+// one launch. Each token chooses the next one: the id with the highest logit (greedy decoding). A launch has few tokens (at most MAX_TOKENS of
+// src/decode.rs, which is 4), because it cannot be stopped: cancellation is only seen between launches. The kernel is for decoders of attention
+// and gated feed-forwards, dense or with experts; src/decode/layers.rs says which.
 //
 // Input: `DecodeArgs` (decode.cuh), that is, layers, the token's id, sequence and position, and the KV cache. Output: the new rows of the KV cache,
 // the chosen ids, and if wanted the next token and the logits. Terms (op, small op, tile, panel, quant block, digit, warp group, tagged word,
@@ -10,7 +10,7 @@
 // Files:
 //   decode.cuh             terms, arguments, the layout of shared memory, small helpers
 //   decode_exchange.cuh    tagged words and their memory model, named barriers
-//   decode_routing.cuh     the choice of experts (`route`)
+//   decode_routing.cuh     how a block chooses the experts (`route`)
 //   decode_weights.cuh     the blocks' and warps' shares, the rings of weights, producer warps (`run_producer`)
 //   decode_attention.cuh   attention between q/k/v and the attention output (`attention`, `merge_splits`)
 //   decode_inputs.cuh      a warp's inputs of a full op: words to digits or F16 parts (`load_vector`)
@@ -21,10 +21,10 @@
 //   decode.cu              this file: the flow (`decode`) and the kernels for a model on one device
 //   decode_on_ranks.cu     the kernels for a model that several ranks share
 //
-// Division of work. One block runs on each multiprocessor for the whole launch. For each op a block has neighbouring tiles of rows, the
-// same ones for every token; within the block each consumer warp has some of the columns (split-K within the block). Blocks wait for
-// nothing but each other's results, which are tagged words in global memory (decode_exchange.cuh). A word's values have 26 bits each; a block's
-// own rows of the residual stream stay in F32.
+// Division of work. One block runs on each multiprocessor for the whole launch. For each op a block has neighbouring tiles, the same ones for
+// every token; within the block warp groups divide the tiles, and the consumer warps of a warp group the columns (split-K within the block).
+// Blocks wait for nothing but each other's results, which are tagged words in global memory (decode_exchange.cuh). A word's values have 26 bits
+// each; a block's own rows of the residual stream stay in F32.
 //
 // The flow in each block. "<-" is a wait, "->" what it makes available to others:
 //
@@ -34,11 +34,12 @@
 //         for each op: q/k/v, attention output, [router,] gate and up, down
 //           if attention output:   attention          <- words of q/k/v, tag t               -> words of attention, tag t; new KV rows
 //           if gate and up of experts: the last consumer warp routes
-//                                                     <- words of the router, tag t          -> the block's choice of experts
+//                                                     <- words of the router, tag t          -> the chosen experts, for this block
 //           if the block has no rows of the op:       consumer barrier, next op
 //           if the op is small:    run_small_op       <- input words, weights                -> partial sums, for the epilogue warp; next op
-//           prologue               what does not depend on the inputs
-//           loads                  inputs to digits or F16 parts in shared memory
+//           preparation            what does not depend on the inputs
+//           loads                  inputs to digits or F16 parts in shared memory; the token's first op reads the embedding instead of words,
+//                                  and stores the block's rows of it to the residual stream
 //                                                     <- input words of the warp's own columns, tag t + op.tag_in_offset
 //           products               partial sums       <- full stages of weights              -> empty stages, for the producer warps
 //           consumer barrier
@@ -47,7 +48,7 @@
 //       argmax (`choose_token`)    <- words of the best logits of all blocks                 -> the next token's id
 //   producer warps (`run_producer`)
 //     for each token, each matrix: copy the block's weights, as far ahead as the rings allow
-//                                  <- an empty stage; of experts: the choice                 -> a full stage
+//                                  <- an empty stage; of experts: the chosen ones            -> a full stage
 //   epilogue warp (`run_epilogue_warp`, SMALL kernels only)
 //     for each small op:           finish the rows    <- partial sums of all consumer warps  -> output words
 //
@@ -72,7 +73,7 @@
 // ranks end after some ten seconds, or when a rank has set the abort flag (`poll_until` of exchange.cuh); the host then discards the results.
 //
 // Invariants, with writer and reader of each resource. The lines that rely on one name it; proofs are in docs/design/decode-kernel.md:
-//   Lemma 1   an output word of an op proves that its block has read all of the op's inputs
+//   Lemma 1   an output word of an op proves that its block has read the op's whole input vector
 //   Lemma 2   the tag of a stale word differs from the wanted tag
 //   Lemma 3   residual words after attention are overwritten (down) after gate, up and router have read them
 //   Lemma 4   residual words after the feed-forward are overwritten (attention output) after q/k/v has read them
@@ -84,8 +85,8 @@
 //   Lemma 10  inputs and attention's scratch, which share memory, do not overlap in time
 //   Lemma 11  a region of partial sums is overwritten after its epilogue has read it
 //   Lemma 12  descriptions of layers and constants of heads are overwritten after all consumer warps have read them
-//   Lemma 13  rows of the residual stream in shared memory have one writer at a time
-//   Lemma 14  a choice of experts is overwritten after producer warps and epilogues have read it
+//   Lemma 13  rows of the residual stream in shared memory have one writer at a time, or several of equal values
+//   Lemma 14  the chosen experts are overwritten after producer warps and epilogues have read them
 //   Lemma 15  consumer warps and the epilogue warp of a SMALL kernel are at most one small op apart
 //   Lemma 16  mailbox words of other ranks are overwritten after they are read
 //   Lemma 17  nothing of a launch overlaps with the next one
@@ -124,8 +125,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     constexpr int LAYER_PIECES = sizeof(LayerArgs) / 16; // a layer's description is copied in pieces of 16 bytes
     float* residual = (float*)(decode_memory + a.residual_at);
 
-    // 16 bytes of zeros behind the barriers of the last ring, where the first barrier of a further ring would be: lanes whose column of a product
-    // has no digits read them (`DigitColumns`).
+    // 16 bytes of zeros, which lanes read whose column of a product has no digits (`DigitColumns`). They lie behind the barriers of all rings: at
+    // the address that `full_barrier` gives for ring CONSUMER_WARPS, which does not exist.
     unsigned char* zeros = (unsigned char*)full_barrier(a, CONSUMER_WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
     // Each stage has two barriers: one thread arrives at `full`, the producer lane, and 32 at `empty`, the lanes of the consumer warp.
@@ -140,11 +141,12 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
         if (tid == 0) first_exchange_number = exchange_number_after(ranks->exchange, 0);
     find_spans(a, a.token->pos, tid, BLOCK_THREADS);
     __syncthreads();
-    // Producer warps and the epilogue warp leave here; setmaxnreg moves registers from them to the consumer warps.
+    // Producer warps and the epilogue warp branch off here, and return when they are done; setmaxnreg moves registers from them to the consumer
+    // warps.
     if (warp >= CONSUMER_WARPS) {
         release_registers<PRODUCER_REGISTERS<SMALL>>();
-        // A single lane fills a ring. Lane l of producer warp w has ring w + N l, so that the rings are divided evenly among the N producer warps;
-        // lanes whose ring does not exist only take part in the warp's votes.
+        // A single lane fills a ring. Lane l of producer warp w, from 0 to N - 1, has ring w + N l, so that the rings are divided evenly among
+        // these warps; lanes whose ring does not exist only take part in the votes of `run_producer`.
         constexpr int N = SMALL ? PRODUCER_WARPS - 1 : PRODUCER_WARPS;
         const u32 ring_index = warp - CONSUMER_WARPS + N * lane;
         if (SMALL && warp == CONSUMER_WARPS + N) run_epilogue_warp(a, residual, sync, lane);
@@ -159,7 +161,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     u32 n_small_ops = 0;    // that have begun
     u32 layer_slot = 0;     // index in `layers` of the current layer
     const u32 copy_index = blockIdx.x % COPIES; // the copy of each vector of words that this block reads
-    WeightRing ring = {a, /* first */ warp * a.stages_per_warp, /* position: stage, parity */ {0, 0}, /* left */ 0, /* record */ 0};
+    WeightRing ring = {a, /* first */ warp * a.stages_per_warp, /* position: stage, parity */ {0, 0}, /* left of the open stage */ 0, /* record */ 0};
     // One loop over the layers of all tokens: behind layer `n_layer`, which is the output head's, `layer_index` begins again with 0.
 #pragma unroll 1
     for (u32 layer_index = 0;; layer_index++) {
@@ -170,13 +172,13 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             // Hides the thread's indices from the compiler, so that values derived from them are recomputed in each op: kept in registers across
             // ops, they would take those that an op needs.
             asm volatile("" : "+r"(tid), "+r"(warp), "+r"(lane));
-            ring.left = 0; // a stage has weights of one matrix only
+            ring.left = 0; // already 0: a stage has weights of one matrix, all of which are released. So it is not kept from op to op
             const OpArgs& op = layer.ops[op_index];
             const u32 kind = op.kind;
-            best = 0; // not kept from op to op
-            // Of the op's matrices. Those of the next op's matrices follow in the same array.
+            best = 0; // still 0: only the output head, its layer's only op, sets it. It is not kept from op to op either
+            // The block's shares of the op's matrices. Those of the next op's matrices follow in the same array.
             const BlockShare* shares = block_shares(a) + op.first_matrix_index;
-            // Page ids and constants of heads do not depend on words: attention, after q/k/v, finds them loaded.
+            // Page ids and constants of heads do not depend on words, so that they are loaded now, for attention after q/k/v.
             if (kind == QKV) prefetched = prefetch_heads(a, layer, spans_of(a)[layer_index], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
                 // Attention; it also writes the token's rows of the layer's KV cache.
@@ -192,13 +194,15 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             // This thread's pieces of the next layer's description have arrived; the consumer barrier that follows in this op makes those of all
             // threads visible (Lemma 12).
             if (kind == DOWN) wait_for_copies<0>();
-            // Rows of the op that this block finishes, with the padding of its last tile, for which `row_at` gives NO_ROW. Of q/k/v: those of v and
-            // of the matrices above it, q and k (`tiles_above`). A row of gate and the row of up at the same place are one.
+            // Rows of the op that this block finishes, with the padding of its last tile, for which `row_at` gives NO_ROW. Of q/k/v: shares[2] is
+            // that of v, and its `tiles_above` the number of the block's tiles of q and k. A row of gate and the row of up at the same place are one.
             const u32 n_block_rows = (kind == QKV ? shares[2].tiles_above + shares[2].n_tiles : shares[0].n_tiles) * 16;
-            // The token's first op reads the embedding instead of words, and stores it to the residual stream, in blocks without rows as well.
+            // The token's first op reads the embedding instead of words. Blocks without rows of q/k/v do so, too: they may have rows of the residual
+            // stream, to which the embedding is stored.
             const bool reads_embedding = layer_index == 0 && kind == QKV;
-            // Routing, in blocks that have rows of gate and up or of down. The share of down, the next op, follows those of gate and up; only then
-            // `down_share` has that meaning.
+            // Routing, in blocks that have rows of gate and up or of down. In gate and up, of two matrices, shares[2] is the share of down, the next
+            // op; in other ops `down_share` has no meaning. Producer lanes wait for `chosen.n_published`; epilogues read the chosen experts behind
+            // the next consumer barrier. The router's words have COPIES copies.
             const bool is_expert_op = EXPERTS && kind == GATE_AND_UP && layer.route.n_expert > 0;
             const BlockShare* down_share = shares + 2;
             if (is_expert_op && warp == CONSUMER_WARPS - 1 && (shares[0].n_tiles > 0 || down_share->n_tiles > 0)) {
@@ -207,25 +211,26 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                       n_tokens_done * (a.n_layer + 1) + layer_index + 1, lane);
             }
             const u32 tag_in = (tag + op.tag_in_offset) & TAG_MASK, n4 = op.n_in / 4;
-            // A block without rows of the op does not wait for its inputs. Overwriting words stays safe: Lemmas 3 to 7 conclude from a word that a
-            // block has stored that it has read its inputs, and this block stores none.
+            // A block without rows of the op does not wait for its inputs. Overwriting words stays safe: Lemmas 3 to 7 infer from a stored word that
+            // its block has read its inputs, and this block stores none.
             if (n_block_rows == 0 && !reads_embedding) {
                 consumer_barrier();
                 continue;
             }
             if (SMALL && kind != OUTPUT_HEAD && !reads_embedding) {
-                // The copies of all threads of the next layer's description have arrived (Lemma 12). Full ops have a barrier after their products.
+                // Makes all threads' pieces of the next layer's description visible (Lemma 12). Full ops have a barrier after their products.
                 if (kind == DOWN) consumer_barrier();
+                // Numbers and counts the op: `n_small_ops++`.
                 run_small_op(a, layer, op, shares, spans_of(a)[layer_index].n_splits, tag, copy_index, zeros, ring, sync, n_small_ops++, warp, lane);
                 continue;
             }
-            // A full op in a SMALL kernel: inputs and sums take the place of those of the small op before (Lemmas 10 and 11). Waits until the
-            // epilogue warp has finished all small ops that have begun.
+            // A full op in a SMALL kernel: its partial sums take the place of those of earlier small ops. Waits until the epilogue warp, which reads
+            // those, has finished all small ops that have begun (Lemma 15).
             if (SMALL) {
                 sync.wait_until_finished(n_small_ops);
                 __syncwarp();
             }
-            // ---- Prologue: everything that does not depend on the inputs. Each thread loads what the epilogue of its first row needs. ----
+            // ---- Preparation: everything that does not depend on the inputs. Each thread loads what the epilogue of its first row needs. ----
             const u32 first_row = row_at(op, shares, tid);
             const u32 log_warps_per_tile = op.log_warps_per_tile, log_warp_groups = LOG_CONSUMER_WARPS - log_warps_per_tile;
             const float first_row_bias = op.bias && first_row != NO_ROW ? op.bias[first_row] : 0.0f;
@@ -243,12 +248,13 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const DigitColumns columns(inputs.digits, zeros, lane);
             if (lane < (int)op.n_matrices)
                 warp_work[warp][lane] = warp_work_of(shares[lane], warp_share, warp, kind == GATE_AND_UP ? lane * a.gate_to_up_floats : 0);
-            // ---- Loads: the warp's inputs. Four lanes have a quant block of 32 inputs, a quad of each half. ----
+            // ---- Loads: the warp's inputs. Four lanes share a quant block of 32 inputs: a lane has quad lane % 4 of its first half, which is
+            // `first_quad` or a multiple of 64 further, and quad lane % 4 of its second half, four further. ----
             const u32 first_quad = warp_share.first * op.panels_per_unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
-                for (u32 first = 0; first < inputs.n_quant_blocks; first += 8) { // `first`: quant block of the warp
-                    float4 v[1][2]; // the lane's two quads, one of each half of its quant block
+                for (u32 first = 0; first < inputs.n_quant_blocks; first += 8) { // eight quant blocks of the warp, from `first` on
+                    float4 v[1][2]; // the lane's two quads, of one quant block (`store<1>`)
                     const u64_t* values = a.attention + copy_index * a.attention_copy_words;
                     const u64_t* max_sums = a.attention_max_sums + copy_index * a.max_sums_copy_words;
                     const u32 n_splits = spans_of(a)[layer_index].n_splits, from = first_quad + 8 * first;
@@ -259,8 +265,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                     inputs.store<1>(first, v, {{ONES, ONES}}, lane);
                 }
             } else if (reads_embedding) {
-                // The embedding; rows of the residual stream are divided among blocks as those of the attention output are (`first_block` of
-                // src/decode/args.rs has the same rule). The op has a norm, as q/k/v always do.
+                // The embedding, which begins the residual stream x; its rows are divided among blocks as those of the attention output are
+                // (`first_block` of src/decode/args.rs has the same rule). The op has a norm, as q/k/v always do.
                 const u32 x_tiles = (a.n_embd + 15) / 16, first_block = gridDim.x - min(x_tiles, gridDim.x);
                 const u32 first_tile = tiles_before(blockIdx.x, x_tiles, first_block);
                 const u32 end_tile = tiles_before(blockIdx.x + 1, x_tiles, first_block);
@@ -269,7 +275,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                     float4 v[1][2] = {}, weights[1][2];
                     const u32 k = first_quad + 8 * first;
                     const bool is_of_warp = first + lane / 4 < inputs.n_quant_blocks; // whether the lane's quant block is one of the warp's
-                    // Loads quads k and k + 4 of the embedding: quant block k / 8, whose quad k % 8 = lane % 4 of each half is the lane's.
+                    // Loads quads k and k + 4 of the embedding, both of quant block k / 8. The lane's quad in each half is k % 8, which is lane % 4.
                     // WITH_PANEL defines P, the type of a panel of the format.
                     if (is_of_warp && k < n4) WITH_PANEL(a.table.format, (elements_of<P>(a.table, token.id, k / 8, k % 8, v[0])));
 #pragma unroll
@@ -279,30 +285,32 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                         const float scale = exists ? a.embedding_scale : 0.0f;
                         float4& x = v[0][h];
                         x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
-                        // A quad that does not exist is 0 and stays 0, whatever its weight: x in place of a constant.
+                        // Where the quad does not exist x is 0, and stays 0 whatever its weight: x itself will do.
                         weights[0][h] = exists ? norm[quad] : x;
+                        // In each warp group one warp has the quad: several warps store it, with equal values (Lemma 13).
                         if (exists && quad / 4 >= first_tile && quad / 4 < end_tile) *(float4*)(residual + 4 * quad - first_tile * 16) = x;
                     }
-                    __syncwarp();
+                    __syncwarp(); // the branches above diverge, and all lanes of the warp call `store` together
                     inputs.store<1>(first, v, weights, lane);
                 }
             } else {
                 load_vector(op, inputs, copy_index, tag_in, n4, norm, first_quad, lane);
             }
-            __syncwarp();
+            __syncwarp(); // the lanes see each other's inputs
             float* const first_round_sums = (float*)(decode_memory + a.regions_at[op.region]);
-            // The factor of the products: F16 parts are scaled by a power of two.
+            // Without codes: turns the inputs into F16 parts, in place, scaled by a power of two. `factor` takes the scale from the products.
             const float factor = inputs.has_codes ? 1.0f : split_into_f16(inputs.floats, inputs.largest, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
-                // Each warp group has read all columns: only the first group's sums of squares count.
+                // Each warp group has read all columns: only the first group's sums of squares count. They lie in padding, which the partial sums
+                // of no round overwrite (`squares_index`).
                 if (lane == 0) first_round_sums[squares_index(warp)] = warp_share.warp_group == 0 ? squares : 0.0f;
             }
-            __syncwarp();
+            __syncwarp(); // the lanes see each other's F16 parts
 
             // ---- Products: partial sums. The output head has too many rows for the region of sums. They are finished in rounds, which use the two
             // regions alternately (Lemma 11). Other ops have one round.
-            const u32 tiles_per_round = kind == OUTPUT_HEAD ? OUTPUT_HEAD_TILES_PER_ROUND : ~0u; // of a warp group
+            const u32 tiles_per_round = kind == OUTPUT_HEAD ? OUTPUT_HEAD_TILES_PER_ROUND : ~0u; // of a warp group; ~0u: no limit
             const u32 rows_per_round = kind == OUTPUT_HEAD ? (OUTPUT_HEAD_TILES_PER_ROUND * 16) << log_warp_groups : n_block_rows;
             const u32 n_matrices = op.n_matrices;
             // SMALL kernels have few full ops, which are not worth the code for two tiles at a time.
@@ -334,7 +342,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
         tag = (tag + TAGS_PER_LAYER) & TAG_MASK, layer_slot ^= 1;
         if (layer_index < a.n_layer) continue;
 
-        // ---- Argmax and end of the token: all blocks exchange their best logits (Lemma 8). After the last token only block 0 waits for them. ----
+        // ---- Argmax and end of the token: all blocks exchange their best logits (Lemma 8). After the last token only block 0 waits for them, to
+        // publish the id. ----
         best = highest_of_lanes(best);
         if (lane == 0) best_of_warps[warp] = best;
         const bool is_last = n_tokens_done + 1 == a.n_tokens;
@@ -347,6 +356,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             commit_copies();
             if (warp != 0) find_spans(a, next_pos, tid - 32, CONSUMER_THREADS - 32);
         }
+        // False after the last token, in all blocks but block 0. The block's other warps have returned then, so that none waits at a barrier.
         if (warp == 0 &&
             !choose_token<ON_RANKS>(a, ranks, best_of_warps, token, n_tokens_done, first_exchange_number, tag, next_pos, is_last, lane))
             return;
@@ -355,7 +365,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
         // The next token's embedding overwrites rows of the residual stream that the epilogue warp of a SMALL kernel uses (Lemma 13).
         if (SMALL) token_barrier();
         else consumer_barrier();
-        layer_index = ~0u; // the loop's increment makes it 0, the next token's first layer
+        layer_index = ~0u; // after the output head: the loop's increment makes it 0, the next token's first layer
     }
 }
 
@@ -365,7 +375,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DecodeArgs a) {                    \
         decode<HEAD_CHUNKS, SMALL, EXPERTS>(a);                                                                                  \
     }
-// Names: decode[_small | _experts]_<largest number of elements of a head>.
+// Names: decode[_small | _experts]_<largest number of elements of a head>. Ops are small for heads of up to 64 elements only (src/decode/memory.rs);
+// models with experts and such heads use decode_experts_128.
 DECODE(decode_64, 1, false, false)
 DECODE(decode_128, 2, false, false)
 DECODE(decode_256, 4, false, false)
