@@ -20,10 +20,10 @@
 //   mins         offsets that formats such as Q4_K subtract: weight = scale * code - min. They need the sums of the inputs.
 //   quad         four neighbouring elements of a vector.
 //   digit        one of three signed 8-bit integers d0, d1 and d2 that stand for an input x in products with codes:
-//                round(x 2^e) = 2^16 d0 + 2^8 d1 + d2. The exponent e of a quant block brings its largest magnitude to [2^21, 2^22), so that
-//                errors are at most 2^-22 of that. The d0 of a quant block's inputs are one column of a tensor-core product, the d1 another,
-//                the d2 a third; sums of codes times digits are exact (code_products.cuh). In products with F16 and F32 weights an input is
-//                two F16 parts instead, hi + lo / 2048 (products.cuh).
+//                round(x 2^e) = 2^16 d0 + 2^8 d1 + d2. The exponent e of a quant block brings its largest magnitude, if that is at least 2^-100,
+//                to [2^21, 2^22), so that errors are at most 2^-22 of that. The d0 of a quant block's inputs are one column of a tensor-core
+//                product, the d1 another, the d2 a third; sums of codes times digits are exact (code_products.cuh). In products with F16 and
+//                F32 weights an input is two F16 parts instead, hi + lo / 2048 (products.cuh).
 // The ops:
 //   op           one product of a layer with its prologue (norm, conversion of inputs) and epilogue (bias, gate, residual): q/k/v, attention
 //                output, router, gate and up, down. The output head is the single op of a pseudo-layer with index `n_layer`. Attention itself

@@ -1,7 +1,7 @@
 // The GEMV kernels (`matvec_1` to `matvec_4`, for matrix times vector): y = W f(x) for one to four tokens. W is one matrix, up to three matrices
 // one below the other, or a feed-forward's gate and up; f is the identity or an RMSNorm. The results are stored, added to the residual stream, or
-// gated. Products are about as exact as in F32: inputs are rounded by at most 2^-22 of the largest magnitude among 32 of them, F32 weights are two
-// F16 parts, and sums are in F32.
+// gated. Products are about as exact as in F32, and sums are in F32. With quantised weights inputs are rounded by at most 2^-22 of the largest
+// magnitude among 32 of them; with F16 and F32 weights inputs, and the F32 weights, are two F16 parts.
 //
 // Terms of this file ("block" alone is the thread block):
 //   quant block   quantisation block: 32 neighbouring columns of a row, or the 32 inputs that meet them
@@ -9,22 +9,24 @@
 //   panel         64 columns of a tile: two quant blocks of each row
 //   record        codes and scales of one to four neighbouring panels of a tile, contiguous in memory (formats.cuh)
 //   stage         one buffer of a warp's ring of weights in shared memory: one to four records of one tile (`RingStage`)
-//   codes         the integers of quantised weights; F16 and F32 weights have none. The formats Q4_0, Q8_0, Q4_K, Q5_K and Q6_K have weight
-//                 layouts of their own; all other quantised types are stored as 8-bit codes, CODES or, with mins, CODES_AND_MINS (formats.cuh)
+//   code          the integer of a quantised weight
+//   format        a weight layout (`Format` of formats.cuh). F16 and F32 have no codes. The tensor types Q4_0, Q8_0, Q4_K, Q5_K and Q6_K have a
+//                 format each; all other quantised ones are stored as 8-bit codes, in CODES or, with mins, CODES_AND_MINS
 //   mins          offsets that some formats subtract: weight = scale * code - min. They need the sums of the inputs
-//   quad          four neighbouring inputs. Four lanes have a quant block, each a quad of its first half and the corresponding one of its second
-//   digits        the inputs as integers, for products with codes: three digits of 8 bits for each input (code_products.cuh). For F16 and F32
-//                 weights inputs are two F16 parts instead, hi + lo / 2048 (products.cuh)
+//   quad          four neighbouring inputs. Four lanes share the eight quads of a quant block: lane t of the four has quads t and t + 4
+//   digit         one of three signed 8-bit integers that stand for an input in products with codes (code_products.cuh). In products with F16
+//                 and F32 weights an input is two F16 parts instead, hi + lo / 2048 (products.cuh)
 //   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
-//   round         the tiles that the eight warps of a block multiply at the same time: `warps_per_tile` warps share the columns of each
-//                 (split-K within the block)
+//   round         the tiles that a block multiplies before it finishes their rows: 8 / warps_per_tile, each by `warps_per_tile` warps, which share
+//                 its columns (split-K within the block)
 //   partial sum   a warp's sum over its columns of one row, for one token
 //
-// `LinearOp` and `gemv` of src/runner/linear.rs launch the kernels. A warp goes through four sections (`matvec_share`):
-//   stream        each warp copies its own records to a ring in shared memory, several stages ahead; the first ones before the input is there
+// `LinearOp` and `gemv` of src/runner/linear.rs launch the kernels. `matvec_share` has four sections. A warp goes through the first two once, then
+// through the others for each of its tiles:
+//   stream        requests the first stages: asynchronous copies of the warp's own records to its ring, before the input is there
 //   prologue      warps with the same columns load x [n_tokens][n_in], apply the norm's weights, and store digits or F16 parts to shared memory
-//   main loop     for each tile of the warp: products of its records; the partial sums are in registers, then in shared memory
-//   epilogue      the partial sums of the warps of a tile are added; 1 / RMS, bias, residual or gate; y [n_tokens][n_out]
+//   main loop     waits for a stage, requests a further one, and multiplies; the partial sums are in registers, then in shared memory
+//   epilogue      adds the partial sums of the warps of the tile; 1 / RMS, bias, residual or gate; stores to y [n_tokens][n_out]
 //
 // Fragments of the tensor-core products, m16n8k32 of 8-bit integers for codes, m16n8k16 of F16 otherwise (ptx.cuh). Lane l of a warp has g = l / 4
 // and t = l % 4. The result of a product has 16 rows, those of the tile, and eight columns; a lane has four elements of it, c[0] to c[3]:
@@ -33,31 +35,35 @@
 //   row g      (0 to 7)        t = 0   t = 1   t = 2   t = 3      c[0], c[1] of lanes 4 g + t
 //   row g + 8  (8 to 15)       t = 0   t = 1   t = 2   t = 3      c[2], c[3] of lanes 4 g + t
 //
-// The columns are inputs. D0, D1, D2: the digits of an input, 0 the highest; columns 3 and 7 are zeros. There are several products, number i among
-// them, if a product does not have room for all tokens:
+// The columns are inputs. D0, D1, D2: the digits of the inputs, D0 the highest ones; columns 3 and 7 are zeros. If the columns of one product have
+// no room for all tokens there are N_PRODUCTS products; i counts them. Two halves of a quant block with a scale each need sums of their own:
 //
 //                              column  0    1    2    3    4    5    6    7
 //   codes, one scale per quant block   D0   D1   D2   0    D0   D1   D2   0     product i: left token 2 i, right token 2 i + 1, or zeros
 //   codes, a scale for each half       D0   D1   D2   0    D0   D1   D2   0     product i: token i, left first halves, right second halves
 //   F16 and F32                        hi   lo   hi   lo   hi   lo   hi   lo    a single product: tokens 0, 1, 2, 3
 //
-// So with codes the lanes with t of 0 and 2 have the terms of digits 0 and 1, those with t of 1 and 3 that of digit 2; `row_sum` adds them.
+// So with codes the lanes with t of 0 and 2 have the terms of D0 and D1, those with t of 1 and 3 that of D2; `row_sum` adds them.
 //
 // Shared memory of a block, in this order (`gemv_shared_bytes` of src/runner/linear.rs counts it):
 //   [WARPS][RING_BYTES]                     the warps' rings of records
 //   [WARPS][16]                             zeros, which lanes of columns without digits read
 //   [TOKENS][WARPS] floats                  sums of squares of the inputs that each warp has converted
-//   [2][2][WARPS][TOKENS][16] floats        partial sums: [parity of the round][branch][warp][token][row of the tile]
+//   [2][2][WARPS][TOKENS][16] floats        partial sums: [buffer][branch][warp][token][row of the tile]; a block's rounds alternate buffers
 //   Accumulators::bytes(n_panels)           the inputs of all tokens as digits or F16 parts
 //
-// Preconditions, of which none is checked: compute capability 8.0 or later; a block has 32 * WARPS threads and the dynamic shared memory above,
-// of the op's format that needs most; the batch has TOKENS tokens; y does not overlap x, since blocks store
-// rows of y while others still read x; no kernel in flight writes `matrices` or `norm`, which are read before `wait_for_input`; and those at the
-// fields of `MatvecArgs`.
+// Preconditions, of which none is checked:
+//   - compute capability 8.0 or later
+//   - a block has 32 * WARPS threads, and the dynamic shared memory above for the format that needs most: except gate and up, the matrices may
+//     have different formats
+//   - there are exactly TOKENS tokens
+//   - y does not overlap x: blocks store rows of y while others still read x
+//   - no kernel in flight writes `matrices` or `norm`, which are read before `wait_for_input`
+//   - those at the fields of `MatvecArgs`
 #include "code_products.cuh"
 #include "products.cuh"
 
-// The use of a result, which includes the bias. STORE: y = result; ADD: y += scale * result; GATED: y = activation(gate) * up.
+// The use of a result, which is W f(x) + bias. STORE: y = result; ADD: y += scale * result; GATED, without a bias: y = activation(gate) * up.
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 constexpr int MAX_MATRICES = 3; // of a product
 constexpr int WARPS = 8;        // of a block
@@ -72,16 +78,16 @@ struct MatvecArgs {
     Matrix matrices[MAX_MATRICES];
     u32 n_matrices;               // how many
     // Of each matrix the block after its last one: matrix i has blocks block_ends[i - 1] (0 for i = 0) to block_ends[i] - 1, at least one, and the
-    // last of the n_matrices ends is gridDim.x. A matrix may have any number of blocks. Unused by GATED, where all blocks have rows of both.
+    // last of the n_matrices ends is gridDim.x. A matrix may have more blocks than rounds. Unused by GATED, where all blocks have rows of both.
     u32 block_ends[MAX_MATRICES];
     u32 n_in;                  // elements of a row of x, a multiple of 4
-    u32 n_out;                 // elements from a row of y to the next one
+    u32 n_out;                 // elements of a row of y: the distance from one token's results to the next one's
     u32 warps_per_tile;        // warps that share the columns of a tile: 1, 2, 4 or 8
     u32 output;                // Output
     u32 activation;            // GATED: Activation, without a parameter (`fuses_activation` of src/support.rs)
     float eps;                 // of the norm
     float scale;               // ADD: factor on the result
-    u32 unused;
+    u32 unused;                // padding: pointers are aligned to 8 bytes
     const float* x;            // rows of n_in inputs, aligned to 16 bytes
     const float* norm;         // [n_in] weights of the RMSNorm, aligned to 16 bytes; null: no norm
     const float* bias;         // [n_out]; null: none. Ignored by GATED, which the host does not use with a bias
@@ -94,15 +100,15 @@ static_assert(sizeof(MatvecArgs) == 160, "as in src/args.rs");
 constexpr int MIN_RING_BYTES = 7168;
 
 // A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. Quantised formats whose records have a single panel (576 to 1536
-// bytes) have several in a stage, so that stages of all quantised formats have some 2 or 3 KB and the warp waits for copies equally seldom. A ring has
-// STAGES stages, at least two, and RING_BYTES bytes: MIN_RING_BYTES, or more where two stages do not fit in them (F32: two records of 4096 bytes).
+// bytes) have several in a stage, so that stages of all quantised formats have some 2 or 3 KB, and warps wait for copies about equally often. A
+// ring has RING_BYTES bytes: MIN_RING_BYTES, and STAGES stages, as many as fit; or two stages that need more (F32: two records of 4096 bytes).
 template <u32 F> struct RingStage {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
     static constexpr int BYTES = RECORDS * Record<F>::BYTES;
     static constexpr int STAGES = MIN_RING_BYTES / BYTES > 2 ? MIN_RING_BYTES / BYTES : 2;
     static constexpr int RING_BYTES = STAGES * BYTES > MIN_RING_BYTES ? STAGES * BYTES : MIN_RING_BYTES;
-    // The lanes of a warp copy `n` bytes together, a multiple of 16, 512 bytes at a time. With one record n is BYTES: then only the last of the
-    // copies, if it has fewer than 512 bytes, needs a test.
+    // The lanes of a warp copy `n` bytes together, a multiple of 16, 512 bytes at a time. With RECORDS == 1 n is always BYTES: then only the last
+    // copy needs a test, if it has fewer than 512 bytes.
     static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int n, int lane) {
 #pragma unroll
         for (int i = 0; i < BYTES; i += 512)
@@ -114,10 +120,10 @@ template <u32 F> struct RingStage {
 // codes; the columns of its products are drawn at the top.
 //   PanelWeights                 the weights of a panel in a lane's registers
 //   acc[i][k]                    of product i: the lane's terms of row g + 8 k, for the token `token_of(i, lane)`
-//   mins[i][k]                   the sum of the mins of that row and token, complete in each lane
-//   factors[i], input_sums[i]    of that token: factors of the digits of each quant block, and sums of its inputs (`CodeInput`)
+//   mins[i][k]                   of the same row and token: the sum of min times sum of inputs, complete in each lane
+//   factors[i], input_sums[i]    of that token: for each quant block the factor of its digits, and the sums of its inputs (`CodeInput`)
 //   bytes                        shared memory for the inputs of all tokens
-//   put                          stores eight inputs (two quads) of a quant block, unless it does not exist; `t`: lane % 4
+//   put                          stores the lane's two quads of a quant block, if it `exists`; `t`: lane % 4. All lanes of the warp call it
 //   add                          adds the products of one panel
 //   finish                       stores the warp's partial sums of the tile, [TOKENS][16], and clears the accumulators
 template <u32 FORMAT, int TOKENS> struct Accumulators {
@@ -142,10 +148,11 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
     __device__ __forceinline__ Accumulators(unsigned char* memory, u32 n_panels, const unsigned char* zeros, int lane) {
 #pragma unroll
         for (int i = 0; i < N_PRODUCTS; i++) {
-            // Null for a second token that does not exist: `digits_of` takes zeros for it.
+            // Null for a second token that does not exist: `digits_of` takes zeros for it. With a scale for each half it does not use `second`.
             auto digits_of_token = [&](int token) { return token < TOKENS ? input_of(memory, n_panels, token).digits : nullptr; };
             const unsigned char *first = digits_of_token(TOKENS_PER_PRODUCT * i), *second = digits_of_token(TOKENS_PER_PRODUCT * i + 1);
             digits[i] = digits_of<PanelWeights::SCALES_PER_QUANT_BLOCK>(first, second, zeros, lane);
+            // Lanes of a token that does not exist multiply zeros, and `finish` does not store their sums: any token's factors will do.
             const CodeInput input = input_of(memory, n_panels, min(token_of(i, lane), TOKENS - 1));
             factors[i] = input.factors, input_sums[i] = input.sums;
         }
@@ -170,7 +177,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
             const int token = token_of(i, lane);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                // All lanes of the token have the row's sum afterwards; the first of them stores it.
+                // `row_sum` gives the sum of row g + 8 k to all of the row's lanes of this token; the first of them stores it.
                 const float y = row_sum<PanelWeights>(acc[i][k], lane) - mins[i][k];
                 if (lane % (4 / TOKENS_PER_PRODUCT) == 0 && token < TOKENS) to[token * 16 + lane / 4 + 8 * k] = y;
             }
@@ -178,11 +185,11 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
         clear();
     }
 };
-// This version is for F16 and F32 weights. `acc`: the lane's terms for token t: hi and lo of row g, hi and lo of row g + 8.
-// `factors`: [token][quant block] of the F16 parts.
+// This version is for F16 and F32 weights. `acc`: for token t = lane % 4, complete in the lane: the sums of row g with hi parts and with lo parts of
+// the inputs, then those of row g + 8. `factors`: [token][quant block] of the F16 parts.
 template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     typedef Staged<FORMAT> PanelWeights;
-    // Of each quant block two F16 parts of 32 inputs, 128 bytes, and a factor, 4 bytes.
+    // Of each quant block 32 inputs as two F16 parts, 32 * 2 * 2 = 128 bytes, and a factor, 4 bytes.
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) {
         return (float*)(memory + TOKENS * n_panels * 2 * 128);
@@ -219,9 +226,9 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
     using FloatAccumulators<F32, TOKENS>::FloatAccumulators;
 };
 
-// One block's share of y = W f(x): the rounds `block_of_matrix`, block_of_matrix + n_blocks_of_matrix, ... of a matrix, or of the pair of gate and up
-// (`second_matrix` is up; not read otherwise). `block_of_matrix`, `n_blocks_of_matrix`: index of the block among the blocks of this matrix, and their
-// number. All threads of the block call it.
+// Computes one block's share of y = W f(x): the rounds `block_of_matrix`, block_of_matrix + n_blocks_of_matrix, ... of `first_matrix`, or of the pair
+// of gate and up (`second_matrix` is up; not read otherwise). `block_of_matrix`, `n_blocks_of_matrix`: index of the block among the blocks of the
+// matrix, and their number. All threads of the block call it.
 template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_matrix,
                                             u32 n_blocks_of_matrix) {
@@ -235,7 +242,7 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
     unsigned char* ring = memory + warp * Stage::RING_BYTES;
     unsigned char* zeros = memory + WARPS * Stage::RING_BYTES + warp * 16;
     float* squares_of_warps = (float*)(memory + WARPS * (Stage::RING_BYTES + 16));
-    // Two rounds alternate, so that one barrier a round is enough.
+    // Successive rounds of the block use two buffers alternately, so that one barrier a round is enough.
     float* partial_sums = squares_of_warps + TOKENS * WARPS;
     constexpr u32 BRANCH_FLOATS = WARPS * TOKENS * 16;
     unsigned char* input = (unsigned char*)(partial_sums + 4 * BRANCH_FLOATS);
@@ -250,7 +257,8 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
     const u32 first = warp_in_tile * n_records / warps_per_tile, end = (warp_in_tile + 1) * n_records / warps_per_tile;
     const u32 n_tiles = (n_rows + 15) / 16, n_rounds = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
-    // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
+    // ---- Stream: requests the warp's records, tile by tile; of GATED for each tile those of the gate, then those of up. `left`: records of the
+    // current tile and branch that are not requested yet. Behind the last tile it is 0, and `from` is not read. ----
     u32 next_tile = block_of_matrix * tiles_at_once + tile_in_round, next_branch = 0, left = 0, next_stage = 0;
     const unsigned char* from = nullptr;
     auto begin_tile = [&] {
@@ -275,15 +283,15 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
 #pragma unroll 1
     for (int i = 0; i < Stage::STAGES - 1; i++) request_stage();
 
-    // ---- Prologue: inputs. A step converts four panels of one token: eight quant blocks, four lanes each. Warps with the same columns, one for each
-    // tile of the round, take the steps in turn: each begins with `first_panel`, and goes on 4 * tiles_at_once panels further. Example: two warps
+    // ---- Prologue: inputs. An iteration converts four panels of one token: eight quant blocks, four lanes each. Warps with the same columns, one for
+    // each tile of a round, divide these panels: a warp begins with `first_panel`, and goes on 4 * tiles_at_once panels further. Example: two warps
     // a tile, and so four tiles at once. Of the panels that they have in common, the warp of tile 0 converts 0 to 3, 16 to 19, ..., that of
-    // tile 1 converts 4 to 7, 20 to 23, .... A warp for which no panel is left (`first_panel` >= `end_panel`) stores nothing. In this order:
-    //   1. loads the norm's weights of the first AHEAD steps
+    // tile 1 converts 4 to 7, 20 to 23, .... A warp that gets no panel (`first_panel` >= `end_panel`) stores nothing. In this order:
+    //   1. loads the norm's weights of the first AHEAD iterations
     //   2. waits for x (`wait_for_input`)
-    //   3. loads x of the first AHEAD steps
-    //   4. in each step: loads x and weights of the step that is AHEAD steps further, then converts the current one
-    // AHEAD is larger with several tokens, where a warp has more steps. ----
+    //   3. loads x of the first AHEAD iterations
+    //   4. in each iteration: loads x and weights of the one that is AHEAD further, then converts its own
+    // AHEAD is larger with several tokens, where a warp has more iterations. ----
     constexpr int AHEAD = TOKENS == 1 ? 1 : 2;
     // The lane's quads of a quant block, one of each half.
     struct LaneQuads {
@@ -295,8 +303,8 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
     const u32 first_panel = first * RecordType::PANELS + 4 * tile_in_round, end_panel = end * RecordType::PANELS, end4 = min(n_in4, end_panel * 16);
     const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
-    // Quads of `row` in four panels from `panel` on. `padding`: in place of elements beyond the row or the warp's columns. It is 0 for x, so that any
-    // finite weight will do.
+    // The lane's quads of `row` in four panels from `panel` on. `padding`: in place of elements beyond the row or the warp's columns. x is padded with
+    // 0, so that the padding of the norm's weights may be any finite number.
     auto load = [&](const float4* row, u32 panel, float padding) {
         LaneQuads to;
 #pragma unroll
@@ -310,22 +318,22 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
         p.panel += 4 * tiles_at_once;
         if (p.panel >= end_panel) p.panel = first_panel, p.token++;
     };
-    InputPosition position = {first_panel, 0}, ahead = position; // the current step, and the next one to load
+    InputPosition position = {first_panel, 0}, ahead = position; // the current iteration, and the next one to load for
     LaneQuads x[AHEAD + 1], weights[AHEAD + 1];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (norm) weights[i] = load(norm, ahead.panel, 1.0f);
         advance(ahead);
     }
-    const float inverse_n_in = __fdividef(1.0f, (float)a.n_in);
+    const float inverse_n_in = __fdividef(1.0f, (float)a.n_in); // within two units in the last place
     // Programmatic dependent launch: waits until the kernel before has stored x, then allows the next kernel to start. That is safe so early: the
     // next kernel, too, waits for the end of this one (`wait_for_input`). Before that it reads only what no kernel in flight writes, and it writes
-    // nothing (ptx.cuh).
+    // nothing (ptx.cuh). A kernel that is launched without the attribute (`LaunchOrder` of src/launch.rs) starts after the end of the one before.
     wait_for_input();
     let_next_start();
 
     auto row_of = [&](u32 token) { return (const float4*)a.x + (size_t)(a.rows ? a.rows[token] : token) * n_in4; };
-    ahead = position; // back to the first step: the weights of these steps are loaded, x is not
+    ahead = position; // back to the first iteration: its weights are loaded, x is not
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (ahead.token < TOKENS) x[i] = load(row_of(ahead.token), ahead.panel, 0.0f);
@@ -365,9 +373,8 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
             if (lane == 0) squares_of_warps[n * WARPS + warp] = squares[n];
         }
     }
-    // With several tiles at a time, warps with the same columns have converted each other's inputs. With one tile each warp has converted its own,
-    // and the __syncwarp in the main loop makes them visible to its lanes; the sums of squares of the others are read after the barrier of the tile,
-    // of which all warps are part.
+    // With several tiles at a time a warp reads inputs that others have converted. With one tile it has converted its own, and the __syncwarp in
+    // the main loop makes them visible to its lanes; it reads the others' sums of squares behind the tile's barrier, which all eight warps reach.
     if (tiles_at_once > 1) __syncthreads();
     TileAccumulators accumulators(input, n_panels, zeros, lane);
 
@@ -375,10 +382,10 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
     u32 stage = 0;
     for (u32 round = block_of_matrix, parity = 0; round < n_rounds; round += n_blocks_of_matrix, parity ^= 1) {
         const u32 tile = round * tiles_at_once + tile_in_round;
-        if (tile >= n_tiles) break; // with all warps of the tile, so that none is missing at its barrier
-        // The results of the tile, [token][16 rows], are divided among the 32 * warps_per_tile lanes of its warps: a lane has result `warp_in_tile`
-        // * 32 + lane, and with more than two tokens and one warp for the tile a second one. `out`: where it goes; null: there is no such result.
-        // `before`: the value that it is added to, which is loaded before the products.
+        if (tile >= n_tiles) break; // all warps of the tile leave here, so that none of them is missing at its barrier
+        // The results of the tile, [token][16 rows], are divided among the 32 * warps_per_tile lanes of its warps: a lane has the result with index
+        // `warp_in_tile` * 32 + lane. With more than two tokens, more than 32 results, and a single warp it has a second one. `out`: where the result
+        // goes; null: there is none. `before`: the value that it is added to, which is loaded before the products.
         constexpr int RESULTS = TOKENS > 2 ? 2 : 1;
         float before[RESULTS];
         u32 result_index[RESULTS];
@@ -397,7 +404,7 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
             for (u32 record = first; record < end; record += Stage::RECORDS) {
                 wait_for_copies<Stage::STAGES - 2>();
                 __syncwarp();
-                // Refills the stage before this one, which all lanes have read.
+                // Requests records for the stage before this one in the ring, which all lanes have read before the __syncwarp.
                 request_stage();
                 const unsigned char* stage_data = ring + stage * Stage::BYTES;
                 stage = stage + 1 == Stage::STAGES ? 0 : stage + 1;
@@ -405,8 +412,8 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
 #pragma unroll
                 for (int q = 0; q < PANELS_PER_STAGE; q += AT_ONCE) { // `q`: panel of the stage
                     typename TileAccumulators::PanelWeights p[AT_ONCE];
-                    // The last stage of a tile may have fewer than RECORDS records; the else branch is for its last record if there is one left
-                    // over. Where RECORDS > 1 a record is one panel, so that q counts both. Place: addresses of the parts of a panel (formats.cuh).
+                    // The last stage of a tile may have fewer than RECORDS records; the else branch is for its last record if their number is odd.
+                    // Where RECORDS > 1 a record is one panel, so that q counts both. Place: addresses of the parts of a panel (formats.cuh).
                     if (Stage::RECORDS == 1 || record + q + AT_ONCE <= end) {
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; i++)
@@ -465,7 +472,7 @@ __device__ __forceinline__ void matvec_share(const MatvecArgs& a, const Matrix& 
     wait_for_copies<0>();
 }
 
-// grouped_matvec.cu and rwkv.cu include the templates without these kernels.
+// grouped_matvec.cu and rwkv.cu define TEMPLATES_ALONE: they include the templates without these kernels.
 #ifndef TEMPLATES_ALONE
 template <int TOKENS> __device__ __forceinline__ void matvec(const MatvecArgs& a) {
     u32 i = 0, begin = 0; // the block's matrix, and the first block that has rows of it
