@@ -23,12 +23,12 @@ use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::runner::TokenOutput;
 use crate::sharding::Shard;
-use crate::weights::{CudaAttention, CudaWeights};
+use crate::weights::{CudaAttention, CudaEmbedding, CudaWeights};
 use args::{
     CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,
     PRODUCER_WARPS, TAGS, WordBuffers, layer_args, matrices_args, op_args,
 };
-use layers::{DecodeLayer, OpMatrix, is_table_only, max_rows, reads_whole_quads};
+use layers::{DecodeLayer, OpMatrix, has_whole_quads, max_rows};
 use memory::SharedMemoryLayout;
 
 /// `page_to_merge_time` of a model whose ops are all small: how much dividing the positions saves, relative to the cost of merging the splits.
@@ -52,6 +52,13 @@ const THREADS: usize = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
 /// Stages of a consumer warp whose copies may be outstanding. Two with experts: their copies start late and all at once.
 fn max_stages_in_flight(summary: &CudaSummary, has_experts: bool) -> u32 {
     if has_experts || summary.bandwidth > FAST_MEMORY * summary.n_sm as u64 { 2 } else { 1 }
+}
+
+/// Whether the embedding of a token is a row of the table, times a scale, and nothing else. The kernel reads such a row by itself.
+fn embedding_is_table_row(embedding: &CudaEmbedding) -> bool {
+    let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
+    let has_no_sum = token_type.is_none() && positions.is_none() && norm.is_none();
+    has_no_sum && per_layer.is_none() && streams.is_none()
 }
 
 /// The kernel with its arguments and buffers, for one model on one device.
@@ -91,16 +98,16 @@ impl DecodeKernel {
         let (Some((head, output_bias)), Some(of_logits)) = (&weights.output, &spec.output.head) else {
             return Ok(None);
         };
-        let Some(layers) = weights.layers.iter().map(DecodeLayer::of).collect::<Option<Vec<_>>>() else {
+        let Some(layers) = weights.layers.iter().map(DecodeLayer::if_supported).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.fuses_with_product()) else {
             return Ok(None);
         };
-        let head = [OpMatrix::of(head)];
-        let has_plain_ends = is_table_only(&weights.embedding)
-            && reads_whole_quads(&head[0])
-            && reads_whole_quads(&OpMatrix::of(&weights.embedding.table));
+        let head = [OpMatrix::of_matrix(head)];
+        let has_plain_ends = embedding_is_table_row(&weights.embedding)
+            && has_whole_quads(&head[0])
+            && has_whole_quads(&OpMatrix::of_matrix(&weights.embedding.table));
         let is_f16_cache = cache.cache_type == CacheType::F16;
         let fits_words = spec.n_vocab <= MAX_VOCAB;
         // Ranks exchange the rows of every layer's two sums and the best logit, so that all layers and the output head have to be divided.

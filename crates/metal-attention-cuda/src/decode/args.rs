@@ -398,7 +398,7 @@ pub(super) fn matrices_args(
             .experts
             .map_or([0; 3], |of| [of.stride_bytes, of.tiles_per_expert, of.records_per_expert].map(|n| n as u32));
         OpMatrixArgs {
-            records: matrix.records,
+            records: matrix.records_address,
             tile_bytes: matrix.tile_bytes as u32,
             n_tiles: matrix.n_tiles() as u32,
             first_tile: first_tile as u32,

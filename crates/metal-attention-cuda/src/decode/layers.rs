@@ -1,22 +1,26 @@
 //! Layers as the persistent decode kernel (`kernels/decode.cu`, a "megakernel": one launch for all layers of a token)
 //! evaluates them: which layers it supports, and the ops and matrices of a supported layer.
 //!
-//! [`DecodeLayer::of`] turns a layer's weights into a list of ops, or returns `None` if the layer has anything that the
-//! kernel does not do. If it does so for any layer, `DecodeKernel::new` returns `None`, and the model is decoded with a
-//! launch for each op (`runner.rs`) instead; nothing is an error. What concerns the whole model is checked by
-//! `DecodeKernel::new`: compute capability, F16 KV cache, length of the vocabulary, number of layers, embedding, output
-//! norm and head, division between ranks, and shared memory.
+//! [`DecodeLayer::if_supported`] turns a layer's weights into a list of ops, or returns `None` if the layer has
+//! anything that the kernel does not do. If any layer gives `None`, so does `DecodeKernel::new`, and the model is
+//! decoded with a launch for each op (`runner.rs`) instead; nothing is an error. What concerns the whole model is
+//! checked by `DecodeKernel::new`: compute capability, F16 KV cache, length of the vocabulary, number of layers,
+//! embedding, output norm and head, division between ranks, and shared memory.
 //!
 //! Supported layers have:
-//! - softmax attention with q/k/v matrices and a KV cache of its own, causal, also with a window or chunks; heads of a
-//!   multiple of 8 elements up to 256; optional biases, sinks, soft cap, RoPE, and RMS norms of single heads of queries
-//!   and keys;
-//! - a dense feed-forward with a gate, or routed experts with a gate: up to 32 of a token, of up to 1024, a multiple of 4,
-//!   none of them shared, whose columns of down fill whole records; optional biases of experts, bias of the choice, and
-//!   scales of experts;
-//! - inputs of a multiple of 4 elements, and matrices of one op that all have codes or none;
-//! - norms (`RMSNorm`) without bias of the inputs of both, and none of their results;
-//! - [`Residual::Sequential`], with any scale.
+//! - softmax attention with q/k/v matrices and a KV cache of its own, causal, possibly with a window or chunks; heads
+//!   of a multiple of 8 elements up to 256 (checked by `attention_kernels` of `support.rs`); optional biases, sinks,
+//!   soft cap, RoPE, and RMS norms of single heads of queries and keys;
+//! - a dense feed-forward with a gate: gate and up of one weight layout, without biases, and an activation that the
+//!   epilogue applies (`fuses_activation`); an optional bias of down;
+//! - or routed experts with a gate and an elementwise activation: at most 1024 in a layer, a multiple of 4, none of
+//!   them shared; at most 32 of a token; `n_ff` fills whole records of down; weights on their results, not on their
+//!   inputs; no products around them (latent), no norms of theirs or of the router. Optional: their biases and scales,
+//!   a bias of the router, and one that is added to its scores only for choosing;
+//! - inputs of ops of a multiple of 4 elements; either all or none of an op's matrices have codes;
+//! - an `RMSNorm` without bias before attention and before the feed-forward, and no norm after either;
+//! - [`Residual::Sequential`], with any scale; no embedding of the layer's own, no further residual streams, and no
+//!   scale of the layer's output.
 //!
 //! Terms:
 //! - An *op* is one product of a layer with its prologue and epilogue: q/k/v, attention output, router, gate and up,
@@ -24,8 +28,9 @@
 //! - A *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile. A *record* is the codes and scales of one to four
 //!   panels of a tile, which lie together in memory (`kernels/formats.cuh`).
 //! - A *code* is the integer of a quantised weight; the formats F16 and F32 have no codes. Inputs of products with
-//!   codes are stored as *digits*, three integers of 8 bits for each input, other inputs as two F16 parts.
-//! - A *word* is 8 bytes with two values and a tag, through which blocks exchange vectors (`kernels/decode.cuh`).
+//!   codes are stored as *digits*, three signed 8-bit integers for each input, other inputs as two F16 parts.
+//! - A *word* (tagged word) is 8 bytes with two values and a tag; through words blocks exchange vectors
+//!   (`kernels/decode.cuh`).
 //! - A *stack* ([`CudaStack`]) is the matrices of one kind (gate, up or down) of all experts of a layer, one below the
 //!   other in memory, without gaps.
 //!
@@ -44,14 +49,12 @@ use crate::device::CudaBuffer;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::stack::CudaStack;
 use crate::support::AttentionKernels;
-use crate::weights::{
-    CudaAttention, CudaDense, CudaEmbedding, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm,
-};
+use crate::weights::{CudaAttention, CudaDense, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm};
 
-/// Experts that a token may be routed to: the same constant of `kernels/decode_exchange.cuh`.
+/// Most experts of a token: the same constant of `kernels/decode_routing.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
-/// Experts of a layer that a token may be routed among. Their scores lie in shared memory: `RoutingScratch` of
-/// `kernels/routing.cuh`, for which `SharedMemoryLayout` takes space.
+/// Most experts of a layer. Their scores lie in shared memory: `RoutingScratch` of `kernels/routing.cuh`, for which
+/// `SharedMemoryLayout` takes space.
 const MAX_EXPERTS_PER_LAYER: usize = 1024;
 
 /// A matrix of an op: one of the model's, or the matrices of the experts that a token is routed to as if they were one.
@@ -59,12 +62,12 @@ const MAX_EXPERTS_PER_LAYER: usize = 1024;
 pub(super) struct OpMatrix {
     /// Device address of its first record; of experts: of the layer's first expert. Valid while the layer's weights
     /// live.
-    pub(super) records: u64,
+    pub(super) records_address: u64,
     /// Weight layout.
     pub(super) format: WeightLayout,
-    /// Rows; of experts below each other: of all chosen ones together.
+    /// Rows; of gate and up of experts: of all chosen experts together.
     pub(super) n_rows: usize,
-    /// Columns; of experts side by side: of all chosen ones together.
+    /// Columns; of down of experts: of all chosen experts together.
     pub(super) n_in: usize,
     /// Bytes from one tile to the next in memory; of experts: within one expert's matrix.
     pub(super) tile_bytes: usize,
@@ -79,17 +82,17 @@ pub(super) struct ExpertLayout {
     pub(super) stride_bytes: usize,
     /// Tiles of one expert's matrix.
     pub(super) tiles_per_expert: usize,
-    /// Records of one tile of one expert's matrix. For down, which is stacked by columns, a tile of all chosen experts
-    /// has as many times more.
+    /// Records of one tile of one expert's matrix. Of down, which is stacked by columns, a tile of the chosen experts
+    /// has `n_used` times as many.
     pub(super) records_per_expert: usize,
 }
 
 impl OpMatrix {
     /// A matrix of the model.
-    pub(super) fn of(matrix: &CudaMatrix) -> Self {
+    pub(super) fn of_matrix(matrix: &CudaMatrix) -> Self {
         Self {
-            // 0, the row of the result at which the matrix begins, has no influence on the address.
-            records: matrix.args(0).records,
+            // 0 is the row of the result at which the matrix begins; the address does not depend on it.
+            records_address: matrix.args(0).records,
             format: matrix.layout,
             n_rows: matrix.n_rows,
             n_in: matrix.n_in,
@@ -121,7 +124,7 @@ impl OpMatrix {
             records_per_expert: records_per_expert(stack),
         };
         Self {
-            records: args.records,
+            records_address: args.records,
             format: stack.layout(),
             n_rows: stack.n_rows,
             n_in: stack.n_in(),
@@ -143,8 +146,8 @@ impl OpMatrix {
     }
 }
 
-/// Records of one tile of one expert's matrix. The division has no remainder: records of several panels hold a
-/// super-block of 256 columns (K-quants), and rows of these formats are whole super-blocks.
+/// Records of one tile of one expert's matrix. The division has no remainder: only formats of K-quants have records of
+/// several panels. These are four, a super-block of 256 columns, and rows of K-quants are whole super-blocks.
 fn records_per_expert(stack: &CudaStack) -> usize {
     stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
@@ -176,7 +179,7 @@ pub(super) struct DecodeLayer<'a> {
 
 impl<'a> DecodeLayer<'a> {
     /// The layer as the kernel evaluates it; `None` if the kernel does not support it.
-    pub(super) fn of(layer: &'a CudaLayer) -> Option<Self> {
+    pub(super) fn if_supported(layer: &'a CudaLayer) -> Option<Self> {
         let CudaLayer {
             mixer_norm,
             mixer,
@@ -200,29 +203,29 @@ impl<'a> DecodeLayer<'a> {
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
         // kernel.
-        let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        // `attention_kernels` of `support.rs` chooses these two by the same conditions that `decode_attention.cuh` has.
-        // `Paged`: a causal mask, heads of at most 256 elements, no ALiBi. No `separate_inputs`: between the products
-        // of q/k/v and the attention there are only norms of single heads and RoPE, which the attention kernel computes
-        // itself.
+        let has_unsupported_parts = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        // `attention_kernels` of `support.rs` decides on `kernels` and `separate_inputs`, by the same conditions that
+        // `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
+        // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there
+        // are only norms of single heads and RoPE, which the attention kernel computes itself.
         let is_supported_attention =
             attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         // Layers without keys or values of their own have fewer than three matrices: they read another layer's cache,
         // or use keys as values.
-        if has_result_norms || has_extras || !is_supported_attention || attention.qkv.len() != 3 {
+        if has_result_norms || has_unsupported_parts || !is_supported_attention || attention.qkv.len() != 3 {
             return None;
         }
         let mut ops = vec![
-            (OpKind::Qkv, attention.qkv.iter().map(OpMatrix::of).collect()),
-            (OpKind::AttentionOutput, vec![OpMatrix::of(&attention.out.weight)]),
+            (OpKind::Qkv, attention.qkv.iter().map(OpMatrix::of_matrix).collect()),
+            (OpKind::AttentionOutput, vec![OpMatrix::of_matrix(&attention.out.weight)]),
         ];
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
-                // `None` without a gate, or if the epilogue of the product cannot apply the activation. With
+                // Returns `None` without a gate, or if the epilogue of the product cannot apply the activation. With
                 // `fuses_activation`, gate and up have no biases and one weight layout.
                 let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
-                ops.push((OpKind::GateAndUp, vec![OpMatrix::of(gate), OpMatrix::of(&dense.up)]));
-                ops.push((OpKind::Down, vec![OpMatrix::of(&dense.down.weight)]));
+                ops.push((OpKind::GateAndUp, vec![OpMatrix::of_matrix(gate), OpMatrix::of_matrix(&dense.up)]));
+                ops.push((OpKind::Down, vec![OpMatrix::of_matrix(&dense.down.weight)]));
                 GatedFeedForward::Dense(dense)
             }
             CudaFeedForward::Experts(experts) => {
@@ -230,7 +233,7 @@ impl<'a> DecodeLayer<'a> {
                 // required.
                 let gate = experts.gate.as_ref().filter(|_| experts_are_supported(experts))?;
                 let n_used = experts.spec.n_used;
-                ops.push((OpKind::Router, vec![OpMatrix::of(&experts.router.weight)]));
+                ops.push((OpKind::Router, vec![OpMatrix::of_matrix(&experts.router.weight)]));
                 let gate_and_up = [gate, &experts.up].map(|stack| OpMatrix::stacked_by_rows(stack, n_used));
                 ops.push((OpKind::GateAndUp, gate_and_up.to_vec()));
                 ops.push((OpKind::Down, vec![OpMatrix::stacked_by_columns(&experts.down, n_used)]));
@@ -244,9 +247,8 @@ impl<'a> DecodeLayer<'a> {
             let has_codes = matrices[0].format.has_codes();
             matrices.iter().all(|matrix| matrix.format.has_codes() == has_codes)
         };
-        let is_supported = |(_, matrices): &(OpKind, Vec<OpMatrix>)| {
-            same_input_form(matrices) && matrices.iter().all(reads_whole_quads)
-        };
+        let is_supported =
+            |(_, matrices): &(OpKind, Vec<OpMatrix>)| same_input_form(matrices) && matrices.iter().all(has_whole_quads);
         // Inputs of q/k/v and of the feed-forward have an RMSNorm without a bias. Only then 1/RMS can be applied after
         // the product, to its rows.
         let rms_norm = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
@@ -269,7 +271,8 @@ impl<'a> DecodeLayer<'a> {
         }
     }
 
-    /// The activation of the gate (`Activation` of `kernels/common.cuh`) and its parameter.
+    /// The activation of the gate (`Activation` of `kernels/common.cuh`), and the limit of a clamped SwiGLU, 0 for
+    /// others.
     pub(super) fn activation(&self) -> (u32, f32) {
         match self.feed_forward {
             GatedFeedForward::Dense(dense) => dense.activation,
@@ -279,7 +282,8 @@ impl<'a> DecodeLayer<'a> {
 
     /// Device address of the bias of an op's results, by row; 0 (the null pointer of kernels): none. That of q/k/v is
     /// the biases of the three matrices, one after the other. Gate and up have none here: `fuses_activation` excludes
-    /// it for dense ones, and biases of experts are in `LayerArgs::expert_bias`. The output head is no op of a layer.
+    /// it for dense ones, and biases of experts are in `LayerArgs::expert_bias`. The output head is an op of the
+    /// pseudo-layer, not of a `DecodeLayer`.
     pub(super) fn bias(&self, kind: OpKind) -> u64 {
         let ptr = |buffer: &Option<CudaBuffer>| buffer.as_ref().map_or(0, CudaBuffer::ptr);
         match (kind, self.feed_forward) {
@@ -328,41 +332,39 @@ fn experts_are_supported(experts: &CudaExperts) -> bool {
         shared,
         shared_gate,
         expert_norms,
+        // The activation is checked below, from `spec`.
         activation: _,
-        // Only `has_known_activation`, a private field, which concerns other kernels. The activation is checked below.
-        ..
+        // Concerns other kernels.
+        has_known_activation: _,
     } = experts;
     // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
-    let has_extras = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
+    let has_norms_or_latent = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
     let has_shared = shared.is_some() || shared_gate.is_some();
-    // The columns of down of the chosen experts are multiplied as one matrix, whole records at a time. So an expert's
-    // columns have to fill whole records: with padding, the inputs of the next expert would be multiplied by columns
-    // further on. An expert has as many columns in down as rows in gate and up (`n_ff`). They are then a multiple of
-    // 64, and the rows fill whole tiles, without padding rows between experts.
+    // The columns of down of the chosen experts are multiplied as one matrix, whole records at a time. With padding
+    // columns at an expert's end, the inputs of the next expert would meet the wrong columns. So `n_ff`, the columns of
+    // down and the rows of gate and up, is a multiple of 64, and gate and up have no padding rows between experts.
     let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
-    // The scores of experts are exchanged like any vector, and read in loads of 16 bytes: two words, four elements.
-    let is_routable = spec.n_used <= MAX_EXPERTS_PER_TOKEN
+    // Scores of experts are exchanged as words, two in each; vectors of words are whole pairs of words.
+    let has_supported_expert_count = spec.n_used <= MAX_EXPERTS_PER_TOKEN
         && spec.n_expert.is_multiple_of(4)
         && spec.n_expert <= MAX_EXPERTS_PER_LAYER;
     // Sparse activations need the whole gate vector of a token, of which each block has some rows.
-    let is_elementwise = match spec.expert.activation {
+    let activation_is_elementwise = match spec.expert.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,
         Activation::SparseGelu { n_std: _ } => false,
     };
-    // Weights on the experts' inputs instead of their results are not implemented.
-    is_elementwise && !has_extras && !has_shared && !spec.router.weights_inputs && has_whole_records && is_routable
-}
-
-/// Whether the embedding of a token is a row of the table, times a scale, and nothing else. The kernel reads such a row
-/// by itself.
-pub(super) fn is_table_only(embedding: &CudaEmbedding) -> bool {
-    let CudaEmbedding { table: _, token_type, positions, norm, per_layer, streams } = embedding;
-    let has_no_sum = token_type.is_none() && positions.is_none() && norm.is_none();
-    has_no_sum && per_layer.is_none() && streams.is_none()
+    // The kernel has weights on the experts' results only, not on their inputs.
+    let weights_results = !spec.router.weights_inputs;
+    activation_is_elementwise
+        && !has_norms_or_latent
+        && !has_shared
+        && weights_results
+        && has_whole_records
+        && has_supported_expert_count
 }
 
 /// Whether the length of the matrix's input vector is a multiple of 4: inputs are read as quads, that is, pairs of
 /// words of two elements each.
-pub(super) fn reads_whole_quads(matrix: &OpMatrix) -> bool {
+pub(super) fn has_whole_quads(matrix: &OpMatrix) -> bool {
     matrix.n_in.is_multiple_of(4)
 }

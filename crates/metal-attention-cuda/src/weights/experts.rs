@@ -40,7 +40,7 @@ pub(crate) struct CudaExperts {
     /// The experts' activation, by its number in the kernels, and its parameter.
     pub(crate) activation: (u32, f32),
     /// Whether the epilogue of products can apply the activation.
-    has_known_activation: bool,
+    pub(crate) has_known_activation: bool,
 }
 
 impl CudaExperts {
