@@ -323,6 +323,8 @@ impl CudaForwardPass {
         self.cache.pages.begin_batch(batch);
         let outcome = self.evaluate_micro_batches(batch, output, trace, take_rows);
         if outcome.is_err() {
+            // Timers of the micro-batch that failed would have later decode steps timed, kernel by kernel.
+            self.runner.timers = None;
             self.cache.pages.retract(batch);
         }
         Ok(outcome?)
@@ -377,7 +379,7 @@ impl CudaForwardPass {
         // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
         let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
         let n_outputs = micro_batch.iter().filter(|t| t.output).count();
-        // Also removes those of a micro-batch that failed.
+        // Taken below, or after an error by `evaluate`.
         self.runner.timers = self.profiler.is_some().then(|| Timers::new(gpu));
         if is_decode_step(micro_batch) && trace.is_none() {
             // The position counts for the persistent kernel only, which evaluates steps of a single sequence.
@@ -588,12 +590,12 @@ impl ForwardPass for CudaForwardPass {
         Ok(())
     }
 
-    /// True if the products were launched and have ended; any error is `false`.
-    fn wake(&mut self) -> bool {
-        self.spec.output.head.is_some() && self.runner.timers.is_none() && self.raise_clock().is_ok()
-    }
-
     fn take_profile(&mut self) -> Option<Profile> {
         self.profiler.take().map(Profiler::finish)
+    }
+
+    /// True if the products were launched and have ended; any error is `false`. A profile does not record them.
+    fn wake(&mut self) -> bool {
+        self.spec.output.head.is_some() && self.raise_clock().is_ok()
     }
 }
