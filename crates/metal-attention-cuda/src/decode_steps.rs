@@ -60,7 +60,7 @@ impl CudaForwardPass {
     /// token. With `TokenOutput::Id { feeds_next_step: true }` the device also writes the chosen ids, at the next positions, to the buffer of
     /// tokens.
     ///
-    /// Before the call the device has to hold the tokens ([`write_batch`](Self::write_batch), or what an earlier step with
+    /// Before the call the device has to hold the tokens ([`upload_batch`](Self::upload_batch), or what an earlier step with
     /// `feeds_next_step` has written), the page tables up to the last step's position (`CudaKvCache::write_pages`)
     /// and the state slots (`CudaRecurrentStates::write`).
     ///
@@ -133,18 +133,18 @@ impl CudaForwardPass {
         let key = (size.n_tokens, size.output);
         let no_trace = |_: usize, _: &CudaBuffer| Ok(());
         if self.runner.timers.is_some() {
-            return self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace);
+            return self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace);
         }
         let graph = match self.graphs.remove(&key) {
             // Kernels are loaded at their first launch, which is not possible while a graph is recorded.
             None => {
-                self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace)?;
+                self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace)?;
                 self.graphs.insert(key, DecodeGraph::Warm);
                 return Ok(());
             }
             Some(DecodeGraph::Recorded(graph)) => graph,
             Some(DecodeGraph::Warm) => {
-                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent), size, no_trace))?
+                gpu.record(|| self.runner.run(&self.spec, (&self.cache, &self.recurrent_states), size, no_trace))?
             }
         };
         graph.launch()?;

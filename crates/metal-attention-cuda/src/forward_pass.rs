@@ -8,31 +8,34 @@
 //! tokens, page tables and state slots, launches the kernels ([`ModelRunner`]), and waits for the results. The calls:
 //!
 //! ```text
-//! forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
+//! forward, forward_traced, forward_hidden, forward_top_k, forward_greedy      the trait's methods, for one batch
 //!   evaluate                     checks the batch; after an error, retracts its tokens
 //!     evaluate_micro_batches     divides the batch
 //!       evaluate_micro_batch     assigns pages, uploads, launches, reads the results
 //!         launch_decode_steps    (decode_steps.rs) for a decode step without a trace
 //!         ModelRunner::run       for all other micro-batches: kernel by kernel
-//! forward_greedy, if the batch is a decode step, has no more tokens than the logits buffer has rows, and no profile is
-//! recorded
+//! forward_greedy, for a decode step (see below)
 //!   decode_greedy                (lookahead.rs) submits the step and further ones, before it reads the step's ids
 //!     launch_decode_steps
 //! ```
 //!
+//! `forward_greedy` calls `decode_greedy` if the batch is a decode step, has no more tokens than the logits buffer has
+//! rows, and no profile is recorded; otherwise `evaluate`.
+//!
 //! Terms:
-//! - A *decode step* is a batch with one token of each of `n` sequences, all of them output tokens
-//!   ([`is_decode_step`]). [`Phase::Decode`] is less: one token of each sequence, with output or without.
-//! - A *step number* counts the micro-batches that choose ids, decode steps or prefill chunks, in the order of their
-//!   launches. The device writes chosen ids to host
-//!   memory together with the step's number, and the host reads them by that number ([`ChosenIds`]).
+//! - A *decode step* evaluates a batch with one token of each of `n` sequences, all of them output tokens
+//!   ([`is_decode_step`]). [`Phase::Decode`] requires less: one token of each sequence, with output or without.
+//! - *Step numbers* number the micro-batches that choose ids (decode steps, and others with output tokens) in the order
+//!   of their launches. The device writes chosen ids to host memory together with the step number, and the host reads
+//!   them by that number ([`ChosenIds`]).
 //! - A step is *in flight* from its launch until its ids are read or it is discarded. Only `decode_greedy` leaves steps
 //!   in flight when it returns; all other evaluations first discard them. The device still runs discarded steps. All
-//!   uploads and launches are in the order of one stream, so they never reach a step that was launched before them.
+//!   uploads and launches are in the order of one stream, so that uploads for a later step cannot change what an
+//!   earlier one reads.
 //! - A *run* is the consecutive tokens of one sequence in a micro-batch. Recurrent layers divide it into *segments*, at
 //!   positions whose state is kept.
-//! - The *watch* of the device carries cancellation to the pass, and progress from it: each micro-batch counts its
-//!   tokens times the layers.
+//! - The *watch* of the device carries cancellation to the pass, and progress from it: each micro-batch adds the number
+//!   of its tokens times that of the layers.
 //!
 //! Under tensor parallelism ([`TensorParallelPass`](crate::TensorParallelPass)) each rank has one `CudaForwardPass`
 //! with a shard of the weights, and all ranks evaluate the same batches. The *exchange* adds the ranks' partial sums
@@ -60,16 +63,16 @@ use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
 use crate::profile::{self, Timers};
 use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
-use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, few_tokens, top_k_list};
+use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
 use crate::sharding::Shard;
 use crate::support::supports;
 use crate::weights::CudaWeights;
 use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
 
-/// Queries of one sequence that a block of `prefill_attention.cu` processes.
-const QUERY_TILE: usize = 64;
+/// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
+const QUERY_TILE_TOKENS: usize = 64;
 
-/// Output head products that [`ForwardPass::wake`] launches to raise the clock: a millisecond or two of work.
+/// Number of output head products that [`ForwardPass::wake`] launches to raise the clock: a millisecond or two of work.
 const WAKE_PRODUCTS: usize = 16;
 
 /// Runs a model, or one rank's shard of it, on an NVIDIA GPU.
@@ -79,23 +82,25 @@ pub struct CudaForwardPass {
     /// The KV cache and the page tables.
     pub(crate) cache: CudaKvCache,
     /// The recurrent states.
-    pub(crate) recurrent: CudaRecurrentStates,
+    pub(crate) recurrent_states: CudaRecurrentStates,
     /// Launches kernels; has the device, the weights and the buffers.
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
     pub(crate) persistent_kernel: Option<DecodeKernel>,
-    /// CUDA graphs of decode steps, by number of sequences and output. No entry: no step of that size was launched
-    /// kernel by kernel yet.
+    /// CUDA graphs of decode steps, by number of sequences and output: the first step of a size runs kernel by kernel,
+    /// the next one is recorded.
     pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
-    /// Greedy decode steps in flight, by step number (see [`ChosenIds`]).
+    /// Greedy decode steps in flight, by step number (see [`ChosenIds`]), and the batch that would continue what was
+    /// chosen last, by which the continuing step is recognised.
     pub(crate) lookahead: Lookahead<u32>,
     /// Pinned host memory for the results of a micro-batch.
     readback: Readback,
     /// Pinned host memory for the pages and states that are read for a snapshot; allocated at the first one.
     pub(crate) snapshot_readback: Option<Readback>,
-    /// Logits of the last batch, `[n_outputs, n_vocab]`.
+    /// Logits of the last batch that was evaluated for logits, `[n_outputs, n_vocab]`. On ranks other than 0 empty;
+    /// after an error those of the micro-batches before it.
     logits: Vec<f32>,
-    /// Bytes allocated on the GPU.
+    /// Bytes that were allocated on the GPU when the model was set up.
     memory: MemoryUse,
     /// Positions of a sequence, at most: the context length.
     n_ctx: usize,
@@ -145,12 +150,12 @@ impl CudaForwardPass {
         let n_ubatch = capacity.n_tokens(&spec);
         // Elements of the longest vector that ranks exchange: the hidden vectors of a micro-batch.
         let max_exchanged = n_ubatch * spec.n_embd;
-        // Caches and buffers are those of the rank, but weights those of the whole model: what other ranks hold of them
-        // is subtracted.
-        let with_all_weights = options.memory_needed(&spec, weights).total();
-        let needed = shard.map_or(with_all_weights, |(shard, _)| {
+        // `memory_needed` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
+        // model. What other ranks hold of these is subtracted.
+        let needed_with_all_weights = options.memory_needed(&spec, weights).total();
+        let needed = shard.map_or(needed_with_all_weights, |(shard, _)| {
             let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
-            (with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
+            (needed_with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
         });
         let available = gpu.free_memory()?;
         if needed > available {
@@ -161,15 +166,16 @@ impl CudaForwardPass {
         // then weights, among which the small buffers of ids and of the persistent kernel are counted.
         let allocated_before = gpu.allocated_bytes();
         let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
-        let recurrent = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
+        let recurrent_states = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
         let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch), n_ubatch)?;
-        let kv_cache = cache.bytes() + recurrent.bytes();
+        let kv_cache = cache.bytes() + recurrent_states.bytes();
+        // `spec.n_vocab` is the whole vocabulary, also of a shard: ranks gather all logits.
         let exchange =
             shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, max_exchanged), abort)).transpose()?;
         let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
         let shard = shard.map(|(shard, _)| shard);
-        // Some RoPE scalings depend on the context length. The RoPE tables have the positions that a sequence can
-        // reach: those of the context, or of all pages if these are fewer.
+        // The context length, on which some RoPE scalings depend; and the positions of the RoPE tables, those that a
+        // sequence can reach: the context's, or those of all pages if these are fewer.
         let rope_sizes = (capacity.n_ctx, capacity.n_positions());
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(whole_spec.as_ref()), rope_sizes)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
@@ -185,16 +191,16 @@ impl CudaForwardPass {
         )?;
         let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
         let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
-        // `exact`: inputs of all products stay F32, so that the number of tokens of a batch does not change any bit of
-        // a result. A model that is mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files
-        // have, do not count.
+        // `exact`: all products read F32 inputs (GEMV), so that the number of tokens of a batch does not change any bit
+        // of a result. Otherwise products of more than four tokens read inputs rounded to F16 (GEMM). A model that is
+        // mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
         let elements = |selects: &dyn Fn(TensorType) -> bool| -> usize {
             weights.tensors().into_iter().filter(|tensor| selects(tensor.ty())).map(Tensor::n_elements).sum()
         };
         let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
         let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
         let runner = ModelRunner {
-            few_tokens: few_tokens(gpu.summary(), spec.n_embd),
+            max_few_tokens: max_few_tokens(gpu.summary(), spec.n_embd),
             gpu,
             kernels: Kernels::default(),
             weights: cuda_weights,
@@ -208,7 +214,7 @@ impl CudaForwardPass {
         Ok(Self {
             spec,
             cache,
-            recurrent,
+            recurrent_states,
             runner,
             persistent_kernel,
             graphs: HashMap::new(),
@@ -232,7 +238,7 @@ impl CudaForwardPass {
         &self.runner.gpu
     }
 
-    /// Bytes that are allocated on the GPU.
+    /// Bytes that were allocated on the GPU when the model was set up.
     pub fn memory_use(&self) -> MemoryUse {
         self.memory
     }
@@ -250,13 +256,13 @@ impl CudaForwardPass {
 
     /// Uploads the tokens of a micro-batch and the rows of its output tokens, in the order of the stream: kernels that
     /// are launched next read them, kernels in flight still read the old ones.
-    pub(crate) fn write_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
-        let sequences = batch.chunk_by(|a, b| a.seq == b.seq);
-        let tokens = sequences.flat_map(|tokens| {
-            // The last position of these tokens: masks that are not causal see up to there. Batches of models with such
-            // masks have each sequence in one part.
-            let last = tokens.last().map_or(0, |t| t.pos as u32);
-            tokens.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
+    pub(crate) fn upload_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
+        let runs = batch.chunk_by(|a, b| a.seq == b.seq);
+        let tokens = runs.flat_map(|run| {
+            // The last position of the run: masks that are not causal see up to there. Batches of models with such
+            // masks have each sequence in one run.
+            let last = run.last().map_or(0, |t| t.pos as u32);
+            run.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
         });
         let tokens: Vec<_> = tokens.collect();
         let output_rows = batch.iter().enumerate().filter(|(_, t)| t.output).map(|(i, _)| i as u32);
@@ -265,16 +271,16 @@ impl CudaForwardPass {
         self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&output_rows))
     }
 
-    /// Cuts the tokens of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE`] tokens of
-    /// one sequence at consecutive positions, and uploads them, in the order of the stream. Returns their number.
-    fn write_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
+    /// Cuts the runs of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE_TOKENS`]
+    /// tokens, and uploads them, in the order of the stream. Returns their number.
+    fn upload_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
         let mut tiles = Vec::new();
         let mut token = 0;
-        // The tokens of a sequence may come in several parts, with tokens of other sequences in between.
-        for part in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
-            // Masks that are not causal see up to here. Batches of such models have each sequence whole.
-            let last = part[part.len() - 1].pos as u32;
-            for tile in part.chunks(QUERY_TILE) {
+        // A sequence may have several runs, with tokens of other sequences in between.
+        for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            // Masks that are not causal see up to here. Batches of such models have each sequence in one run.
+            let last = run[run.len() - 1].pos as u32;
+            for tile in run.chunks(QUERY_TILE_TOKENS) {
                 let (n, seq, pos) = (tile.len() as u32, tile[0].seq as u32, tile[0].pos as u32);
                 tiles.push(QueryTileArgs { token, n, seq, pos, last });
                 token += n;
@@ -295,8 +301,8 @@ impl CudaForwardPass {
     /// Id        1                   u32
     /// ```
     ///
-    /// The bytes lie in host memory that is aligned for the type. They may be empty: for a micro-batch without output
-    /// tokens, and on ranks other than 0, except for `Id`.
+    /// The bytes lie in host memory that is aligned for the type. There are none on ranks other than 0, except for
+    /// `Id`. For a micro-batch without output tokens there are none either, or, for `Id`, `take_rows` is not called.
     ///
     /// # Errors
     /// - The batch is invalid ([`check_outputs`], `check_batch` of the model crate): empty, an id, a sequence or a
@@ -307,8 +313,8 @@ impl CudaForwardPass {
     ///
     /// Errors of the first two kinds come before anything has changed, except that steps in flight may be discarded.
     /// After the others all tokens of the batch are taken back from the page tables, and its sequences have their
-    /// previous recurrent states again: `begin_batch` keeps the slots of these states from being reused, so that
-    /// kernels store new states elsewhere. `take_rows` may have been called for earlier micro-batches.
+    /// previous recurrent states again. These are still in their slots: `begin_batch` holds these slots, so that new
+    /// states go to others. `take_rows` may have been called for earlier micro-batches.
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
@@ -317,6 +323,7 @@ impl CudaForwardPass {
         take_rows: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
         let needs_head = output != TokenOutput::Hidden;
+        // `n_past` does not count steps in flight.
         check_outputs(&self.spec, batch, &|seq| self.n_past(seq), needs_head)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
@@ -347,12 +354,12 @@ impl CudaForwardPass {
                 self.runner.buffers.n_outputs
             }
         };
-        let micro_batches = micro_batches(&self.spec, batch, self.runner.buffers.n_tokens, max_outputs);
-        let micro_batches: Vec<_> = if self.recurrent.is_empty() {
-            micro_batches
+        let of_size = micro_batches(&self.spec, batch, self.runner.buffers.n_tokens, max_outputs);
+        let micro_batches: Vec<_> = if self.recurrent_states.is_empty() {
+            of_size
         } else {
             // Kernels of recurrent layers process all runs at the same time, so a sequence may have one run only.
-            micro_batches.into_iter().flat_map(one_run_per_sequence).collect()
+            of_size.into_iter().flat_map(one_run_per_sequence).collect()
         };
         for micro_batch in micro_batches {
             self.evaluate_micro_batch(&gpu, micro_batch, output, &mut trace, &mut take_rows)?;
@@ -373,31 +380,32 @@ impl CudaForwardPass {
     ) -> Result<(), CudaError> {
         // An error if the caller has cancelled.
         gpu.check_watch()?;
+        // There are pages and slots: `check` has counted those of the whole batch.
         self.cache.append(micro_batch)?;
         self.cache.write_pages(micro_batch)?;
-        self.write_batch(micro_batch)?;
+        self.upload_batch(micro_batch)?;
         // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
-        let runs = self.recurrent.write(self.cache.pages.segments(micro_batch))?;
+        let runs = self.recurrent_states.write(self.cache.pages.segments(micro_batch))?;
         let n_outputs = micro_batch.iter().filter(|t| t.output).count();
         // Taken below, or after an error by `evaluate`.
         self.runner.timers = self.profiler.is_some().then(|| Timers::new(gpu));
         if is_decode_step(micro_batch) && trace.is_none() {
-            // The position counts for the persistent kernel only, which evaluates steps of a single sequence.
+            // The position matters only to the persistent kernel, which evaluates steps of a single sequence.
             let (n_sequences, pos) = (micro_batch.len(), micro_batch[0].pos);
             self.launch_decode_steps(n_sequences, pos, /* max_steps */ 1, output)?;
         } else {
             // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
             let is_decode_phase = Phase::of(micro_batch) == Phase::Decode;
-            let n_query_tiles = if is_decode_phase { 0 } else { self.write_query_tiles(micro_batch)? };
+            let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(micro_batch)? };
             let size = MicroBatchSize { n_tokens: micro_batch.len(), n_outputs, n_query_tiles, runs, output };
-            let bytes = 4 * (micro_batch.len() * self.spec.n_embd) as u64;
-            // Assigns a step number if the micro-batch chooses ids, under which `read_results` reads them.
+            let trace_bytes = 4 * (micro_batch.len() * self.spec.n_embd) as u64;
+            // A micro-batch that chooses ids gets a step number, under which `read_results` reads them.
             self.with_step_number(size, |pass| {
-                pass.runner.run(&pass.spec, (&pass.cache, &pass.recurrent), size, |layer, x| {
+                pass.runner.run(&pass.spec, (&pass.cache, &pass.recurrent_states), size, |layer, residual_stream| {
                     let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
-                    let mut readback = Readback::new(gpu, bytes)?;
-                    readback.copy(x, bytes)?;
-                    trace(layer, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(bytes)?));
+                    let mut readback = Readback::new(gpu, trace_bytes)?;
+                    readback.copy(residual_stream, trace_bytes)?;
+                    trace(layer, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(trace_bytes)?));
                     Ok(())
                 })
             })?;
@@ -436,7 +444,7 @@ impl CudaForwardPass {
         self.readback.copy(source, bytes)?;
         let read = self.readback.read(bytes)?;
         // An error if any rank has aborted an exchange of the micro-batch: the results are invalid then.
-        self.runner.check_together()?;
+        self.runner.check_not_aborted()?;
         match output {
             TokenOutput::Hidden | TokenOutput::Logits | TokenOutput::TopK => take_rows(read),
             TokenOutput::Id { feeds_next_step: _ } if n_outputs == 0 => {}
@@ -518,7 +526,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn kv_cache_bytes(&self) -> usize {
-        (self.cache.bytes() + self.recurrent.bytes()) as usize
+        (self.cache.bytes() + self.recurrent_states.bytes()) as usize
     }
 
     fn cache(&mut self) -> &mut dyn SequenceCache {

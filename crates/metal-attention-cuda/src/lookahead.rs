@@ -33,13 +33,13 @@ impl CudaForwardPass {
         let at_once = if batch.len() == 1 { self.steps_per_launch(batch[0].pos).max(1) } else { 1 };
         while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, at_once) {
             if steps.start == 0 {
-                self.write_batch(batch)?;
+                self.upload_batch(batch)?;
             }
             self.submit_decode(batch, steps)?;
         }
         let number = self.lookahead.pop().expect("at least one step was submitted");
         let ids = self.runner.ids.read(number, batch.len())?;
-        self.runner.check_together()?;
+        self.runner.check_not_aborted()?;
         self.runner.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
         self.lookahead.advance(batch, &ids);
         Ok(ids)
@@ -49,7 +49,7 @@ impl CudaForwardPass {
     fn submit_decode(&mut self, batch: &[BatchToken], mut steps: Range<usize>) -> Result<(), CudaError> {
         self.cache.write_pages(batch)?;
         while !steps.is_empty() {
-            self.recurrent.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
+            self.recurrent_states.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
             let n = self.launch_decode_steps(
                 batch.len(),
                 batch[0].pos + steps.start,

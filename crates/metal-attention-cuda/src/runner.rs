@@ -49,7 +49,7 @@ use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
 use crate::weights::CudaWeights;
 
 pub(crate) use experts::route_args;
-pub(crate) use matmul_few::few_tokens;
+pub(crate) use matmul_few::max_few_tokens;
 pub(crate) use matmul_wide::split_bytes;
 pub(crate) use scratch::scratch_elements;
 pub(crate) use top_k::{TOP_K, top_k_bytes, top_k_list};
@@ -98,7 +98,7 @@ pub(crate) struct ModelRunner {
     /// Whether products read F32 inputs for any number of tokens (GEMV kernels), instead of F16 inputs from 5 tokens on.
     pub(crate) exact: bool,
     /// Most tokens of a micro-batch whose products use the path of `matmul_few.rs`.
-    pub(crate) few_tokens: usize,
+    pub(crate) max_few_tokens: usize,
     /// Mailboxes of the ranks; `None` without tensor parallelism.
     pub(crate) exchange: Option<Exchange>,
     /// Kernels launched so far; those of a CUDA graph count once, when it is recorded.

@@ -21,7 +21,7 @@ impl CudaForwardPass {
     fn block_parts(&self, block: CacheBlock) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
             CacheBlock::Page { group, page } => self.cache.page_parts(group, page).collect(),
-            CacheBlock::State { slot } => self.recurrent.slot_parts(slot).collect(),
+            CacheBlock::State { slot } => self.recurrent_states.slot_parts(slot).collect(),
         }
     }
 
@@ -29,7 +29,7 @@ impl CudaForwardPass {
     pub(crate) fn block_bytes(&self, block: CacheBlock) -> u64 {
         match block {
             CacheBlock::Page { group, page: _ } => self.cache.page_bytes(group),
-            CacheBlock::State { slot: _ } => self.recurrent.slot_bytes(),
+            CacheBlock::State { slot: _ } => self.recurrent_states.slot_bytes(),
         }
     }
 
@@ -76,7 +76,7 @@ impl SequenceCache for CudaForwardPass {
         CacheLayout {
             format: format!("cuda {}", self.cache.cache_type),
             page_bytes: (0..self.cache.pages.n_groups()).map(|group| self.cache.page_bytes(group)).collect(),
-            state_bytes: self.recurrent.slot_bytes(),
+            state_bytes: self.recurrent_states.slot_bytes(),
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Every rank launches the same collectives in the same order; each has a number, from which its kernel derives the tags of its
 //! messages. Kernels wait for the other ranks on the device, and abort if that takes too long or a rank has failed;
-//! [`check_together`](ModelRunner::check_together) reports it.
+//! [`check_not_aborted`](ModelRunner::check_not_aborted) reports it.
 
 use super::ModelRunner;
 use crate::CudaError;
@@ -43,7 +43,7 @@ impl ModelRunner {
     }
 
     /// An error if the ranks have aborted an exchange of a forward pass that has ended.
-    pub(crate) fn check_together(&self) -> Result<(), CudaError> {
+    pub(crate) fn check_not_aborted(&self) -> Result<(), CudaError> {
         self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.abort.check())
     }
 

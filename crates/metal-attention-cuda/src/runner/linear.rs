@@ -412,14 +412,14 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Launches the GEMM of packed rows at `x`: `matmul_few` up to [`ModelRunner::few_tokens`] tokens, above that `matmul_wide` where
+    /// Launches the GEMM of packed rows at `x`: `matmul_few` up to [`ModelRunner::max_few_tokens`] tokens, above that `matmul_wide` where
     /// the device has warpgroup instructions, else `matmul`.
     pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
         // The GEMM without warpgroup instructions supports one layout for gate and up.
         let layouts_differ =
             p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.layout != p.matrices[0].0.layout);
         let has_wgmma = self.gpu.summary().has_wgmma();
-        if n_tokens <= self.few_tokens || layouts_differ && !has_wgmma {
+        if n_tokens <= self.max_few_tokens || layouts_differ && !has_wgmma {
             return p.launch_groups().try_for_each(|matrices| self.matmul_few(p, matrices, x, n_tokens));
         }
         if has_wgmma {

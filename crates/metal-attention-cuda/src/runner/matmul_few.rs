@@ -1,4 +1,4 @@
-//! The GEMM for few tokens (`matmul_few.cu`): from 5 tokens up to [`few_tokens`], where memory bandwidth limits a product, as
+//! The GEMM for few tokens (`matmul_few.cu`): from 5 tokens up to [`max_few_tokens`], where memory bandwidth limits a product, as
 //! in decode steps of many sequences. Weights go from memory to registers without a stop in shared memory.
 //!
 //! `y = W x` with packed F16 inputs; a block takes some tiles of 16 rows and up to 32 tokens. If there are too few blocks to
@@ -29,7 +29,7 @@ pub(super) fn split_bytes(gpu: &CudaSummary) -> [usize; 2] {
 
 /// Most tokens of a micro-batch that use this path, for a model with rows of `n_embd` elements. The wider the rows, the sooner
 /// warpgroup instructions are faster: measured on an H200 at widths 576, 2048, 3072 and 4096.
-pub(crate) fn few_tokens(gpu: &CudaSummary, n_embd: usize) -> usize {
+pub(crate) fn max_few_tokens(gpu: &CudaSummary, n_embd: usize) -> usize {
     if gpu.has_wgmma() { previous_power_of_two((128 << 10) / n_embd).clamp(32, 128) } else { 64 }
 }
 

@@ -1,5 +1,5 @@
 //! The GEMM with warpgroup instructions (`matmul_wide.cu`, `wgmma`), on devices of compute capability 9.0, for more than
-//! [`few_tokens`](super::few_tokens) tokens, that is, for prefill.
+//! [`max_few_tokens`](super::max_few_tokens) tokens, that is, for prefill.
 //!
 //! `y = W x` with packed F16 inputs; a block takes 128 rows and 16 to 256 tokens. Producer warps copy records and inputs to
 //! shared memory; two warpgroups of consumers multiply. If there are fewer blocks than multiprocessors, several blocks share
@@ -76,7 +76,7 @@ impl ModelRunner {
     /// `n_token_tiles` for kernels that pack `n_tokens` rows: their number of tiles, and the flag of the layout that products
     /// of that many tokens read.
     pub(super) fn packed_layout(&self, n_tokens: usize) -> u32 {
-        let wide = self.gpu.summary().has_wgmma() && n_tokens > self.few_tokens;
+        let wide = self.gpu.summary().has_wgmma() && n_tokens > self.max_few_tokens;
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
 

@@ -87,7 +87,7 @@ fn check(pass: &mut CudaForwardPass, kernels: Kernels, shapes: &[(TensorType, us
     let gpu = Arc::clone(&pass.runner.gpu);
     let runner = &mut pass.runner;
     runner.exact = kernels == Kernels::Gemv;
-    runner.few_tokens = if kernels == Kernels::Few { usize::MAX } else { 0 };
+    runner.max_few_tokens = if kernels == Kernels::Few { usize::MAX } else { 0 };
     let tensors: Vec<_> =
         shapes.iter().enumerate().map(|(i, &(ty, n_out))| tensor(ty, n_in, n_out, 7 + i as u64)).collect();
     let matrices: Vec<_> =

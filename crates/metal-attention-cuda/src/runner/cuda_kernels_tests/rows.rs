@@ -43,7 +43,7 @@ fn check_norm(pass: &mut CudaForwardPass, case: Norm) {
     let Norm { n_in, n_rows, .. } = case;
     let runner = &mut pass.runner;
     let gpu = Arc::clone(&runner.gpu);
-    runner.few_tokens = if n_rows.is_multiple_of(2) { 0 } else { usize::MAX };
+    runner.max_few_tokens = if n_rows.is_multiple_of(2) { 0 } else { usize::MAX };
     let order = runner.packed_layout(n_rows);
     let n_x = if case.indexed { n_rows + 3 } else { n_rows };
     // Rows of different sizes, and not centred.
@@ -154,7 +154,7 @@ fn activations() {
         for activation in 0..5 {
             for (with_up, n_tokens) in [(true, [5, 17, 1][i % 3]), (false, [2, 8][i % 2])] {
                 let what = format!("activation {activation} of {n_tokens} times {n_ff}, up {with_up}");
-                runner.few_tokens = if i.is_multiple_of(2) { 0 } else { usize::MAX };
+                runner.max_few_tokens = if i.is_multiple_of(2) { 0 } else { usize::MAX };
                 let (order, stride) = (runner.packed_layout(n_tokens), if with_up { 2 * n_ff } else { n_ff });
                 let x: Vec<f32> = random(5, n_tokens * stride).iter().map(|v| 6.0 * v).collect();
                 let parameter = [0.0, 0.0, 0.0, 3.5, 0.7][activation as usize];
