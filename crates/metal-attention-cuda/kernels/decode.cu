@@ -125,8 +125,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     constexpr int LAYER_PIECES = sizeof(LayerArgs) / 16; // a layer's description is copied in pieces of 16 bytes
     float* residual = (float*)(decode_memory + a.residual_at);
 
-    // 16 bytes of zeros, which lanes read whose column of a product has no digits (`DigitColumns`). They lie behind the barriers of all rings: at
-    // the address that `full_barrier` gives for ring CONSUMER_WARPS, which does not exist.
+    // 16 bytes of zeros, for lanes whose column of a product has no digits (`DigitColumns`). They lie behind the barriers of all rings: at the
+    // address that `full_barrier` gives for ring CONSUMER_WARPS, which does not exist.
     unsigned char* zeros = (unsigned char*)full_barrier(a, CONSUMER_WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
     // Each stage has two barriers: one thread arrives at `full`, the producer lane, and 32 at `empty`, the lanes of the consumer warp.
@@ -361,7 +361,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             !choose_token<ON_RANKS>(a, ranks, best_of_warps, token, n_tokens_done, first_exchange_number, tag, next_pos, is_last, lane))
             return;
         wait_for_copies<0>();
-        if (is_last) return;
+        if (is_last) return; // warp 0 of block 0
         // The next token's embedding overwrites rows of the residual stream that the epilogue warp of a SMALL kernel uses (Lemma 13).
         if (SMALL) token_barrier();
         else consumer_barrier();
