@@ -19,7 +19,7 @@ use rwkv::{RwkvScratch, RwkvWidths};
 /// fields have the names and meanings of [`Activations`], except where noted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ActivationWidths {
-    /// The residual stream; also the width of `h` and `result`.
+    /// The residual stream; also the width of `normed` and `result`.
     pub(super) n_embd: usize,
     /// The product of a mixer's input projection: queries, keys and values, or the inputs of a recurrence.
     pub(super) projected: usize,
@@ -241,7 +241,7 @@ pub(super) struct Activations {
     /// The residual stream, `[n_tokens, n_embd]`.
     pub(super) x: Buffer,
     /// The normed input of a mixer, a feed-forward or the output head, `[n_tokens, n_embd]`.
-    pub(super) h: Buffer,
+    pub(super) normed: Buffer,
     /// The result of a mixer or feed-forward that a norm or factor separates from the residual join,
     /// `[n_tokens, n_embd]`.
     pub(super) result: Buffer,
@@ -258,8 +258,8 @@ pub(super) struct Activations {
     /// Latent attention's compressed keys and values, followed by the key part that all heads share,
     /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they have a projection of their own.
     pub(super) kv_compressed: Buffer,
-    /// The mixer's result, `[n_tokens, n_head * value_dim]`; except for latent attention, the output matrix multiplies
-    /// it. For latent attention the weighted sums of compressed rows, `[n_tokens, n_head, kv_rank]`.
+    /// The mixer's result, `[n_tokens, n_head * value_dim]`, which the output projection multiplies. For latent
+    /// attention the weighted sums of compressed rows, `[n_tokens, n_head, kv_rank]`.
     pub(super) mixer_out: Buffer,
     /// The output of each head of latent attention after the value expansion, `[n_tokens, n_head, value_dim]`. For a
     /// delta rule the output of each head before its norm, `[n_tokens, n_head_v, value_dim]`.
@@ -365,7 +365,7 @@ impl Activations {
         let rows = |width: usize| gpu.buffer("activations", 4 * n_tokens as u64 * width as u64);
         Ok(Self {
             x: rows(widths.n_embd)?,
-            h: rows(widths.n_embd)?,
+            normed: rows(widths.n_embd)?,
             result: rows(widths.n_embd)?,
             projected: rows(widths.projected)?,
             queries: rows(widths.queries)?,

@@ -412,7 +412,7 @@ impl WgpuForwardPass {
     /// The buffer with the results of output tokens, and the bytes of each one.
     fn output(&self, output: ResultKind) -> (Buffer, u64) {
         match output {
-            ResultKind::Hidden => (self.scratch.h.clone(), 4 * self.spec.n_embd as u64),
+            ResultKind::Hidden => (self.scratch.normed.clone(), 4 * self.spec.n_embd as u64),
             ResultKind::Logits => (self.scratch.logits.clone(), 4 * self.spec.n_vocab as u64),
             ResultKind::Id => (self.ids.clone(), 4),
             ResultKind::TopK => (self.top_k.clone(), 8 * TOP_K as u64),

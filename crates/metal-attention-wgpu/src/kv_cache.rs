@@ -81,8 +81,8 @@ impl WgpuKvCache {
         })
     }
 
-    /// Keys and values that layer `i`, which has attention, reads.
-    pub(super) fn of_layer(&self, i: usize) -> (&Slice, &Slice) {
+    /// The keys and values that layer `i`, which has attention, reads: its own, or an earlier layer's that it shares.
+    pub(super) fn read_by_layer(&self, i: usize) -> (&Slice, &Slice) {
         let (keys, values) = self.layers[i].as_ref().expect("a layer with attention reads a cache");
         (keys, values)
     }

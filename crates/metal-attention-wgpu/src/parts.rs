@@ -136,7 +136,7 @@ impl LayerPages {
     const UNKNOWN: Self = Self { n_ctx: 1, group: 0, cache: CacheType::F16 };
 }
 
-/// The kernels that run a layer's mixer, with their sizes.
+/// The kernels that run a layer's mixer, with their sizes; the sizes of recurrent kernels follow from the spec alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum MixerKernels {
     /// Softmax attention.

@@ -3,9 +3,10 @@
 //!
 //! A [`DispatchPlan`] is built once for each [`BatchKind`] when a model is set up, and recorded for every micro-batch.
 //! [`PlanBuilder`] builds it; its methods are divided over the files of `plan/`: `ends.rs` (embedding, final norm,
-//! logits), `layer.rs` (norms, residual joins, dense feed-forward), `mixer.rs` (attention), one file for each recurrent
-//! mixer, `experts.rs`, `streams.rs` (several residual streams). All of them append to a `Vec<Dispatch>` and pass
-//! values from kernel to kernel in the buffers of [`Activations`]: the residual stream is `scratch.x`.
+//! logits), `layer.rs` (norms, residual joins, dense feed-forward), `mixer.rs` (attention), `mamba.rs`,
+//! `delta_rule.rs`, `rwkv.rs`, `short_conv.rs` (recurrent mixers), `experts.rs`, `streams.rs` (several residual
+//! streams). All of them append to a `Vec<Dispatch>` and pass values from kernel to kernel in the buffers of
+//! [`Activations`]: the residual stream is `scratch.x`.
 
 mod delta_rule;
 mod ends;
@@ -59,7 +60,7 @@ pub(super) struct DispatchPlan {
     /// The persistent kernel, which replaces `layers`: one dispatch, or one for each buffer that weights lie in. Only
     /// for one token of a sequence whose KV pages are consecutive. `None` where the GPU or the model does not suit it.
     pub(super) persistent_layers: Option<Vec<Dispatch>>,
-    /// Hidden vectors of the output tokens after the last norm, in `scratch.h`.
+    /// Hidden vectors of the output tokens after the last norm, in `scratch.normed`.
     pub(super) hidden: Vec<Dispatch>,
     /// Logits of the output tokens, in `scratch.logits`; empty for a model without an output head.
     pub(super) head: Vec<Dispatch>,
@@ -191,7 +192,7 @@ impl<'a> LinearProduct<'a> {
 #[derive(Clone, Copy)]
 enum BranchInput<'a> {
     /// This norm of the residual stream `scratch.x`, which no dispatch has computed yet. Each product that reads the
-    /// input computes it: most kernels in their prologue, the others by a norm kernel that writes `scratch.h` before.
+    /// input computes it: most kernels in their prologue, the others by a norm kernel before, to `scratch.normed`.
     PendingNorm(&'a WgpuNorm),
     /// The rows of this buffer, which earlier dispatches write.
     Rows(&'a Buffer),
@@ -249,7 +250,7 @@ impl PlanBuilder<'_> {
 
     /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
     /// `materialise` is set, or no product can compute the norm in its prologue (a layer norm or a bias), appends a
-    /// dispatch that writes the norm to `h`.
+    /// dispatch that writes the norm to `normed`.
     fn branch_input<'n>(
         &'n self,
         dispatches: &mut Vec<Dispatch>,
@@ -260,8 +261,8 @@ impl PlanBuilder<'_> {
         if !materialise && norm.kind == NormKind::Rms && !norm.has_bias {
             return Ok(BranchInput::PendingNorm(norm));
         }
-        dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.h)?);
-        Ok(BranchInput::Rows(&self.scratch.h))
+        dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.normed)?);
+        Ok(BranchInput::Rows(&self.scratch.normed))
     }
 
     /// `y = norm(x)`; where `x` is `None`, `y = norm(y)`. `shape` sets what `norm` does not: number of rows, scale,
@@ -291,7 +292,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Appends the product of `norm(product.x)`, an RMSNorm without bias. Most kernels compute it in their prologue,
-    /// which saves a dispatch. The others read `h`, which a norm kernel writes before.
+    /// which saves a dispatch. The others read `normed`, which a norm kernel writes before.
     fn norm_then_multiply(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -308,9 +309,9 @@ impl PlanBuilder<'_> {
         }
         let outputs_only = product.rows == TokenRows::Outputs;
         let norm = RmsNormShape { n: self.spec.n_embd, eps, outputs_only };
-        dispatches.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.scratch.h, self.batch)?);
+        dispatches.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.scratch.normed, self.batch)?);
         let rows = if outputs_only { TokenRows::Gathered } else { TokenRows::Tokens };
-        self.multiply(dispatches, LinearProduct { x: &self.scratch.h, rows, ..product })
+        self.multiply(dispatches, LinearProduct { x: &self.scratch.normed, rows, ..product })
     }
 
     /// Appends the product of `norm(product.x)`, an RMSNorm of whole rows without bias, computed in the prologue. Only

@@ -92,7 +92,7 @@ pub(super) enum WgpuMixer {
         k_b: WgpuMatrix,
         /// The matrices that take the compressed row to each head's value, stacked.
         v_b: WgpuMatrix,
-        /// The output matrix.
+        /// The output projection.
         out: WgpuLinear,
     },
     /// A gated short convolution.
@@ -101,7 +101,7 @@ pub(super) enum WgpuMixer {
         input: WgpuLinear,
         /// Taps, F32 `[n_tap, width]`, the oldest token's first.
         taps: Buffer,
-        /// The output matrix.
+        /// The output projection.
         out: WgpuLinear,
     },
     /// A gated delta rule.

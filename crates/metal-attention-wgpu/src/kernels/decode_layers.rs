@@ -382,7 +382,7 @@ struct KernelLayout {
     threads: usize,
     /// Units of the input of QKV, and of gate and up, in workgroup memory.
     h_units: usize,
-    /// Units of the input of the output matrix, and of down, in workgroup memory.
+    /// Units of the input of the output projection, and of down, in workgroup memory.
     wide_units: usize,
 }
 

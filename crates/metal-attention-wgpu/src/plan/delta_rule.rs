@@ -106,7 +106,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// One kernel for everything between projections and output matrix, for decode steps: `projected` to `mixer_out`.
+    /// One kernel for everything between projections and output projection, for decode steps: `projected` to `mixer_out`.
     /// `None` where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,

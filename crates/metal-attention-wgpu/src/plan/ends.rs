@@ -65,15 +65,15 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The hidden vectors of output tokens after the last norm: `h`, `[n_outputs, n_embd]`.
+    /// The hidden vectors of output tokens after the last norm: `normed`, `[n_outputs, n_embd]`.
     pub(super) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let scratch = self.scratch;
         let mut dispatches = Vec::new();
         self.join_streams(&mut dispatches)?;
         let shape = NormShape { outputs_only: true, ..NormShape::of_row(self.spec.n_embd) };
         let norm = match &self.weights.output_norm {
-            Some(norm) => self.norm(norm, shape, Some(&scratch.x), &scratch.h)?,
-            None => kernels::norm(self.gpu, shape, Some(&scratch.x), None, &scratch.h, self.batch)?,
+            Some(norm) => self.norm(norm, shape, Some(&scratch.x), &scratch.normed)?,
+            None => kernels::norm(self.gpu, shape, Some(&scratch.x), None, &scratch.normed, self.batch)?,
         };
         dispatches.push(norm);
         Ok(dispatches)
@@ -98,7 +98,10 @@ impl PlanBuilder<'_> {
             }
             Some(_) | None => {
                 dispatches = self.hidden()?;
-                self.multiply(&mut dispatches, LinearProduct { rows: TokenRows::Gathered, x: &scratch.h, ..logits })?;
+                self.multiply(
+                    &mut dispatches,
+                    LinearProduct { rows: TokenRows::Gathered, x: &scratch.normed, ..logits },
+                )?;
             }
         }
         if let Some((scale, soft_cap)) = scaled_logits(head) {

@@ -189,7 +189,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether the norm before the feed-forward of layer `i` is written to `h` because several products read it. The
+    /// Whether the norm before the feed-forward of layer `i` is written to `normed` because several products read it. The
     /// kernels of one token compute it in their prologue instead, unless there is a shared expert: it runs after the
     /// others, which may have been added to `x` by then.
     fn feed_forward_materialises_norm(&self, i: usize) -> bool {
@@ -260,7 +260,7 @@ impl PlanBuilder<'_> {
 
     /// Appends `x += norm(proj(gelu(gate(x)) * e))` with the layer's per-layer embedding `e` (Gemma 3n); nothing for
     /// models without. With several residual streams the first one, scaled, takes the place of `x` on the right (in
-    /// `h`), and the result is added to the others.
+    /// `normed`), and the result is added to the others.
     fn add_layer_embedding(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (scratch, n, w) = (self.scratch, self.spec.n_embd, &self.weights.layers[i]);
         let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.layer_embedding) else { return Ok(()) };
@@ -268,7 +268,7 @@ impl PlanBuilder<'_> {
         if let Some((spec, w)) = streams {
             self.correct_streams(dispatches, spec, w)?;
         }
-        let x = if streams.is_some() { &scratch.h } else { &scratch.x };
+        let x = if streams.is_some() { &scratch.normed } else { &scratch.x };
         let (width, stride) = (spec.width, self.spec.n_layer() * spec.width);
         self.multiply(dispatches, LinearProduct::new(&own.gate, MatvecOutput::Store, x, &scratch.gate_up))?;
         let gating = Gating::Rows { up: &scratch.layer_embeddings, stride, at: i * width };

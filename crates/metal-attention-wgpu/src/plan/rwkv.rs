@@ -232,9 +232,9 @@ impl PlanBuilder<'_> {
                     norm,
                     kernels::NormShape::of_row(norm.n),
                     Some(&self.scratch.x),
-                    &self.scratch.h,
+                    &self.scratch.normed,
                 )?);
-                &self.scratch.h
+                &self.scratch.normed
             }
         };
         let channels = self.spec.n_embd;

@@ -36,12 +36,12 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Appends `laurel = h + norm(R (L h))`, where `h` is the mixer's input.
+    /// Appends `laurel = normed + norm(R (L normed))`, where `normed` is the mixer's input.
     pub(super) fn laurel(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (scratch, Some(w)) = (self.scratch, &self.weights.layers[i].streams) else { return Ok(()) };
         self.multiply(
             dispatches,
-            LinearProduct::new(&w.laurel_l, MatvecOutput::Store, &scratch.h, &scratch.laurel_small),
+            LinearProduct::new(&w.laurel_l, MatvecOutput::Store, &scratch.normed, &scratch.laurel_small),
         )?;
         self.multiply(
             dispatches,
@@ -50,7 +50,7 @@ impl PlanBuilder<'_> {
         let shape = NormShape::of_row(self.spec.n_embd);
         dispatches.push(self.norm(&w.laurel_norm, shape, None, &scratch.laurel)?);
         let shape = NormShape { accumulate: true, ..shape };
-        dispatches.push(kernels::norm(self.gpu, shape, Some(&scratch.h), None, &scratch.laurel, self.batch)?);
+        dispatches.push(kernels::norm(self.gpu, shape, Some(&scratch.normed), None, &scratch.laurel, self.batch)?);
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Appends the correction of every stream by the layer's result `x` for the first. Updates `streams`; `x` becomes
-    /// the first, and `h` the first times a learned factor.
+    /// the first, and `normed` the first times a learned factor.
     pub(super) fn correct_streams(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -77,7 +77,14 @@ impl PlanBuilder<'_> {
     ) -> Result<(), WgpuError> {
         self.route(dispatches, w)?;
         let (n, buffers) = (self.spec.n_embd, self.streams_buffers(&w.correct));
-        dispatches.push(kernels::correct_streams(self.gpu, n, spec.n, &buffers, &w.correct_scale, &self.scratch.h)?);
+        dispatches.push(kernels::correct_streams(
+            self.gpu,
+            n,
+            spec.n,
+            &buffers,
+            &w.correct_scale,
+            &self.scratch.normed,
+        )?);
         Ok(())
     }
 
@@ -87,8 +94,15 @@ impl PlanBuilder<'_> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
         for (i, proj) in (1..).zip(&w.unembd_proj) {
-            dispatches.push(kernels::stretch(self.gpu, n, self.stream(spec, i), None, self.rows(&scratch.h), false)?);
-            self.multiply(dispatches, LinearProduct::new(proj, MatvecOutput::Store, &scratch.h, &scratch.result))?;
+            dispatches.push(kernels::stretch(
+                self.gpu,
+                n,
+                self.stream(spec, i),
+                None,
+                self.rows(&scratch.normed),
+                false,
+            )?);
+            self.multiply(dispatches, LinearProduct::new(proj, MatvecOutput::Store, &scratch.normed, &scratch.result))?;
             let goal = Some(self.stream(spec, 0));
             dispatches.push(kernels::stretch(
                 self.gpu,
@@ -108,8 +122,8 @@ impl PlanBuilder<'_> {
     fn route(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuLayerStreams) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let shape = NormShape { scale: 1.0 / n as f32, ..NormShape::of_row(n) };
-        dispatches.push(self.norm(&w.router_norm, shape, Some(&scratch.x), &scratch.h)?);
-        self.multiply(dispatches, LinearProduct::new(&w.router, MatvecOutput::Store, &scratch.h, &scratch.router))
+        dispatches.push(self.norm(&w.router_norm, shape, Some(&scratch.x), &scratch.normed)?);
+        self.multiply(dispatches, LinearProduct::new(&w.router, MatvecOutput::Store, &scratch.normed, &scratch.router))
     }
 
     /// The buffers of a prediction or correction with the coefficients' `matrix`.

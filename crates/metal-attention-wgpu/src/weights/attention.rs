@@ -15,7 +15,7 @@ pub(crate) struct WgpuAttention {
     pub(crate) qk_norm: Option<Buffer>,
     /// Score of the sink and slope of `ALiBi` for each head, `[n_head, 2]`.
     pub(crate) sinks_and_slopes: Option<Buffer>,
-    /// The output matrix.
+    /// The output projection.
     pub(crate) out: WgpuLinear,
 }
 

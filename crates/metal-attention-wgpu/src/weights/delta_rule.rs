@@ -26,7 +26,7 @@ pub(crate) struct WgpuDeltaRule {
     pub(crate) a: Buffer,
     /// Weight of the norm of the results, F32 `[value_dim]`.
     pub(crate) norm: Buffer,
-    /// The output matrix.
+    /// The output projection.
     pub(crate) out: WgpuLinear,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct WgpuRwkv6 {
     pub(crate) gate: WgpuLinear,
     /// Weight and bias of the norm of each head's result, `[width]` each.
     pub(crate) norm: Option<[Buffer; 2]>,
-    /// The output matrix.
+    /// The output projection.
     pub(crate) out: WgpuLinear,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct WgpuRwkv7 {
     pub(crate) up: Buffer,
     /// Parameters of each channel, `[8, width]`, in the order of [`Rwkv7MixBuffers`](crate::kernels::Rwkv7MixBuffers).
     pub(crate) channel_params: Buffer,
-    /// The output matrix.
+    /// The output projection.
     pub(crate) out: WgpuLinear,
 }
 

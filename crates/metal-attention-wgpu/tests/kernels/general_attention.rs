@@ -337,16 +337,16 @@ fn latent_inputs_match_their_twin() {
 fn head_products_match_their_twin() {
     for gpu in variants() {
         for (ty, n_in, n_out) in [(TensorType::F32, 5, 7), (TensorType::Q8_0, 32, 24), (TensorType::Q4_K, 256, 3)] {
-            let shape = HeadRows { n_head: 3, x_stride: n_in + 2, y_stride: n_out + 1 };
+            let shape = HeadRows { n_head: 3, in_head_stride: n_in + 2, out_head_stride: n_out + 1 };
             let matrices = tensor(ty, n_in, 3 * n_out, 4);
             let on_gpu = WgpuMatrix::concat(gpu, "W", &[&matrices], &mut Arena::default()).unwrap();
-            let x = random(1, 4 * 3 * shape.x_stride);
-            let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * shape.y_stride));
+            let x = random(1, 4 * 3 * shape.in_head_stride);
+            let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * shape.out_head_stride));
             run(gpu, &head_products(gpu, &on_gpu, shape, &gx, &y).unwrap(), 4);
-            let all: Vec<f32> = gpu.read(&y, 4 * 3 * shape.y_stride).unwrap();
-            let got: Vec<f32> = all.chunks(shape.y_stride).flat_map(|row| row[..n_out].to_vec()).collect();
+            let all: Vec<f32> = gpu.read(&y, 4 * 3 * shape.out_head_stride).unwrap();
+            let got: Vec<f32> = all.chunks(shape.out_head_stride).flat_map(|row| row[..n_out].to_vec()).collect();
             let weights = matrices.to_f32();
-            let rows = x.chunks(shape.x_stride).enumerate();
+            let rows = x.chunks(shape.in_head_stride).enumerate();
             let want: Vec<f32> = rows
                 .flat_map(|(i, x)| head_products_twin(&weights[i % 3 * n_out * n_in..][..n_out * n_in], &x[..n_in]))
                 .collect();
