@@ -106,8 +106,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// One kernel for everything between projections and output projection, for decode steps: `projected` to `mixer_out`.
-    /// `None` where a head is too large for a workgroup.
+    /// One kernel for everything between projections and output projection, for decode steps: `projected` to
+    /// `mixer_out`. `None` where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,
         i: usize,

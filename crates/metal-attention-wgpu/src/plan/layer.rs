@@ -189,9 +189,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether the norm before the feed-forward of layer `i` is written to `normed` because several products read it. The
-    /// kernels of one token compute it in their prologue instead, unless there is a shared expert: it runs after the
-    /// others, which may have been added to `x` by then.
+    /// Whether the norm before the feed-forward of layer `i` is written to `normed` because several products read it.
+    /// The kernels of one token compute it in their prologue instead, unless there is a shared expert: it runs after
+    /// the others, which may have been added to `x` by then.
     fn feed_forward_materialises_norm(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
             FeedForward::Dense(_) | FeedForward::None => false,
