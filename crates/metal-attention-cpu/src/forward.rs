@@ -3,10 +3,9 @@
 //!
 //! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for
 //! each. Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a
-//! row of logits or of hidden states for each output token. Between the layers there is one buffer, the residual stream
-//! `x` of the formulas below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices
-//! are multiplied by [`matmul`]. The files of `forward/` contain the parts of a layer. A *branch* is what is added to
-//! `x`: a mixer or a feed-forward. The calls:
+//! row of logits or of hidden states for each output token. Each layer changes the residual stream, `x` in the formulas
+//! below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are multiplied by
+//! [`matmul`]. The files of `forward/` contain the parts of a layer. The calls:
 //!
 //! ```text
 //! forward
@@ -15,10 +14,11 @@
 //!   for each layer:
 //!     predict_streams          (streams.rs) several residual streams only
 //!     normalize_x_to_normed    norm of the mixer's input
-//!     laurel                   (streams.rs) several residual streams only
+//!     laurel                   (streams.rs) several residual streams only: a result that finish_layer adds to x
 //!     run_mixer                the mixer, up to the input of its output projection; stores keys, values and states
-//!     finish_layer             (residual.rs) output projection of the mixer and the feed-forward, with their norms, each
-//!                              added to x; corrects the streams, adds the per-layer embedding, applies the output scale
+//!     finish_layer             (residual.rs) output projection of the mixer and the feed-forward, with their norms,
+//!                              each added to x; corrects the streams, adds the per-layer embedding, applies the
+//!                              output scale
 //!   write_output               output norm and head
 //! ```
 //!
@@ -26,9 +26,9 @@
 //! ([`ResidualStreams`](metal_attention_model::ResidualStreams) has the formulas), per-layer embeddings
 //! ([`PerLayerEmbedding`](metal_attention_model::PerLayerEmbedding)), norms that a layer does not have.
 //!
-//! An *output token* is one with [`BatchToken::output`] set: its logits or its hidden state are an output of the pass.
-//! The other tokens are evaluated for their keys, values and recurrent states only, so the last layer drops their rows
-//! as soon as it has stored these.
+//! Tokens other than output tokens are evaluated for their keys, values and recurrent states only, so the last layer
+//! drops their rows once it has stored these: attention before it reads the cache, other mixers at their end. A layer
+//! whose feed-forward has a recurrent state (RWKV's channel mix) drops them within the feed-forward.
 
 mod attention;
 mod channel_mix;
@@ -62,16 +62,16 @@ use crate::shared::SharedMut;
 use crate::simd::Isa;
 use crate::state::SharedStateSlots;
 
-/// The least number of elements for which a cheap elementwise kernel is spread over the threads: below it, waking the
-/// other threads takes longer than the kernel, a few microseconds.
+/// The least number of elements for which a cheap elementwise kernel is spread over the threads. With fewer, the kernel
+/// takes a few microseconds on one thread, less than waking the others.
 const MIN_PARALLEL_ELEMENTS: usize = 4096;
 
 /// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the
 /// threads.
 const MIN_PARALLEL_STATE_ELEMENTS: usize = 1 << 15;
 
-/// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one; their old
-/// contents are overwritten.
+/// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one of the
+/// same model; their old contents are overwritten.
 ///
 /// Only `x`, `rope_tables`, `per_layer`, `streams` and RWKV-7's `rwkv.first_value` outlive a layer. The other buffers
 /// are written and read within one layer; several of them serve different kinds of layer, as their comments list.
@@ -101,21 +101,22 @@ pub(crate) struct Scratch {
     q_and_gate: Vec<f32>,
     /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
     mixer_out: Vec<f32>,
-    /// The gate projection of a feed-forward, then its activated hidden vector, `[n_tokens, n_ff]`, of experts a row
-    /// for each token and chosen expert. Also the keys of a channel mix, `[n_tokens, n_ff]`, the output gate of the
-    /// delta rule, as wide as its values, and the gate of a per-layer embedding, `[n_tokens, width]`.
-    gate: Vec<f32>,
-    /// The up projection of a feed-forward, in the shape of `gate`; also the receptances of a channel mix,
+    /// The gate projection of a feed-forward, in whose place its activated hidden vector is written,
+    /// `[n_tokens, n_ff]`; of experts a row for each token and chosen expert. The same of a channel mix, whose gate
+    /// projection is called key, and of a per-layer embedding, `[n_tokens, width]`. Also the output gate of the delta
+    /// rule, as wide as its values.
+    gate_or_hidden: Vec<f32>,
+    /// The up projection of a feed-forward, in the shape of `gate_or_hidden`; also the receptances of a channel mix,
     /// `[n_tokens, n_embd]`.
     up: Vec<f32>,
     /// The input of the current product, quantised to 8 bits in blocks of 32 (see [`Q8Activations`]).
     q8: Q8Activations,
     /// The RoPE cos/sin tables of the micro-batch, one for each different rotation of the model.
     rope_tables: Vec<RopeTable>,
-    /// Partial results of split-KV attention, before they are merged: of each query and query head of the tiles that
-    /// are evaluated at a time, `[n_splits, value_dim]`, with rows padded to whole vectors.
+    /// Partial results of split-KV attention, before they are merged: of each query head of the tokens that are
+    /// evaluated at a time, `[n_splits, value_dim]`, with rows padded to whole vectors.
     partial: Vec<f32>,
-    /// The maximum and the sum of the softmax of each partial result: of each query and query head, `[n_splits]`.
+    /// Of each row of `partial` the highest score, and the sum of `exp(score - highest)`.
     max_sum: Vec<[f32; 2]>,
     /// Buffers of a mixture of experts.
     experts: experts::ExpertScratch,
@@ -154,7 +155,7 @@ impl Scratch {
             &self.v,
             &self.q_and_gate,
             &self.mixer_out,
-            &self.gate,
+            &self.gate_or_hidden,
             &self.up,
             &self.partial,
             &self.per_layer,
@@ -182,15 +183,16 @@ pub(crate) enum MicroBatchOutput<'a> {
     Hidden(&'a mut [f32]),
 }
 
-/// The evaluation of one micro-batch through all layers. Several may run at the same time, on tokens of different
-/// sequences.
+/// The evaluation of one micro-batch through all layers. Several may run at the same time, each with a `scratch` of its
+/// own, if no sequence has tokens in two of them: they share the KV cache and the states, and each writes only to the
+/// pages and state slots of its sequences.
 pub(crate) struct MicroBatchRun<'a> {
     /// The model's description.
     pub(crate) spec: &'a ModelSpec,
-    /// The model's weights.
+    /// The model's weights, in the form that the kernels read.
     pub(crate) weights: &'a PreparedWeights,
-    /// The threads that compute. The pool's watch cancels work, and gets the progress: each layer counts the tokens of
-    /// the micro-batch.
+    /// The threads that compute. The pool's [`Watch`](metal_attention_model::Watch) cancels the work (it is checked
+    /// before each parallel task and after each layer), and counts it: each layer adds the tokens of the micro-batch.
     pub(crate) pool: &'a ThreadPool,
     /// The instruction set of the kernels.
     pub(crate) isa: Isa,
@@ -198,7 +200,7 @@ pub(crate) struct MicroBatchRun<'a> {
     pub(crate) pages: &'a PageTable,
     /// The recurrent states: of each sequence the slot that is read and the slot that is written.
     pub(crate) states: &'a SharedStateSlots<'a>,
-    /// The activations.
+    /// The activations; no other run uses them at the same time.
     pub(crate) scratch: &'a mut Scratch,
     /// Records the time of every kernel; `None`: no profile.
     pub(crate) profiler: Option<&'a mut Profiler>,
@@ -209,15 +211,15 @@ pub(crate) struct MicroBatchRun<'a> {
 impl MicroBatchRun<'_> {
     /// Evaluates `tokens`, at least one, stores their keys, values and recurrent states, and writes the results of the
     /// output tokens to `output`, whose slice has exactly their rows. Preconditions: `PageTable::check` has checked the
-    /// tokens (ids within the vocabulary, positions within the context), and the pages of their positions exist.
+    /// tokens (ids within the vocabulary, positions within the context), the pages of their positions exist, and
+    /// `caches` has an entry for each layer.
     ///
-    /// `caches` has an entry for each layer: the KV cache that the layer reads, its own or that of the layer whose keys
-    /// and values it shares, and `None` for a layer without attention. `trace` is called with the residual stream after
-    /// each layer (of several streams, the active one). It needs all rows, so with it none are dropped before the
-    /// output norm.
+    /// `caches`: the KV cache that each layer reads, its own or that of the layer whose keys and values it shares, with
+    /// elements `E`; `None` for a layer without attention. `trace` is called with the residual stream after each layer
+    /// (of several streams, the active one). It needs all rows, so with it none are dropped before the output norm.
     ///
     /// Returns early when the pool's work is cancelled; `output`, the new positions of the KV cache and the new states
-    /// are then incomplete, and the caller takes the positions back.
+    /// are then incomplete, and the caller takes positions and states back (`PageTable::retract`).
     pub(crate) fn forward<E: CacheElement>(
         mut self,
         caches: &[Option<&SharedKvCache<'_, E>>],
@@ -240,8 +242,7 @@ impl MicroBatchRun<'_> {
             self.normalize_x_to_normed(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
             self.laurel(w);
             self.run_mixer(i, layer, w, *cache, &mut tokens, drop_before_feed_forward);
-            // Attention has dropped these rows already, before it read the cache. The other mixers needed them until
-            // now.
+            // The mixers other than attention needed these rows until now. After attention there are none left to drop.
             if drop_before_feed_forward && tokens.iter().any(|t| !t.output) {
                 self.drop_rows_without_output(&mut tokens);
             }
@@ -255,6 +256,7 @@ impl MicroBatchRun<'_> {
                 return;
             }
             self.pool.watch().advance(n_tokens);
+            // A channel mix has dropped all rows, as no token is an output token.
             if tokens.is_empty() {
                 return;
             }
@@ -272,10 +274,10 @@ impl MicroBatchRun<'_> {
 
     /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores
     /// keys, values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in
-    /// `mamba.parallel_out`. Without a mixer `mixer_out` is unchanged; `finish_layer` does not read it then.
+    /// `mamba.parallel_out`. Without a mixer `mixer_out` keeps old contents, which `finish_layer` does not read.
     ///
-    /// Where `drop_rows` is set (in the last layer), attention drops the rows of all but the output tokens once their
-    /// keys and values are stored; where no row is left, it stops there.
+    /// Where `drop_before_feed_forward` is set (in the last layer), attention drops the rows of all but the output
+    /// tokens once their keys and values are stored; where no row is left, it stops there.
     ///
     /// # Panics
     ///
@@ -284,15 +286,15 @@ impl MicroBatchRun<'_> {
         &mut self,
         i: usize,
         layer: &LayerSpec,
-        w: &LayerWeights<PreparedLinear>,
+        layer_weights: &LayerWeights<PreparedLinear>,
         cache: Option<&SharedKvCache<'_, E>>,
         tokens: &mut Vec<BatchToken>,
-        drop_rows: bool,
+        drop_before_feed_forward: bool,
     ) {
-        match (&layer.mixer, &w.mixer, cache) {
+        match (&layer.mixer, &layer_weights.mixer, cache) {
             (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
                 self.project_and_cache(i, a, w, cache, tokens);
-                if drop_rows {
+                if drop_before_feed_forward {
                     self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
@@ -302,7 +304,7 @@ impl MicroBatchRun<'_> {
             }
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
                 self.compress_and_cache(i, a, w, cache, tokens);
-                if drop_rows {
+                if drop_before_feed_forward {
                     self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
@@ -313,17 +315,16 @@ impl MicroBatchRun<'_> {
             (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, tokens),
             (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, tokens),
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
-                // Mamba-2 writes its result to `mixer_out`. It is moved from there, as attention writes `mixer_out`
-                // next.
+                // Mamba-2 writes its result to `mixer_out`, as attention does next. So the two buffers are swapped.
                 self.mamba2(i, &both.mamba2, &w.mamba2, tokens);
                 std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
                 self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
-                if drop_rows {
+                if drop_before_feed_forward {
                     self.drop_rows_without_output(tokens);
                 }
                 if !tokens.is_empty() {
-                    // No `gate_heads`: attention beside Mamba-2 has no gates of heads.
                     self.attend(&attention::AttentionParams::new(&both.attention, &w.attention), cache, tokens);
+                    self.gate_heads(&both.attention);
                 }
             }
             (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, tokens),
@@ -391,7 +392,7 @@ impl MicroBatchRun<'_> {
             table.sin.clear();
             for token in tokens {
                 for f in &rotation.frequencies {
-                    // In f64: at position 100 000 an f32 angle is off by a hundredth.
+                    // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
                     let (sin, cos) = (token.pos as f64 * f).sin_cos();
                     table.cos.push((cos * rotation.magnitude) as f32);
                     table.sin.push((sin * rotation.magnitude) as f32);
@@ -407,9 +408,8 @@ impl MicroBatchRun<'_> {
     /// later part of the last layer may read. Keys, values, latent rows and RoPE tables are not among these: they are
     /// used up when keys and values are in the KV cache and the queries are rotated.
     ///
-    /// Which of the buffers are read depends on the model. A buffer that is read has a row for each token. One that is
-    /// not has any length, from an earlier micro-batch, and is cut to some length here; it is written before it is read
-    /// again.
+    /// A buffer whose contents are still needed has a row for each token. Another one may hold rows of an earlier
+    /// micro-batch, of any number; truncating it is harmless, as it is overwritten before it is read.
     fn drop_rows_without_output(&mut self, tokens: &mut Vec<BatchToken>) {
         debug_assert!(!tokens.is_empty());
         let s = &mut *self.scratch;
@@ -425,7 +425,7 @@ impl MicroBatchRun<'_> {
         ];
         buffers.extend(s.streams.rows(n_streams));
         for rows in buffers {
-            // Rounded down, so that the rows of a buffer that is not read are within it, too.
+            // Rounded down, so that the rows of a buffer that is not needed are within it, too.
             let row_len = rows.len() / tokens.len();
             let mut n_kept = 0;
             for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.output) {
@@ -438,7 +438,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
-    /// `logits = cap * tanh(scale * (W * normed + b) / cap)`.
+    /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
     ///
     /// # Panics
     ///
@@ -474,7 +474,7 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Passes the input of the products with `linears` to the observer.
+    /// Reports to the observer that each matrix of `linears` is multiplied by `input`.
     fn observe(&mut self, linears: &[&PreparedLinear], input: ProductInput) {
         let Some(observer) = &mut self.observer else { return };
         let x = input.buffer(self.scratch);
@@ -534,15 +534,15 @@ impl MicroBatchRun<'_> {
         let x = match input {
             ProductInput::Normed => &s.normed,
             ProductInput::MixerOut => &s.mixer_out,
-            ProductInput::Mamba2Out => &s.mamba.parallel_out,
-            ProductInput::Gate => &s.gate,
+            ProductInput::ParallelOut => &s.mamba.parallel_out,
+            ProductInput::Hidden => &s.gate_or_hidden,
         };
         let (y, accumulate) = match output {
             ProductOutput::AddToX => (&mut s.x, true),
             ProductOutput::AddToBranchOut => (&mut s.branch_out, true),
-            ProductOutput::BranchOut => (&mut s.branch_out, false),
+            ProductOutput::ReplaceBranchOut => (&mut s.branch_out, false),
         };
-        // Changes the length of `branch_out` at most, and only if it is replaced.
+        // Only a `branch_out` that is replaced may have another length.
         resize(y, token_rows.len() * n_embd);
         let mut products = [MatmulOp { matrix: &linear.weight, rows: token_rows, y, accumulate }];
         matmul(self.pool, self.isa, x, &mut s.q8, &mut products);
@@ -560,9 +560,9 @@ enum ProductInput {
     /// [`Scratch::mixer_out`].
     MixerOut,
     /// `mamba.parallel_out`: the output of Mamba-2 in parallel with attention.
-    Mamba2Out,
-    /// [`Scratch::gate`]: the activated hidden vector of a feed-forward.
-    Gate,
+    ParallelOut,
+    /// [`Scratch::gate_or_hidden`], when it has the activated hidden vector of a feed-forward.
+    Hidden,
 }
 
 impl ProductInput {
@@ -571,8 +571,8 @@ impl ProductInput {
         match self {
             Self::Normed => &scratch.normed,
             Self::MixerOut => &scratch.mixer_out,
-            Self::Mamba2Out => &scratch.mamba.parallel_out,
-            Self::Gate => &scratch.gate,
+            Self::ParallelOut => &scratch.mamba.parallel_out,
+            Self::Hidden => &scratch.gate_or_hidden,
         }
     }
 }
@@ -585,24 +585,25 @@ enum ProductOutput {
     /// It is added to `branch_out`, which has its shape already.
     AddToBranchOut,
     /// It replaces `branch_out`.
-    BranchOut,
+    ReplaceBranchOut,
 }
 
 impl ProductOutput {
     /// Where the result of a branch goes: `x`, if it is added as it is (`to_x`), otherwise `branch_out`.
     fn of_branch(to_x: bool) -> Self {
-        if to_x { Self::AddToX } else { Self::BranchOut }
+        if to_x { Self::AddToX } else { Self::ReplaceBranchOut }
     }
 }
 
-/// `out = norm(x)`, in rows as long as the norm's weight; `x` and `out` have the same shape.
+/// `out = norm(x)`, in rows as long as the norm's weight (a token's row, or one layer's part of it); `x` and `out`
+/// have the same shape.
 fn normalize(pool: &ThreadPool, isa: Isa, (norm, weights): (&Norm, &NormWeights), x: &[f32], out: &mut [f32]) {
     let n = weights.weight.len();
     let out = SharedMut::new(out);
-    pool.for_each_if(x.len() >= MIN_PARALLEL_ELEMENTS, x.len() / n, &|t| {
-        // SAFETY: each token owns its row.
-        let out = unsafe { out.slice(t * n, n) };
-        normalize_row(isa, norm.kind, norm.eps, weights, &x[t * n..][..n], out);
+    pool.for_each_if(x.len() >= MIN_PARALLEL_ELEMENTS, x.len() / n, &|row| {
+        // SAFETY: each task writes only its own row.
+        let out = unsafe { out.slice(row * n, n) };
+        normalize_row(isa, norm.kind, norm.eps, weights, &x[row * n..][..n], out);
     });
 }
 
@@ -641,8 +642,8 @@ fn scale_by(row: &mut [f32], factor: f32) {
     }
 }
 
-/// Sets the length of a scratch buffer. Old elements keep their values, new ones are 0; the caller overwrites those
-/// that it does not add to.
+/// Sets the length of a scratch buffer. Old elements keep their values, new ones are 0: the caller must overwrite all,
+/// unless it accumulates into them.
 fn resize(v: &mut Vec<f32>, len: usize) {
     v.resize(len, 0.0);
 }

@@ -54,9 +54,10 @@ impl MicroBatchRun<'_> {
         if n_rows == 0 {
             return;
         }
-        resize(&mut s.gate, n_rows * width);
+        resize(&mut s.gate_or_hidden, n_rows * width);
         let rows = |mix: usize| mix * n_rows..(mix + 1) * n_rows;
-        let mut products = vec![MatmulOp { matrix: &w.key.weight, rows: rows(K), y: &mut s.gate, accumulate: false }];
+        let mut products =
+            vec![MatmulOp { matrix: &w.key.weight, rows: rows(K), y: &mut s.gate_or_hidden, accumulate: false }];
         if let Some(receptance) = &w.receptance {
             resize(&mut s.up, n_rows * n_embd);
             products.push(MatmulOp { matrix: &receptance.weight, rows: rows(R), y: &mut s.up, accumulate: false });
@@ -65,14 +66,14 @@ impl MicroBatchRun<'_> {
         self.record_time("matmul_gate_up");
 
         let s = &mut *self.scratch;
-        let (isa, keys) = (self.isa, SharedMut::new(&mut s.gate));
+        let (isa, keys) = (self.isa, SharedMut::new(&mut s.gate_or_hidden));
         self.pool.for_each_if(n_rows * width >= MIN_PARALLEL_ELEMENTS, n_rows, &|row| {
             // SAFETY: each task owns its row.
             let gate = unsafe { keys.slice(row * width, width) };
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
         self.record_time("ffn_activation");
-        self.project(&w.value, ProductInput::Gate, ProductOutput::of_branch(to_x && w.receptance.is_none()));
+        self.project(&w.value, ProductInput::Hidden, ProductOutput::of_branch(to_x && w.receptance.is_none()));
         self.record_time("matmul_down");
         if w.receptance.is_some() {
             self.gate_channels(n_embd, to_x);

@@ -57,8 +57,14 @@ impl MicroBatchRun<'_> {
         resize(&mut s.mixer_out, n * n_values);
         resize(&mut s.delta.blocks, spec.n_head_k * of_block);
         let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.mixer_out));
-        let inputs =
-            ProjectedInputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
+        let inputs = ProjectedInputs {
+            q: &s.q,
+            k: &s.k,
+            v: &s.v,
+            gate: &s.gate_or_hidden,
+            beta: &s.delta.beta,
+            decay: &s.delta.decay,
+        };
         let (states, segments) = (self.states, self.pages.segments(tokens));
         let of_head = state_of_head(spec);
         self.pool.for_each(spec.n_head_k, &|head| {
@@ -94,12 +100,12 @@ impl MicroBatchRun<'_> {
         });
         resize(&mut s.delta.beta, n * spec.n_head_v);
         resize(&mut s.delta.decay, n * spec.n_decays());
-        resize(&mut s.gate, n * n_values);
+        resize(&mut s.gate_or_hidden, n * n_values);
         let rank = w.before.as_ref().map_or(0, |[decay, _]| decay.weight.n_out());
         resize(&mut s.delta.before, 2 * n * rank);
         let (first, second) = s.delta.before.split_at_mut(n * rank);
         let (decay, gate) = match &w.before {
-            None => ((&w.decay, s.delta.decay.as_mut_slice()), (&w.gate, s.gate.as_mut_slice())),
+            None => ((&w.decay, s.delta.decay.as_mut_slice()), (&w.gate, s.gate_or_hidden.as_mut_slice())),
             Some([decay, gate]) => ((decay, first), (gate, second)),
         };
         let products = [(&w.q, q), (&w.k, k), (&w.v, v), (&w.beta, &mut s.delta.beta), decay, gate];
@@ -112,7 +118,7 @@ impl MicroBatchRun<'_> {
                     observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: rank });
                 }
             }
-            let (decay, gate) = (&mut s.delta.decay, &mut s.gate);
+            let (decay, gate) = (&mut s.delta.decay, &mut s.gate_or_hidden);
             let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| MatmulOp {
                 matrix: &linear.weight,
                 rows,

@@ -176,10 +176,10 @@ impl MicroBatchRun<'_> {
             }
         }
         let x: &[f32] = if one { input } else { &s.experts.sorted };
-        resize(&mut s.gate, assignments.len() * n_ff);
+        resize(&mut s.gate_or_hidden, assignments.len() * n_ff);
         resize(&mut s.up, if e.expert.gated { assignments.len() * n_ff } else { 0 });
         let mut products = Vec::with_capacity(2 * runs.len());
-        let (mut gates, mut ups, mut first) = (&mut s.gate[..], &mut s.up[..], 0);
+        let (mut gates, mut ups, mut first) = (&mut s.gate_or_hidden[..], &mut s.up[..], 0);
         for run in &runs {
             let weights = &w.experts[run[0].expert];
             let rows = if one { 0..1 } else { first..first + run.len() };
@@ -207,7 +207,7 @@ impl MicroBatchRun<'_> {
         self.record_time("matmul_experts_gate_up");
         let s = &mut *self.scratch;
         let activation = e.expert.activation;
-        let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
+        let (gate, up) = (SharedMut::new(&mut s.gate_or_hidden), SharedMut::new(&mut s.up));
         self.pool.for_each_if(assignments.len() * n_ff >= MIN_PARALLEL_ELEMENTS, assignments.len(), &|v| {
             let weights = &w.experts[assignments[v].expert];
             // SAFETY: each assignment owns its rows.
@@ -231,7 +231,7 @@ impl MicroBatchRun<'_> {
             let rows = first..first + run.len();
             first += run.len();
             if let Some(observer) = &mut self.observer {
-                let x = &s.gate[rows.start * n_ff..rows.end * n_ff];
+                let x = &s.gate_or_hidden[rows.start * n_ff..rows.end * n_ff];
                 observer(MatrixInput {
                     matrix: &down.name,
                     sub_matrix: Some((run[0].expert, e.n_expert)),
@@ -242,7 +242,7 @@ impl MicroBatchRun<'_> {
             let y = downs.split_off_mut(..run.len() * n_in).expect("a row for each assignment");
             products.push(MatmulOp { matrix: &down.weight, rows, y, accumulate: false });
         }
-        matmul(self.pool, isa, &s.gate, &mut s.q8, &mut products);
+        matmul(self.pool, isa, &s.gate_or_hidden, &mut s.q8, &mut products);
         self.record_time("matmul_experts_down");
     }
 

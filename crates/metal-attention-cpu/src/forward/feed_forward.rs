@@ -45,7 +45,7 @@ impl MicroBatchRun<'_> {
     /// [`feed_forward`](Self::feed_forward).
     pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_x: bool) {
         let n_ff = dense.n_ff;
-        // Without a gate projection the buffer `gate` gets the up projection, which is activated in its place.
+        // Without a gate projection the up projection is written to `gate_or_hidden`, and activated there.
         let first = w.gate.as_ref().unwrap_or(&w.up);
         let second = w.gate.as_ref().map(|_| &w.up);
         match second {
@@ -54,9 +54,9 @@ impl MicroBatchRun<'_> {
         }
         let s = &mut *self.scratch;
         let n_tokens = s.x.len() / self.spec.n_embd;
-        resize(&mut s.gate, n_tokens * n_ff);
+        resize(&mut s.gate_or_hidden, n_tokens * n_ff);
         let mut products =
-            vec![MatmulOp { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
+            vec![MatmulOp { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate_or_hidden, accumulate: false }];
         if let Some(up) = second {
             resize(&mut s.up, n_tokens * n_ff);
             products.push(MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
@@ -65,7 +65,7 @@ impl MicroBatchRun<'_> {
         self.record_time("matmul_gate_up");
         let s = &mut *self.scratch;
         let (isa, activation) = (self.isa, dense.activation);
-        let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
+        let (gate, up) = (SharedMut::new(&mut s.gate_or_hidden), SharedMut::new(&mut s.up));
         self.pool.for_each_if(n_tokens * n_ff >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
             let gate = unsafe { gate.slice(t * n_ff, n_ff) };
@@ -79,7 +79,7 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.record_time("ffn_activation");
-        self.project(&w.down, ProductInput::Gate, ProductOutput::of_branch(to_x));
+        self.project(&w.down, ProductInput::Hidden, ProductOutput::of_branch(to_x));
         self.record_time("matmul_down");
     }
 }

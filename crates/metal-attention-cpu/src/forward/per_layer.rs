@@ -54,18 +54,22 @@ impl MicroBatchRun<'_> {
                 row.iter_mut().zip(&streams.correct_scale).for_each(|(x, scale)| *x *= scale);
             }
         }
-        resize(&mut s.gate, n_tokens * width);
+        resize(&mut s.gate_or_hidden, n_tokens * width);
         let rows = 0..n_tokens;
-        let mut products =
-            [MatmulOp { matrix: &weights.gate.weight, rows: rows.clone(), y: &mut s.gate, accumulate: false }];
+        let mut products = [MatmulOp {
+            matrix: &weights.gate.weight,
+            rows: rows.clone(),
+            y: &mut s.gate_or_hidden,
+            accumulate: false,
+        }];
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-        for (gate, inputs) in s.gate.chunks_exact_mut(width).zip(s.per_layer.chunks_exact(n_layer * width)) {
+        for (gate, inputs) in s.gate_or_hidden.chunks_exact_mut(width).zip(s.per_layer.chunks_exact(n_layer * width)) {
             let up = Some(&inputs[layer * width..][..width]);
             self.isa.run(Activate { activation: Activation::Gelu, gate, up });
         }
         resize(&mut s.branch_out, n_tokens * n_embd);
         let mut products = [MatmulOp { matrix: &weights.proj.weight, rows, y: &mut s.branch_out, accumulate: false }];
-        matmul(self.pool, self.isa, &s.gate, &mut s.q8, &mut products);
+        matmul(self.pool, self.isa, &s.gate_or_hidden, &mut s.q8, &mut products);
         if w.streams.is_none() {
             self.add_branch_out(Some((&spec.post_norm, &weights.post_norm)), 1.0);
         } else {

@@ -98,7 +98,7 @@ impl MicroBatchRun<'_> {
         }
         if let MixerWeights::AttentionAndMamba2(both) = &w.mixer {
             let output = if to_x { ProductOutput::AddToX } else { ProductOutput::AddToBranchOut };
-            self.project(&both.mamba2.out, ProductInput::Mamba2Out, output);
+            self.project(&both.mamba2.out, ProductInput::ParallelOut, output);
             self.record_time("matmul_ssm_out");
         }
     }
