@@ -118,7 +118,7 @@ impl<'t> Engine<'t> {
             match self.find_placement(
                 client,
                 &sequence.ids,
-                sequence.next_prompt_logprob().unwrap_or(sequence.ids.len() - 1),
+                sequence.next_logprob_position().unwrap_or(sequence.ids.len() - 1),
             ) {
                 AdmissionPlacement::InSequence(seq, n) => {
                     self.start(sequence, seq, n);
@@ -167,7 +167,12 @@ impl<'t> Engine<'t> {
         self.generations_first = false;
         // Tokens that were in the cache are no progress of its own.
         sequence.furthest_evaluated = sequence.furthest_evaluated.max(n_cached);
-        self.running.push(RunningSequence { sequence, seq, progressed_at: None, prompt_end_is_kept: false });
+        self.running.push(RunningSequence {
+            sequence,
+            cache_seq: seq,
+            time_slice_start: None,
+            prompt_end_is_kept: false,
+        });
     }
 
     /// Starts embeddings, at most one of each client. False if the next one lacks capacity.
@@ -201,10 +206,11 @@ impl<'t> Engine<'t> {
     /// that each gets further. The preempted sequence's pages stay in the KV cache while there is capacity. False if no
     /// sequence qualifies.
     fn preempt_for(&mut self, client: Client) -> bool {
-        let slice_is_over =
-            |r: &RunningSequence<'_>| r.progressed_at.is_some_and(|since| since.elapsed() >= self.options.time_slice);
+        let slice_is_over = |r: &RunningSequence<'_>| {
+            r.time_slice_start.is_some_and(|since| since.elapsed() >= self.options.time_slice)
+        };
         let others = self.running.iter().enumerate().filter(|(_, r)| r.sequence.client != client && slice_is_over(r));
-        let candidate = others.max_by_key(|(_, r)| (self.n_running(r.sequence.client), Reverse(r.progressed_at)));
+        let candidate = others.max_by_key(|(_, r)| (self.n_running(r.sequence.client), Reverse(r.time_slice_start)));
         let n_own = self.n_running(client);
         let Some((i, _)) = candidate.filter(|(_, r)| n_own == 0 || self.n_running(r.sequence.client) >= n_own + 2)
         else {
@@ -217,8 +223,8 @@ impl<'t> Engine<'t> {
     /// Preempts the running sequence with index `i`: it waits to be admitted again. Returns its cache sequence, now
     /// idle.
     pub(super) fn preempt(&mut self, i: usize) -> usize {
-        let RunningSequence { mut sequence, seq, .. } = self.running.remove(i);
-        self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
+        let RunningSequence { mut sequence, cache_seq: seq, .. } = self.running.remove(i);
+        self.cache_sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
         tracing::debug!(
             "sequence {} gives its place up after {} tokens",
             sequence.admission_number,
@@ -251,18 +257,20 @@ impl<'t> Engine<'t> {
     fn find_placement(&mut self, client: Client, ids: &[u32], max_shared: usize) -> AdmissionPlacement {
         let n_tokens = ids.len() + 1;
         let ids = &ids[..max_shared];
-        let evaluated = self.running.iter().map(|r| (r.seq, &r.sequence.ids[..self.pass.n_past(r.seq)]));
+        let evaluated = self.running.iter().map(|r| (r.cache_seq, &r.sequence.ids[..self.pass.n_past(r.cache_seq)]));
         let prefix =
-            longest_prefix(ids, evaluated.chain(self.sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
+            longest_prefix(ids, evaluated.chain(self.cache_sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let cached = prefix.map_or(0, |prefix| prefix.n_tokens);
-        let is_prompt = |r: &RunningSequence<'_>| r.sequence.ids.len() > self.pass.n_past(r.seq) + 1;
+        let is_prompt = |r: &RunningSequence<'_>| r.sequence.ids.len() > self.pass.n_past(r.cache_seq) + 1;
         let is_coming = |(i, r): (usize, &RunningSequence<'_>)| {
             let n = n_common(ids, &r.sequence.ids);
             // Waiting for a sequence of another client pays only if that gets all of its client's share of a step.
             let has_share = |r: &RunningSequence<'_>| {
                 !self.running[..i].iter().any(|o| o.sequence.client == r.sequence.client && is_prompt(o))
             };
-            n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING && (r.sequence.client == client || has_share(r))
+            n > self.pass.n_past(r.cache_seq)
+                && n >= cached + WORTH_WAITING
+                && (r.sequence.client == client || has_share(r))
         };
         if self.running.iter().enumerate().any(is_coming) {
             return AdmissionPlacement::AwaitPrefix;
@@ -284,11 +292,12 @@ impl<'t> Engine<'t> {
             }
         }
         // 3: all tokens of the idle cache sequence are shared.
-        let continued = prefix.filter(|p| self.sequences.idle(p.seq).is_some_and(|idle| idle.len() == p.n_tokens));
+        let continued =
+            prefix.filter(|p| self.cache_sequences.idle(p.seq).is_some_and(|idle| idle.len() == p.n_tokens));
         if let Some(kept) = continued
             && self.free_pages_for(n_tokens.saturating_sub(kept.n_tokens), Some(kept))
         {
-            self.sequences.occupy(kept.seq);
+            self.cache_sequences.occupy(kept.seq);
             return AdmissionPlacement::InSequence(kept.seq, kept.n_tokens);
         }
         if let Some(prefix) = prefix.filter(|_| continued.is_none())
@@ -297,8 +306,8 @@ impl<'t> Engine<'t> {
         {
             match self.pass.share_prefix(prefix.seq, seq, prefix.n_tokens) {
                 Ok(n) => {
-                    self.sequences.touch(prefix.seq);
-                    self.sequences.occupy(seq);
+                    self.cache_sequences.touch(prefix.seq);
+                    self.cache_sequences.occupy(seq);
                     return AdmissionPlacement::InSequence(seq, n);
                 }
                 Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
@@ -306,14 +315,14 @@ impl<'t> Engine<'t> {
         }
         // 5: the tokens after the common prefix go to the store.
         if let Some(prefix) = prefix
-            && let Some(owner) = self.sequences.owner(prefix.seq)
+            && let Some(owner) = self.cache_sequences.owner(prefix.seq)
             && self.fits(n_tokens.saturating_sub(prefix.n_tokens), Some(prefix))
         {
             self.store_idle(prefix.seq);
             let n = self.pass.rewind(prefix.seq, prefix.n_tokens);
-            self.sequences.keep(prefix.seq, owner, ids[..n].to_vec());
+            self.cache_sequences.keep(prefix.seq, owner, ids[..n].to_vec());
             if self.free_pages_for(n_tokens.saturating_sub(n), Some(CachedPrefix { n_tokens: n, ..prefix })) {
-                self.sequences.occupy(prefix.seq);
+                self.cache_sequences.occupy(prefix.seq);
                 return AdmissionPlacement::InSequence(prefix.seq, n);
             }
         }
@@ -326,13 +335,13 @@ impl<'t> Engine<'t> {
     /// Empties a cache sequence and frees pages for `n_tokens` tokens. Returns its index, marked busy; `None`, with
     /// nothing evicted, if there is not enough capacity.
     pub(super) fn fresh_sequence(&mut self, n_tokens: usize) -> Option<usize> {
-        let seq = self.sequences.empty().or_else(|| self.sequences.oldest_idle(None))?;
+        let seq = self.cache_sequences.empty().or_else(|| self.cache_sequences.least_recently_used_idle(None))?;
         if !self.fits(n_tokens, None) {
             return None;
         }
         self.store_and_evict(seq);
         self.free_pages_for(n_tokens, None);
-        self.sequences.occupy(seq);
+        self.cache_sequences.occupy(seq);
         Some(seq)
     }
 
@@ -345,7 +354,7 @@ impl<'t> Engine<'t> {
         loop {
             let outcome = restore(self);
             let lacks_capacity = outcome.as_ref().is_err_and(is_capacity_error);
-            match self.sequences.oldest_idle(None) {
+            match self.cache_sequences.least_recently_used_idle(None) {
                 Some(seq) if lacks_capacity => self.store_and_evict(seq),
                 Some(_) | None => return outcome,
             }
@@ -355,7 +364,8 @@ impl<'t> Engine<'t> {
     /// Empties a cache sequence other than that of `prefix`, and frees pages for `n_tokens` tokens. `None`, with
     /// nothing evicted, if there is not enough capacity.
     fn fresh_sequence_beside(&mut self, n_tokens: usize, prefix: CachedPrefix) -> Option<usize> {
-        let seq = self.sequences.empty().or_else(|| self.sequences.oldest_idle(Some(prefix.seq)))?;
+        let seq =
+            self.cache_sequences.empty().or_else(|| self.cache_sequences.least_recently_used_idle(Some(prefix.seq)))?;
         let all_evaluated = CachedPrefix { n_tokens: self.pass.n_past(prefix.seq), ..prefix };
         if !self.fits(n_tokens, Some(all_evaluated)) {
             return None;
@@ -370,8 +380,8 @@ impl<'t> Engine<'t> {
         let page_len = self.pass.cache_pages().page_len;
         let pages_for = |n: usize| n.div_ceil(page_len);
         let soon = |n: usize| (n + page_len).min(self.pass.n_ctx());
-        let running = self.running.iter().map(|r| (r.seq, soon(r.sequence.ids.len())));
-        let embeddings = self.embeddings.iter().map(|run| (run.seq, run.n_tokens()));
+        let running = self.running.iter().map(|r| (r.cache_seq, soon(r.sequence.ids.len())));
+        let embeddings = self.embeddings.iter().map(|run| (run.cache_seq, run.n_tokens()));
         let missing =
             running.chain(embeddings).map(|(seq, n)| pages_for(n).saturating_sub(pages_for(self.pass.n_past(seq))));
         missing.sum::<usize>() + pages_for(n_tokens)
@@ -383,8 +393,8 @@ impl<'t> Engine<'t> {
         if self.running.is_empty() && self.embeddings.is_empty() {
             return true;
         }
-        let sequences = self.running.iter().map(|r| r.seq);
-        let busy: Vec<_> = sequences.chain(self.embeddings.iter().map(|run| run.seq)).collect();
+        let sequences = self.running.iter().map(|r| r.cache_seq);
+        let busy: Vec<_> = sequences.chain(self.embeddings.iter().map(|run| run.cache_seq)).collect();
         let n_busy = self.pass.pages_held(&busy);
         let pages = self.pass.cache_pages();
         let of_kept = kept.filter(|kept| !busy.contains(&kept.seq)).map_or(0, |CachedPrefix { seq, n_tokens: n }| {
@@ -403,7 +413,7 @@ impl<'t> Engine<'t> {
             return false;
         }
         while self.pass.cache_pages().free < self.pages_needed(n_tokens)
-            && let Some(seq) = self.sequences.oldest_idle(kept.map(|kept| kept.seq))
+            && let Some(seq) = self.cache_sequences.least_recently_used_idle(kept.map(|kept| kept.seq))
         {
             self.store_and_evict(seq);
         }

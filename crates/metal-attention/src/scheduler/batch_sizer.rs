@@ -27,9 +27,9 @@ impl BatchSizer {
         Self { n_tokens: n_batch.min(64), n_batch }
     }
 
-    /// Maximum number of prefill tokens in a step with `n_decode` decode tokens. `others_wait`: other sequences or embeddings
-    /// wait for the step's end. Without it only the maximum of a step counts.
-    pub fn max_prompt_tokens(&self, n_decode: usize, others_wait: bool) -> usize {
+    /// Maximum number of prefill tokens in a step with `n_decode` decode tokens. `others_wait`: other sequences or
+    /// embeddings wait for the step's end. Without it only the maximum of a step counts.
+    pub fn max_prefill_tokens(&self, n_decode: usize, others_wait: bool) -> usize {
         let capacity = self.n_batch - n_decode;
         if others_wait { self.n_tokens.saturating_sub(n_decode).max(LEAST).min(capacity) } else { capacity }
     }
@@ -53,10 +53,10 @@ mod tests {
         let mut pace = BatchSizer::new(512);
         let mut steps = |per_token: Duration, n: usize| {
             for _ in 0..n {
-                let n_tokens = 4 + pace.max_prompt_tokens(4, true);
+                let n_tokens = 4 + pace.max_prefill_tokens(4, true);
                 pace.record_step(n_tokens, per_token * n_tokens as u32);
             }
-            4 + pace.max_prompt_tokens(4, true)
+            4 + pace.max_prefill_tokens(4, true)
         };
         assert_eq!(steps(Duration::from_millis(1), 3), 100);
         assert_eq!(steps(Duration::from_micros(400), 3), 250);
@@ -69,8 +69,8 @@ mod tests {
     fn decode_alone_makes_no_step_smaller() {
         let mut pace = BatchSizer::new(512);
         pace.record_step(1, Duration::from_millis(60));
-        assert_eq!(pace.max_prompt_tokens(1, true), 63);
-        assert_eq!(pace.max_prompt_tokens(1, false), 511);
-        assert_eq!(pace.max_prompt_tokens(510, true), 2);
+        assert_eq!(pace.max_prefill_tokens(1, true), 63);
+        assert_eq!(pace.max_prefill_tokens(1, false), 511);
+        assert_eq!(pace.max_prefill_tokens(510, true), 2);
     }
 }

@@ -37,10 +37,10 @@ impl ClientRing {
     }
 }
 
-/// Divides `n_tokens` tokens among requests, given each one's client and the tokens it wants. Every client gets an
-/// equal share; what it does not need goes to the others. Within a client, earlier requests come first. Returns the
-/// tokens of each request.
-pub(super) fn split_tokens(wanted: &[(Client, usize)], mut n_tokens: usize) -> Vec<usize> {
+/// Divides `n_tokens` tokens of a step among requests, given each one's client and the tokens it wants. Every client
+/// gets an equal share; what it does not need goes to the others. Within a client, earlier requests come first. Returns
+/// the tokens of each request.
+pub(super) fn share_between_clients(wanted: &[(Client, usize)], mut n_tokens: usize) -> Vec<usize> {
     let mut totals = BTreeMap::<Client, usize>::new();
     for &(client, n) in wanted {
         *totals.entry(client).or_default() += n;
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn tokens_are_shared_out_between_clients() {
-        assert_eq!(split_tokens(&[(A, 500), (A, 500), (B, 10)], 100), [90, 0, 10]);
-        assert_eq!(split_tokens(&[(A, 500), (B, 500), (B, 500)], 100), [50, 50, 0]);
-        assert_eq!(split_tokens(&[(A, 20), (B, 5), (A, 20), (C, 500)], 64), [20, 5, 10, 29]);
-        assert_eq!(split_tokens(&[(A, 3), (A, 4)], 100), [3, 4]);
-        assert_eq!(split_tokens(&[(A, 3), (B, 4)], 1), [1, 0]);
-        assert_eq!(split_tokens(&[], 7), [0; 0]);
+        assert_eq!(share_between_clients(&[(A, 500), (A, 500), (B, 10)], 100), [90, 0, 10]);
+        assert_eq!(share_between_clients(&[(A, 500), (B, 500), (B, 500)], 100), [50, 50, 0]);
+        assert_eq!(share_between_clients(&[(A, 20), (B, 5), (A, 20), (C, 500)], 64), [20, 5, 10, 29]);
+        assert_eq!(share_between_clients(&[(A, 3), (A, 4)], 100), [3, 4]);
+        assert_eq!(share_between_clients(&[(A, 3), (B, 4)], 1), [1, 0]);
+        assert_eq!(share_between_clients(&[], 7), [0; 0]);
     }
 
     proptest! {
@@ -109,7 +109,7 @@ mod tests {
             n_tokens in 0..300usize,
         ) {
             let wanted: Vec<(Client, usize)> = wanted.into_iter().map(|(key, n)| (Client::Key(key), n)).collect();
-            let shares = split_tokens(&wanted, n_tokens);
+            let shares = share_between_clients(&wanted, n_tokens);
             let total: usize = wanted.iter().map(|(_, n)| n).sum();
             prop_assert_eq!(shares.iter().sum::<usize>(), total.min(n_tokens));
             let of = |client: Client| {

@@ -17,7 +17,7 @@ pub(super) struct EmbeddingRun {
     /// Number in the order of admission; larger is younger.
     admission_number: u64,
     /// Index of its cache sequence.
-    pub seq: usize,
+    pub cache_seq: usize,
     /// The result so far.
     output: PartialOutput,
 }
@@ -61,17 +61,17 @@ impl Engine<'_> {
             RequestedOutput::Logits(_) => PartialOutput::Logits(Vec::new()),
         };
         self.n_started += 1;
-        self.embeddings.push_back(EmbeddingRun { request, admission_number: self.n_started, seq, output });
+        self.embeddings.push_back(EmbeddingRun { request, admission_number: self.n_started, cache_seq: seq, output });
     }
 
     /// Evaluates one chunk of the next embedding, and moves that to the end of the list. If pages run out, it evicts an
     /// idle cache sequence or preempts an embedding; the chunk is tried again later. Another error fails the embedding.
     pub(super) fn embed(&mut self) {
         // A step is kept short if other embeddings, or sequences, which are evaluated after it, wait for its end.
-        let max_tokens = self.batch_sizer.max_prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
+        let max_tokens = self.batch_sizer.max_prefill_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
         let Self { pass, pooler, embeddings, .. } = self;
         let Some(run) = embeddings.front_mut() else { return };
-        let start = pass.n_past(run.seq);
+        let start = pass.n_past(run.cache_seq);
         let n_tokens = run.n_tokens();
         let token = |(i, &id): (usize, &u32)| {
             let pos = start + i;
@@ -79,7 +79,7 @@ impl Engine<'_> {
                 RequestedOutput::Embedding => pooler.needs(pos, n_tokens),
                 RequestedOutput::Logits(from) => pos >= from,
             };
-            BatchToken { id, seq: run.seq, pos, output: logits }
+            BatchToken { id, seq: run.cache_seq, pos, output: logits }
         };
         let rest = &run.request.ids[start..];
         let max_tokens = match run.request.output {
@@ -95,7 +95,7 @@ impl Engine<'_> {
                 pass.forward(&batch).map(|new| (0..new.n_rows()).for_each(|i| rows.extend_from_slice(new.row(i))))
             }
         };
-        let is_done = pass.n_past(run.seq) == run.n_tokens();
+        let is_done = pass.n_past(run.cache_seq) == run.n_tokens();
         self.embeddings.rotate_left(1);
         let at = self.embeddings.len() - 1;
         match evaluated {
@@ -109,7 +109,7 @@ impl Engine<'_> {
                 }
             }
             Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => {
-                match self.sequences.oldest_idle(None) {
+                match self.cache_sequences.least_recently_used_idle(None) {
                     Some(seq) => self.store_and_evict(seq),
                     None => self.preempt_embedding(),
                 }
@@ -125,7 +125,7 @@ impl Engine<'_> {
     /// an error; in logits, rows without any finite number.
     fn finish_embedding(&mut self, i: usize) {
         let Some(mut run) = self.embeddings.remove(i) else { return };
-        self.evict(run.seq);
+        self.evict(run.cache_seq);
         drop(run.request.ticket.take());
         let n_vocab = self.pass.spec().n_vocab;
         let (vector, is_number) = match run.output {
@@ -150,7 +150,7 @@ impl Engine<'_> {
     /// Fails the embedding with index `i`.
     pub(super) fn drop_embedding(&mut self, i: usize, why: RequestError) {
         let Some(run) = self.embeddings.remove(i) else { return };
-        self.evict(run.seq);
+        self.evict(run.cache_seq);
         run.fail(why);
     }
 
@@ -159,7 +159,7 @@ impl Engine<'_> {
     pub(super) fn preempt_embedding(&mut self) {
         let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.admission_number).map(|(i, _)| i);
         let Some(run) = last.and_then(|i| self.embeddings.remove(i)) else { return };
-        self.evict(run.seq);
+        self.evict(run.cache_seq);
         self.shared.queue().embeddings.put_back(run.client(), 0, run.request);
     }
 }

@@ -1,7 +1,7 @@
 //! The thread that owns the forward pass: its loop, and how sequences end on it.
 //!
-//! Each turn of the loop ([`Engine::run`]) drops sequences that are abandoned or past their deadline, runs one slot
-//! command, admits waiting requests (admission.rs), evaluates one batch (step.rs) and one chunk of an embedding
+//! Each iteration of the loop ([`Engine::run`]) drops sequences that are abandoned or past their deadline, runs one
+//! slot command, admits waiting requests (admission.rs), evaluates one batch (step.rs) and one chunk of an embedding
 //! (embedding.rs), and publishes metrics.
 //!
 //! The KV cache of the forward pass holds `n_seq` sequences, which `seq` numbers. Such a *cache sequence* is empty,
@@ -35,10 +35,10 @@ pub(super) struct RunningSequence<'t> {
     /// Its tokens and sampling state.
     pub sequence: ScheduledSequence<'t>,
     /// Index of its cache sequence.
-    pub seq: usize,
+    pub cache_seq: usize,
     /// Start of its time slice: when it first evaluated a token beyond those of before its last preemption. `None`
     /// until then.
-    pub progressed_at: Option<Instant>,
+    pub time_slice_start: Option<Instant>,
     /// Whether a snapshot of the end of its prompt is in the prefix store, or is not needed.
     pub prompt_end_is_kept: bool,
 }
@@ -56,7 +56,7 @@ pub(super) struct Engine<'t> {
     /// Options of the scheduler.
     pub options: SchedulerOptions,
     /// Use of each cache sequence.
-    pub sequences: SequencePool,
+    pub cache_sequences: SequencePool,
     /// Snapshots of sequences that were evicted from the KV cache.
     pub store: PrefixStore,
     /// The KV pages that are reported to an observer, if there is one.
@@ -94,7 +94,7 @@ impl<'t> Engine<'t> {
         let n_batch = options.n_batch.unwrap_or(pass.n_ubatch().max(options.n_parallel));
         Self {
             block_tree: observer.map(|observer| BlockTree::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
-            sequences: SequencePool::new(pass.n_seq()),
+            cache_sequences: SequencePool::new(pass.n_seq()),
             store: PrefixStore::new(options.cache_ram, options.cache_disk.clone()),
             pass,
             pooler: Pooler::new(model, None),
@@ -207,12 +207,12 @@ impl<'t> Engine<'t> {
     /// Ends the running sequence with index `i`. Its cache sequence becomes idle, so that later prompts can share its
     /// pages.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
-        let RunningSequence { sequence, seq, .. } = self.running.remove(i);
+        let RunningSequence { sequence, cache_seq: seq, .. } = self.running.remove(i);
         // The pages may hold NaN, which a prompt that shares them would meet again.
         if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
-            self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
+            self.cache_sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
         }
         self.answer(sequence, outcome);
     }
@@ -251,7 +251,7 @@ impl<'t> Engine<'t> {
     /// Empties a cache sequence. Its pages become free unless other sequences share them.
     pub fn evict(&mut self, seq: usize) {
         self.pass.rewind(seq, 0);
-        self.sequences.clear(seq);
+        self.cache_sequences.clear(seq);
     }
 
     /// Empties an idle cache sequence; its tokens' pages go to the prefix store, if there is room.
@@ -263,11 +263,11 @@ impl<'t> Engine<'t> {
     /// Copies an idle cache sequence to the prefix store, unless another cache sequence can be cut back to the same
     /// tokens.
     pub fn store_idle(&mut self, seq: usize) {
-        let Self { pass, sequences, store, running, embeddings, .. } = self;
+        let Self { pass, cache_sequences, store, running, embeddings, .. } = self;
         let others_wait = !running.is_empty() || !embeddings.is_empty();
-        let (Some(ids), Some(client)) = (sequences.idle(seq), sequences.owner(seq)) else { return };
-        let running = running.iter().map(|r| (r.seq, &r.sequence.ids[..pass.n_past(r.seq)]));
-        let mut others = running.chain(sequences.all_idle()).filter(|(other, _)| *other != seq);
+        let (Some(ids), Some(client)) = (cache_sequences.idle(seq), cache_sequences.owner(seq)) else { return };
+        let running = running.iter().map(|r| (r.cache_seq, &r.sequence.ids[..pass.n_past(r.cache_seq)]));
+        let mut others = running.chain(cache_sequences.all_idle()).filter(|(other, _)| *other != seq);
         if !others.any(|(other, of_other)| of_other.starts_with(ids) && pass.reachable(other, ids.len()) == ids.len()) {
             store.keep(&mut **pass, seq, client, ids, others_wait);
         }
@@ -277,25 +277,25 @@ impl<'t> Engine<'t> {
     pub fn keep_prompt_ends(&mut self) {
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let Self { pass, store, running, .. } = self;
-        for RunningSequence { sequence, seq, prompt_end_is_kept, .. } in
+        for RunningSequence { sequence, cache_seq, prompt_end_is_kept, .. } in
             running.iter_mut().filter(|r| !r.prompt_end_is_kept)
         {
             let prompt = &sequence.ids[..sequence.n_prompt];
-            *prompt_end_is_kept = store.keep_prompt_end(&mut **pass, *seq, sequence.client, prompt, others_wait);
+            *prompt_end_is_kept = store.keep_prompt_end(&mut **pass, *cache_seq, sequence.client, prompt, others_wait);
         }
     }
 
     /// Updates the metrics, and reports changed pages to the observer.
     fn publish(&mut self) {
-        let Self { pass, sequences, running, block_tree, .. } = self;
+        let Self { pass, cache_sequences, running, block_tree, .. } = self;
         if let Some(block_tree) = block_tree {
-            let held = |seq: usize, ids| EvaluatedSequence { seq, use_number: sequences.use_number(seq), ids };
-            let running = running.iter().map(|r| held(r.seq, &r.sequence.ids[..pass.n_past(r.seq)]));
-            block_tree.update(running.chain(sequences.all_idle().map(|(seq, ids)| held(seq, ids))));
+            let held = |seq: usize, ids| EvaluatedSequence { seq, use_number: cache_sequences.use_number(seq), ids };
+            let running = running.iter().map(|r| held(r.cache_seq, &r.sequence.ids[..pass.n_past(r.cache_seq)]));
+            block_tree.update(running.chain(cache_sequences.all_idle().map(|(seq, ids)| held(seq, ids))));
         }
         let pages = self.pass.cache_pages();
-        let sequences = self.running.iter().map(|running| running.seq);
-        let sequences: Vec<usize> = sequences.chain(self.embeddings.iter().map(|run| run.seq)).collect();
+        let sequences = self.running.iter().map(|running| running.cache_seq);
+        let sequences: Vec<usize> = sequences.chain(self.embeddings.iter().map(|run| run.cache_seq)).collect();
         let pages_running = self.pass.pages_held(&sequences);
         let stored = self.store.usage();
         let mut metrics = self.shared.metrics();
@@ -307,7 +307,7 @@ impl<'t> Engine<'t> {
         metrics.page_len = pages.page_len;
         metrics.states = pages.states;
         metrics.sequences.clear();
-        metrics.sequences.extend(self.running.iter().map(|r| r.sequence.progress(self.pass.n_past(r.seq))));
+        metrics.sequences.extend(self.running.iter().map(|r| r.sequence.progress(self.pass.n_past(r.cache_seq))));
         metrics.stored = stored;
     }
 }

@@ -178,23 +178,23 @@ impl<'t> ScheduledSequence<'t> {
 
     /// The position whose logits give the next missing log probability of the prompt (that of the token at the next
     /// position). `None` if none is missing or none is wanted.
-    pub fn next_prompt_logprob(&self) -> Option<usize> {
+    pub fn next_logprob_position(&self) -> Option<usize> {
         let scored = self.prompt_logprobs.as_ref()?.list.len();
         (scored + 1 < self.n_prompt).then_some(scored)
     }
 
     /// Adds the log probability that `logits`, `[n_vocab]`, give at position
-    /// [`next_prompt_logprob`](Self::next_prompt_logprob). Sends the list to the client once it is complete. An error
-    /// if the logit of the prompt's token is NaN or infinite.
+    /// [`next_logprob_position`](Self::next_logprob_position). Sends the list to the client once it is complete. An
+    /// error if the logit of the prompt's token is NaN or infinite.
     pub fn add_prompt_logprob(&mut self, logits: &[f32]) -> Result<(), RequestError> {
-        let Some(position) = self.next_prompt_logprob() else { return Ok(()) };
+        let Some(position) = self.next_logprob_position() else { return Ok(()) };
         let Some(prompt) = &mut self.prompt_logprobs else { return Ok(()) };
         let id = self.ids[position + 1];
         if !is_number(Scores::Logits(logits), id) {
             return Err(RequestError::NoNumbers);
         }
         prompt.list.push(logprobs(logits, id, prompt.n_top));
-        if self.next_prompt_logprob().is_none() {
+        if self.next_logprob_position().is_none() {
             self.send_prompt_logprobs();
         }
         Ok(())

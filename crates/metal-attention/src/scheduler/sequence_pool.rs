@@ -49,7 +49,7 @@ impl SequencePool {
     }
 
     /// The idle cache sequence that was used least recently, except `except`.
-    pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
+    pub fn least_recently_used_idle(&self, except: Option<usize>) -> Option<usize> {
         let idle = self.uses.iter().enumerate().filter_map(|(seq, slot)| match slot {
             SequenceUse::Idle(_, _, last_used) if Some(seq) != except => Some((*last_used, seq)),
             _ => None,
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn idle_sequences_are_found_by_prefix_and_evicted_by_age() {
         let mut slots = SequencePool::new(4);
-        assert_eq!((slots.empty(), slots.oldest_idle(None)), (Some(0), None));
+        assert_eq!((slots.empty(), slots.least_recently_used_idle(None)), (Some(0), None));
         slots.occupy(0);
         slots.keep(1, Client::Unknown, vec![1, 2, 3]);
         slots.keep(2, Client::Unknown, vec![1, 2, 4, 5]);
@@ -151,9 +151,9 @@ mod tests {
         assert_eq!(longest(&[2]), None);
         let lost = |seq: usize, n: usize| if seq == 2 { 0 } else { n };
         assert_eq!(longest_prefix(&[1, 2, 4, 6], slots.all_idle(), lost), Some(CachedPrefix { seq: 1, n_tokens: 2 }));
-        assert_eq!(slots.oldest_idle(None), Some(1));
+        assert_eq!(slots.least_recently_used_idle(None), Some(1));
         slots.touch(1);
-        assert_eq!((slots.oldest_idle(None), slots.oldest_idle(Some(2))), (Some(2), Some(1)));
+        assert_eq!((slots.least_recently_used_idle(None), slots.least_recently_used_idle(Some(2))), (Some(2), Some(1)));
         assert_eq!(slots.idle_by_end(), [2, 1]);
         slots.clear(2);
         assert_eq!((slots.idle(2), slots.idle(1)), (None, Some(&[1, 2, 3][..])));

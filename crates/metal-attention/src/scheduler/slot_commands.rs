@@ -113,7 +113,7 @@ impl Engine<'_> {
     /// [`Scheduler::save_slot`] on the engine's thread.
     fn save_slot(&mut self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (seq, ids) = match self.running.get(slot) {
-            Some(running) => (running.seq, &running.sequence.ids[..self.pass.n_past(running.seq)]),
+            Some(running) => (running.cache_seq, &running.sequence.ids[..self.pass.n_past(running.cache_seq)]),
             None => self.ended_slot(slot)?,
         };
         if ids.is_empty() {
@@ -131,7 +131,7 @@ impl Engine<'_> {
             self.evict(seq);
             return Err(if is_capacity_error(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
         }
-        self.sequences.keep(seq, client, snapshot.ids().to_vec());
+        self.cache_sequences.keep(seq, client, snapshot.ids().to_vec());
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl Engine<'_> {
         }
         let (seq, ids) = self.ended_slot(slot)?;
         let ids = ids.to_vec();
-        if let Some(client) = self.sequences.owner(seq) {
+        if let Some(client) = self.cache_sequences.owner(seq) {
             self.store.forget(client, &ids);
         }
         self.evict(seq);
@@ -151,8 +151,8 @@ impl Engine<'_> {
 
     /// The cache sequence and the tokens of a slot that is not running.
     fn ended_slot(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
-        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.sequences.idle_by_end().get(i).copied());
-        let ended = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
+        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.cache_sequences.idle_by_end().get(i).copied());
+        let ended = seq.and_then(|seq| Some((seq, self.cache_sequences.idle(seq)?)));
         ended.ok_or(SlotError::Empty { slot })
     }
 }

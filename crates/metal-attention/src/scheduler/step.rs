@@ -1,18 +1,19 @@
 //! One step of the scheduler: plans a batch, evaluates it and samples the next tokens.
 //!
-//! [`Engine::step`] is called once per turn of the engine's loop. Its batch holds one token of each running sequence
-//! that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others.
+//! [`Engine::step`] is called once per iteration of the engine's loop. Its batch holds one token of each running
+//! sequence that has only one token left to evaluate (mostly decode tokens), and prefill chunks of the others.
 //!
-//! Of each output token ([`BatchToken::output`]) the forward pass returns a row of *scores*: logits, a top-k list, or
-//! an argmax. Each row has a [`ScoresUse`]. `choice.rs` chooses tokens by scores.
+//! Of each output token the forward pass returns a row of *scores*: logits, a top-k list (pairs of id and logit), or an
+//! argmax (an id). Each row has a [`ScoresUse`]. `choice.rs` chooses tokens by scores.
 //!
-//! A step may fail because no KV pages or recurrent states are left. Some are then freed, if need be by preemption, and
-//! the step is planned again. This relies on the contract of [`ForwardPass`](crate::ForwardPass) that a batch that
-//! fails so leaves the cache as before.
+//! A step may fail because no KV pages or state slots are left. Some are then freed, if need be by preemption, and the
+//! step is planned again. This relies on the contract of [`ForwardPass`](crate::ForwardPass) that a batch that fails so
+//! leaves the cache as before.
 //!
-//! The engine has three lists: `running`, the sequences that the steps evaluate; `sequences`, the use of each sequence
-//! of the KV cache, by running sequences or by idle ones, which are kept for their prefix; `embeddings`, the embedding
-//! jobs in progress, which other functions evaluate between steps.
+//! The engine has three lists: `running`, the sequences that the steps evaluate; `cache_sequences`, for each *cache
+//! sequence* (a place for one sequence in the KV cache, by its index) whether it is empty, busy with a running sequence
+//! or an embedding job, or idle, that is, kept for prompts that begin like its tokens; `embeddings`, the embedding jobs
+//! in progress, which `embedding.rs` evaluates between steps.
 
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ use crate::choice::{self, RequiredScores, Scores};
 use crate::{BatchToken, ForwardError};
 
 use super::batch_sizer::MAX_LOGITS_BYTES;
-use super::client_ring::split_tokens;
+use super::client_ring::share_between_clients;
 use super::engine::{Engine, RunningSequence};
 use super::scheduled_sequence::StepOutcome;
 use super::{FinishReason, RequestError};
@@ -33,12 +34,12 @@ struct BatchPlan {
     tokens: Vec<BatchToken>,
     /// The use of each row of scores: one entry for each output token of `tokens`, in the same order.
     scores_uses: Vec<ScoresUse>,
-    /// Number of decode tokens: the sequences whose only token in the batch was generated in an earlier step. Prompts
-    /// of which a single token is left do not count.
+    /// Number of decode tokens: tokens that were generated in an earlier step and are the only ones of their sequences
+    /// in the batch. The last token of a prompt does not count.
     n_decode: usize,
 }
 
-/// The use of one row of scores, with the index of its sequence in [`Engine::running`].
+/// The use of one row of scores, with its sequence's index in [`Engine::running`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScoresUse {
     /// The next token is sampled from the row.
@@ -54,28 +55,29 @@ type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 impl Engine<'_> {
     /// Evaluates one batch and ends the sequences that it finishes. Returns without effect if no sequence runs.
     ///
-    /// If KV pages or recurrent states run out, it frees some and tries again with a new batch. This ends, since each
-    /// attempt evicts, preempts or ends one sequence or embedding job, and with none left the batch is empty. Any other
-    /// error of the forward pass ends the sequences of the batch with that error.
+    /// If KV pages or state slots run out, it frees some and tries again with a new batch. The retries end: before
+    /// each, one sequence or embedding job is evicted, preempted or ended, and with none left the batch is empty. Any
+    /// other error of the forward pass ends the sequences of the batch with that error.
     pub(super) fn step(&mut self) {
         loop {
             let batch = self.plan_batch();
             if batch.tokens.is_empty() {
                 return;
             }
-            let n_generated = self.n_generated();
+            let n_generated_before = self.n_generated();
             let start = Instant::now();
             match self.evaluate(&batch) {
                 Ok(mut outcomes) => {
                     self.batch_sizer.record_step(batch.tokens.len(), start.elapsed());
-                    self.mark_progress();
-                    // Copies pages and states at the ends of prompts to the prefix store, before a later step moves a
-                    // sliding window past them.
+                    self.start_time_slices();
+                    // Copies pages and states at the ends of prompts to the prefix store (snapshots in host memory or
+                    // files), before a later step moves a sliding window past them.
                     self.keep_prompt_ends();
-                    let n_new = self.n_generated() - n_generated;
+                    let n_new = self.n_generated() - n_generated_before;
                     self.update_metrics(|metrics| {
                         metrics.count_step(batch.tokens.len());
-                        // Generated tokens that are evaluated again after a preemption count as prompt tokens, too.
+                        // In this metric, generated tokens in a chunk that is evaluated again after a preemption are
+                        // prompt tokens.
                         metrics.prompt_tokens += (batch.tokens.len() - batch.n_decode) as u64;
                         metrics.generated_tokens += n_new as u64;
                     });
@@ -96,7 +98,7 @@ impl Engine<'_> {
                     tracing::error!("a step over {} tokens failed: {why}", batch.tokens.len());
                     let in_batch = |seq| batch.tokens.iter().any(|token| token.seq == seq);
                     for i in (0..self.running.len()).rev() {
-                        if in_batch(self.running[i].seq) {
+                        if in_batch(self.running[i].cache_seq) {
                             self.end(i, Err(why.clone().into()));
                         }
                     }
@@ -112,42 +114,46 @@ impl Engine<'_> {
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
         // At least 1: a running sequence has tokens that are not in the KV cache.
-        let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
+        let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].cache_seq);
         let (single_token, prefilling): (Vec<_>, Vec<_>) = (0..self.running.len()).partition(|&i| unevaluated(i) == 1);
-        // A step is kept short if other sequences, or embedding jobs, which are evaluated after it, wait for its end.
+        // A step is kept short if other running sequences, or embedding jobs, which are evaluated after it, wait for
+        // its end. Requests that are not admitted yet do not count.
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
-        let max_prefill = self.batch_sizer.max_prompt_tokens(single_token.len(), others_wait);
-        // The client of each sequence, and the tokens that it has left. `chunks` has the tokens that it gets, maybe
-        // none.
+        let max_prefill_tokens = self.batch_sizer.max_prefill_tokens(single_token.len(), others_wait);
+        // For each sequence of `prefilling`: its client and number of unevaluated tokens, and in `chunk_lens` the
+        // number of tokens in its chunk, maybe 0.
         let wanted: Vec<_> = prefilling.iter().map(|&i| (self.running[i].sequence.client, unevaluated(i))).collect();
-        let chunks = split_tokens(&wanted, max_prefill);
+        let chunk_lens = share_between_clients(&wanted, max_prefill_tokens);
         let single_token = single_token.into_iter().map(|i| (i, 1));
         // Rows of logits that the step may still return for log probabilities of prompts; rows that tokens are sampled
         // from do not count. At least one at first, so that every step makes progress.
         let mut logprob_rows_left = (MAX_LOGITS_BYTES / (4 * self.pass.spec().n_vocab)).max(1);
-        for (i, n) in single_token.chain(prefilling.into_iter().zip(chunks)).filter(|&(_, n)| n > 0) {
-            let (sequence, seq) = (&self.running[i].sequence, self.running[i].seq);
+        for (i, n) in single_token.chain(prefilling.into_iter().zip(chunk_lens)).filter(|&(_, n)| n > 0) {
+            let (sequence, seq) = (&self.running[i].sequence, self.running[i].cache_seq);
             let start = self.pass.n_past(seq);
             let last = sequence.ids.len() - 1;
-            // The positions from `start` on whose logits give log probabilities of the prompt; an empty range if none
-            // are wanted. The logits of position p give the log probability of the token at p + 1. So the last position
-            // is not among them: the token after it is sampled.
-            let logprob_positions = sequence.next_prompt_logprob().map_or(last..last, |first| first.max(start)..last);
-            // The chunk takes no more than `logprob_rows_left` positions from the first of them on. The next step
-            // continues it. If it becomes empty, the sequence has no token in this step.
+            // The positions whose logits give log probabilities of the prompt; an empty range if none are wanted. The
+            // logits of position p give the log probability of the token at p + 1. So the last position is not among
+            // them: the token after it is sampled. They begin after `start` if positions are evaluated again after a
+            // preemption, never before it: admission shares no prefix beyond `first`.
+            let logprob_positions = sequence.next_logprob_position().map_or(last..last, |first| first.max(start)..last);
+            // The chunk is cut after `logprob_rows_left` of these positions; the next step continues the prompt. If it
+            // becomes empty, the sequence has no token in this step.
             let n = if logprob_positions.is_empty() {
                 n
             } else {
                 n.min(logprob_positions.start + logprob_rows_left - start)
             };
-            let needs_row = |pos| logprob_positions.contains(&pos);
-            let token = |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: pos == last || needs_row(pos) };
+            let is_logprob_position = |pos| logprob_positions.contains(&pos);
+            let is_output = |pos| pos == last || is_logprob_position(pos);
+            let token = |pos| BatchToken { id: sequence.ids[pos], seq, pos, output: is_output(pos) };
             batch.tokens.extend((start..start + n).map(token));
-            let n_logprobs = (start..start + n).filter(|&pos| needs_row(pos)).count();
+            let n_logprobs = (start..start + n).filter(|&pos| is_logprob_position(pos)).count();
             logprob_rows_left -= n_logprobs;
             batch.scores_uses.extend(std::iter::repeat_n(ScoresUse::PromptLogprob(i), n_logprobs));
             if start + n == sequence.ids.len() {
                 batch.scores_uses.push(ScoresUse::Sample(i));
+                // With `n == 1` the sequence had a single token left.
                 batch.n_decode += usize::from(n == 1 && sequence.n_generated() > 0);
             }
         }
@@ -162,15 +168,15 @@ impl Engine<'_> {
     /// Evaluates `batch` and samples from its scores.
     ///
     /// A forward pass returns all rows in one form, so the form is the most expensive that any row requires: argmax,
-    /// top-k list or logits. If a top-k list (or an argmax) turns out not to determine the next token of a sequence,
-    /// its last token is evaluated a second time, for all logits: `evaluate_again` first takes the token back, from the
-    /// KV cache and the recurrent states.
+    /// top-k list or logits. An argmax or a top-k list may turn out not to determine the next token of a sequence: its
+    /// candidates may be forbidden. Then the sequence's last token is evaluated a second time, for all logits:
+    /// `evaluate_again` first takes the token back, from the KV cache and the recurrent states.
     ///
     /// An error means that the batch itself failed: no sequence has changed, since `choice::evaluate` and
     /// `evaluate_again` call their closures only after the pass has succeeded.
     ///
-    /// If only the second evaluation fails, the error is the outcome of the sequences it was for. The pages and
-    /// states that it needs are those of the token that was taken back, which are free again.
+    /// If only the second evaluation fails, the error is the outcome of the sequences it was for. It does not run out
+    /// of pages or state slots: it needs those of the tokens that were taken back, which are free again.
     fn evaluate(&mut self, batch: &BatchPlan) -> Result<SequenceOutcomes, ForwardError> {
         let max_top_k = self.pass.max_top_k();
         let required_by = |scores_use: &ScoresUse| match *scores_use {
@@ -186,7 +192,7 @@ impl Engine<'_> {
         let mut needs_logits = Vec::new();
         choice::evaluate(&mut **pass, &batch.tokens, required, |row, scores| {
             let (ScoresUse::PromptLogprob(i) | ScoresUse::Sample(i)) = batch.scores_uses[row];
-            // A sequence has an outcome before its last row only if an earlier row failed; its later rows are ignored.
+            // Only a row that failed gives its sequence an outcome before the last row. The rows after it are ignored.
             if outcomes.iter().any(|(with_outcome, _)| *with_outcome == i) {
                 return;
             }
@@ -203,7 +209,7 @@ impl Engine<'_> {
             }
         })?;
         let last_token = |&i: &usize| {
-            let (ids, seq) = (&running[i].sequence.ids, running[i].seq);
+            let (ids, seq) = (&running[i].sequence.ids, running[i].cache_seq);
             BatchToken { id: ids[ids.len() - 1], seq, pos: ids.len() - 1, output: true }
         };
         // Usually empty; `evaluate_again` then does nothing.
@@ -218,35 +224,35 @@ impl Engine<'_> {
         Ok(outcomes)
     }
 
-    /// Starts the time slice of each sequence that has evaluated its first new token since its last admission: more
-    /// tokens than it ever had in the KV cache (`furthest_evaluated`). Tokens that are evaluated again after a
-    /// preemption are not new, so every sequence makes progress in its time slice. A sequence whose time slice is over
-    /// may be preempted for a waiting client ([`SchedulerOptions::time_slice`](super::SchedulerOptions::time_slice)).
-    fn mark_progress(&mut self) {
+    /// Starts the time slice of each sequence that has evaluated its first new token since its last admission: it has
+    /// more tokens in the KV cache than ever before (`furthest_evaluated`, which `admission.rs` updates at admissions
+    /// and preemptions). Tokens that are evaluated again after a preemption are not new, so every sequence makes
+    /// progress in its time slice. A sequence whose time slice is over may be preempted for a waiting client
+    /// ([`SchedulerOptions::time_slice`](super::SchedulerOptions::time_slice)).
+    fn start_time_slices(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {
-            if r.progressed_at.is_none() && self.pass.n_past(r.seq) > r.sequence.furthest_evaluated {
-                r.progressed_at = Some(now);
+            if r.time_slice_start.is_none() && self.pass.n_past(r.cache_seq) > r.sequence.furthest_evaluated {
+                r.time_slice_start = Some(now);
             }
         }
     }
 
-    /// Frees KV pages and recurrent states for the running sequences, by the first of these that is possible:
+    /// Frees KV pages and state slots for the running sequences, by the first of these that is possible:
     ///
-    /// 1. it evicts the idle sequence (finished or preempted) that was used least recently; its pages are copied to the
-    ///    prefix store (snapshots in host memory) if there is space,
+    /// 1. it evicts the idle cache sequence that was used least recently, which keeps the tokens of a finished or
+    ///    preempted sequence; its pages are copied to the prefix store if there is space,
     /// 2. it preempts the embedding job that was started last,
     /// 3. it preempts, among the sequences of the client with the most running ones, the one whose first admission is
     ///    the most recent; its pages are copied to the prefix store if there is space, otherwise its tokens are
     ///    evaluated again,
-    /// 4. it ends the only running sequence, which has all pages or states, as `ContextFull`.
+    /// 4. it ends the only running sequence, which has all pages or state slots, as `ContextFull`.
     fn make_room(&mut self) {
-        // Ordered by the client's number of running sequences, then by first admission: a sequence keeps its number
-        // when it is preempted.
+        // The greatest pair is preempted first. A sequence keeps its `admission_number` when it is preempted.
         let preemption_order =
             |r: &RunningSequence<'_>| (self.n_running(r.sequence.client), r.sequence.admission_number);
         let candidate = self.running.iter().enumerate().max_by_key(|(_, r)| preemption_order(r)).map(|(i, _)| i);
-        if let Some(seq) = self.sequences.oldest_idle(/* except */ None) {
+        if let Some(seq) = self.cache_sequences.least_recently_used_idle(/* except */ None) {
             self.store_and_evict(seq);
         } else if !self.embeddings.is_empty() {
             self.preempt_embedding();
