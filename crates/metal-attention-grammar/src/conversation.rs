@@ -159,7 +159,7 @@ impl RenderedConversation {
                 budget: None,
                 single_call: false,
                 has_tools: !has_format && !self.tools.is_empty(),
-                may_reason: self.begins_answer && !has_ended_reasoning,
+                may_begin_reasoning: self.begins_answer && !has_ended_reasoning,
             },
         );
         guide.map(|guide| Box::new(guide) as Box<dyn Constraint>)

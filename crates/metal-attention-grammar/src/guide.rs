@@ -32,7 +32,7 @@ pub struct GuideOptions<'a> {
     /// Whether the answer may call tools.
     pub has_tools: bool,
     /// Whether the answer may begin with reasoning although the prompt does not begin any.
-    pub may_reason: bool,
+    pub may_begin_reasoning: bool,
 }
 
 /// The constraint of one answer. It masks the tokens that may come next.
@@ -81,14 +81,14 @@ enum ReasoningPhase {
 impl Guide {
     /// Builds the constraint; `None` if `options` restrict nothing.
     pub fn new(tokenizer: &Arc<Tokenizer>, options: GuideOptions<'_>) -> Option<Self> {
-        let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_reason } = options;
+        let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_begin_reasoning } = options;
         if grammar.is_none() && budget.is_none() && !single_call {
             return None;
         }
         let harmony = template.tool_format() == ToolFormat::Harmony;
         let markers = template.reasoning();
         let phase = match (markers, &grammar) {
-            (Some(markers), Some(grammar)) if may_reason && budget != Some(0) && !parser.is_reasoning() => {
+            (Some(markers), Some(grammar)) if may_begin_reasoning && budget != Some(0) && !parser.is_reasoning() => {
                 ReasoningPhase::Possible {
                     start: markers.start,
                     written: Vec::new(),
@@ -121,7 +121,7 @@ impl Guide {
             single_call,
             called: false,
         };
-        if harmony && budget == Some(0) && !has_tools && guide.grammar.is_none() && may_reason {
+        if harmony && budget == Some(0) && !has_tools && guide.grammar.is_none() && may_begin_reasoning {
             guide.force(HARMONY_ANSWER);
         }
         guide.end_reasoning();
@@ -372,7 +372,7 @@ mod tests {
             budget: None,
             single_call: false,
             has_tools: false,
-            may_reason: true,
+            may_begin_reasoning: true,
         };
         change(&grammars, &mut options);
         answer(&tokenizer, Guide::new(&tokenizer, options).unwrap(), preferred)

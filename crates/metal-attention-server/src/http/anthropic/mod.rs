@@ -43,7 +43,7 @@ pub async fn messages(
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
-    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_reasoning };
+    let writer = MessageWriter { model: name, n_prompt: chat.prompt_ids.len(), stop, omits_reasoning };
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {

@@ -281,7 +281,7 @@ impl FromJson for MessagesRequest {
             reasoning: fields.reasoning(),
             prompt_end: PromptEnd::after(&messages),
             generation,
-            fits_context: None,
+            drop_oldest: None,
             messages_field: "messages",
             notes,
             messages,

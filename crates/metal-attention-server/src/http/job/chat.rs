@@ -9,32 +9,22 @@
 //! and grammars are CPU-bound. If the client disconnects meanwhile, submission completes and its result is dropped,
 //! which cancels the sequences.
 //!
-//! # Terms
-//!
-//! - A *choice* is one of the `n` answers to a request; each is one sequence of the scheduler.
-//! - A *turn* is a message of the user with the messages of the assistant and of tools that follow it.
-//! - *Reasoning* is what a model writes before its answer (`reasoning_content`, `thinking` in the interfaces).
-//! - A *response format* ([`ResponseFormat`](metal_attention_grammar::ResponseFormat), also called structured output)
-//!   is what a request requires of the text: a JSON schema, a grammar, a regular expression, ...
-//! - A [`Grammar`] is the automaton over tokens that is compiled from the response format, or from the tools if a call
-//!   is required.
-//! - A [`Guide`] combines the grammar with the limits on reasoning and calls. Each choice has its own.
-//! - A [`Constraint`] is what the scheduler knows of a guide: before each token it asks for the mask of allowed tokens.
-//! - A [`ChoiceParser`] splits the events of one choice into text, reasoning and tool calls.
+//! Each choice has two objects that follow its answer: a [`Guide`], which combines the grammar with the limits on
+//! reasoning and calls, and which the scheduler asks, as a [`Constraint`], for the mask of allowed tokens before each
+//! token; and a [`ChoiceParser`], which splits its events.
 //!
 //! # Reasoning and grammar
 //!
-//! An answer is reasoning, if the model reasons, then text or tool calls. A grammar applies to what follows the
-//! reasoning. Where it begins depends on the end of the prompt:
+//! An answer consists of reasoning (if the model reasons), followed by text or tool calls. A grammar applies to what
+//! follows the reasoning. Where the grammar begins to apply depends on the end of the prompt:
 //!
 //! ```text
-//! PromptEnd      within reasoning (1)   may reasoning start?   the grammar applies
+//! PromptEnd      within reasoning (1)   may begin reasoning?   the grammar applies
+//! any            yes                    it has begun           after the reasoning
 //! Answer         no                     yes (2)                after the reasoning, if any
-//! Answer         yes                    it continues           after the reasoning
 //! WithinMessage  no                     no                     response format: from the start of the message (3);
 //!                                                              call: from the first generated token
-//! WithinMessage  yes                    it continues           after the reasoning
-//! Message        no                     no (4)                 from the first generated token
+//! AfterMessage   no                     no (4)                 from the first generated token
 //! ```
 //!
 //! 1. Whether the prompt ends within reasoning: the template starts it, or the last message, which the answer
@@ -43,7 +33,10 @@
 //!    covers the whole answer (llama.cpp's field `grammar`).
 //! 3. The text of the message is in the prompt. The grammar is advanced over it.
 //! 4. The model writes the markup that starts the answer, and reasoning is recognised only after markup of the
-//!    template. With a grammar the model cannot write the markup, as the grammar has no place for it.
+//!    template. A grammar has no place for this markup, so with one the model writes the text or calls without it.
+//!
+//! In gpt-oss's format reasoning is a message of its own, with which a grammar may begin. Its grammars do not allow the
+//! rest of a reasoning message that the prompt has begun.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -71,7 +64,7 @@ use crate::http::{ApiError, App, LOG_TARGET};
 pub struct ChatJob {
     /// The conversation, the first message first.
     pub messages: Vec<Message>,
-    /// The tools that the answer may call, and whether it must.
+    /// The tools that the answer may call, whether it must, and whether it may have several calls.
     pub allowed_calls: AllowedCalls,
     /// The required response format (JSON schema, grammar, ...), with the field that requires it; `None`: any text.
     pub response_format: Option<RequestedFormat>,
@@ -84,8 +77,8 @@ pub struct ChatJob {
     /// Whether the oldest part of a conversation that exceeds the context is dropped when the prompt is made; otherwise
     /// the conversation is refused. `None`: as the model's defaults or the server's option `--context-shift` set it.
     /// (llama.cpp's option of that name drops tokens from the KV cache during generation.)
-    pub fits_context: Option<bool>,
-    /// The name of the request's field that has the conversation, for errors: `messages`, `prompt` or `input`.
+    pub drop_oldest: Option<bool>,
+    /// The name of the request's field that has the conversation, which errors name: `messages`, `prompt` or `input`.
     pub messages_field: &'static str,
     /// Notes that were made while the request was read, for response headers.
     pub notes: Notes,
@@ -98,7 +91,7 @@ pub enum PromptEnd {
     Answer,
     /// After the last message, without markup for an answer: the model writes the markup. Only for the field
     /// `add_generation_prompt: false` of the OpenAI chat interface.
-    Message,
+    AfterMessage,
     /// Within the last message, which the answer continues. Precondition: it is the assistant's, without tool calls.
     WithinMessage,
 }
@@ -119,7 +112,7 @@ pub struct SubmittedChat {
     /// By choice: the parser of its events.
     pub parsers: ChoiceParsers,
     /// The token ids of the prompt, as submitted.
-    pub prompt: Arc<[u32]>,
+    pub prompt_ids: Arc<[u32]>,
     /// Notes for response headers.
     pub notes: Notes,
 }
@@ -129,29 +122,32 @@ struct PreparedPrompt {
     /// The prompt that was rendered from [`ChatJob::messages`]. With [`PromptEnd::WithinMessage`] the answer starts
     /// within it, at `answer_start`.
     rendered: RenderedPrompt,
-    /// The token ids of the whole prompt: of the earlier conversation in Ollama's field `context`, if any, then of
-    /// `rendered`.
+    /// The token ids of the whole prompt: what is left of `earlier_ids` (see
+    /// [`prepare_prompt`](ChatJob::prepare_prompt)), then `rendered`.
     ids: Arc<[u32]>,
     /// The settings of reasoning for the model's template.
-    reasoning: ReasoningSettings,
+    reasoning_settings: ReasoningSettings,
 }
 
 impl ChatJob {
     /// Whether the oldest part of a conversation that exceeds the context is dropped: what the request says, else the
     /// model's defaults, else the server's options.
-    pub fn fits_context(&self, app: &App, model: &ModelLease) -> bool {
-        self.fits_context.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
+    pub fn drops_oldest(&self, app: &App, model: &ModelLease) -> bool {
+        self.drop_oldest.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
     }
 
     /// Returns the token ids of the prompt for all of [`messages`](Self::messages). [`submit`](Self::submit) may submit
-    /// a shorter prompt, if [`fits_context`](Self::fits_context). CPU-bound: call it on a blocking thread.
+    /// a shorter prompt, if the job [`drops_oldest`](Self::drops_oldest), [`submit_after`](Self::submit_after) a longer
+    /// one, which includes earlier ids. CPU-bound: call it on a blocking thread.
     ///
-    /// Errors: those of making the prompt (tools, template, a text that is too long to tokenise).
+    /// # Errors
+    ///
+    /// A tool that the model's format cannot express, a template that fails, or a text that is too long to tokenise.
     pub fn whole_prompt_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
         Ok(self.prepare_whole_prompt(model)?.ids)
     }
 
-    /// Returns the text of the prompt for all messages; see [`whole_prompt_ids`](Self::whole_prompt_ids).
+    /// Returns the text of that prompt; see [`whole_prompt_ids`](Self::whole_prompt_ids).
     pub fn whole_prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
         Ok(self.prepare_whole_prompt(model)?.rendered.prompt.text)
     }
@@ -159,55 +155,55 @@ impl ChatJob {
     /// Renders and tokenises the prompt for all messages, however long it is.
     fn prepare_whole_prompt(&self, model: &ModelLease) -> Result<PreparedPrompt, ApiError> {
         let mut notes = Notes::default();
-        self.prepare_prompt(model, /* earlier_ids */ &[], /* fits_context */ false, &mut notes)
+        self.prepare_prompt(model, /* earlier_ids */ &[], /* drops_oldest */ false, &mut notes)
     }
 
-    /// Renders and tokenises the prompt: the token ids `earlier_ids` of an earlier conversation, then those of
-    /// `messages`. A request sends the ids of an earlier answer back in Ollama's field `context`; otherwise there are
-    /// none.
+    /// Renders `messages` and tokenises the prompt: `earlier_ids`, which are the token ids of an earlier conversation
+    /// in Ollama's field `context` (empty in other interfaces), then the ids of the rendered prompt.
     ///
-    /// If `fits_context`, tokens are dropped until the prompt fits its share of the context ([`ContextBudget`]: the
+    /// If `drops_oldest`, tokens are dropped until the prompt fits its share of the context ([`ContextBudget`]: the
     /// context without the answer's share, which is `max_tokens`, but at most a quarter of the context):
     ///
-    /// 1. The oldest turns of `messages` are dropped, until the rendered prompt fits the share without `earlier_ids`.
-    ///    The last turn is kept.
+    /// 1. The oldest turns of `messages` are dropped, until the rendered prompt (not counting `earlier_ids`) fits. The
+    ///    last turn is kept.
     /// 2. The first tokens of `earlier_ids` are dropped, until the whole prompt fits, or none of them are left.
     ///
-    /// Both drop in steps of a quarter of the context. Until the next step is due, prompts of a growing conversation
-    /// start with the same tokens, which the prefix cache has. `notes` gets the dropped turns and the truncated field.
+    /// Both drop whole quarters of the context, so that the following prompts of a growing conversation start with the
+    /// same tokens and hit the prefix cache. `notes` gets the dropped turns and the truncated field.
     ///
-    /// The prompt may exceed the context nevertheless: without `fits_context`, or if the messages that are kept are
-    /// too long. The scheduler then refuses it, and `notes` reach no response.
+    /// The prompt may exceed the context nevertheless: without `drops_oldest`, or if the messages that are kept are too
+    /// long. The scheduler then refuses it, and `notes` reach no response.
     ///
-    /// Errors: a tool that the model's format cannot express, a template that fails, or a text that is too long to
-    /// tokenise.
+    /// # Errors
+    ///
+    /// Those of [`whole_prompt_ids`](Self::whole_prompt_ids).
     fn prepare_prompt(
         &self,
         model: &ModelLease,
         earlier_ids: &[u32],
-        fits_context: bool,
+        drops_oldest: bool,
         notes: &mut Notes,
     ) -> Result<PreparedPrompt, ApiError> {
         model.template.tool_format().check_tools(&self.allowed_calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
         })?;
-        let reasoning = self.reasoning.settings(&model.template, notes);
+        let reasoning_settings = self.reasoning.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
-        // The rendered prompt with its token ids, and their number.
+        // Returns the rendered prompt with its token ids, and their number.
         let render = |messages: &[Message]| {
-            let rendered = self.render_prompt(messages, model, &reasoning)?;
+            let rendered = self.render_prompt(messages, model, &reasoning_settings)?;
             model.check_length(&rendered.prompt.text, self.messages_field)?;
             let ids = rendered.prompt.encode(&model.tokenizer);
             let n_tokens = ids.len();
             Ok::<_, ApiError>(((rendered, ids), n_tokens))
         };
         let context_budget = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
-        let (rendered, ids) = if fits_context {
-            let FittedPrompt { prompt, n_tokens, dropped, .. } =
+        let (rendered, ids) = if drops_oldest {
+            let FittedPrompt { prompt: rendered_and_ids, n_tokens, dropped, .. } =
                 fit_context(&messages, context_budget, &model.tokenizer, render)?;
-            // Not for a prompt that the scheduler refuses. Stage 2 does not make it longer than the context: it drops
-            // all of `earlier_ids` if need be.
+            // A prompt that the scheduler refuses gets no note. Only messages can make it longer than the context: step
+            // 2 drops all of `earlier_ids` if need be.
             if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped
                 && n_tokens <= model.n_ctx
             {
@@ -219,34 +215,45 @@ impl ChatJob {
                     model.n_ctx
                 );
             }
-            prompt
+            rendered_and_ids
         } else {
             render(&messages)?.0
         };
         // The whole prompt is BOS, if the model has one, then what is left of `earlier_ids`, then the rendered prompt.
         let (earlier, rendered_ids) = (without_bos(model, earlier_ids), without_bos(model, &ids));
         let bos = &ids[..ids.len() - rendered_ids.len()];
-        let n_cut =
-            if fits_context { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
-        if n_cut > 0 {
+        let n_earlier_dropped =
+            if drops_oldest { context_budget.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
+        if n_earlier_dropped > 0 {
             // The field of the request from which `earlier_ids` come.
             notes.truncated("context");
         }
-        Ok(PreparedPrompt { rendered, ids: [bos, &earlier[n_cut..], rendered_ids].concat().into(), reasoning })
+        let ids = [bos, &earlier[n_earlier_dropped..], rendered_ids].concat().into();
+        Ok(PreparedPrompt { rendered, ids, reasoning_settings })
     }
 
-    /// Submits all choices. CPU-bound: call it on a blocking thread. See [`submit_after`](Self::submit_after) for
-    /// failures.
+    /// Submits all choices. CPU-bound: call it on a blocking thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`submit_after`](Self::submit_after).
     pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         self.submit_after(&[], app, model, client)
     }
 
     /// Submits all choices, with a prompt that continues the tokens of `earlier_ids` (Ollama's field `context`).
-    /// `client`: whose share of slots and batches the sequences count for.
+    /// `client`: the client from whose share of slots and batches the sequences take.
     ///
-    /// Failures: the error of the first choice that cannot be submitted (an invalid request, a full queue, a shutdown)
-    /// is the error of the job. Choices that were submitted before it are cancelled, as their event receivers are
-    /// dropped.
+    /// # Errors
+    ///
+    /// - The request has more choices than slots and queue can hold, or requires a call and a response format.
+    /// - The prompt cannot be made ([`whole_prompt_ids`](Self::whole_prompt_ids)), is empty or longer than the context.
+    /// - The response format or the tools cannot be compiled to a grammar, or the text that the answer continues does
+    ///   not match it.
+    /// - A setting of generation is invalid.
+    /// - The model generates no text, the queue is full, or the scheduler has shut down or failed.
+    ///
+    /// If a choice cannot be submitted, those submitted before it are cancelled, as their event receivers are dropped.
     pub fn submit_after(
         &self,
         earlier_ids: &[u32],
@@ -257,15 +264,15 @@ impl ChatJob {
         model.scheduler.check_n_sequences(self.generation.n as usize)?;
         self.check_format_and_calls()?;
         let mut notes = self.notes.clone();
-        let prompt = self.prepare_prompt(model, earlier_ids, self.fits_context(app, model), &mut notes)?;
-        let ends_in_reasoning = self.answer_parser(model, &prompt.rendered).is_reasoning();
+        let prompt = self.prepare_prompt(model, earlier_ids, self.drops_oldest(app, model), &mut notes)?;
+        let ends_in_reasoning = self.new_tool_call_parser(model, &prompt.rendered).is_reasoning();
         let grammar = self.answer_grammar(model, &prompt.rendered, ends_in_reasoning, &mut notes)?;
         let (events, parsers) = self.submit_choices(app, model, client, &prompt, grammar.as_ref())?;
         let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
-        Ok(SubmittedChat { events, parsers, prompt: prompt.ids, notes })
+        Ok(SubmittedChat { events, parsers, prompt_ids: prompt.ids, notes })
     }
 
-    /// Fails if the request requires a call and a response format, which rules out calls.
+    /// Fails if the request requires a call and also a response format: an answer with a response format has no calls.
     fn check_format_and_calls(&self) -> Result<(), ApiError> {
         match &self.response_format {
             Some((field, _)) if self.allowed_calls.required => {
@@ -283,12 +290,13 @@ impl ChatJob {
     }
 
     /// A new parser of the answer. It has parsed the start of the answer that is part of the prompt, if any.
-    fn answer_parser(&self, model: &ModelLease, rendered: &RenderedPrompt) -> ToolCallParser {
+    fn new_tool_call_parser(&self, model: &ModelLease, rendered: &RenderedPrompt) -> ToolCallParser {
         model.template.continued_parser(rendered, self.callable_tools())
     }
 
-    /// Whether the answer may start within reasoning, or with it; see the table at the top of the file.
-    fn may_start_reasoning(&self, model: &ModelLease, prompt: &str) -> bool {
+    /// Whether the answer may begin with reasoning if the prompt has begun none; see the table at the top of the file.
+    fn may_begin_reasoning(&self, model: &ModelLease, prompt: &str) -> bool {
+        // Whether the prompt ends with the end marker.
         let has_ended_reasoning = model.template.reasoning().is_some_and(|markers| markers.ended_in(prompt));
         let covers_answer =
             self.response_format.as_ref().is_some_and(|(field, _)| response_format::covers_answer(field));
@@ -296,8 +304,8 @@ impl ChatJob {
     }
 
     /// Submits a sequence for each choice, and returns the receivers and the parsers of their events, by choice.
-    /// `grammar` is the state of the grammar at the end of the prompt. Errors: those of
-    /// [`submit_after`](Self::submit_after).
+    /// `grammar` is the state of the grammar at the end of the prompt. Fails if a setting of generation is invalid, or
+    /// if the scheduler refuses a sequence.
     fn submit_choices(
         &self,
         app: &App,
@@ -308,8 +316,9 @@ impl ChatJob {
     ) -> Result<(Vec<Events>, Vec<ChoiceParser>), ApiError> {
         let stop = self.generation.stop(model, model.template.stop_strings());
         let has_tools = !self.callable_tools().is_empty();
-        let may_reason = self.may_start_reasoning(model, &prompt.rendered.prompt.text);
-        let single_call = !self.allowed_calls.parallel;
+        let may_begin_reasoning = self.may_begin_reasoning(model, &prompt.rendered.prompt.text);
+        // Without tools there are no calls to limit.
+        let single_call = has_tools && !self.allowed_calls.parallel;
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..self.generation.n {
             let mut request = self.generation.request(app, model, client, &prompt.ids, &stop, choice)?;
@@ -317,42 +326,41 @@ impl ChatJob {
             // mask tokens, the one of its `ChoiceParser` in the handler, to write the response.
             let options = GuideOptions {
                 template: &model.template,
-                parser: self.answer_parser(model, &prompt.rendered),
+                parser: self.new_tool_call_parser(model, &prompt.rendered),
                 grammar: grammar.cloned(),
-                budget: prompt.reasoning.budget,
-                // Without tools there are no calls to limit.
-                single_call: single_call && has_tools,
+                budget: prompt.reasoning_settings.budget,
+                single_call,
                 has_tools,
-                may_reason,
+                may_begin_reasoning,
             };
             // `None`, a sequence without a constraint, if there is nothing to restrict: no grammar, no budget of
             // reasoning tokens, no single call.
             let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
-            parsers.push(ChoiceParser::new(self.answer_parser(model, &prompt.rendered), single_call));
+            parsers.push(ChoiceParser::new(self.new_tool_call_parser(model, &prompt.rendered), single_call));
         }
         Ok((events, parsers))
     }
 
-    /// Renders `messages` to the prompt, with the position where the answer starts. Fails if the template does.
+    /// Renders `messages` to the prompt, with the byte offset where the answer starts. Fails if the template does.
     fn render_prompt(
         &self,
         messages: &[Message],
         model: &ModelLease,
-        reasoning: &ReasoningSettings,
+        reasoning_settings: &ReasoningSettings,
     ) -> Result<RenderedPrompt, ApiError> {
         let request = RenderRequest {
             messages,
             tools: &self.allowed_calls.tools,
-            add_generation_prompt: self.prompt_end != PromptEnd::Message,
-            variables: Some(&reasoning.variables),
+            add_generation_prompt: self.prompt_end != PromptEnd::AfterMessage,
+            variables: Some(&reasoning_settings.variables),
             // The current time.
             now: None,
         };
         let rendered = match self.prompt_end {
             PromptEnd::WithinMessage => model.template.render_continued(&request),
-            PromptEnd::Answer | PromptEnd::Message => {
+            PromptEnd::Answer | PromptEnd::AfterMessage => {
                 model.template.render(&request).map(|prompt| RenderedPrompt { answer_start: prompt.text.len(), prompt })
             }
         };
@@ -372,14 +380,14 @@ impl ChatJob {
     }
 
     /// Advances the grammar over the start of the answer that is part of the prompt, the text of the last message.
-    /// Fails if that violates the response format that `field` requires.
+    /// Fails if this text does not match the response format that `field` requires.
     fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
         // White space before the text is not part of the response format: most templates trim messages.
         let ids = encode_continuation(tokenizer, text.trim_start(), /* parse_special */ false);
         ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
             let message = format!(
-                "the last message, which the answer goes on with, is no beginning of what {} demands",
+                "the last message, which the answer continues, does not match the beginning of what {} requires",
                 root_field(field)
             );
             ApiError::field(self.messages_field, message)
@@ -396,7 +404,8 @@ impl ChatJob {
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
         let mut grammar = self.compile_grammar(model, rendered, ends_in_reasoning, notes)?;
-        // A prompt that ends within reasoning has no part of the text yet.
+        // A prompt that ends within reasoning has no part of the text yet. The grammar of a required call begins after
+        // the text in the prompt.
         let has_start_of_text = self.prompt_end == PromptEnd::WithinMessage && !ends_in_reasoning;
         if let (Some(grammar), Some((field, _))) = (&mut grammar, &self.response_format)
             && has_start_of_text
@@ -407,10 +416,10 @@ impl ChatJob {
     }
 
     /// Compiles the grammar of the whole answer: of the response format, or of tool calls if one is required; `None`:
-    /// any text. `ends_in_reasoning`: the prompt ends within reasoning, whose rest the grammar then allows first. Notes
-    /// the parts of a schema that the grammar does not enforce.
+    /// any text. `ends_in_reasoning`: the prompt ends within reasoning, whose rest the grammar then allows first. Adds
+    /// to `notes` the parts of a schema that the grammar does not enforce.
     ///
-    /// Errors: a response format or tools that cannot be compiled, with the field that has them.
+    /// Fails if the response format or the tools cannot be compiled; the error names their field.
     fn compile_grammar(
         &self,
         model: &ModelLease,
@@ -420,8 +429,9 @@ impl ChatJob {
     ) -> Result<Option<Grammar>, ApiError> {
         // The JSON pointers of schema assertions that are not enforced.
         let mut unenforced = Vec::new();
-        // Of the prompt, the compiler only examines whether it ends with the marker that starts reasoning. A prompt
-        // that ends in the middle of reasoning has the marker earlier, so the marker alone is passed in its place.
+        // The compiler only examines whether the prompt ends with the marker that starts reasoning. Where the prompt
+        // ends in the middle of reasoning, the marker comes earlier; the marker alone is then passed in the prompt's
+        // place.
         let prompt = match model.template.reasoning() {
             Some(markers) if ends_in_reasoning => markers.start,
             Some(_) | None => &rendered.prompt.text,
@@ -445,7 +455,7 @@ fn root_field(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }
 
-/// Returns `ids` without the leading BOS token that the tokenizer has added.
+/// Returns `ids` without a leading BOS token, if the tokenizer adds one.
 fn without_bos<'a>(model: &ModelLease, ids: &'a [u32]) -> &'a [u32] {
     match (ids, model.tokenizer.bos()) {
         ([first, rest @ ..], Some(bos)) if *first == bos && model.tokenizer.adds_bos() => rest,

@@ -102,7 +102,7 @@ impl FromJson for OllamaChatRequest {
             reasoning: fields.reasoning(),
             prompt_end: PromptEnd::after(&messages),
             generation: fields.generation()?,
-            fits_context: Some(fields.fits_context()),
+            drop_oldest: Some(fields.drops_oldest()),
             messages_field: "messages",
             notes: fields.notes.clone(),
             messages,

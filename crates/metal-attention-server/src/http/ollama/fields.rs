@@ -161,7 +161,7 @@ impl OllamaFields {
     }
 
     /// Whether the oldest part of a conversation that exceeds the context is dropped.
-    pub fn fits_context(&self) -> bool {
+    pub fn drops_oldest(&self) -> bool {
         self.truncate.unwrap_or(true)
     }
 }

@@ -106,7 +106,7 @@ impl FromJson for OllamaGenerateRequest {
                     reasoning: fields.reasoning(),
                     prompt_end: PromptEnd::Answer,
                     generation: generation.clone(),
-                    fits_context: Some(fields.fits_context()),
+                    drop_oldest: Some(fields.drops_oldest()),
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
@@ -238,7 +238,7 @@ impl OllamaGenerateRequest {
     ) -> Result<SubmittedGenerate, ApiError> {
         model.check_ids(earlier_ids, "context")?;
         let chat = job.submit_after(earlier_ids, app, model, client)?;
-        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
+        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt_ids)), notes: chat.notes })
     }
 
     /// Submits a sequence that continues `prompt`.

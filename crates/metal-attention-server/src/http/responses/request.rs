@@ -158,7 +158,7 @@ impl FromJson for ResponseRequest {
             reasoning: reasoning.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
             prompt_end: PromptEnd::Answer,
             generation,
-            fits_context: fields.truncation.map(|truncation| match truncation {
+            drop_oldest: fields.truncation.map(|truncation| match truncation {
                 Truncation::Auto => true,
                 Truncation::Disabled => false,
             }),
@@ -315,7 +315,7 @@ impl ResponseRequest {
             tools: fields.tools.clone().unwrap_or_default(),
             top_logprobs: fields.top_logprobs.unwrap_or(0),
             top_p: sampling.top_p,
-            truncation: if self.job.fits_context(app, model) { "auto" } else { "disabled" },
+            truncation: if self.job.drops_oldest(app, model) { "auto" } else { "disabled" },
             user: fields.user.clone(),
         })
     }

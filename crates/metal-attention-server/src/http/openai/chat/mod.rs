@@ -40,7 +40,7 @@ pub async fn chat_completions(
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
-    let writer = ChatWriter::new(&model, &chat.prompt, &mut notes, with_logprobs, prompt_logprobs);
+    let writer = ChatWriter::new(&model, &chat.prompt_ids, &mut notes, with_logprobs, prompt_logprobs);
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {

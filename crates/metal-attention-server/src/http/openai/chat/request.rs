@@ -74,7 +74,7 @@ impl ChatFields {
             }
             Some(true) | None if can => Ok(PromptEnd::WithinMessage),
             Some(false) if can && prefix => Ok(PromptEnd::WithinMessage),
-            Some(_) | None if self.add_generation_prompt == Some(false) => Ok(PromptEnd::Message),
+            Some(_) | None if self.add_generation_prompt == Some(false) => Ok(PromptEnd::AfterMessage),
             Some(_) | None => Ok(PromptEnd::Answer),
         }
     }
@@ -122,7 +122,7 @@ impl FromJson for ChatRequest {
             reasoning: reasoning.request(fields.chat_template_kwargs.unwrap_or_default())?,
             prompt_end: end,
             generation,
-            fits_context: None,
+            drop_oldest: None,
             messages_field: "messages",
             notes,
             messages: messages(fields.messages)?,
