@@ -223,7 +223,7 @@ impl<'a> MetadataReader<'a> {
         let eps = self.opt_f32(key)?.ok_or_else(|| self.missing(key))?;
         self.check(key, eps, eps >= 0.0, "must be at least 0")?;
         Ok(Norm {
-            tensor: "attn_norm",
+            tensor_stem: "attn_norm",
             has_weight: true,
             has_bias: kind == NormKind::Layer,
             kind,

@@ -1,12 +1,12 @@
 //! A model as data: its embedding, its layers and its output, with all sizes, but without weights.
 //!
 //! A layer is a mixer (attention or a recurrence), which combines positions, and a feed-forward, which works on each
-//! token alone; each mostly has a norm, and joins the residual stream. The parts are those of the published models. A file of
-//! `architectures/` puts the parts of a model family together. Backends match every part exhaustively, and report by
-//! name the parts that they do not support.
+//! token alone. Most of them have a norm of their input; the results of both join the residual stream. The parts are
+//! those of the published models. A file of `architectures/` puts the parts of a model family together. Backends match
+//! every part exhaustively, and report by name the parts that they do not support.
 //!
-//! For example, Llama 3 8B as a [`ModelSpec`] (norms are RMSNorm; the fields that are not listed are `None`, `false`,
-//! or a factor of 1):
+//! For example, Llama 3 8B as a [`ModelSpec`] (norms are RMSNorm; fields that are not listed are `None` or `false`, and
+//! factors that are not listed are 1):
 //!
 //! ```text
 //! embedding: one table, without token types, positions or a norm
@@ -23,7 +23,8 @@ use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
 use crate::{ModelError, Rope};
 
-/// The layers of a model: everything that a forward pass needs except weights. The tokenizer and the chat template are not in it.
+/// Everything that a forward pass needs of a model, except its weights. The tokenizer and the chat template are not in
+/// it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// `general.architecture`, e.g. `"llama"`.
@@ -66,25 +67,25 @@ pub struct InputEmbedding {
 /// An additional embedding of the token for each layer (Gemma 3n, Gemma 4).
 ///
 /// With `e`, `[n_embd]`, the token's [`InputEmbedding`] (after its scale and norm), one row for each token holds the
-/// inputs of all layers, `[n_layer * width]`: `(proj_norm(W * e / sqrt(n_embd)) + sqrt(width) * per_layer_table[id]) /
-/// sqrt(2)`, where `W` is a matrix `[n_layer * width, n_embd]` and `per_layer_table` a second embedding table,
-/// `[n_vocab, n_layer * width]`. Layer `i` reads elements `i * width..(i + 1) * width` as `input`. After its
-/// feed-forward, with products by its matrices `gate`, `[width, n_embd]`, and `proj`, `[n_embd, width]`, and
-/// [`Activation::Gelu`](crate::Activation::Gelu):
+/// inputs of all layers, `[n_layer * width]`: `(proj_norm(model_proj * e / sqrt(n_embd)) + sqrt(width) *
+/// per_layer_table[id]) / sqrt(2)`, where `model_proj` is a matrix `[n_layer * width, n_embd]` and `per_layer_table` a
+/// second embedding table, `[n_vocab, n_layer * width]`. Layer `i` reads elements `i * width..(i + 1) * width` as
+/// `input`. After its feed-forward the layer computes the following, where `gate(v)` and `proj(v)` multiply `v` by its
+/// matrices `[width, n_embd]` and `[n_embd, width]`, and `gelu` is [`Activation::Gelu`](crate::Activation::Gelu):
 ///
 /// `x += post_norm(proj(gelu(gate(x)) * input))`.
 ///
-/// With [`ResidualStreams`] (Gemma 3n) the streams are corrected before. The result is added to all but the active one,
-/// and the input is scaled by the layer's vector `correct_scale`, `[n_embd]`:
+/// With [`ResidualStreams`] (Gemma 3n) the streams are corrected before. `gate` then reads the active stream times the
+/// layer's vector `correct_scale`, `[n_embd]`, and the result is added to all other streams:
 ///
 /// `stream[j] += post_norm(proj(gelu(gate(correct_scale * stream[active])) * input))` for each `j != active`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
     pub width: usize,
-    /// Norm of the projected embedding, over each layer's elements.
+    /// Norm of the product of `model_proj`, over each layer's elements.
     pub proj_norm: Norm,
-    /// Norm of the product that is added to `x`, or to the other streams.
+    /// Norm of the product of `proj`, which is added to `x`, or to the other streams.
     pub post_norm: Norm,
 }
 
@@ -97,22 +98,22 @@ pub struct PerLayerEmbedding {
 ///    of `e`.
 /// 2. Before a layer, each stream is predicted from the values `old` of all streams:
 ///    `stream[i] = old[i] + sum over j of p[i][j] * old[j]`.
-/// 3. The layer computes `x` from `stream[active]`, its prediction.
+/// 3. Let `prediction = stream[active]`, as predicted in step 2. The layer turns it into `x`.
 /// 4. After the layer, each stream is corrected by the error of that prediction:
 ///    `stream[i] += (1 + c[i]) * (x - prediction)`.
 /// 5. After the last layer, the output norm reads the mean of the active stream and of projections of the others, each
 ///    scaled to the L2 norm of the active stream.
 ///
-/// The coefficients are computed for each token: `p = predict * router(old[active])`, `[n, n]`, and
-/// `c = correct * router(x)`, `[n]`, with `router(v) = tanh(W * (router_norm(v) / n_embd))`, `[n]`, and the layer's
-/// matrices `predict`, `[n * n, n]`, `correct`, `[n, n]`, and `W`, `[n, n_embd]`.
+/// The coefficients are computed for each token: `p = predict * altup_router(old[active])`, `[n, n]`, and
+/// `c = correct * altup_router(x)`, `[n]`, with `altup_router(v) = tanh(W * (router_norm(v) / n_embd))`, `[n]`, and the
+/// layer's matrices `predict`, `[n * n, n]`, `correct`, `[n, n]`, and `W`, `[n, n_embd]`.
 ///
 /// Learned augmented residuals (LAuReL, arXiv 2411.07501): a low-rank branch in parallel with the mixer. With the
-/// mixer's normed input `h` and the sum `s = x + m(x)` ([`Residual::Sequential`], whose scale is 1), the residual
-/// stream after the mixer is `(s + h + laurel_norm(R * (L * h))) / sqrt(2)`, where `L` is `[laurel_rank, n_embd]` and
-/// `R` is `[n_embd, laurel_rank]`.
+/// mixer's normed input `h` and the sum `s = x + scale * m(x)` of [`Residual::Sequential`], the residual stream after
+/// the mixer is `(s + h + laurel_norm(R * (L * h))) / sqrt(2)`, where `L` is `[laurel_rank, n_embd]` and `R` is
+/// `[n_embd, laurel_rank]`.
 ///
-/// All layers have [`Residual::Sequential`].
+/// All layers have [`Residual::Sequential`], which [`ModelSpec::check_residuals`] checks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualStreams {
     /// Number of streams.
@@ -121,7 +122,7 @@ pub struct ResidualStreams {
     pub active: usize,
     /// Rank of LAuReL's matrices.
     pub laurel_rank: usize,
-    /// Norm of the router's input.
+    /// Norm of the input of `altup_router`.
     pub router_norm: Norm,
     /// Norm of LAuReL's product `R (L h)`.
     pub laurel_norm: Norm,
@@ -131,8 +132,10 @@ pub struct ResidualStreams {
 /// [`NormWeights`](crate::NormWeights).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// Name of its tensor in the file without `.weight`; in a layer, after `blk.N.`.
-    pub tensor: &'static str,
+    /// The stem of the names of its tensors in the file, in a layer after `blk.N.`. The weight is
+    /// `{tensor_stem}.weight`, or with [`omits_weight_suffix`](Self::omits_weight_suffix) just `{tensor_stem}`; the
+    /// bias is `{tensor_stem}.bias`.
+    pub tensor_stem: &'static str,
     /// Whether it has a weight in the file. If not, the weight is all ones, and there is no bias.
     pub has_weight: bool,
     /// Whether it has a bias in the file; only with a weight. (`architectures::read` establishes this; it is not
@@ -142,7 +145,7 @@ pub struct Norm {
     pub kind: NormKind,
     /// Epsilon, added to the mean of squares or the variance.
     pub eps: f32,
-    /// Whether files name the weight `tensor` instead of `tensor.weight` (some norms of Falcon-H1 and `PLaMo`).
+    /// Whether the name of the weight has no `.weight` (some norms of Falcon-H1 and `PLaMo`).
     pub omits_weight_suffix: bool,
 }
 
@@ -158,8 +161,8 @@ impl Norm {
     }
 
     /// Returns this norm with the weight of another tensor.
-    pub(crate) fn with_tensor(self, tensor: &'static str) -> Self {
-        Self { tensor, ..self }
+    pub(crate) fn with_tensor(self, tensor_stem: &'static str) -> Self {
+        Self { tensor_stem, ..self }
     }
 }
 
@@ -197,19 +200,19 @@ pub struct LayerSpec {
 /// A factor on the residual stream after a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OutputScale {
-    /// This number: 1, or 1/2 after some layers of RWKV-6, whose files have accordingly smaller weights so that
-    /// activations stay in the range of F16.
+    /// This number: 1, or 1/2 after every n-th layer of RWKV-6. Its files have the weights of the last product of each
+    /// mixer and feed-forward halved once for each such layer before it, so that activations stay in the range of F16.
     Fixed(f32),
-    /// The number in the file's tensor `layer_output_scale`; 1 if the file has none (Gemma 4).
+    /// The number in the layer's tensor `layer_output_scale`; 1 if it is missing (Gemma 4).
     Stored,
 }
 
 /// How mixer and feed-forward join the residual stream `x`.
 ///
 /// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and
-/// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity.
-/// `Sequential` and `Parallel` occur with and without these four norms. `PostNorm` has norms of its own, and a layer
-/// with it has none of the four.
+/// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity, except a
+/// missing `feed_forward_norm` of `Parallel`. `Sequential` and `Parallel` occur with and without these four norms.
+/// `PostNorm` has two others, of the sums; the models that have it have none of the four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// `x += scale * m(x); x += scale * f(x)`.
@@ -218,7 +221,8 @@ pub enum Residual {
         scale: f32,
     },
     /// `x += m(x) + f(x)`, both from the same `x`. Without a `feed_forward_norm`, the feed-forward's input is
-    /// `mixer_norm(x)`. The layer has a mixer, and its feed-forward has no recurrent state.
+    /// `mixer_norm(x)`. Precondition, which [`ModelSpec::check_residuals`] checks: the layer has a mixer, and its
+    /// feed-forward has no recurrent state.
     Parallel,
     /// `x = mixer_sum_norm(x + m(x)); x = feed_forward_sum_norm(x + f(x))`: norms of the sums (BERT).
     PostNorm {
@@ -266,12 +270,12 @@ pub struct AttentionAndMamba2Spec {
 /// From the last layer's hidden states to logits or to an embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputSpec {
-    /// Norm of the last layer's hidden states.
+    /// Norm of the last layer's hidden states. `None`: they are used as they are.
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.
     pub head: Option<OutputHead>,
-    /// Pooling of a sequence's hidden states into its embedding, or scores; only used for these. `None`: the file names
-    /// none, and the mean is used.
+    /// How the hidden states of a sequence become its embedding or its scores; generation does not use it. `None`: the
+    /// file names no pooling, and the mean is used.
     pub pooling: Option<Pooling>,
     /// Matrices that multiply the pooled hidden state one after the other, without activations between them
     /// (EmbeddingGemma).
@@ -290,21 +294,21 @@ pub struct OutputHead {
     pub soft_cap: Option<f32>,
     /// Where `W` is stored.
     pub matrix: HeadMatrix,
-    /// Whether files may have the bias `b`, as `output.bias`. If not, it is not read.
+    /// Whether files may have the bias `b`, as `output.bias`. If false, a bias in the file is ignored.
     pub may_have_bias: bool,
 }
 
-/// Where the matrix of the output head is stored. If a file lacks `output.weight`, the embedding table is used in every
-/// case.
+/// Where the matrix of the output head is stored. Readers treat the last two alike: they read `output.weight`, or the
+/// embedding table if the file lacks it. These two differ only in the tensors that are written for test models
+/// ([`ModelShape::tensors`](crate::ModelShape::tensors)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadMatrix {
     /// The embedding table (tied embeddings). A tensor `output.weight` in the file is not read.
     EmbeddingTable,
     /// `output.weight`, which the files of the family have.
     OutputTensor,
-    /// `output.weight`, which some files of the family have. It is read like [`OutputTensor`](Self::OutputTensor); only
-    /// the files of test models differ ([`ModelShape::tensors`](crate::ModelShape::tensors)).
-    OutputTensorIfPresent,
+    /// `output.weight`, which some files of the family have.
+    OutputTensorInSomeFiles,
 }
 
 /// A matrix that multiplies the pooled hidden state, `[n_out, n_in]`; `n_in` is `n_embd`, or `n_out` of the matrix
@@ -317,13 +321,14 @@ pub struct PooledProjection {
     pub n_out: usize,
 }
 
-/// A classifier over the pooled hidden state: `cls.output(cls.norm(activation(cls(x))))`. A file may lack each part,
-/// which is then the identity.
+/// A classifier over the pooled hidden state: `cls.output(cls.norm(activation(cls(x))))`. A file may lack any of the
+/// tensors, whose steps are then left out. Without `cls`, the activation and `cls.norm` are left out, too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classifier {
-    /// Names of its results; empty for a reranker with one unnamed score.
+    /// Names of the results of `cls.output`, one for each. Empty: it has one result without a name (a reranker's
+    /// score).
     pub labels: Vec<String>,
-    /// Pooling of its input; never [`Pooling::Classifier`], which `architectures::read` replaces.
+    /// Pooling of its input; never [`Pooling::Classifier`], in whose place `architectures/` sets the family's pooling.
     pub pooling: Pooling,
     /// The activation.
     pub activation: ClassifierActivation,
@@ -351,32 +356,36 @@ pub enum Pooling {
     First,
     /// The last token's.
     Last,
-    /// The model is a reranker (`rank` in GGUF files and in llama.cpp): the result is the scores of
-    /// [`OutputSpec::classifier`], whose [`pooling`](Classifier::pooling) gives its input. Without a classifier in the
-    /// file, the result is the state of the first token.
+    /// The model is a reranker (`rank` in GGUF files and in llama.cpp): its states are pooled as
+    /// [`Classifier::pooling`] says, and the result is the scores of [`OutputSpec::classifier`]. Without a classifier
+    /// in the file, the result is the state of the first token.
     Classifier,
 }
 
 impl ModelSpec {
     /// Reads the spec of a file's model.
     ///
-    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A required key that is missing, and a key that
-    /// has the wrong type or contradicts another, is an error that names it. So is an unknown architecture, and residual
-    /// joins that no backend implements ([`ModelError::InvalidResidual`]).
+    /// Keys are those of the GGUF specification, `{architecture}.{key}`.
+    ///
+    /// # Errors
+    ///
+    /// A required key is missing, or a key has the wrong type or contradicts another (the error names the key); the
+    /// architecture is unknown; or no backend implements the residual joins ([`ModelError::InvalidResidual`]).
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
     /// Reads the spec from metadata alone. In some families the presence of a tensor decides about a part; here the
-    /// tensors are assumed to be those that the family's files usually have. For tests, which have no file.
+    /// tensors are assumed to be those that the family's files usually have. For tests, which have no file. Errors: as
+    /// of [`from_gguf`](Self::from_gguf).
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(metadata, None)?)
     }
 
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
     /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), and several
-    /// residual streams only with [`Residual::Sequential`]. It is called for every spec that is read, and by the CPU
-    /// backend for specs that were made otherwise.
+    /// residual streams only with [`Residual::Sequential`]. It is called for every spec that is read. The CPU backend
+    /// calls it again, since its joins rely on it, and tests make specs otherwise.
     ///
     /// # Errors
     ///
@@ -390,7 +399,7 @@ impl ModelSpec {
                 }
                 Residual::Parallel if layer.mixer == Mixer::None => "there is no mixer to be parallel to",
                 Residual::Parallel if layer.feed_forward.state_elements() > 0 => {
-                    "a feed-forward with a recurrent state follows its mixer"
+                    "a feed-forward with a recurrent state cannot be parallel to the mixer"
                 }
                 Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => continue,
             };
@@ -404,14 +413,14 @@ impl ModelSpec {
         self.layers.len()
     }
 
-    /// Whether no layer lets a token attend to later ones, so that a sequence can be evaluated in chunks.
+    /// Whether every token attends only to itself and earlier ones, so that a sequence can be evaluated in chunks.
     pub fn is_causal(&self) -> bool {
         // Latent attention and recurrences are always causal.
         self.layers.iter().all(|layer| layer.mixer.attention().is_none_or(|a| a.mask.is_causal()))
     }
 
-    /// Whether the model can generate text: it has an output head and is causal. The others are encoders for
-    /// embeddings.
+    /// Whether the model can generate text: it has an output head and is causal. Other models only make embeddings or
+    /// scores.
     pub fn generates_text(&self) -> bool {
         self.output.head.is_some() && self.is_causal()
     }
@@ -484,7 +493,8 @@ impl Mixer {
         }
     }
 
-    /// The layer whose KV cache the mixer of layer `i` reads: `i` or an earlier one. `None` if it reads none.
+    /// The layer whose KV cache the mixer of layer `i` reads: `i`, or the earlier one that [`KvSource::Layer`] names.
+    /// `None` if it reads none.
     pub fn kv_cache_layer(&self, i: usize) -> Option<usize> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => match a.kv {
@@ -509,12 +519,16 @@ impl Mixer {
             (Some(a), _) => {
                 a.owns_cache().then_some(KvShape { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            (None, Some(a)) => Some(KvShape { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
+            (None, Some(a)) => {
+                let key_dim = a.kv_rank.saturating_add(a.shared_dim);
+                Some(KvShape { n_head_kv: 1, key_dim, value_dim: a.kv_rank })
+            }
             (None, None) => None,
         }
     }
 
-    /// F32 elements of the recurrent state of one sequence, independent of its length; 0 if the mixer has none.
+    /// F32 elements of the recurrent state of one sequence, independent of its length; 0 if the mixer has none. Does
+    /// not overflow for specs that were read: `architectures/` refuses implausible sizes.
     pub fn state_elements(&self) -> usize {
         match self {
             Self::Attention(_) | Self::LatentAttention(_) | Self::None => 0,
@@ -531,7 +545,7 @@ impl Mixer {
 
 impl LayerSpec {
     /// F32 elements of the layer's recurrent state of one sequence: the mixer's, followed by the feed-forward's. 0 if
-    /// the layer has none. Saturates instead of overflowing, since the sizes come from a file.
+    /// the layer has none. The sum saturates.
     pub fn state_elements(&self) -> usize {
         self.mixer.state_elements().saturating_add(self.feed_forward.state_elements())
     }

@@ -425,7 +425,7 @@ impl WgpuMixer {
             }
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
                 let norm = Norm {
-                    tensor: "attn_q_a_norm",
+                    tensor_stem: "attn_q_a_norm",
                     has_weight: true,
                     has_bias: false,
                     kind: NormKind::Rms,

@@ -74,7 +74,7 @@ impl MicroBatchRun<'_> {
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         if let Some((_, weights)) = &w.q_a {
             let norm = Norm {
-                tensor: "attn_q_a_norm",
+                tensor_stem: "attn_q_a_norm",
                 has_weight: true,
                 has_bias: false,
                 kind: NormKind::Rms,

@@ -111,7 +111,7 @@ pub(super) fn stack(
             head: Some(OutputHead {
                 scale: 1.0,
                 soft_cap: None,
-                matrix: HeadMatrix::OutputTensorIfPresent,
+                matrix: HeadMatrix::OutputTensorInSomeFiles,
                 may_have_bias: false,
             }),
             pooling: k.pooling()?,

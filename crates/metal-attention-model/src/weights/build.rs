@@ -130,7 +130,7 @@ impl<S: WeightSource> Builder<'_, S> {
         if !norm.has_weight {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
         }
-        let name = format!("{prefix}{}", norm.tensor);
+        let name = format!("{prefix}{}", norm.tensor_stem);
         let suffix = if norm.omits_weight_suffix { "" } else { ".weight" };
         let weight = self.source.vector(&format!("{name}{suffix}"), n, Presence::Required)?.unwrap_or_default();
         let bias = if norm.has_bias { Presence::Required } else { Presence::None };
@@ -283,8 +283,8 @@ impl<S: WeightSource> Builder<'_, S> {
         n_embd: usize,
     ) -> Result<LatentAttentionWeights<S::Linear>, S::Error> {
         let n_q = a.n_head * a.head_dim();
-        let norm = |tensor| Norm {
-            tensor,
+        let norm = |tensor_stem| Norm {
+            tensor_stem,
             has_weight: true,
             has_bias: false,
             kind: NormKind::Rms,

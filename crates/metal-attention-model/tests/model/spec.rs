@@ -244,7 +244,7 @@ fn residuals_that_no_backend_implements_are_refused() {
     let custom = |architecture| spec(&ModelShape::custom(architecture).unwrap().metadata());
     let channel_mix = custom("rwkv6").layers[1].feed_forward.clone();
     let with_state = parallel("llama", &|spec| spec.layers[1].feed_forward = channel_mix.clone());
-    assert_eq!(with_state, refused("a feed-forward with a recurrent state follows its mixer"));
+    assert_eq!(with_state, refused("a feed-forward with a recurrent state cannot be parallel to the mixer"));
     let streams = custom("gemma3n").embedding.streams;
     assert!(streams.is_some());
     let with_streams = parallel("llama", &|spec| spec.embedding.streams = streams);
