@@ -75,11 +75,11 @@
 // Invariants, with writer and reader of each resource. The lines that rely on one name it; proofs are in docs/design/decode-kernel.md:
 //   Lemma 1   an output word of an op proves that its block has read the op's whole input vector
 //   Lemma 2   the tag of a stale word differs from the wanted tag
-//   Lemma 3   residual words after attention are overwritten (down) after gate, up and router have read them
-//   Lemma 4   residual words after the feed-forward are overwritten (attention output) after q/k/v has read them
-//   Lemma 5   q/k/v words are overwritten after attention has read them
-//   Lemma 6   attention words are overwritten after the attention output has read them
-//   Lemma 7   router words, and the words of gate and up, are overwritten after the routing warps and down have read them
+//   Lemma 3   down overwrites the residual words of after attention only when gate, up and router have read them
+//   Lemma 4   the attention output overwrites the residual words of after the feed-forward only when q/k/v has read them
+//   Lemma 5   q/k/v overwrites its words only when attention has read them
+//   Lemma 6   attention overwrites its words only when the attention output has read them
+//   Lemma 7   router words, and the words of gate and up, are overwritten only when the routing warps and down have read them
 //   Lemma 8   a block begins token n + 1 after all blocks have ended token n; the KV cache is visible then
 //   Lemma 9   a stage of weights is overwritten after its consumer warp has read it
 //   Lemma 10  inputs and attention's scratch, which share memory, do not overlap in time
@@ -125,8 +125,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
     constexpr int LAYER_PIECES = sizeof(LayerArgs) / 16; // a layer's description is copied in pieces of 16 bytes
     float* residual = (float*)(decode_memory + a.residual_at);
 
-    // 16 bytes of zeros, for lanes whose column of a product has no digits (`DigitColumns`). They lie behind the barriers of all rings: at the
-    // address that `full_barrier` gives for ring CONSUMER_WARPS, which does not exist.
+    // 16 bytes of zeros, for lanes whose column of a product has no digits (`DigitColumns`). They are the last part of
+    // the dynamic shared memory (decode.cuh), after the barriers of all rings, where `full_barrier` places those of a further ring.
     unsigned char* zeros = (unsigned char*)full_barrier(a, CONSUMER_WARPS, 0);
     if (tid < 16) zeros[tid] = 0;
     // Each stage has two barriers: one thread arrives at `full`, the producer lane, and 32 at `empty`, the lanes of the consumer warp.
@@ -172,16 +172,16 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             // Hides the thread's indices from the compiler, so that values derived from them are recomputed in each op: kept in registers across
             // ops, they would take those that an op needs.
             asm volatile("" : "+r"(tid), "+r"(warp), "+r"(lane));
-            ring.left = 0; // already 0: a stage has weights of one matrix, all of which are released. So it is not kept from op to op
+            ring.left = 0; // redundant, as all stages are released: it ends the live range, so that no register keeps `left` across ops
             const OpArgs& op = layer.ops[op_index];
             const u32 kind = op.kind;
-            best = 0; // still 0: only the output head, its layer's only op, sets it. It is not kept from op to op either
+            best = 0; // redundant, too: only the output head, which is its layer's only op, sets it
             // The block's shares of the op's matrices. Those of the next op's matrices follow in the same array.
             const BlockShare* shares = block_shares(a) + op.first_matrix_index;
             // Page ids and constants of heads do not depend on words, so that they are loaded now, for attention after q/k/v.
             if (kind == QKV) prefetched = prefetch_heads(a, layer, spans_of(a)[layer_index], token.pos, token.seq, tid);
             if (kind == ATTENTION_OUTPUT) {
-                // Attention; it also writes the token's rows of the layer's KV cache.
+                // Attention; it also writes the token's rows of the layer's KV cache, and in the first layer the words of unused splits.
                 const bool is_first_layer = layer_index == 0;
                 attention<HEAD_CHUNKS>(a, layer, spans_of(a)[layer_index], prefetched, is_first_layer, token.pos, token.seq, tag,
                                        (float*)(decode_memory + a.inputs_at));
@@ -194,15 +194,16 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             // This thread's pieces of the next layer's description have arrived; the consumer barrier that follows in this op makes those of all
             // threads visible (Lemma 12).
             if (kind == DOWN) wait_for_copies<0>();
-            // Rows of the op that this block finishes, with the padding of its last tile, for which `row_at` gives NO_ROW. Of q/k/v: shares[2] is
-            // that of v, and its `tiles_above` the number of the block's tiles of q and k. A row of gate and the row of up at the same place are one.
+            // Rows of the op that this block finishes, with the padding of its last tile, for which `row_at` gives NO_ROW. The rows of q/k/v are
+            // those of three matrices: shares[2] is v's, whose `tiles_above` counts the block's tiles of q and k. A row of gate and the row of up at
+            // the same place count as one.
             const u32 n_block_rows = (kind == QKV ? shares[2].tiles_above + shares[2].n_tiles : shares[0].n_tiles) * 16;
             // The token's first op reads the embedding instead of words. Blocks without rows of q/k/v do so, too: they may have rows of the residual
             // stream, to which the embedding is stored.
             const bool reads_embedding = layer_index == 0 && kind == QKV;
-            // Routing, in blocks that have rows of gate and up or of down. In gate and up, of two matrices, shares[2] is the share of down, the next
-            // op; in other ops `down_share` has no meaning. Producer lanes wait for `chosen.n_published`; epilogues read the chosen experts behind
-            // the next consumer barrier. The router's words have COPIES copies.
+            // Routing, in blocks that have rows of gate and up or of down. Gate and up have two matrices, so that shares[2] is the share of down, the
+            // next op; `down_share` is for `is_expert_op` only. Producer lanes wait until `chosen.n_published` is the number of this routing in the
+            // launch (`expert_layer_number`); epilogues read the chosen experts after the next consumer barrier. Router words have COPIES copies.
             const bool is_expert_op = EXPERTS && kind == GATE_AND_UP && layer.route.n_expert > 0;
             const BlockShare* down_share = shares + 2;
             if (is_expert_op && warp == CONSUMER_WARPS - 1 && (shares[0].n_tiles > 0 || down_share->n_tiles > 0)) {
@@ -248,8 +249,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const DigitColumns columns(inputs.digits, zeros, lane);
             if (lane < (int)op.n_matrices)
                 warp_work[warp][lane] = warp_work_of(shares[lane], warp_share, warp, kind == GATE_AND_UP ? lane * a.gate_to_up_floats : 0);
-            // ---- Loads: the warp's inputs. Four lanes share a quant block of 32 inputs: a lane has quad lane % 4 of its first half, which is
-            // `first_quad` or a multiple of 64 further, and quad lane % 4 of its second half, four further. ----
+            // ---- Loads: the warp's inputs. Four lanes share a quant block of 32 inputs: the lane has quad k of its first half and quad k + 4
+            // of its second, where k is `first_quad` plus 64 for each eight quant blocks before. ----
             const u32 first_quad = warp_share.first * op.panels_per_unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
@@ -285,7 +286,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
                         const float scale = exists ? a.embedding_scale : 0.0f;
                         float4& x = v[0][h];
                         x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
-                        // Where the quad does not exist x is 0, and stays 0 whatever its weight: x itself will do.
+                        // Where the quad does not exist x is 0, so that any finite weight will do: here x itself.
                         weights[0][h] = exists ? norm[quad] : x;
                         // In each warp group one warp has the quad: several warps store it, with equal values (Lemma 13).
                         if (exists && quad / 4 >= first_tile && quad / 4 < end_tile) *(float4*)(residual + 4 * quad - first_tile * 16) = x;
@@ -302,14 +303,14 @@ __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ran
             const float factor = inputs.has_codes ? 1.0f : split_into_f16(inputs.floats, inputs.largest, n_panels, lane);
             if (norm) {
                 const float squares = warp_sum(inputs.squares);
-                // Each warp group has read all columns: only the first group's sums of squares count. They lie in padding, which the partial sums
-                // of no round overwrite (`squares_index`).
+                // Each warp group has read all columns: only the first group's sums of squares count. `squares_index` is in the part of a row of
+                // SUMS_STRIDE floats that partial sums leave unused (`regions_at` in decode.cuh).
                 if (lane == 0) first_round_sums[squares_index(warp)] = warp_share.warp_group == 0 ? squares : 0.0f;
             }
             __syncwarp(); // the lanes see each other's F16 parts
 
             // ---- Products: partial sums. The output head has too many rows for the region of sums. They are finished in rounds, which use the two
-            // regions alternately (Lemma 11). Other ops have one round.
+            // regions alternately (Lemma 11). Other ops have one round. A block without rows, in the token's first op, has one of no tiles and rows.
             const u32 tiles_per_round = kind == OUTPUT_HEAD ? OUTPUT_HEAD_TILES_PER_ROUND : ~0u; // of a warp group; ~0u: no limit
             const u32 rows_per_round = kind == OUTPUT_HEAD ? (OUTPUT_HEAD_TILES_PER_ROUND * 16) << log_warp_groups : n_block_rows;
             const u32 n_matrices = op.n_matrices;

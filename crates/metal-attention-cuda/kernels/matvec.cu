@@ -16,9 +16,9 @@
 //   quad          four neighbouring inputs. Four lanes share the eight quads of a quant block: lane t of the four has quads t and t + 4
 //   digit         one of three signed 8-bit integers that stand for an input in products with codes (code_products.cuh). In products with F16
 //                 and F32 weights an input is two F16 parts instead, hi + lo / 2048 (products.cuh)
-//   branch        of GATED: 0 gate, 1 up; otherwise there is only branch 0
-//   round         the tiles that a block multiplies before it finishes their rows: 8 / warps_per_tile, each by `warps_per_tile` warps, which share
-//                 its columns (split-K within the block)
+//   branch        here: which of the two matrices of GATED, 0 gate or 1 up; otherwise there is only branch 0
+//   round         the 8 / warps_per_tile tiles that the eight warps of a block multiply at the same time; `warps_per_tile` warps share the columns
+//                 of each tile (split-K within the block)
 //   partial sum   a warp's sum over its columns of one row, for one token
 //
 // `LinearOp` and `gemv` of src/runner/linear.rs launch the kernels. `matvec_share` has four sections. A warp goes through the first two once, then
@@ -35,10 +35,11 @@
 //   row g      (0 to 7)        t = 0   t = 1   t = 2   t = 3      c[0], c[1] of lanes 4 g + t
 //   row g + 8  (8 to 15)       t = 0   t = 1   t = 2   t = 3      c[2], c[3] of lanes 4 g + t
 //
-// The columns are inputs. D0, D1, D2: the digits of the inputs, D0 the highest ones; columns 3 and 7 are zeros. If the columns of one product have
-// no room for all tokens there are N_PRODUCTS products; i counts them. Two halves of a quant block with a scale each need sums of their own:
+// A column of a product (not of W) belongs to one token: D0, D1, D2 are the digits of its inputs, D0 the highest; columns 3 and 7 are zeros. One
+// product has room for two tokens with codes, for one where each half of a quant block has a scale, so that the halves need sums of their own, and
+// for four with F16 and F32. All tokens together have N_PRODUCTS products; i counts them:
 //
-//                              column  0    1    2    3    4    5    6    7
+//                   column of product  0    1    2    3    4    5    6    7
 //   codes, one scale per quant block   D0   D1   D2   0    D0   D1   D2   0     product i: left token 2 i, right token 2 i + 1, or zeros
 //   codes, a scale for each half       D0   D1   D2   0    D0   D1   D2   0     product i: token i, left first halves, right second halves
 //   F16 and F32                        hi   lo   hi   lo   hi   lo   hi   lo    a single product: tokens 0, 1, 2, 3
@@ -54,8 +55,8 @@
 //
 // Preconditions, of which none is checked:
 //   - compute capability 8.0 or later
-//   - a block has 32 * WARPS threads, and the dynamic shared memory above for the format that needs most: except gate and up, the matrices may
-//     have different formats
+//   - a block has 32 * WARPS threads, and the dynamic shared memory drawn above, for that of its matrices' formats which needs most. Gate and up
+//     have one format; other matrices of one launch may have different ones
 //   - there are exactly TOKENS tokens
 //   - y does not overlap x: blocks store rows of y while others still read x
 //   - no kernel in flight writes `matrices` or `norm`, which are read before `wait_for_input`
@@ -78,7 +79,8 @@ struct MatvecArgs {
     Matrix matrices[MAX_MATRICES];
     u32 n_matrices;               // how many
     // Of each matrix the block after its last one: matrix i has blocks block_ends[i - 1] (0 for i = 0) to block_ends[i] - 1, at least one, and the
-    // last of the n_matrices ends is gridDim.x. A matrix may have more blocks than rounds. Unused by GATED, where all blocks have rows of both.
+    // last of the n_matrices ends is gridDim.x. A matrix may have more blocks than rounds: the surplus ones do nothing. Unused by GATED, where all
+    // blocks have rows of both.
     u32 block_ends[MAX_MATRICES];
     u32 n_in;                  // elements of a row of x, a multiple of 4
     u32 n_out;                 // elements of a row of y: the distance from one token's results to the next one's
@@ -101,7 +103,8 @@ constexpr int MIN_RING_BYTES = 7168;
 
 // A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. Quantised formats whose records have a single panel (576 to 1536
 // bytes) have several in a stage, so that stages of all quantised formats have some 2 or 3 KB, and warps wait for copies about equally often. A
-// ring has RING_BYTES bytes: MIN_RING_BYTES, and STAGES stages, as many as fit; or two stages that need more (F32: two records of 4096 bytes).
+// ring has STAGES stages: as many as fit into MIN_RING_BYTES, but at least two. RING_BYTES is more than MIN_RING_BYTES only where two stages need
+// more (F32: two records of 4096 bytes).
 template <u32 F> struct RingStage {
     static constexpr int RECORDS = F == Q4_0 ? 4 : F == Q8_0 || F == CODES || F == CODES_AND_MINS ? 2 : 1;
     static constexpr int BYTES = RECORDS * Record<F>::BYTES;
@@ -116,11 +119,11 @@ template <u32 F> struct RingStage {
     }
 };
 
-// The inputs of the tokens in shared memory, as digits or F16 parts, and a warp's accumulators for one tile. This version is for formats with
-// codes; the columns of its products are drawn at the top.
+// Static members: the block's inputs in shared memory, as digits or F16 parts. Other members: one lane's part of a warp's accumulators for one
+// tile. This version is for formats with codes; the columns of its products are drawn at the top.
 //   PanelWeights                 the weights of a panel in a lane's registers
 //   acc[i][k]                    of product i: the lane's terms of row g + 8 k, for the token `token_of(i, lane)`
-//   mins[i][k]                   of the same row and token: the sum of min times sum of inputs, complete in each lane
+//   mins[i][k]                   of the same row and token: the sum of min times sum of inputs, complete in each lane; `finish` subtracts it
 //   factors[i], input_sums[i]    of that token: for each quant block the factor of its digits, and the sums of its inputs (`CodeInput`)
 //   bytes                        shared memory for the inputs of all tokens
 //   put                          stores the lane's two quads of a quant block, if it `exists`; `t`: lane % 4. All lanes of the warp call it
