@@ -80,16 +80,44 @@ constexpr int SAVED = 20, RETURN = 11;
 #error "fibers are written for x86-64 and aarch64"
 #endif
 
-// Adds a fiber to the ring of those that can run.
-static void make_ready(Block& block, Fiber* ready_fiber) {
+// Adds a fiber to the ring of those that can run: behind all others, or before them.
+static void make_ready(Block& block, Fiber* ready_fiber, bool before = false) {
     ready_fiber->waits_for = nullptr;
-    block.ready[block.ready_end++ % MAX_THREADS] = ready_fiber;
-    block.spins = block.yields = 0;
+    block.ready[(before ? --block.ready_begin : block.ready_end++) % MAX_THREADS] = ready_fiber;
+    block.all_poll = false;
+    block.n_idle = 0;
 }
 
-// Continues the fiber that has been ready for the longest time. If all have returned or the block failed, continues the
-// caller of run_block. `from` receives the stack pointer of the fiber that is left.
+static uint64_t seconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec;
+}
+
+// Makes all fibers that poll ready, as no other fiber can run. Fails the block if another block failed, or if all its threads have polled for too
+// long.
+static void poll_again(Block& block) {
+    static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
+    // The values may be those of other blocks, of which there are more than cores: these run during a pause of some 50 us.
+    const timespec shortest = {0, 1};
+    nanosleep(&shortest, nullptr);
+    // Nothing but polling was done since the last call.
+    if (block.all_poll) {
+        if (++block.n_idle == 1024) block.waits_since = seconds();
+        else if (block.n_idle % 1024 == 0 && seconds() - block.waits_since > (uint64_t)patience)
+            block.failure = "all threads poll for a value that is not written";
+        if (*block.launch_failed) block.failure = "another block failed";
+        if (block.failure) block.failed_thread = block.polling[0]->thread;
+    }
+    block.all_poll = true;
+    for (uint32_t i = 0; i < block.n_polling; i++) block.ready[block.ready_end++ % MAX_THREADS] = block.polling[i];
+    block.n_polling = 0;
+}
+
+// Continues the first fiber of the ring; those that poll come after all others. If all have returned or the block failed,
+// continues the caller of run_block. `from` receives the stack pointer of the fiber that is left.
 static void switch_to_next(Block& block, void** from) {
+    if (block.ready_begin == block.ready_end && block.n_polling > 0) poll_again(block);
     if (block.failure || block.n_live == 0) {
         software_switch(from, block.caller);
         return;
@@ -132,10 +160,9 @@ static void finish_meeting(Block& block, Warp& warp, Meeting& meeting) {
     if (meeting.perform) meeting.perform(meeting.given, arrived);
     meeting.arrived = 0;
     meeting.mask = 0;
-    for (uint32_t rest = arrived; rest; rest &= rest - 1) {
-        Fiber* lane = warp.lanes[__builtin_ctz(rest)];
-        if (lane != me) make_ready(block, lane);
-    }
+    // The lanes run on before other warps, in ascending order: their stacks are in the cache, and warps get as far apart as barriers allow.
+    for (int i = 31; i >= 0; i--)
+        if ((arrived >> i & 1) && warp.lanes[i] != me) make_ready(block, warp.lanes[i], /* before */ true);
 }
 
 void meet(uint32_t mask, const char* what, Perform* perform, void* given) {
@@ -188,30 +215,10 @@ void block_barrier(unsigned id, unsigned n_threads) {
 }
 void block_arrive(unsigned id, unsigned n_threads) { arrive(id, n_threads, nullptr); }
 
-static uint64_t seconds() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec;
-}
-
-// Fails the block if all its threads have polled for too long.
-static void check_patience(Block& block) {
-    static const long patience = setting("SOFTWARE_CUDA_PATIENCE", 60);
-    if (block.yields == 1024) block.waits_since = seconds();
-    else if (seconds() - block.waits_since > (uint64_t)patience) fail("all threads poll for a value that is not written");
-}
-
 void pause() {
     Fiber* me = fiber();
     Block& block = *me->block;
-    // All threads that can run are polling for a value that another block writes.
-    if (++block.spins > block.ready_end - block.ready_begin) {
-        block.spins = 0;
-        sched_yield();
-        if (++block.yields % 1024 == 0) check_patience(block);
-        if (*block.launch_failed) fail("another block failed");
-    }
-    block.ready[block.ready_end++ % MAX_THREADS] = me;
+    block.polling[block.n_polling++] = me;
     switch_to_next(block, &me->stack_pointer);
 }
 
@@ -240,7 +247,8 @@ const char* run_block(Block& block, const Launch& launch, Index index) {
     block.launch = &launch;
     block.failure = nullptr;
     block.n_threads = block.n_live = n;
-    block.ready_begin = block.ready_end = block.spins = block.yields = 0;
+    block.ready_begin = block.ready_end = block.n_polling = block.n_idle = 0;
+    block.all_poll = false;
     block.bulk_copies.clear();
     for (Barrier& b : block.barriers) b.n = 0;
     block.place = {index, launch.block, launch.grid, block.begin_shared(launch.shared_bytes)};

@@ -29,8 +29,10 @@ struct Block {
     uint32_t n_threads, n_live;
     Fiber* ready[MAX_THREADS]; // a ring of fibers that can run
     uint32_t ready_begin, ready_end;
-    uint32_t spins;        // calls of pause() since a fiber became ready
-    uint32_t yields;       // calls of pause() in which no fiber had other work
+    Fiber* polling[MAX_THREADS]; // fibers that called pause(); they continue when no other fiber can run
+    uint32_t n_polling;
+    bool all_poll;         // whether no other fiber has become ready since the last call of poll_again()
+    uint32_t n_idle;       // calls of poll_again() since any other fiber became ready
     uint64_t waits_since;  // the time in seconds since when all fibers poll
     void* caller;   // the stack of the thread that runs the block
     const char* failure;

@@ -73,21 +73,35 @@ pub struct EmitError {
 pub fn emit(key: &PipelineKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
     let source = wgsl(key.file, &key.constants, language.features(features));
     let error = |why| EmitError { kernel: key.name.clone(), language, why };
-    let module = naga::front::wgsl::parse_str(&source).map_err(|e| error(e.emit_to_string(&source)))?;
+    let module = parse(&source).map_err(error)?;
+    translate(&module, source, features, language).map_err(error)
+}
+
+/// Parses WGSL. The error quotes the line.
+fn parse(source: &str) -> Result<naga::Module, String> {
+    naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))
+}
+
+/// Translates `module`, which was parsed from `source`, to `language`.
+fn translate(
+    module: &naga::Module,
+    source: String,
+    features: ShaderFeatures,
+    language: ShaderLanguage,
+) -> Result<Vec<u8>, String> {
     let capabilities = match language {
         ShaderLanguage::Wgsl => Capabilities::all(),
         ShaderLanguage::SpirV => spv::supported_capabilities(),
         ShaderLanguage::Msl => msl::supported_capabilities(),
         ShaderLanguage::Hlsl => hlsl::supported_capabilities(),
     };
-    let info = Validator::new(ValidationFlags::all(), capabilities)
-        .validate(&module)
-        .map_err(|e| error(e.emit_to_string(&source)))?;
+    let validated = Validator::new(ValidationFlags::all(), capabilities).validate(module);
+    let info = validated.map_err(|e| e.emit_to_string(&source))?;
     match language {
         ShaderLanguage::Wgsl => Ok(source.into_bytes()),
-        ShaderLanguage::SpirV => spirv(&module, &info).map_err(|e| error(e.to_string())),
-        ShaderLanguage::Msl => metal(&module, &info).map_err(|e| error(e.to_string())),
-        ShaderLanguage::Hlsl => directx(&module, &info, features.f16).map_err(|e| error(e.to_string())),
+        ShaderLanguage::SpirV => spirv(module, &info).map_err(|e| e.to_string()),
+        ShaderLanguage::Msl => metal(module, &info).map_err(|e| e.to_string()),
+        ShaderLanguage::Hlsl => directx(module, &info, features.f16).map_err(|e| e.to_string()),
     }
 }
 

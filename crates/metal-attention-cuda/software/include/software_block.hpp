@@ -92,7 +92,7 @@ void meet(uint32_t mask, const char* what, Perform* perform, void* given);
 void block_barrier(unsigned id, unsigned n_threads);
 // Counts the current thread at the barrier without waiting.
 void block_arrive(unsigned id, unsigned n_threads);
-// Lets other fibers and other operating system threads run.
+// Lets other fibers of the block run, and other blocks when no other fiber can.
 void pause();
 // Fails the kernel with an error.
 [[noreturn]] void fail(const char* why);

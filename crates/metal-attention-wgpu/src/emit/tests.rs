@@ -1,6 +1,6 @@
 //! The translation of every kernel to the shader language of every wgpu backend.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::thread;
 
 use super::*;
@@ -22,23 +22,37 @@ fn feature_sets() -> [ShaderFeatures; 6] {
     ]
 }
 
+/// Translates the kernel for each feature set to each language. Equal sources are parsed once, and translated once to each
+/// language.
 fn translates_to_every_language(key: &PipelineKey) {
+    let mut parsed = HashMap::new();
     let mut translated = HashSet::new();
     for features in feature_sets() {
-        let code = |language| emit(key, features, language).unwrap_or_else(|e| panic!("{features:?}: {e}"));
-        let source = |language| String::from_utf8(code(language)).expect("text");
-        let wgsl = source(ShaderLanguage::Wgsl);
-        assert!(wgsl.contains("@compute"), "{}: {wgsl}", key.name);
-        if !translated.insert(wgsl) {
-            continue;
+        for language in ShaderLanguage::ALL {
+            let source = wgsl(key.file, &key.constants, language.features(features));
+            // HLSL has a version with F16 arithmetic.
+            if !translated.insert((language, features.f16, source.clone())) {
+                continue;
+            }
+            let fails = |why| -> ! { panic!("{}: {features:?}, {language:?}: {why}", key.name) };
+            let module =
+                parsed.entry(source.clone()).or_insert_with(|| parse(&source).unwrap_or_else(|why| fails(why)));
+            let code = translate(module, source, features, language).unwrap_or_else(|why| fails(why));
+            if language == ShaderLanguage::SpirV {
+                // SPIR-V's magic number and version 1.6.
+                assert_eq!(code[..8], [3, 2, 0x23, 7, 0, 6, 1, 0], "{}", key.name);
+                continue;
+            }
+            let code = String::from_utf8(code).expect("text");
+            let is_kernel = match language {
+                ShaderLanguage::Wgsl | ShaderLanguage::SpirV => code.contains("@compute"),
+                ShaderLanguage::Msl => {
+                    code.contains("kernel void main_(") && code.contains("[[buffer(0)]]") && !code.contains("fake")
+                }
+                ShaderLanguage::Hlsl => code.contains("[numthreads(") && code.contains("register("),
+            };
+            assert!(is_kernel, "{}, {language:?}: {code}", key.name);
         }
-        let metal = source(ShaderLanguage::Msl);
-        assert!(metal.contains("kernel void main_(") && metal.contains("[[buffer(0)]]"), "{}: {metal}", key.name);
-        assert!(!metal.contains("fake"), "{}: {metal}", key.name);
-        let directx = source(ShaderLanguage::Hlsl);
-        assert!(directx.contains("[numthreads(") && directx.contains("register("), "{}: {directx}", key.name);
-        // SPIR-V's magic number and version 1.6.
-        assert_eq!(code(ShaderLanguage::SpirV)[..8], [3, 2, 0x23, 7, 0, 6, 1, 0], "{}", key.name);
     }
 }
 

@@ -47,13 +47,15 @@ impl<'a> PersistentPass<'a> {
         groups: usize,
     ) -> Option<Self> {
         let with = |groups| WgpuForwardPassOptions { persistent_workgroups: Some(groups), ..options.clone() };
-        // A single workgroup waits for no other.
-        let pass = start(gpu, file, &with(1));
-        if !is_persistent(&pass) {
+        // A single workgroup waits for no other. Software GPUs, which compile the kernel for ten seconds, take several
+        // workgroups for models that it supports.
+        let first = if gpu.summary().is_software() { groups } else { 1 };
+        let pass = start(gpu, file, &with(first));
+        if first == 1 && !is_persistent(&pass) {
             return None;
         }
         let mut this = Self { gpu, file, options: with(groups), pass, tokens: Vec::new(), n_aborted: 0 };
-        if groups > 1 {
+        if groups != first || !is_persistent(&this.pass) {
             this.restart();
         }
         Some(this)
