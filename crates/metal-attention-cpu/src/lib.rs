@@ -5,15 +5,15 @@
 //! repacked once when they are loaded, and multiplied by activations quantised to 8 bits; with [`CpuOptions::exact`] they stay
 //! in the mapped file and activations stay F32.
 //!
-//! The path of a batch: `forward_pass` (checks, micro-batches), `forward` (layers), `kernels` (products, attention,
+//! The path of a step: `executor` (set-up, memory), `forward` (layers), `kernels` (products, attention,
 //! recurrences, elementwise steps) on `simd` (vectors), spread over the threads of `pool`.
 
 mod activations;
 mod ceilings;
 mod cores;
 mod error;
+mod executor;
 mod forward;
-mod forward_pass;
 mod kernels;
 mod kv_cache;
 mod layers;
@@ -31,7 +31,7 @@ mod test_support;
 pub use ceilings::CpuCeilings;
 pub use cores::physical_cores;
 pub use error::CpuError;
-pub use forward_pass::{CpuForwardPass, CpuOptions};
+pub use executor::{CpuExecutor, CpuForwardPass, CpuOptions};
 pub use kv_cache::CacheType;
 pub use observer::{MatrixInput, Observer};
 pub use simd::Isa;

@@ -1,5 +1,5 @@
 //! Models as data, and the interface of backends: hyperparameters ([`ModelSpec`]), weights by role ([`Weights`]), and
-//! the evaluation of batches ([`ForwardPass`]).
+//! the evaluation of batches ([`ForwardPass`]), which a [`Session`] implements over a backend's [`Executor`].
 //!
 //! A new architecture is a new way to fill in a [`ModelSpec`]; no other crate uses an architecture's name. The
 //! bookkeeping of KV pages and recurrent states ([`PageTable`]), snapshots ([`Snapshot`]) and lookahead ([`Lookahead`])
@@ -22,6 +22,7 @@ mod recipe;
 mod recurrent;
 mod rope;
 mod sequence_runs;
+mod session;
 mod shapes;
 mod snapshot;
 mod spec;
@@ -57,6 +58,7 @@ pub use recurrent::{
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use sequence_runs::one_run_per_sequence;
+pub use session::{Executor, NullExecutor, Session, Step, StepLimits, StepResults};
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{

@@ -1,10 +1,10 @@
 //! The KV cache in GPU memory: keys and values of all layers, in pages of 64 positions that sequences may share.
 //!
-//! Which page belongs to which sequence is kept on the CPU, in a [`PageTable`]; the kernels read a copy from the
-//! [`BatchBuffer`](crate::BatchBuffer). A cache group is the layers that use the same page numbers.
+//! Which page belongs to which sequence is kept on the CPU, in the session's page table; the kernels read a copy from
+//! the [`BatchBuffer`](crate::BatchBuffer). A cache group is the layers that use the same page numbers.
 
 use crate::{Arena, Slice, WgpuDevice, WgpuError};
-use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PageCopy, PageTable};
+use metal_attention_model::{CacheGroups, CacheType, ModelSpec, PageCopy};
 use wgpu::Buffer;
 
 use super::parts::MixerKernels;
@@ -16,8 +16,6 @@ pub struct WgpuKvCache {
     /// pages of the layer's cache group. `None`: the layer has no attention. Layers that share a cache have equal
     /// slices.
     pub(super) layers: Vec<Option<(Slice, Slice)>>,
-    /// Which pages belong to which sequence.
-    pub(super) pages: PageTable,
     /// The keys, and the values, of each layer that has a cache of its own.
     halves: Vec<LayerKeysOrValues>,
     /// The buffer through which a page of all layers is copied to another page: WebGPU does not copy within a buffer.
@@ -73,7 +71,6 @@ impl WgpuKvCache {
         });
         Ok(Self {
             layers: layers.collect(),
-            pages: PageTable::new(groups),
             halves: halves.collect(),
             copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.capacity().n_seq))?,
             cache_type,
@@ -87,27 +84,24 @@ impl WgpuKvCache {
         (keys, values)
     }
 
-    /// Assigns pages to the tokens of `batch` and counts them as past, as [`PageTable::append`] does. Pages that
-    /// sequences no longer share are copied before the next submission runs.
-    pub(super) fn append(&mut self, gpu: &WgpuDevice, batch: &[BatchToken]) {
-        for PageCopy { group, from, to } in self.pages.append(batch) {
-            let mut encoder = gpu.encoder();
-            let halves = || {
-                self.halves.iter().filter(|half| half.group == group).scan(0, |at, half| {
-                    *at += half.page_bytes;
-                    Some((half.slice.buffer(), half.slice.offset(), *at - half.page_bytes, half.page_bytes))
-                })
-            };
-            for (buffer, offset, at, bytes) in halves() {
-                let from = offset + u64::from(from) * bytes;
-                encoder.copy_buffer_to_buffer(buffer, from, &self.copy_buffer, at, bytes);
-            }
-            for (buffer, offset, at, bytes) in halves() {
-                let to = offset + u64::from(to) * bytes;
-                encoder.copy_buffer_to_buffer(&self.copy_buffer, at, buffer, to, bytes);
-            }
-            gpu.submit(encoder);
+    /// Copies a page of all layers of a cache group, before the next submission runs.
+    pub(super) fn copy_page(&self, gpu: &WgpuDevice, PageCopy { group, from, to }: PageCopy) {
+        let mut encoder = gpu.encoder();
+        let halves = || {
+            self.halves.iter().filter(|half| half.group == group).scan(0, |at, half| {
+                *at += half.page_bytes;
+                Some((half.slice.buffer(), half.slice.offset(), *at - half.page_bytes, half.page_bytes))
+            })
+        };
+        for (buffer, offset, at, bytes) in halves() {
+            let from = offset + u64::from(from) * bytes;
+            encoder.copy_buffer_to_buffer(buffer, from, &self.copy_buffer, at, bytes);
         }
+        for (buffer, offset, at, bytes) in halves() {
+            let to = offset + u64::from(to) * bytes;
+            encoder.copy_buffer_to_buffer(&self.copy_buffer, at, buffer, to, bytes);
+        }
+        gpu.submit(encoder);
     }
 
     /// The slices that make up a page of a cache group: layer by layer, its keys and then its values.

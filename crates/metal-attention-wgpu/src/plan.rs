@@ -25,7 +25,7 @@ use metal_attention_model::{BatchKind, FewLimits, ModelSpec, NormKind};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
-use crate::forward_pass::ResultKind;
+use crate::executor::ResultKind;
 use crate::kernels::{
     self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNormShape, SplitTile, TOKEN_TILE,
     TokenRows,

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use metal_attention_model::{BatchKind, BatchToken, KernelTime, Phase, ProfiledStep};
+use metal_attention_model::{BatchKind, KernelTime, ProfiledStep, Profiler, Step};
 use wgpu::{
     BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 
-use crate::forward_pass::{BatchShape, ResultKind, WgpuForwardPass};
+use crate::executor::{BatchShape, ResultKind, WgpuExecutor};
 use crate::kernels;
 use crate::segments::repeatable;
 use crate::{BatchDims, Dispatch, WgpuError};
@@ -22,7 +22,7 @@ without a profile greedy steps are queued ahead, and the dispatches of a step sh
 /// Start and end of a pass, in ticks of the GPU's clock.
 type Ticks = [u64; 2];
 
-impl WgpuForwardPass {
+impl WgpuExecutor {
     /// Number of dispatches of a greedy step over `n_tokens` tokens whose last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = BatchDims { n_tokens: n_tokens as u32, n_outputs: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
@@ -34,12 +34,13 @@ impl WgpuForwardPass {
     /// which adds some overhead. Both runs leave the same KV cache and states as the evaluation that follows.
     pub(super) fn profile_step(
         &mut self,
-        phase: Phase,
-        batch: &[BatchToken],
+        evaluated: &Step,
         output: ResultKind,
+        profiler: &mut Profiler,
     ) -> Result<(), WgpuError> {
-        self.write_pages(batch);
-        let BatchShape { kind, size, consecutive_pages, .. } = self.batch_shape(batch, 0, output);
+        self.write_pages(&evaluated.tokens, &evaluated.pages);
+        let BatchShape { kind, size, consecutive_pages, .. } =
+            self.batch_shape(&evaluated.tokens, &evaluated.pages, 0, output);
         let plan = self.plan(kind);
         // Without output tokens the grids of the output head are empty and are skipped as well.
         let all =
@@ -48,9 +49,9 @@ impl WgpuForwardPass {
         let (_, period) = self.gpu.clock()?;
         let since =
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
-        let whole = self.time_passes(batch, size, &[&dispatches])?[0];
+        let whole = self.time_passes(evaluated, size, &[&dispatches])?[0];
         let apart: Vec<&[&Dispatch]> = dispatches.chunks(1).collect();
-        let ticks = self.time_passes(batch, size, &apart)?;
+        let ticks = self.time_passes(evaluated, size, &apart)?;
         let first = ticks.first().map_or(0, |t| t[0]);
         let kernel = |(dispatch, &[start, end]): (&&Dispatch, &Ticks)| KernelTime {
             kernel: dispatch.kernel().to_owned().into(),
@@ -59,30 +60,23 @@ impl WgpuForwardPass {
             part: 0,
         };
         let step = ProfiledStep {
-            phase,
-            n_tokens: batch.len(),
+            phase: evaluated.phase,
+            n_tokens: evaluated.tokens.len(),
             start: Duration::ZERO,
             time: since(whole[0], whole[1]),
             kernels: dispatches.iter().zip(&ticks).map(kernel).collect(),
         };
-        if let Some(profiler) = &mut self.profiler {
-            profiler.add_step(step);
-        }
+        profiler.add_step(step);
         Ok(())
     }
 
     /// Runs each group of dispatches in a pass of its own and returns when it started and ended. `passes`: the groups.
-    fn time_passes(
-        &self,
-        batch: &[BatchToken],
-        size: BatchDims,
-        passes: &[&[&Dispatch]],
-    ) -> Result<Vec<Ticks>, WgpuError> {
+    fn time_passes(&self, step: &Step, size: BatchDims, passes: &[&[&Dispatch]]) -> Result<Vec<Ticks>, WgpuError> {
         let gpu = &*self.gpu;
         let (device, _) = gpu.clock()?;
-        self.write_batch(batch);
+        self.write_batch(&step.tokens);
         // The batch runs several times, and then once for real: each run has to start from the same recurrent states.
-        self.states.write(gpu, &repeatable(self.cache.pages.segments(batch)));
+        self.states.write(gpu, &repeatable(step.pages.segments(&step.tokens)));
         let mut ticks = Vec::new();
         for passes in passes.chunks(PASSES_AT_ONCE) {
             let count = 2 * passes.len() as u32;

@@ -1,6 +1,6 @@
 //! Setting up a forward pass: the options of all backends, and the choice of a device.
 
-use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, physical_cores};
+use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
 use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 use crate::memory::available_memory;
@@ -186,7 +186,7 @@ impl EngineOptions {
             watch: self.watch.clone(),
             ..defaults
         };
-        let pass = CpuForwardPass::new(model.spec().clone(), model.weights(), &options)?;
+        let pass = CpuExecutor::session(model.spec().clone(), model.weights(), &options)?;
         log(model, &pass);
         Ok(Backend::Cpu(pass))
     }

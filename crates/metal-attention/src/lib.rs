@@ -60,7 +60,7 @@ pub use host_snapshot::HostSnapshot;
 pub use logits_processor::LogitsProcessor;
 pub use memory::{available_memory, give_back_memory};
 pub use metal_attention_cpu::{
-    CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
+    CacheType, CpuCeilings, CpuError, CpuExecutor, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,
 };
 #[cfg(feature = "cuda")]
@@ -78,7 +78,7 @@ pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu as kernels;
 #[cfg(feature = "wgpu")]
-pub use metal_attention_wgpu::{WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
+pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

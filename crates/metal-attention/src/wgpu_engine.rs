@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metal_attention_model::ForwardPass;
 use metal_attention_wgpu::{
-    AdapterChoice, WgpuDevice, WgpuError, WgpuForwardPass, WgpuForwardPassOptions, WgpuOptions,
+    AdapterChoice, WgpuDevice, WgpuError, WgpuExecutor, WgpuForwardPass, WgpuForwardPassOptions, WgpuOptions,
 };
 
 use crate::engine::{capacity, mib};
@@ -24,7 +24,7 @@ pub(crate) fn forward_pass(
     let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
     let set_up = |options: &EngineOptions| {
         let options = pass_options(options, options.n_ctx_of(model));
-        WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
+        WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
     };
     let pass = match set_up(&sized) {
         // Other programs may use more of the memory, or the device may not allow a buffer of that size.
@@ -41,7 +41,7 @@ pub(crate) fn forward_pass(
 
 /// Sets up `model` on a hardware GPU with enough memory. The error says why there is none.
 pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForwardPass, WgpuError> {
-    WgpuForwardPass::supports(model.spec())?;
+    WgpuExecutor::supports(model.spec())?;
     // The upper bound of a binding's size: devices with a smaller one need less memory at a time.
     let max_binding = u64::from(u32::MAX);
     let needed =

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{batch, bits, start};
-use metal_attention_cpu::{CpuError, CpuForwardPass, CpuOptions};
+use metal_attention_cpu::{CpuError, CpuExecutor, CpuForwardPass, CpuOptions};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardError, ForwardPass, PAGE, Watch};
 
@@ -157,7 +157,7 @@ fn loading_counts_bytes_and_can_be_cancelled() {
         let model = start(&file, &options(n_threads, &watch));
         assert_eq!(watch.done(), model.memory_use().weights, "every repacked byte counts");
         watch.cancel();
-        let error = CpuForwardPass::from_gguf(&file, &options(n_threads, &watch)).err();
+        let error = CpuExecutor::session_of_file(&file, &options(n_threads, &watch)).err();
         assert!(matches!(error, Some(CpuError::Cancelled)), "{error:?}");
         assert_eq!(watch.done(), model.memory_use().weights, "nothing is repacked");
     }

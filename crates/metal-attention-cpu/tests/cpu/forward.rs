@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::support::{batch, bits, gguf, start};
-use metal_attention_cpu::{CacheType, CpuError, CpuForwardPass, CpuOptions, Isa};
+use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
 
@@ -450,14 +450,14 @@ fn options_out_of_range_are_refused() {
         CpuOptions { n_ubatch: 0, ..options() },
     ];
     for options in refused {
-        let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");
+        let error = CpuExecutor::session_of_file(&file, &options).err().expect("a refusal");
         assert!(matches!(error, CpuError::Option { .. }), "{error}");
         assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
     for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (1 << 40, 1 << 20)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
             let options = CpuOptions { n_ctx, n_seq, cache_type, ..options() };
-            let error = CpuForwardPass::from_gguf(&file, &options).err().expect("a refusal");
+            let error = CpuExecutor::session_of_file(&file, &options).err().expect("a refusal");
             assert!(matches!(error, CpuError::OutOfMemory { what: "the KV cache", .. }), "{n_ctx} {n_seq}: {error}");
         }
     }

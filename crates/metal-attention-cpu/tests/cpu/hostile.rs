@@ -1,6 +1,6 @@
 //! Files with hostile metadata and tensors: loading fails with an error, or the model runs.
 
-use metal_attention_cpu::{CpuForwardPass, CpuOptions};
+use metal_attention_cpu::{CpuExecutor, CpuOptions};
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType, Value};
 use metal_attention_model::{BatchToken, ForwardPass, Mixer, ModelError, ModelShape, ModelSpec, TensorSpec, Weights};
 use proptest::prelude::*;
@@ -58,7 +58,7 @@ fn logits(file: &GgufFile, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
     let weights = Weights::load(file, &spec)?;
     let options = CpuOptions { n_ctx: 96, n_threads: 2, n_ubatch: 4, ..CpuOptions::default() };
     let n_vocab = spec.n_vocab;
-    let mut model = CpuForwardPass::new(spec, &weights, &options).unwrap();
+    let mut model = CpuExecutor::session(spec, &weights, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id: id % n_vocab as u32, seq: 0, pos, output: true };
     let batch: Vec<_> = tokens.iter().enumerate().map(token).collect();
     let (prompt, one) = batch.split_at(batch.len() - 1);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
+use metal_attention_cpu::{CacheType, CpuExecutor, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{BatchToken, ForwardPass, argmax};
 use metal_attention_testing::models::{Files, quants, small_quants};
@@ -14,7 +14,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn open(path: &Path, options: &CpuOptions) -> CpuForwardPass {
     let file = GgufFile::open(path).expect("a readable GGUF file");
-    CpuForwardPass::from_gguf(&file, options).expect("a model that runs")
+    CpuExecutor::session_of_file(&file, options).expect("a model that runs")
 }
 
 fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
@@ -143,7 +143,7 @@ fn check_quantised_types(reference: &str, files: &Files, n: usize) {
         for isa in Isa::available() {
             for (exact, limit) in [(true, 1e-6), (false, 2e-3)] {
                 let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) };
-                let mut model = CpuForwardPass::from_gguf(&file, &options).expect("a model that runs");
+                let mut model = CpuExecutor::session_of_file(&file, &options).expect("a model that runs");
                 let logits = all_logits(&mut model, &tokens);
                 let error = nmse(&logits[logits.len() - 1], &case.logits_last);
                 println!("{name} {isa:?} exact {exact}: NMSE {error:.1e}");
@@ -162,7 +162,7 @@ fn architectures() {
             .expect("a readable GGUF file");
         for isa in Isa::available() {
             let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) };
-            let mut model = CpuForwardPass::from_gguf(&file, &options).expect("a model that runs");
+            let mut model = CpuExecutor::session_of_file(&file, &options).expect("a model that runs");
             let logits = all_logits(&mut model, &tokens);
             let argmaxes: Vec<_> = logits.iter().map(|row| argmax(row)).collect();
             let error = nmse(&logits[logits.len() - 1], &case.logits_last);

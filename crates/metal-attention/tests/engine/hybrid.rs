@@ -8,8 +8,8 @@ use crate::toys::{Toy, batch, kimi_linear, logits, metadata, read, some_ids, toy
 use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, Device, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
-    Generator, Model, ModelOptions,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, Device, EngineOptions, ForwardError, ForwardPass,
+    GenerateOptions, Generator, Model, ModelOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
@@ -87,7 +87,7 @@ fn options() -> CpuOptions {
 }
 
 fn on_cpu(toy: &Toy, options: &CpuOptions) -> CpuForwardPass {
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, options).unwrap()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! computed in float64.
 
 use crate::toys::{Toy, metadata, some_ids, toy};
-use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardPass};
+use metal_attention::{BatchToken, CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
     AttentionSpec, AttentionWeights, DeltaRuleSpec, DeltaRuleWeights, DenseWeights, FeedForwardWeights, Linear, Mixer,
@@ -204,7 +204,7 @@ fn long_sequences_agree_with_float64() {
     let want = reference_logits(&toy, &ids, &positions);
     let options =
         CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
+    let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, output: positions.contains(&pos) };
     let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
     let got = pass.forward(&batch).unwrap();

@@ -2,7 +2,7 @@
 //! computed in float64.
 
 use crate::toys::{Toy, batch, metadata, nmse, read, some_ids, toy};
-use metal_attention::{CacheType, CpuForwardPass, ForwardPass};
+use metal_attention::{CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
     Linear, Mamba2Spec, Mamba2Weights, MambaSpec, MambaWeights, Mixer, MixerWeights, NormWeights,
@@ -245,7 +245,7 @@ fn logits_after_thousands_of_tokens_agree_with_float64() {
     for toy in published.iter().chain(&toys) {
         let options =
             CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
-        let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
+        let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
         let (before, compared) = ids.split_at(N_TOKENS - N_COMPARED);
         let tokens = batch(&pass, 0, before, false);
         pass.forward(&tokens).unwrap();

@@ -8,7 +8,7 @@
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec};
-use metal_attention_cpu::{CpuForwardPass, CpuOptions, Isa};
+use metal_attention_cpu::{CpuExecutor, CpuOptions, Isa};
 use metal_attention_model::{ModelShape, RopeStretch};
 
 /// Types that are slow to quantise, because the nearest codebook entries are searched. They get random blocks instead.
@@ -232,7 +232,7 @@ impl Case {
             isa: Some(isa),
             ..CpuOptions::default()
         };
-        let mut pass = CpuForwardPass::from_gguf(file, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let mut pass = CpuExecutor::session_of_file(file, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
         self.logits(&mut pass)
     }
 
@@ -288,7 +288,7 @@ fn every_instruction_set_gives_the_same_logits_and_nearly_so_with_8_bit_activati
 mod on_gpu {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
     use metal_attention_model::Weights;
 
     use super::*;
@@ -319,7 +319,7 @@ mod on_gpu {
                 exact,
                 ..Default::default()
             };
-            let pass = WgpuForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);
+            let pass = WgpuExecutor::session(Arc::clone(&gpu), spec, &weights, &options);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if rounded { 1e-4 } else { case.limit() };
             case.compare("GPU", &case.logits(&mut pass), &want, limit);

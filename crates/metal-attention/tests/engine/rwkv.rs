@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
-use metal_attention::{CacheType, CpuForwardPass, ForwardPass};
+use metal_attention::{CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
     ChannelMixWeights, DenseWeights, FeedForwardWeights, LayerWeights, Linear, LowRankWeights, Mixer, MixerWeights,
@@ -348,7 +348,7 @@ fn token_shift_weights_may_be_in_a_tensor_each() {
     let [want, found] = [fused, &separate].map(|file| {
         let toy = read("rwkv6", file);
         let mut pass =
-            CpuForwardPass::new(toy.spec, &toy.weights, &CpuOptions { n_ctx: 64, ..Default::default() }).unwrap();
+            CpuExecutor::session(toy.spec, &toy.weights, &CpuOptions { n_ctx: 64, ..Default::default() }).unwrap();
         let batch = batch(&pass, 0, &ids, true);
         pass.forward(&batch).unwrap().as_slice().to_vec()
     });
@@ -367,7 +367,7 @@ fn long_sequences_agree_with_float64() {
                 set_slow_decay(&mut toy);
             }
             let want = reference_logits(&toy, &ids, &positions);
-            let mut pass = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
+            let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
             let mut batch = batch(&pass, 0, &ids, false);
             for token in &mut batch {
                 token.output = positions.contains(&token.pos);

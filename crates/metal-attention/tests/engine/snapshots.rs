@@ -3,7 +3,7 @@
 //! `METAL_ATTENTION_TEST_CUDA` is set, it fails.
 
 use crate::toys::{Toy, kimi_linear, logits, read, some_ids, toy};
-use metal_attention::{CacheType, CpuForwardPass, ForwardError, ForwardPass, Snapshot, SnapshotError};
+use metal_attention::{CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, Snapshot, SnapshotError};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::PAGE;
 use metal_attention_testing::models::{architectures, more_architectures};
@@ -23,7 +23,7 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 
 fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
     let options = CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 2, cache_type, n_ubatch: 24, ..Default::default() };
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
 /// The snapshot of sequence `seq`, header and blocks.
@@ -111,13 +111,13 @@ fn sequences_continue_on_the_cpu() {
 fn sequences_continue_on_the_gpu() {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
 
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let options = WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     let few = crate::wgpu::device::takes_fewer_cases(&gpu);
     for toy in models(if few { &["qwen35.gguf"] } else { &["qwen35.gguf", "gemma3.gguf"] }) {
-        let open = || WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+        let open = || WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
         check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
 }
@@ -174,7 +174,7 @@ fn snapshots_of_other_caches_are_refused() {
     // Longer than the context, and larger than the free pages.
     let small = |n_ctx, n_cache| {
         let options = CpuOptions { n_ctx, n_cache: Some(n_cache), n_seq: 2, n_threads: 1, ..Default::default() };
-        CpuForwardPass::new(all[0].spec.clone(), &all[0].weights, &options).unwrap()
+        CpuExecutor::session(all[0].spec.clone(), &all[0].weights, &options).unwrap()
     };
     let outcome = restore(&mut small(69, 128), 0, &bytes);
     assert!(matches!(outcome, Err(SnapshotError::Damaged { .. })), "{outcome:?}");
@@ -198,7 +198,7 @@ fn checkpoints_that_do_not_fit_are_left_out() {
     let want = logits(&mut pass, 0, &ids[300..]);
     let options =
         CpuOptions { n_ctx: N_CTX, n_seq: 1, n_threads: 2, n_ubatch: 24, state_cache: 0, ..Default::default() };
-    let mut small = CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap();
+    let mut small = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
     assert_eq!(small.cache_pages().states.total, 3);
     restore(&mut small, 0, &bytes).unwrap();
     assert_eq!(small.cache_pages().states.free, 0);

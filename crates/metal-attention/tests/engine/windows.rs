@@ -3,7 +3,7 @@
 //! test is skipped; in CI that is a failure.
 
 use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
-use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardPass};
+use metal_attention::{BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{Mask, Mixer};
 use metal_attention_testing::models::more_architectures;
@@ -44,7 +44,7 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
     let cache_type = CacheType::F32;
     let options = CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 2, cache_type, n_ubatch, ..Default::default() };
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
 /// Appends `ids` to sequence `seq`. Returns the logits of all of them.
@@ -176,7 +176,7 @@ fn concurrent_sequences_on_the_cpu_equal_single_ones() {
 fn concurrent_sequences_on_the_gpu_equal_single_ones() {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
 
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let ids = some_ids(500);
@@ -194,7 +194,7 @@ fn concurrent_sequences_on_the_gpu_equal_single_ones() {
                 ..Default::default()
             };
             let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-            let pass = WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+            let pass = WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
             assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
             pass
         };

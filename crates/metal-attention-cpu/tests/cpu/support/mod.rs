@@ -1,6 +1,6 @@
 //! Helpers of the CPU backend's tests.
 
-use metal_attention_cpu::{CpuForwardPass, CpuOptions};
+use metal_attention_cpu::{CpuExecutor, CpuForwardPass, CpuOptions};
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention_model::{BatchToken, ForwardPass};
 
@@ -16,7 +16,7 @@ pub fn gguf(metadata: &Metadata, tensors: &[(TensorDecl, Vec<u8>)]) -> GgufFile 
 }
 
 pub fn start(file: &GgufFile, options: &CpuOptions) -> CpuForwardPass {
-    CpuForwardPass::from_gguf(file, options).expect("a model that runs")
+    CpuExecutor::session_of_file(file, options).expect("a model that runs")
 }
 
 /// The batch that appends `ids` to sequence `seq`, with the logits of every token.

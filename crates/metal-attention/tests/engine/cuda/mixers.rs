@@ -9,8 +9,8 @@ use crate::toys::{
     LIMIT, Toy, batch, close, greedy, kimi_linear, logits, metadata, nmse, read, some_ids, token, toy, toy_with_bf16,
 };
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, CudaDevice, CudaForwardPass, CudaForwardPassOptions, ForwardError,
-    ForwardPass, cuda_summaries,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, CudaDevice, CudaForwardPass, CudaForwardPassOptions,
+    ForwardError, ForwardPass, cuda_summaries,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
@@ -99,7 +99,7 @@ fn on_cuda(gpu: &Arc<CudaDevice>, toy: &Toy, options: &CudaForwardPassOptions) -
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
     let options =
         CpuOptions { n_ctx: N_CTX, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
 #[test]

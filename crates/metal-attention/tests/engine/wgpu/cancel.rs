@@ -8,8 +8,7 @@ use crate::wgpu::device::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuError;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, Watch, Weights, WgpuForwardPass,
-    WgpuForwardPassOptions,
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, Watch, Weights, WgpuExecutor, WgpuForwardPassOptions,
 };
 
 fn stories() -> GgufFile {
@@ -79,7 +78,7 @@ fn loading_ends_when_it_is_cancelled() {
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    let set_up = || WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, &options());
+    let set_up = || WgpuExecutor::session(Arc::clone(&gpu), spec.clone(), &weights, &options());
     watch.cancel();
     assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
     assert!(gpu.pipelines().is_empty());

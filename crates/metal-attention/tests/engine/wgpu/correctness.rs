@@ -9,7 +9,7 @@ use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start, takes_fewer_cases};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
-    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, Weights, WgpuForwardPass,
+    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, Weights, WgpuExecutor,
     WgpuForwardPassOptions,
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
@@ -281,7 +281,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
     let wgpu_options =
         WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
     let n_rounds = if takes_fewer_cases(&gpu) { 200 } else { 1000 };
-    let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
+    let mut pass = WgpuExecutor::session(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
         // Mostly short prompts. The lengths include every boundary between the kernels' tiles.
@@ -616,7 +616,7 @@ fn options_that_cannot_fit_are_refused() {
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
     let open = |options: &WgpuForwardPassOptions| {
-        WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
+        WgpuExecutor::session(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
     };
     for options in [
         WgpuForwardPassOptions { n_ctx: 0, ..Default::default() },

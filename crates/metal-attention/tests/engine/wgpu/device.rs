@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError, WgpuOptions};
-use metal_attention::{ModelSpec, Watch, Weights, WgpuForwardPass, WgpuForwardPassOptions};
+use metal_attention::{ModelSpec, Watch, Weights, WgpuExecutor, WgpuForwardPass, WgpuForwardPassOptions};
 
 /// The GPU, a device for each test, as a software GPU runs what comes to one device in turn. `None`, with a message, on a
 /// machine that has none; in CI that is a failure. Shaders have no runtime checks, as in release builds: the tests of single
@@ -46,5 +46,5 @@ fn open(options: &WgpuOptions) -> Option<Arc<WgpuDevice>> {
 pub fn start(gpu: &Arc<WgpuDevice>, file: &GgufFile, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(file, &spec).unwrap();
-    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
+    WgpuExecutor::session(Arc::clone(gpu), spec, &weights, options).unwrap()
 }

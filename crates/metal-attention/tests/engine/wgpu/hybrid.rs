@@ -10,7 +10,8 @@ use crate::toys::{
 use crate::wgpu::device::{gpu, gpu_with, takes_fewer_cases};
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, WgpuExecutor, WgpuForwardPass,
+    WgpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
@@ -110,7 +111,7 @@ fn options() -> WgpuForwardPassOptions {
 /// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
 fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-    let pass = WgpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
+    let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     assert_eq!(pass.kv_cache_bytes() as u64, pass.memory_use().kv_cache, "{}", toy.name);
@@ -120,7 +121,7 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) ->
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
     let options =
         CpuOptions { n_ctx: N_CTX, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
 #[test]

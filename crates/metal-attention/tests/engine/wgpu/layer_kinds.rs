@@ -7,7 +7,8 @@ use crate::toys::{GATED_ATTENTION, Toy, batch, metadata, nmse, some_ids, toy};
 use crate::wgpu::device::gpu;
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, WgpuExecutor, WgpuForwardPass,
+    WgpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
 
@@ -59,7 +60,7 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_
         ..Default::default()
     };
     let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-    let pass = WgpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
+    let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     pass
@@ -68,7 +69,7 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_
 fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
     let options =
         CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
 }
 
 /// The logits of prompts and single tokens of two sequences, and the hidden states of a batch of both.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::{WgpuForwardPassOptions, WgpuOptions};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{Weights, argmax};
+use metal_attention_model::{ForwardPass, Weights, argmax};
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn start(gpu: &Arc<WgpuDevice>, groups: impl Into<Option<usize>>) -> WgpuForward
     let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, &options).unwrap()
+    WgpuExecutor::session(Arc::clone(gpu), spec, &weights, &options).unwrap()
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), output: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
-        generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).consecutive_pages));
+        generated.push((id, pass.batch_shape(&[token], pass.page_table(), 0, ResultKind::Id).consecutive_pages));
     }
     generated
 }

@@ -1,15 +1,15 @@
-//! Loads a model onto the GPU: [`WgpuForwardPass::new`] makes every buffer, uploads the weights and compiles every
+//! Loads a model onto the GPU: [`WgpuExecutor::new`] makes every buffer, uploads the weights and compiles every
 //! pipeline, so that evaluating a batch allocates and compiles nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention_model::{
-    BatchKind, CacheGroups, Capacity, LayerSpec, Lookahead, MemoryUse, ModelSpec, Rope, Weights,
+    BatchKind, CacheGroups, Capacity, LayerSpec, MemoryUse, ModelSpec, Rope, Session, Weights,
 };
 use wgpu::Buffer;
 
-use super::{FLAG_BYTES, TOP_K, WgpuForwardPass, log_persistent_layers};
+use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_layers};
 use crate::activations::{ActivationWidths, Activations, experts_shapes};
 use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
@@ -27,7 +27,17 @@ use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 /// each kernel are used.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-impl WgpuForwardPass {
+impl WgpuExecutor {
+    /// A session with a model: see [`new`](Self::new).
+    pub fn session(
+        gpu: Arc<WgpuDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &WgpuForwardPassOptions,
+    ) -> Result<WgpuForwardPass, WgpuError> {
+        Ok(Session::new(Self::new(gpu, spec, weights, options)?))
+    }
+
     /// Loads a model onto `gpu`. Errors: an option out of range, a part of the model without kernels, too little
     /// memory, a pipeline that the driver rejects.
     pub fn new(
@@ -194,7 +204,6 @@ impl WgpuForwardPass {
             batch,
             ids,
             top_k,
-            lookahead: Lookahead::default(),
             free: Vec::new(),
             readback,
             blocks: None,
@@ -202,10 +211,8 @@ impl WgpuForwardPass {
             unread: None,
             trace: None,
             persistent_timed_out,
-            logits: Vec::new(),
             memory,
-            n_ctx: cache_capacity.n_ctx,
-            profiler: None,
+            groups: cache_groups,
             waker,
             compiling_layers,
         })

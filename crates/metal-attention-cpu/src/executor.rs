@@ -1,16 +1,13 @@
-//! The CPU backend: set-up of a model, the page table of its KV cache, and the [`ForwardPass`] trait.
+//! The CPU backend: set-up of a model, and the [`Executor`] of its steps.
 //!
-//! [`CpuForwardPass`] owns everything that outlives a batch: the prepared weights, the KV pages and recurrent states, the page
-//! table that assigns them to sequences, the scratch buffers and the thread pool. A batch is checked, cut into micro-batches of
-//! at most `n_ubatch` tokens, and each of these is evaluated by [`MicroBatchRun`]; the logits, `[n_outputs, n_vocab]`, or
-//! hidden states, `[n_outputs, n_embd]`, of the output tokens are collected in `output`.
+//! [`CpuExecutor`] owns everything that outlives a step, except the page table: the prepared weights, the KV pages and recurrent
+//! states, the scratch buffers and the thread pool. [`MicroBatchRun`] evaluates a step.
 
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, ForwardError, ForwardPass,
-    LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
-    SequenceExtent, SnapshotError, Watch, Weights, check_outputs, micro_batches,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError,
+    LayerTrace, MemoryUse, ModelSpec, PageCopy, Profiler, Session, Step, StepLimits, StepResults, Watch, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -27,7 +24,7 @@ use crate::state::StateSlots;
 /// The largest number of threads that is accepted: more than any machine has cores.
 const MAX_THREADS: usize = 4096;
 
-/// The options of a [`CpuForwardPass`].
+/// The options of a [`CpuExecutor`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuOptions {
     /// The maximum number of positions of a sequence.
@@ -75,25 +72,22 @@ impl Default for CpuOptions {
     }
 }
 
+/// A forward pass on the CPU.
+pub type CpuForwardPass = Session<CpuExecutor>;
+
 /// A model on the CPU: its weights, the KV cache and the recurrent states of its sequences.
-pub struct CpuForwardPass {
+pub struct CpuExecutor {
     spec: ModelSpec,
+    groups: CacheGroups,
     weights: PreparedWeights,
     cache: KvCache,
     states: StateSlots,
-    /// The KV pages and state slots of each sequence.
-    pages: PageTable,
     scratch: Scratch,
     /// Buffers for evaluating the sequences of a small model in parallel; `None` where that does not pay.
     sequence_parallel: Option<SequenceParallel>,
-    /// The logits or hidden states of the last batch; grows only.
-    output: Vec<f32>,
     pool: ThreadPool,
     isa: Isa,
-    n_ctx: usize,
     n_ubatch: usize,
-    /// Records kernel times between `start_profile` and `take_profile`.
-    profiler: Option<Profiler>,
     /// Receives the input of every matrix.
     observer: Option<Observer>,
 }
@@ -104,12 +98,17 @@ enum KvCache {
     F32(Vec<Option<LayerKvCache<f32>>>),
 }
 
-impl CpuForwardPass {
-    /// Sets up the model of `file`, whose weights stay mapped: see [`new`](Self::new).
-    pub fn from_gguf(file: &GgufFile, options: &CpuOptions) -> Result<Self, CpuError> {
+impl CpuExecutor {
+    /// A session with the model of `file`, whose weights stay mapped: see [`new`](Self::new).
+    pub fn session_of_file(file: &GgufFile, options: &CpuOptions) -> Result<CpuForwardPass, CpuError> {
         let spec = ModelSpec::from_gguf(file)?;
         let weights = Weights::load(file, &spec)?;
-        Self::new(spec, &weights, options)
+        Self::session(spec, &weights, options)
+    }
+
+    /// A session with a model: see [`new`](Self::new).
+    pub fn session(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<CpuForwardPass, CpuError> {
+        Ok(Session::new(Self::new(spec, weights, options)?))
     }
 
     /// Sets up a model: starts the threads, allocates the KV cache and the recurrent states, and repacks the weights. With
@@ -147,29 +146,15 @@ impl CpuForwardPass {
             weights,
             cache,
             states,
-            pages: PageTable::new(&groups),
+            groups,
             scratch: Scratch::default(),
             sequence_parallel,
-            output: Vec::new(),
             pool,
             isa,
-            n_ctx,
             n_ubatch,
-            profiler: None,
             observer: None,
             spec,
         })
-    }
-
-    /// Bytes of memory in use now. Only repacked weights count; the others are pages of the mapped file.
-    pub fn memory_use(&self) -> MemoryUse {
-        let sequence_parallel = self.sequence_parallel.as_ref().map_or(0, SequenceParallel::bytes);
-        let scratch = self.scratch.bytes() + sequence_parallel + 4 * self.output.capacity();
-        MemoryUse {
-            weights: self.weights.packed_bytes() as u64,
-            kv_cache: self.kv_cache_bytes() as u64,
-            scratch: scratch as u64,
-        }
     }
 
     /// Sets the observer that receives the input of every matrix in each forward pass; `None` removes it.
@@ -247,91 +232,6 @@ fn forward<E: CacheElement>(
     }
 }
 
-/// The kind of output that a batch requests.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OutputKind {
-    Logits,
-    Hidden,
-}
-
-impl CpuForwardPass {
-    /// Evaluates `batch` and writes the results of its output tokens to the beginning of `self.output`; returns the number of
-    /// floats there.
-    ///
-    /// # Errors
-    ///
-    /// A batch that the model or the page table refuses changes nothing. After a cancelled pass the page table has taken the
-    /// positions of the whole batch back ([`PageTable::retract`]).
-    fn evaluate(
-        &mut self,
-        batch: &[BatchToken],
-        kind: OutputKind,
-        mut trace: Option<LayerTrace<'_>>,
-    ) -> Result<usize, ForwardError> {
-        let width = match kind {
-            OutputKind::Logits => self.spec.n_vocab,
-            OutputKind::Hidden => self.spec.n_embd,
-        };
-        let n_floats = batch.iter().filter(|t| t.output).count() * width;
-        if self.output.len() < n_floats {
-            let more = n_floats - self.output.len();
-            self.output
-                .try_reserve_exact(more)
-                .map_err(|_| ForwardError::OutOfMemory { what: "the logits", bytes: 4 * n_floats })?;
-            self.output.resize(n_floats, 0.0);
-        }
-        self.pool.begin();
-        check_outputs(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == OutputKind::Logits)?;
-        self.pages.check(batch, self.spec.n_vocab)?;
-        self.pages.begin_batch(batch);
-        let states = self.states.shared();
-        let mut done = 0;
-        for tokens in micro_batches(&self.spec, batch, self.n_ubatch, usize::MAX) {
-            // Appending to a page that several sequences share gives this sequence a copy of its own.
-            for copy in self.pages.append(tokens) {
-                match &mut self.cache {
-                    KvCache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
-                    KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
-                }
-            }
-            let n = tokens.iter().filter(|t| t.output).count() * width;
-            let output = &mut self.output[done..done + n];
-            let output = match kind {
-                OutputKind::Logits => MicroBatchOutput::Logits(output),
-                OutputKind::Hidden => MicroBatchOutput::Hidden(output),
-            };
-            if let Some(profiler) = &mut self.profiler {
-                profiler.begin_step(Phase::of(batch), tokens.len());
-            }
-            let run = MicroBatchRun {
-                spec: &self.spec,
-                weights: &self.weights,
-                pool: &self.pool,
-                isa: self.isa,
-                pages: &self.pages,
-                states: &states,
-                scratch: &mut self.scratch,
-                profiler: self.profiler.as_mut(),
-                observer: self.observer.as_mut(),
-            };
-            let trace: Option<LayerTrace<'_>> = match &mut trace {
-                Some(trace) => Some(&mut **trace),
-                None => None,
-            };
-            match &mut self.cache {
-                KvCache::F16(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, output, trace),
-                KvCache::F32(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, output, trace),
-            }
-            if self.pool.is_cancelled() {
-                self.pages.retract(batch);
-                return Err(ForwardError::Cancelled);
-            }
-            done += n;
-        }
-        Ok(n_floats)
-    }
-}
-
 impl KvCache {
     fn cache_type(&self) -> CacheType {
         match self {
@@ -365,27 +265,110 @@ fn write_page<E: CacheElement>(layers: &mut [Option<LayerKvCache<E>>], group: us
     }
 }
 
-impl SequenceCache for CpuForwardPass {
-    fn layout(&self) -> CacheLayout {
+impl Executor for CpuExecutor {
+    /// No step is submitted ahead.
+    type InFlight = std::convert::Infallible;
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo { kind: "cpu", name: self.isa.name().to_owned(), driver: None, n_threads: self.n_threads() }
+    }
+
+    fn cache_groups(&self) -> &CacheGroups {
+        &self.groups
+    }
+
+    fn limits(&self) -> StepLimits {
+        StepLimits {
+            n_tokens: self.n_ubatch,
+            n_outputs: usize::MAX,
+            one_run_per_sequence: false,
+            chooses_ids: false,
+            max_top_k: 0,
+            n_ahead: 0,
+        }
+    }
+
+    /// Only repacked weights count; the others are pages of the mapped file.
+    fn memory_use(&self, results: usize) -> MemoryUse {
+        let sequence_parallel = self.sequence_parallel.as_ref().map_or(0, SequenceParallel::bytes);
+        MemoryUse {
+            weights: self.weights.packed_bytes() as u64,
+            kv_cache: self.cache_bytes() as u64,
+            scratch: (self.scratch.bytes() + sequence_parallel + results) as u64,
+        }
+    }
+
+    fn begin_batch(&mut self) -> Result<(), ForwardError> {
+        self.pool.begin();
+        Ok(())
+    }
+
+    fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError> {
+        match &mut self.cache {
+            KvCache::F16(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+            KvCache::F32(layers) => layers.iter_mut().flatten().for_each(|layer| layer.copy(copy)),
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        step: &Step,
+        results: StepResults<'_>,
+        trace: Option<LayerTrace<'_>>,
+        mut profiler: Option<&mut Profiler>,
+    ) -> Result<(), ForwardError> {
+        let output = match results {
+            StepResults::Logits(rows) => MicroBatchOutput::Logits(rows),
+            StepResults::Hidden(rows) => MicroBatchOutput::Hidden(rows),
+            StepResults::Ids(_) | StepResults::TopK(_) => {
+                return Err(ForwardError::Device { why: "the CPU returns logits alone".into() });
+            }
+        };
+        if let Some(profiler) = &mut profiler {
+            profiler.begin_step(step.phase, step.tokens.len());
+        }
+        let states = self.states.shared();
+        let run = MicroBatchRun {
+            spec: &self.spec,
+            weights: &self.weights,
+            pool: &self.pool,
+            isa: self.isa,
+            pages: &step.pages,
+            states: &states,
+            scratch: &mut self.scratch,
+            profiler,
+            observer: self.observer.as_mut(),
+        };
+        match &mut self.cache {
+            KvCache::F16(layers) => forward(layers, run, &mut self.sequence_parallel, &step.tokens, output, trace),
+            KvCache::F32(layers) => forward(layers, run, &mut self.sequence_parallel, &step.tokens, output, trace),
+        }
+        if self.pool.is_cancelled() { Err(ForwardError::Cancelled) } else { Ok(()) }
+    }
+
+    fn cache_layout(&self) -> CacheLayout {
         let of_group = |group| match &self.cache {
             KvCache::F16(layers) => page_bytes(layers, group),
             KvCache::F32(layers) => page_bytes(layers, group),
         };
         CacheLayout {
             format: format!("cpu {}", self.cache.cache_type()),
-            page_bytes: (0..self.pages.n_groups()).map(of_group).collect(),
+            page_bytes: (0..self.groups.groups().len()).map(of_group).collect(),
             state_bytes: self.states.slot_bytes() as u64,
         }
     }
 
-    fn pages(&self) -> &PageTable {
-        &self.pages
-    }
-
-    fn discard_lookahead(&mut self) {}
-
-    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
-        self.pages.allocate(seq, extent)
+    fn cache_bytes(&self) -> usize {
+        let keys_and_values: usize = match &self.cache {
+            KvCache::F16(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
+            KvCache::F32(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
+        };
+        keys_and_values + self.states.bytes()
     }
 
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
@@ -405,86 +388,8 @@ impl SequenceCache for CpuForwardPass {
         }
         Ok(())
     }
-}
 
-impl ForwardPass for CpuForwardPass {
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
-    }
-
-    fn device(&self) -> DeviceInfo {
-        DeviceInfo { kind: "cpu", name: self.isa.name().to_owned(), driver: None, n_threads: self.n_threads() }
-    }
-
-    fn n_ctx(&self) -> usize {
-        self.n_ctx
-    }
-
-    fn n_seq(&self) -> usize {
-        self.pages.n_seq()
-    }
-
-    fn n_ubatch(&self) -> usize {
-        self.n_ubatch
-    }
-
-    fn n_past(&self, seq: usize) -> usize {
-        self.pages.n_past(seq)
-    }
-
-    fn rewind(&mut self, seq: usize, n: usize) -> usize {
-        self.pages.rewind(seq, n)
-    }
-
-    fn reachable(&self, seq: usize, n: usize) -> usize {
-        self.pages.reachable(seq, n)
-    }
-
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-        self.pages.share(from, to, n)
-    }
-
-    fn cache_pages(&self) -> PageUse {
-        self.pages.usage()
-    }
-
-    fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.pages.pages_held(sequences)
-    }
-
-    fn kv_cache_bytes(&self) -> usize {
-        let keys_and_values: usize = match &self.cache {
-            KvCache::F16(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
-            KvCache::F32(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
-        };
-        keys_and_values + self.states.bytes()
-    }
-
-    fn cache(&mut self) -> &mut dyn SequenceCache {
-        self
-    }
-
-    fn start_profile(&mut self) -> Result<(), ForwardError> {
-        let device = format!("CPU, {}, threads: {}", self.isa.name(), self.n_threads());
-        self.profiler = Some(Profiler::new(device));
-        Ok(())
-    }
-
-    fn take_profile(&mut self) -> Option<Profile> {
-        self.profiler.take().map(Profiler::finish)
-    }
-
-    fn forward_traced(
-        &mut self,
-        batch: &[BatchToken],
-        trace: Option<LayerTrace<'_>>,
-    ) -> Result<Logits<'_>, ForwardError> {
-        let n = self.evaluate(batch, OutputKind::Logits, trace)?;
-        Ok(Logits::new(&self.output[..n], self.spec.n_vocab))
-    }
-
-    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        let n = self.evaluate(batch, OutputKind::Hidden, None)?;
-        Ok(self.output[..n].to_vec())
+    fn profiler(&self) -> Result<Profiler, ForwardError> {
+        Ok(Profiler::new(format!("CPU, {}, threads: {}", self.isa.name(), self.n_threads())))
     }
 }

@@ -1,25 +1,26 @@
-//! [`WgpuForwardPass`]: a batch of tokens in, logits, token ids or hidden states out.
+//! [`WgpuExecutor`]: evaluates the steps of a session on one GPU.
 //!
-//! Every batch is cut into micro-batches that fit the scratch buffers. For each one the tokens and the page tables of
-//! their sequences are written to the GPU, the dispatches of the [plan](crate::plan) for its kind of batch are recorded
-//! and submitted, and the results of the *output tokens* (those with `BatchToken::output`) are copied to a buffer that
-//! the CPU maps and reads. Greedy decode steps are queued ahead of the CPU by `lookahead.rs`.
+//! For each step the tokens and the page tables of their sequences are written to the GPU, the dispatches of the
+//! [plan](crate::plan) for its kind of batch are recorded and submitted, and the results of the *output tokens* (those
+//! with `BatchToken::output`) are copied to a buffer that the CPU maps and reads. Greedy decode steps are queued ahead of
+//! the CPU by `lookahead.rs`.
 
 mod set_up;
 mod snapshot;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use metal_attention_model::{
-    BatchKind, BatchToken, DeviceInfo, FewLimits, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_outputs, highest, is_decode_step,
-    micro_batches, one_run_per_sequence,
+    BatchKind, BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, FewLimits, ForwardError,
+    LayerTrace, MemoryUse, ModelSpec, PageCopy, PageTable, Profiler, Session, Step, StepLimits, StepResults,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
 use crate::activations::Activations;
 use crate::kernels::{self, MAX_TOP_K};
 use crate::kv_cache::WgpuKvCache;
+use crate::lookahead::InFlightStep;
 use crate::parts::supports;
 use crate::persistent_layers::{PersistentLayers, UntestedLayers};
 use crate::plan::{DispatchPlan, MAX_GEMV_TOKENS};
@@ -28,7 +29,7 @@ use crate::state::WgpuStates;
 use crate::waker::Waker;
 use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError};
 
-/// The largest `k` of [`ForwardPass::forward_top_k`] that is computed on the GPU; larger ones read all logits.
+/// Length of the lists of highest logits that are computed on the GPU.
 const TOP_K: usize = MAX_TOP_K;
 
 /// Bytes of the flag behind the results in a readback buffer: not 0 when the persistent kernel timed out.
@@ -71,15 +72,20 @@ pub(super) struct PreparedStep {
     commands: CommandBuffer,
 }
 
-/// The forward pass of one model on one GPU. A decode micro-batch is one submission, a prefill one a few.
-pub struct WgpuForwardPass {
+/// A forward pass through wgpu.
+pub type WgpuForwardPass = Session<WgpuExecutor>;
+
+/// One model on one GPU. A decode step is one submission, a prefill step a few.
+pub struct WgpuExecutor {
     /// The GPU that it runs on.
     pub(super) gpu: Arc<WgpuDevice>,
     /// The model's description.
     pub(super) spec: ModelSpec,
     /// Scratch buffers between the kernels.
     pub(super) scratch: Activations,
-    /// Keys and values of all sequences, with their page tables.
+    /// Which layers share page numbers.
+    groups: CacheGroups,
+    /// Keys and values of all sequences.
     pub(super) cache: WgpuKvCache,
     /// Recurrent states of all sequences.
     pub(super) states: WgpuStates,
@@ -101,8 +107,6 @@ pub struct WgpuForwardPass {
     pub(super) ids: Buffer,
     /// Pairs of sort key and token id, `[n_outputs, TOP_K, 2]` words; see [`kernels::top_k_list`].
     top_k: Buffer,
-    /// Greedy decode steps in flight, each with the readback buffer that receives its ids.
-    pub(super) lookahead: Lookahead<Readback>,
     /// Readback buffers that no step in flight uses.
     pub(super) free: Vec<Readback>,
     /// Receives the results of batches that are not queued ahead.
@@ -119,21 +123,15 @@ pub struct WgpuForwardPass {
     trace: Option<(Buffer, Readback)>,
     /// One word, not 0 after a workgroup of the persistent kernel timed out. `None` where that kernel is not used.
     pub(super) persistent_timed_out: Option<Buffer>,
-    /// Logits of the last call of `forward_traced`.
-    logits: Vec<f32>,
     /// Bytes on the GPU.
     memory: MemoryUse,
-    /// Positions of one sequence at most.
-    n_ctx: usize,
-    /// Collects kernel times while a profile runs.
-    pub(super) profiler: Option<Profiler>,
     /// Keeps the clocks of an idle discrete GPU up.
     waker: Waker,
     /// The persistent kernels while they are still being compiled; see `adopt_compiled_layers`.
     compiling_layers: Option<UntestedLayers>,
 }
 
-impl WgpuForwardPass {
+impl WgpuExecutor {
     /// Checks that kernels exist for every part of `spec`. The error names the part without one.
     pub fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
         supports(spec)
@@ -142,11 +140,6 @@ impl WgpuForwardPass {
     /// The GPU that the model runs on.
     pub fn gpu(&self) -> &Arc<WgpuDevice> {
         &self.gpu
-    }
-
-    /// Bytes of weights, KV cache with recurrent states, and scratch buffers on the GPU.
-    pub fn memory_use(&self) -> MemoryUse {
-        self.memory
     }
 
     /// The names of the kernels that a greedy step over `n_tokens` tokens of one sequence dispatches, in order:
@@ -173,12 +166,12 @@ impl WgpuForwardPass {
     }
 
     /// Writes the page tables of the batch's sequences to the GPU, as far as they have changed since the last write.
-    pub(super) fn write_pages(&mut self, batch: &[BatchToken]) {
+    pub(super) fn write_pages(&mut self, batch: &[BatchToken], pages: &PageTable) {
         let buffer = if batch.len() == 1 { &mut self.batch_of_one } else { &mut self.batch };
         for tokens in batch.chunk_by(|a, b| a.seq == b.seq) {
             let seq = tokens[0].seq;
-            for group in 0..self.cache.pages.n_groups() {
-                buffer.write_pages(&self.gpu, group, seq, self.cache.pages.pages(group, seq));
+            for group in 0..pages.n_groups() {
+                buffer.write_pages(&self.gpu, group, seq, pages.pages(group, seq));
             }
         }
     }
@@ -234,7 +227,13 @@ impl WgpuForwardPass {
 
     /// The shape of the micro-batch `batch`, or of the decode step `ahead` tokens later, given its sequences' present
     /// pages.
-    pub(super) fn batch_shape(&self, batch: &[BatchToken], ahead: usize, output: ResultKind) -> BatchShape {
+    pub(super) fn batch_shape(
+        &self,
+        batch: &[BatchToken],
+        pages: &PageTable,
+        ahead: usize,
+        output: ResultKind,
+    ) -> BatchShape {
         let longest = batch.iter().map(|t| t.pos + ahead).max().unwrap_or(0);
         let size = BatchDims {
             n_tokens: batch.len() as u32,
@@ -243,48 +242,12 @@ impl WgpuForwardPass {
             n_splits: kernels::n_splits(longest),
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
-        let consecutive_pages = batch.len() == 1 && self.cache.pages.pages_are_contiguous(batch[0].seq);
+        let consecutive_pages = batch.len() == 1 && pages.pages_are_contiguous(batch[0].seq);
         BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages }
     }
 
-    /// Cuts a batch into micro-batches that fit the scratch buffers and the readback of output tokens. Prompts of
-    /// models without causal masks stay whole. In models with recurrent states a sequence occurs once in each
-    /// micro-batch.
-    fn micro_batches<'b>(&self, batch: &'b [BatchToken], output: ResultKind) -> Vec<&'b [BatchToken]> {
-        let max_outputs = match output {
-            ResultKind::Hidden => self.scratch.n_tokens,
-            ResultKind::Logits | ResultKind::Id | ResultKind::TopK => self.scratch.n_outputs,
-        };
-        let micro_batches = micro_batches(&self.spec, batch, self.scratch.n_tokens, max_outputs);
-        if self.states.is_empty() {
-            micro_batches
-        } else {
-            micro_batches.into_iter().flat_map(one_run_per_sequence).collect()
-        }
-    }
-
-    /// Evaluates a batch and calls `results` with the results of each micro-batch, in order. After an error the page
-    /// tables are as before the call; positions that were evaluated again hold undefined values.
-    fn evaluate(
-        &mut self,
-        batch: &[BatchToken],
-        output: ResultKind,
-        trace: Option<LayerTrace<'_>>,
-        results: impl FnMut(&[u8]),
-    ) -> Result<(), ForwardError> {
-        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), output != ResultKind::Hidden)?;
-        self.clear_lookahead();
-        self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin_batch(batch);
-        let outcome = self.evaluate_micro_batches(batch, output, trace, results);
-        if outcome.is_err() {
-            self.cache.pages.retract(batch);
-        }
-        Ok(outcome?)
-    }
-
-    /// Starts to use the persistent kernels if their compilation has finished since the last call. Steps in flight and
-    /// the prepared step are dropped, as they were recorded without them.
+    /// Starts to use the persistent kernels if their compilation has finished since the last call. The prepared step is
+    /// dropped, as it was recorded without them.
     pub(super) fn adopt_compiled_layers(&mut self) {
         let Some(layers) = self.compiling_layers.take_if(|compiling_layers| compiling_layers.is_ready(&self.gpu))
         else {
@@ -293,7 +256,6 @@ impl WgpuForwardPass {
         match layers.untested(&self.gpu) {
             Ok(layers) => {
                 log_persistent_layers(&layers);
-                self.clear_lookahead();
                 self.prepared = None;
                 self.plan_one.persistent_layers = Some(layers.dispatches);
                 self.persistent_timed_out = Some(layers.timed_out);
@@ -303,52 +265,28 @@ impl WgpuForwardPass {
         }
     }
 
-    /// Evaluates the micro-batches of `batch`, whose pages are reserved.
-    fn evaluate_micro_batches(
+    /// Evaluates a step once and writes its results. False, without results, if the persistent kernel timed out: the step
+    /// is then to be evaluated again without it.
+    fn evaluate(
         &mut self,
-        batch: &[BatchToken],
-        output: ResultKind,
-        mut trace: Option<LayerTrace<'_>>,
-        mut results: impl FnMut(&[u8]),
-    ) -> Result<(), WgpuError> {
-        self.gpu.check()?;
-        self.adopt_compiled_layers();
-        for micro_batch in self.micro_batches(batch, output) {
-            // A page that leaves a sliding window is freed here, although a submission in flight may still read it.
-            // Submissions run in order, so the page is overwritten only after that read.
-            self.cache.append(&self.gpu, micro_batch);
-            if self.profiler.is_some() {
-                self.profile_step(Phase::of(batch), micro_batch, output)?;
-            }
-            while !self.evaluate_micro_batch(micro_batch, output, &mut trace, &mut results)? {
-                self.disable_persistent_layers();
-            }
-        }
-        self.gpu.check()
-    }
-
-    /// Evaluates one micro-batch and calls `results` with its results. Returns false, without that call, if the
-    /// persistent kernel timed out: the micro-batch is then to be evaluated again without it.
-    fn evaluate_micro_batch(
-        &mut self,
-        micro_batch: &[BatchToken],
-        output: ResultKind,
+        step: &Step,
+        results: &mut StepResults<'_>,
         trace: &mut Option<LayerTrace<'_>>,
-        results: &mut impl FnMut(&[u8]),
     ) -> Result<bool, WgpuError> {
-        let shape = self.batch_shape(micro_batch, 0, output);
+        let (tokens, output) = (&step.tokens[..], ResultKind::of(results));
+        let shape = self.batch_shape(tokens, &step.pages, 0, output);
         let bytes = u64::from(shape.size.n_outputs) * self.output(output).1;
         if self.readback.bytes() < bytes + FLAG_BYTES {
             self.prepared = None;
             self.readback = Readback::new(&self.gpu, bytes + FLAG_BYTES)?;
         }
         if trace.is_some() {
-            self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, micro_batch.len())?;
+            self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, tokens.len())?;
         }
-        self.write_pages(micro_batch);
-        self.write_batch(micro_batch);
-        self.states.write(&self.gpu, self.cache.pages.segments(micro_batch));
-        let traced = 4 * (micro_batch.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
+        self.write_pages(tokens, &step.pages);
+        self.write_batch(tokens);
+        self.states.write(&self.gpu, step.pages.segments(tokens));
+        let traced = 4 * (tokens.len() * self.spec.n_embd * self.spec.n_layer()) as u64;
         let prepared = self.prepared.take().filter(|p| p.shape == shape && trace.is_none());
         let commands = match prepared {
             Some(prepared) => prepared.commands,
@@ -360,32 +298,32 @@ impl WgpuForwardPass {
         let plan = self.plan(shape.kind);
         let submitted = if trace.is_some() { 0 } else { submitted_while_recording(shape.kind, plan.n_dispatches()) };
         self.gpu.advance_when_done(plan.work(shape.size, plan.n_dispatches()) - plan.work(shape.size, submitted));
-        if micro_batch.len() == 1 && output != ResultKind::Id && trace.is_none() {
+        if tokens.len() == 1 && output != ResultKind::Id && trace.is_none() {
             // A caller that samples from the logits sends the next token soon: the next step is recorded while this one
             // runs.
-            let shape = self.batch_shape(micro_batch, 1, output);
+            let shape = self.batch_shape(tokens, &step.pages, 1, output);
             self.prepared = Some(PreparedStep { shape, commands: self.encode(shape, None) });
         }
         if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
             readback.map(submission.clone());
             let states: Vec<f32> = readback.read(&self.gpu, traced, bytemuck::pod_collect_to_vec)?;
-            for (i, state) in states.chunks_exact(micro_batch.len() * self.spec.n_embd).enumerate() {
+            for (i, state) in states.chunks_exact(tokens.len() * self.spec.n_embd).enumerate() {
                 trace(i, state);
             }
         }
         if bytes == 0 {
-            // Wait for the submission before this one. At most one micro-batch is then in flight, so that cancelling
-            // and progress reports stay close to what the GPU does.
+            // Wait for the submission before this one. At most one step is then in flight, so that cancelling and
+            // progress reports stay close to what the GPU does.
             let before = self.unread.replace(submission);
             return before.map_or(Ok(()), |before| self.gpu.wait(Some(before))).map(|()| true);
         }
         self.readback.map(submission);
-        let is_persistent = self.persistent_timed_out.is_some() && micro_batch.len() == 1 && trace.is_none();
+        let is_persistent = self.persistent_timed_out.is_some() && tokens.len() == 1 && trace.is_none();
         self.readback.read(&self.gpu, bytes + FLAG_BYTES, |view| {
             let (view, state) = view.split_at(bytes as usize);
             let done = !is_persistent || state == [0; 4];
             if done {
-                results(view);
+                write_results(results, view);
             }
             done
         })
@@ -420,12 +358,40 @@ impl WgpuForwardPass {
     }
 }
 
+impl ResultKind {
+    /// The kind of `results`.
+    fn of(results: &StepResults<'_>) -> Self {
+        match results {
+            StepResults::Hidden(_) => Self::Hidden,
+            StepResults::Logits(_) => Self::Logits,
+            StepResults::Ids(_) => Self::Id,
+            StepResults::TopK(_) => Self::TopK,
+        }
+    }
+}
+
+/// Writes the results of all output tokens from the bytes that the GPU returned.
+fn write_results(results: &mut StepResults<'_>, bytes: &[u8]) {
+    match results {
+        StepResults::Hidden(rows) | StepResults::Logits(rows) => {
+            bytemuck::cast_slice_mut(rows).copy_from_slice(bytes);
+        }
+        StepResults::Ids(ids) => bytemuck::cast_slice_mut(ids).copy_from_slice(bytes),
+        StepResults::TopK(lists) => {
+            let pairs: Vec<[u32; 2]> = bytemuck::pod_collect_to_vec(bytes);
+            for (list, pairs) in lists.iter_mut().zip(pairs.chunks_exact(TOP_K)) {
+                *list = kernels::top_k_list(pairs);
+            }
+        }
+    }
+}
+
 fn log_persistent_layers(layers: &PersistentLayers) {
     let n = layers.dispatches.len();
     tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
 }
 
-/// The number of a micro-batch's layer dispatches that [`WgpuForwardPass::record`] submits itself: the largest power of
+/// The number of a micro-batch's layer dispatches that [`WgpuExecutor::record`] submits itself: the largest power of
 /// two for a prefill with enough of them, else 0.
 fn submitted_while_recording(kind: BatchKind, n_dispatches: usize) -> usize {
     let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
@@ -446,7 +412,7 @@ fn reserve_trace(
     }))
 }
 
-impl Drop for WgpuForwardPass {
+impl Drop for WgpuExecutor {
     /// Some drivers crash when the process exits in the middle of a compilation: cancels the queued ones and waits for
     /// those in progress.
     fn drop(&mut self) {
@@ -456,7 +422,9 @@ impl Drop for WgpuForwardPass {
     }
 }
 
-impl ForwardPass for WgpuForwardPass {
+impl Executor for WgpuExecutor {
+    type InFlight = InFlightStep;
+
     fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -466,127 +434,92 @@ impl ForwardPass for WgpuForwardPass {
         DeviceInfo { kind: "gpu", name: gpu.name.clone(), driver: Some(gpu.driver.clone()), n_threads: 1 }
     }
 
-    fn n_ctx(&self) -> usize {
-        self.n_ctx
+    fn cache_groups(&self) -> &CacheGroups {
+        &self.groups
     }
 
-    fn n_seq(&self) -> usize {
-        self.cache.pages.n_seq()
-    }
-
-    fn n_ubatch(&self) -> usize {
-        self.scratch.n_tokens
-    }
-
-    fn n_past(&self, seq: usize) -> usize {
-        self.cache.pages.n_past(seq)
-    }
-
-    fn rewind(&mut self, seq: usize, n: usize) -> usize {
-        if n < self.n_past(seq) {
-            self.stop_lookahead_of(seq);
+    fn limits(&self) -> StepLimits {
+        StepLimits {
+            n_tokens: self.scratch.n_tokens,
+            n_outputs: self.scratch.n_outputs,
+            one_run_per_sequence: !self.states.is_empty(),
+            chooses_ids: true,
+            max_top_k: TOP_K,
+            n_ahead: MAX_GEMV_TOKENS.min(self.scratch.n_outputs),
         }
-        self.cache.pages.rewind(seq, n)
     }
 
-    fn reachable(&self, seq: usize, n: usize) -> usize {
-        self.cache.pages.reachable(seq, n)
+    /// The weights, the KV cache with recurrent states, and the scratch buffers on the GPU.
+    fn memory_use(&self, _results: usize) -> MemoryUse {
+        self.memory
     }
 
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-        // Steps in flight still write to the sequences' last pages, which must not be shared meanwhile.
-        self.stop_lookahead_of(from);
-        self.stop_lookahead_of(to);
-        self.cache.pages.share(from, to, n)
-    }
-
-    fn cache_pages(&self) -> PageUse {
-        self.cache.pages.usage()
-    }
-
-    fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.cache.pages.pages_held(sequences)
-    }
-
-    fn kv_cache_bytes(&self) -> usize {
-        (self.cache.bytes() + self.states.bytes()) as usize
-    }
-
-    fn cache(&mut self) -> &mut dyn SequenceCache {
-        self
-    }
-
-    fn forward_traced(
-        &mut self,
-        batch: &[BatchToken],
-        trace: Option<LayerTrace<'_>>,
-    ) -> Result<Logits<'_>, ForwardError> {
-        let mut logits = std::mem::take(&mut self.logits);
-        logits.clear();
-        let outcome = self.evaluate(batch, ResultKind::Logits, trace, |bytes| {
-            let start = logits.len();
-            logits.resize(start + bytes.len() / 4, 0.0);
-            bytemuck::cast_slice_mut(&mut logits[start..]).copy_from_slice(bytes);
-        });
-        self.logits = logits;
-        outcome?;
-        Ok(Logits::new(&self.logits, self.spec.n_vocab))
-    }
-
-    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        let mut states = Vec::new();
-        self.evaluate(batch, ResultKind::Hidden, None, |bytes| {
-            states.extend(bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
-        })?;
-        Ok(states)
-    }
-
-    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        // `evaluate` checks this for other batches; decode steps that are queued ahead do not pass through it.
-        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
-        let ahead = self.profiler.is_none()
-            && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_outputs)
-            && is_decode_step(batch);
-        if ahead {
-            return self.decode_greedy(batch);
-        }
-        let mut ids = Vec::new();
-        self.evaluate(batch, ResultKind::Id, None, |bytes| {
-            ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
-        })?;
-        let output_tokens: Vec<_> = batch.iter().filter(|t| t.output).copied().collect();
-        self.lookahead.advance(&output_tokens, &ids);
-        Ok(ids)
-    }
-
-    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
-        if k > TOP_K {
-            let logits = self.forward(batch)?;
-            return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
-        }
-        let mut lists = Vec::new();
-        self.evaluate(batch, ResultKind::TopK, None, |bytes| {
-            let pairs: Vec<[u32; 2]> = bytemuck::pod_collect_to_vec(bytes);
-            lists.extend(pairs.chunks_exact(TOP_K).map(kernels::top_k_list));
-        })?;
-        for list in &mut lists {
-            list.truncate(k);
-        }
-        Ok(lists)
-    }
-
-    fn start_profile(&mut self) -> Result<(), ForwardError> {
-        self.gpu.clock()?;
-        self.profiler = Some(Profiler::new(format!("GPU, {}", self.gpu.summary().name)).with_note(profile::NOTE));
+    fn begin_batch(&mut self) -> Result<(), ForwardError> {
+        self.gpu.check()?;
+        self.adopt_compiled_layers();
         Ok(())
     }
 
-    fn take_profile(&mut self) -> Option<Profile> {
-        self.profiler.take().map(Profiler::finish)
+    /// A page that leaves a sliding window may be overwritten although a submission in flight still reads it: submissions
+    /// run in order.
+    fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError> {
+        self.cache.copy_page(&self.gpu, copy);
+        Ok(())
     }
 
-    fn max_top_k(&self) -> usize {
-        TOP_K
+    fn run(
+        &mut self,
+        step: &Step,
+        mut results: StepResults<'_>,
+        mut trace: Option<LayerTrace<'_>>,
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), ForwardError> {
+        if let Some(profiler) = profiler {
+            self.profile_step(step, ResultKind::of(&results), profiler)?;
+        }
+        while !self.evaluate(step, &mut results, &mut trace)? {
+            self.disable_persistent_layers();
+        }
+        Ok(self.gpu.check()?)
+    }
+
+    fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<InFlightStep>, ForwardError> {
+        Ok(ahead.map(|n| self.submit_decode(step, n)).collect::<Result<_, _>>()?)
+    }
+
+    fn read(&mut self, step: InFlightStep, ids: &mut [u32]) -> Result<bool, ForwardError> {
+        Ok(self.read_decode(step, ids)?)
+    }
+
+    fn discard(&mut self, steps: Vec<InFlightStep>) {
+        steps.into_iter().for_each(|step| self.forget_decode(step));
+    }
+
+    fn cache_layout(&self) -> CacheLayout {
+        CacheLayout {
+            format: format!("wgpu {}", self.cache.cache_type),
+            page_bytes: (0..self.groups.groups().len()).map(|group| self.cache.page_bytes(group)).collect(),
+            state_bytes: self.states.slot_bytes(),
+        }
+    }
+
+    fn cache_bytes(&self) -> usize {
+        (self.cache.bytes() + self.states.bytes()) as usize
+    }
+
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        let parts = self.parts_of(block);
+        Ok(self.read_parts(&parts, bytes)?)
+    }
+
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
+        let parts = self.parts_of(block);
+        Ok(self.write_parts(&parts, bytes)?)
+    }
+
+    fn profiler(&self) -> Result<Profiler, ForwardError> {
+        self.gpu.clock()?;
+        Ok(Profiler::new(format!("GPU, {}", self.gpu.summary().name)).with_note(profile::NOTE))
     }
 
     fn wake(&mut self) -> bool {

@@ -1,0 +1,149 @@
+//! The interface of backends: an executor computes what a session has planned.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerTrace, MemoryUse, ModelSpec,
+    PageCopy, PageTable, Phase, Profiler, TopK,
+};
+
+/// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// The tokens: at least one and at most [`StepLimits::n_tokens`], at most [`StepLimits::n_outputs`] of them output
+    /// tokens. Ids, sequences and positions are in range.
+    pub tokens: Arc<[BatchToken]>,
+    /// The pages and state slots of all sequences, those of `tokens` included.
+    pub pages: Arc<PageTable>,
+    /// The kind of batch that the micro-batch is a part of, for profiles.
+    pub phase: Phase,
+}
+
+impl Step {
+    /// Number of output tokens.
+    pub fn n_outputs(&self) -> usize {
+        self.tokens.iter().filter(|token| token.output).count()
+    }
+}
+
+/// Where an executor writes the results of a step's output tokens, in the order of the tokens.
+#[derive(Debug)]
+pub enum StepResults<'r> {
+    /// Logits, row-major `[n_outputs, n_vocab]`.
+    Logits(&'r mut [f32]),
+    /// Hidden states after the last norm, row-major `[n_outputs, n_embd]`.
+    Hidden(&'r mut [f32]),
+    /// The argmax of each token's logits, `[n_outputs]`; only where [`StepLimits::chooses_ids`].
+    Ids(&'r mut [u32]),
+    /// The [`StepLimits::max_top_k`] highest logits of each token, `[n_outputs]`; only where that is not 0.
+    TopK(&'r mut [TopK]),
+}
+
+/// What an executor's steps may have, and which results it computes by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Maximum tokens.
+    pub n_tokens: usize,
+    /// Maximum output tokens of steps that compute logits; `usize::MAX` if there is no limit.
+    pub n_outputs: usize,
+    /// Whether the tokens of a sequence have to be consecutive: a sequence has one run in a step.
+    pub one_run_per_sequence: bool,
+    /// Whether it finds the argmax of logits.
+    pub chooses_ids: bool,
+    /// Length of the lists of highest logits that it finds; 0: it finds none.
+    pub max_top_k: usize,
+    /// Maximum sequences of a greedy decode step that can be [submitted ahead](Executor::submit); 0: none can.
+    pub n_ahead: usize,
+}
+
+/// A backend: evaluates steps of one model on one device, or on several that share the model, and holds the contents of
+/// KV pages and state slots. A [`Session`](crate::Session) does everything that does not depend on the device: it checks
+/// batches, assigns pages, divides batches into steps, and decides which decode steps run ahead.
+pub trait Executor: Send {
+    /// A decode step that was submitted ahead, whose ids can be read.
+    type InFlight: Send;
+
+    /// The model.
+    fn spec(&self) -> &ModelSpec;
+
+    /// The device.
+    fn device(&self) -> DeviceInfo;
+
+    /// The cache groups, from which the session makes its page table. They do not change.
+    fn cache_groups(&self) -> &CacheGroups;
+
+    /// Limits of steps. They do not change.
+    fn limits(&self) -> StepLimits;
+
+    /// Bytes that it holds. `results`: bytes of the session's buffer of results, in host memory.
+    fn memory_use(&self, results: usize) -> MemoryUse;
+
+    /// Called before a batch is checked and its steps are run. Errors: the watch is cancelled, or the device is lost.
+    fn begin_batch(&mut self) -> Result<(), ForwardError>;
+
+    /// Copies a page of all layers of a cache group, before the step that is run next.
+    fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError>;
+
+    /// Evaluates a step and writes its results. `trace`, if given, is called with the residual stream after each layer;
+    /// `profiler`, if given, records the step's kernels.
+    ///
+    /// # Errors
+    /// The watch is cancelled, memory is short, or the device fails. The contents of the step's pages and slots are
+    /// undefined then; the session takes its tokens back.
+    fn run(
+        &mut self,
+        step: &Step,
+        results: StepResults<'_>,
+        trace: Option<LayerTrace<'_>>,
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), ForwardError>;
+
+    /// Number of greedy decode steps that are best submitted together for a single sequence whose next position is
+    /// `pos`.
+    fn n_at_once(&self, pos: usize) -> usize {
+        let _ = pos;
+        1
+    }
+
+    /// Submits greedy decode steps: those `ahead` tokens after the step's tokens, which are a decode step of at most
+    /// [`StepLimits::n_ahead`] sequences. Number 0 evaluates the tokens themselves, each later one the ids that the one
+    /// before has chosen. Their pages and slots are assigned or reserved. Does not wait. Returns what each is read from,
+    /// in order.
+    fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<Self::InFlight>, ForwardError> {
+        let _ = (step, ahead);
+        Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
+    }
+
+    /// Waits for a submitted step and writes its ids, `[n_sequences]`. False if it has to be submitted again, as must
+    /// those after it.
+    fn read(&mut self, step: Self::InFlight, ids: &mut [u32]) -> Result<bool, ForwardError> {
+        let _ = (step, ids);
+        Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
+    }
+
+    /// Forgets submitted steps, whose ids are not read. The device may still run them.
+    fn discard(&mut self, steps: Vec<Self::InFlight>) {
+        drop(steps);
+    }
+
+    /// The layout of pages and states in memory.
+    fn cache_layout(&self) -> CacheLayout;
+
+    /// Bytes of the KV cache, recurrent states included.
+    fn cache_bytes(&self) -> usize;
+
+    /// Copies a block to `bytes`, which has the length of the layout.
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
+
+    /// Copies `bytes` to a block.
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError>;
+
+    /// A profiler for this device. An error if it has no timer.
+    fn profiler(&self) -> Result<Profiler, ForwardError>;
+
+    /// See [`ForwardPass::wake`](crate::ForwardPass::wake).
+    fn wake(&mut self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,404 @@
+//! [`Session`], the forward pass over any [`Executor`]: checks of batches, the page table, micro-batches, decode steps
+//! that run ahead, retraction after errors, results, snapshots and profiles.
+
+mod executor;
+mod null;
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+pub use executor::{Executor, Step, StepLimits, StepResults};
+pub use null::NullExecutor;
+
+use crate::{
+    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead,
+    MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache, SequenceExtent, SnapshotError,
+    TopK, argmax, check_outputs, highest, is_decode_step, micro_batches, one_run_per_sequence,
+};
+
+/// Evaluates batches with one model on one [`Executor`], and keeps the page table of its KV cache.
+///
+/// It derefs to the executor, for what only one backend has.
+pub struct Session<E: Executor> {
+    executor: E,
+    limits: StepLimits,
+    /// The KV pages and state slots of each sequence. Steps share it while they run.
+    pages: Arc<PageTable>,
+    /// Greedy decode steps in flight, and the batch that is expected next.
+    lookahead: Lookahead<E::InFlight>,
+    /// Logits or hidden states of the last batch; grows only.
+    rows: Vec<f32>,
+    /// Collects kernel times between `start_profile` and `take_profile`.
+    profiler: Option<Profiler>,
+}
+
+/// The results that a batch requests, with the memory that its steps write to.
+enum BatchResults<'r> {
+    /// As in [`StepResults`], for all steps of the batch.
+    Logits(&'r mut [f32]),
+    Hidden(&'r mut [f32]),
+    Ids(&'r mut [u32]),
+    TopK(&'r mut [TopK]),
+}
+
+impl<'r> BatchResults<'r> {
+    /// Removes the rows of the next `n` output tokens.
+    fn take(&mut self, n: usize, spec: &ModelSpec) -> StepResults<'r> {
+        match self {
+            Self::Logits(rows) => StepResults::Logits(split_off(rows, n * spec.n_vocab)),
+            Self::Hidden(rows) => StepResults::Hidden(split_off(rows, n * spec.n_embd)),
+            Self::Ids(ids) => StepResults::Ids(split_off(ids, n)),
+            Self::TopK(lists) => StepResults::TopK(split_off(lists, n)),
+        }
+    }
+
+    /// Whether they are made of logits.
+    fn needs_head(&self) -> bool {
+        match self {
+            Self::Hidden(_) => false,
+            Self::Logits(_) | Self::Ids(_) | Self::TopK(_) => true,
+        }
+    }
+}
+
+/// Removes the first `n` elements of `rest`.
+fn split_off<'r, T>(rest: &mut &'r mut [T], n: usize) -> &'r mut [T] {
+    let (first, others) = std::mem::take(rest).split_at_mut(n);
+    *rest = others;
+    first
+}
+
+/// Number of output tokens.
+fn n_outputs(batch: &[BatchToken]) -> usize {
+    batch.iter().filter(|token| token.output).count()
+}
+
+impl<E: Executor> Session<E> {
+    /// A session with empty sequences.
+    pub fn new(executor: E) -> Self {
+        let (limits, pages) = (executor.limits(), PageTable::new(executor.cache_groups()));
+        let (lookahead, pages) = (Lookahead::default(), Arc::new(pages));
+        Self { executor, limits, pages, lookahead, rows: Vec::new(), profiler: None }
+    }
+
+    /// Bytes in use.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.executor.memory_use(size_of::<f32>() * self.rows.capacity())
+    }
+
+    /// The KV pages and state slots of each sequence.
+    pub fn page_table(&self) -> &PageTable {
+        &self.pages
+    }
+
+    /// The page table. Steps have returned their shares of it, so that this copies nothing.
+    fn pages(&mut self) -> &mut PageTable {
+        Arc::make_mut(&mut self.pages)
+    }
+
+    /// Evaluates `batch` and writes the results of its output tokens.
+    ///
+    /// # Errors
+    /// A batch that the model or the page table refuses changes nothing, except that steps in flight are discarded. After
+    /// an error of a step all tokens of the batch are taken back ([`PageTable::retract`]).
+    fn evaluate(
+        &mut self,
+        batch: &[BatchToken],
+        mut results: BatchResults<'_>,
+        mut trace: Option<LayerTrace<'_>>,
+    ) -> Result<(), ForwardError> {
+        let begun = self.executor.begin_batch();
+        self.discard_lookahead();
+        begun?;
+        check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), results.needs_head())?;
+        let n_vocab = self.executor.spec().n_vocab;
+        self.pages.check(batch, n_vocab)?;
+        self.pages().begin_batch(batch);
+        let max_outputs = if results.needs_head() { self.limits.n_outputs } else { usize::MAX };
+        let steps = micro_batches(self.executor.spec(), batch, self.limits.n_tokens, max_outputs);
+        let steps: Vec<_> = if self.limits.one_run_per_sequence {
+            steps.into_iter().flat_map(one_run_per_sequence).collect()
+        } else {
+            steps
+        };
+        let phase = Phase::of(batch);
+        for tokens in steps {
+            let step_results = results.take(n_outputs(tokens), self.executor.spec());
+            let trace: Option<LayerTrace<'_>> = match &mut trace {
+                Some(trace) => Some(&mut **trace),
+                None => None,
+            };
+            let outcome = self
+                .append(tokens, phase)
+                .and_then(|step| self.executor.run(&step, step_results, trace, self.profiler.as_mut()));
+            if let Err(why) = outcome {
+                self.pages().retract(batch);
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Assigns pages to `tokens`, which have passed the checks. A sequence that appends to a page which it shares gets a
+    /// copy of it.
+    fn append(&mut self, tokens: &[BatchToken], phase: Phase) -> Result<Step, ForwardError> {
+        for copy in self.pages().append(tokens) {
+            self.executor.copy_page(copy)?;
+        }
+        Ok(self.step(tokens, phase))
+    }
+
+    /// The step of `tokens`, which have their pages.
+    fn step(&self, tokens: &[BatchToken], phase: Phase) -> Step {
+        Step { tokens: tokens.into(), pages: Arc::clone(&self.pages), phase }
+    }
+
+    /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
+    /// error no step is in flight, and the page table is as before.
+    fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        let begun = self.executor.begin_batch();
+        if begun.is_err() || !self.lookahead.continues(batch) {
+            self.discard_lookahead();
+        }
+        begun?;
+        // If the step is in flight already, it gets the pages that were reserved for it.
+        let n_vocab = self.executor.spec().n_vocab;
+        self.pages.check(batch, n_vocab)?;
+        self.pages().begin_batch(batch);
+        let outcome = self.append(batch, Phase::Decode).and_then(|step| {
+            drop(step);
+            self.read_decode_step(batch)
+        });
+        if outcome.is_err() {
+            self.discard_lookahead();
+            self.pages().retract(batch);
+        }
+        outcome
+    }
+
+    /// Submits the decode step of `batch`, which has its pages, unless it is in flight, and the steps after it; then waits
+    /// for its ids.
+    fn read_decode_step(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        let n_at_once = if batch.len() == 1 { self.executor.n_at_once(batch[0].pos).max(1) } else { 1 };
+        let mut ids = vec![0; batch.len()];
+        loop {
+            while let Some(ahead) = self.lookahead.steps_to_submit(batch, Arc::make_mut(&mut self.pages), n_at_once) {
+                let step = self.step(batch, Phase::Decode);
+                for in_flight in self.executor.submit(&step, ahead)? {
+                    self.lookahead.push(in_flight);
+                }
+            }
+            let Some(first) = self.lookahead.pop() else {
+                return Err(ForwardError::Device { why: "no decode step was submitted".into() });
+            };
+            if self.executor.read(first, &mut ids)? {
+                self.lookahead.advance(batch, &ids);
+                return Ok(ids);
+            }
+            self.discard_lookahead();
+        }
+    }
+
+    /// Discards all steps in flight, and releases the pages that are reserved for them.
+    fn discard_lookahead(&mut self) {
+        let steps = self.lookahead.forget(Arc::make_mut(&mut self.pages)).collect::<Vec<_>>();
+        if !steps.is_empty() {
+            self.executor.discard(steps);
+        }
+    }
+
+    /// Discards the steps in flight if they extend sequence `seq`, which is about to change.
+    fn discard_lookahead_of(&mut self, seq: usize) {
+        if self.lookahead.continues_sequence(seq) {
+            self.discard_lookahead();
+        }
+    }
+
+    /// Evaluates `batch` for rows of `width` floats, to the beginning of `self.rows`. Returns their number of floats.
+    fn evaluate_rows(
+        &mut self,
+        batch: &[BatchToken],
+        width: usize,
+        results: impl for<'r> FnOnce(&'r mut [f32]) -> BatchResults<'r>,
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<usize, ForwardError> {
+        let n = n_outputs(batch) * width;
+        let mut rows = std::mem::take(&mut self.rows);
+        if rows.len() < n {
+            let bytes = n.saturating_mul(size_of::<f32>());
+            if rows.try_reserve_exact(n - rows.len()).is_err() {
+                self.rows = rows;
+                return Err(ForwardError::OutOfMemory { what: "the logits", bytes });
+            }
+            rows.resize(n, 0.0);
+        }
+        let outcome = self.evaluate(batch, results(&mut rows[..n]), trace);
+        self.rows = rows;
+        outcome.map(|()| n)
+    }
+}
+
+impl<E: Executor> Deref for Session<E> {
+    type Target = E;
+
+    fn deref(&self) -> &E {
+        &self.executor
+    }
+}
+
+impl<E: Executor> DerefMut for Session<E> {
+    fn deref_mut(&mut self) -> &mut E {
+        &mut self.executor
+    }
+}
+
+impl<E: Executor> ForwardPass for Session<E> {
+    fn spec(&self) -> &ModelSpec {
+        self.executor.spec()
+    }
+
+    fn device(&self) -> DeviceInfo {
+        self.executor.device()
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.executor.cache_groups().capacity().n_ctx
+    }
+
+    fn n_seq(&self) -> usize {
+        self.pages.n_seq()
+    }
+
+    fn n_ubatch(&self) -> usize {
+        self.limits.n_tokens
+    }
+
+    fn n_past(&self, seq: usize) -> usize {
+        self.pages.n_past(seq)
+    }
+
+    fn rewind(&mut self, seq: usize, n: usize) -> usize {
+        if n < self.n_past(seq) {
+            self.discard_lookahead_of(seq);
+        }
+        self.pages().rewind(seq, n)
+    }
+
+    fn reachable(&self, seq: usize, n: usize) -> usize {
+        self.pages.reachable(seq, n)
+    }
+
+    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
+        // Steps in flight may still write to pages that would be shared.
+        self.discard_lookahead_of(from);
+        self.discard_lookahead_of(to);
+        self.pages().share(from, to, n)
+    }
+
+    fn cache_pages(&self) -> PageUse {
+        self.pages.usage()
+    }
+
+    fn pages_held(&self, sequences: &[usize]) -> usize {
+        self.pages.pages_held(sequences)
+    }
+
+    fn kv_cache_bytes(&self) -> usize {
+        self.executor.cache_bytes()
+    }
+
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self
+    }
+
+    fn forward_traced(
+        &mut self,
+        batch: &[BatchToken],
+        trace: Option<LayerTrace<'_>>,
+    ) -> Result<Logits<'_>, ForwardError> {
+        let n_vocab = self.executor.spec().n_vocab;
+        let n = self.evaluate_rows(batch, n_vocab, |rows| BatchResults::Logits(rows), trace)?;
+        Ok(Logits::new(&self.rows[..n], n_vocab))
+    }
+
+    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
+        let n_embd = self.executor.spec().n_embd;
+        let n = self.evaluate_rows(batch, n_embd, |rows| BatchResults::Hidden(rows), None)?;
+        Ok(self.rows[..n].to_vec())
+    }
+
+    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
+        if !self.limits.chooses_ids {
+            let logits = self.forward(batch)?;
+            return Ok((0..logits.n_rows()).map(|i| argmax(logits.row(i))).collect());
+        }
+        if self.profiler.is_none() && batch.len() <= self.limits.n_ahead && is_decode_step(batch) {
+            check_outputs(self.executor.spec(), batch, &|seq| self.pages.n_past(seq), /* needs_head */ true)?;
+            return self.decode_greedy(batch);
+        }
+        let mut ids = vec![0; n_outputs(batch)];
+        self.evaluate(batch, BatchResults::Ids(&mut ids), None)?;
+        // If the next batch is the decode step that continues these ids, further steps are submitted at once.
+        let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
+        self.lookahead.advance(&output_tokens, &ids);
+        Ok(ids)
+    }
+
+    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
+        if k > self.limits.max_top_k {
+            let logits = self.forward(batch)?;
+            return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
+        }
+        let mut lists = vec![TopK::new(); n_outputs(batch)];
+        self.evaluate(batch, BatchResults::TopK(&mut lists), None)?;
+        lists.iter_mut().for_each(|list| list.truncate(k));
+        Ok(lists)
+    }
+
+    fn max_top_k(&self) -> usize {
+        self.limits.max_top_k
+    }
+
+    fn start_profile(&mut self) -> Result<(), ForwardError> {
+        self.profiler = Some(self.executor.profiler()?);
+        Ok(())
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
+    fn wake(&mut self) -> bool {
+        self.executor.wake()
+    }
+}
+
+impl<E: Executor> SequenceCache for Session<E> {
+    fn layout(&self) -> CacheLayout {
+        self.executor.cache_layout()
+    }
+
+    fn pages(&self) -> &PageTable {
+        &self.pages
+    }
+
+    fn discard_lookahead(&mut self) {
+        Session::discard_lookahead(self);
+    }
+
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        Session::discard_lookahead(self);
+        Session::pages(self).allocate(seq, extent)
+    }
+
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        self.executor.read_block(block, bytes)
+    }
+
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
+        self.executor.write_block(block, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

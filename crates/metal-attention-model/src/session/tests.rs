@@ -1,0 +1,216 @@
+//! Sessions over an executor that computes hashes: results do not depend on how tokens are divided into batches, on decode
+//! steps that ran ahead, on prefixes that are shared, or on batches that failed.
+
+use super::*;
+use crate::{Capacity, ModelShape, NullExecutor, PAGE, Snapshot, Watch};
+
+/// Architectures whose layers keep all positions; windows, too; recurrent states; states alone.
+const ARCHITECTURES: [&str; 4] = ["llama", "gemma3", "qwen35", "mamba"];
+
+fn session(architecture: &str, watch: Watch) -> Session<NullExecutor> {
+    let spec = ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap();
+    let state_cache = 1 << 20;
+    let capacity = Capacity { n_ctx: 20 * PAGE, n_seq: 3, n_cache: None, n_windows: None, state_cache, n_ubatch: 40 };
+    NullExecutor::session(spec, capacity, watch)
+}
+
+fn some_ids(n: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 + 11) % 200).collect()
+}
+
+/// Tokens that continue sequence `seq`, all or only the last one with output.
+fn continuing(pass: &dyn ForwardPass, seq: usize, ids: &[u32], all: bool) -> Vec<BatchToken> {
+    let n_past = pass.n_past(seq);
+    let token = |(i, &id)| BatchToken { id, seq, pos: n_past + i, output: all || i + 1 == ids.len() };
+    ids.iter().enumerate().map(token).collect()
+}
+
+fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
+    let batch = continuing(pass, seq, ids, true);
+    pass.forward(&batch).unwrap().as_slice().to_vec()
+}
+
+/// Evaluates those of `ids` that sequence `seq`, which begins with them, lacks.
+fn catch_up(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) {
+    let n_past = pass.n_past(seq);
+    if n_past < ids.len() {
+        logits(pass, seq, &ids[n_past..]);
+    }
+}
+
+/// Decodes `n` tokens greedily after `id`.
+fn greedy(pass: &mut dyn ForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<u32> {
+    let mut ids = Vec::new();
+    for _ in 0..n {
+        let batch = continuing(pass, seq, &[id], true);
+        id = pass.forward_greedy(&batch).unwrap()[0];
+        ids.push(id);
+    }
+    ids
+}
+
+/// Fails if logits differ, without printing them.
+fn same(found: &[f32], want: &[f32], what: &str) {
+    assert_eq!(found.len(), want.len(), "{what}");
+    let differs = found.iter().zip(want).position(|(a, b)| a != b);
+    assert!(differs.is_none(), "{what}: element {differs:?}");
+}
+
+#[test]
+fn any_division_into_batches_gives_the_same_results() {
+    for architecture in ARCHITECTURES {
+        let ids = some_ids(300);
+        let n_vocab = session(architecture, Watch::default()).spec().n_vocab;
+        let mut single = session(architecture, Watch::default());
+        let want: Vec<f32> = ids.iter().flat_map(|&id| logits(&mut single, 0, &[id])).collect();
+        for step in [7, 64, 300] {
+            let mut pass = session(architecture, Watch::default());
+            let found: Vec<f32> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();
+            same(&found, &want, &format!("{architecture}, {step} at once"));
+        }
+        // Two sequences whose tokens alternate, with output of their last tokens.
+        let mut pass = session(architecture, Watch::default());
+        let of = |seq: usize| continuing(&pass, seq, &ids[..20 + seq], false);
+        let (first, second) = (of(0), of(2));
+        let mut batch: Vec<_> = first.chunks(3).zip(second.chunks(3)).flat_map(|(a, b)| [a, b].concat()).collect();
+        batch.extend(second.chunks(3).skip(first.len().div_ceil(3)).flatten());
+        let rows = pass.forward(&batch).unwrap();
+        assert_eq!(rows.n_rows(), 2, "{architecture}");
+        same(rows.row(0), &want[19 * n_vocab..20 * n_vocab], architecture);
+        same(rows.row(1), &want[21 * n_vocab..22 * n_vocab], architecture);
+        let lists = pass.forward_top_k(&continuing(&pass, 2, &ids[22..60], true), 5).unwrap();
+        for (i, list) in lists.iter().enumerate() {
+            assert_eq!(*list, highest(&want[(22 + i) * n_vocab..][..n_vocab], 5), "{architecture}");
+        }
+        assert_eq!(pass.forward_top_k(&continuing(&pass, 2, &ids[60..61], true), 20).unwrap()[0].len(), 20);
+        assert_eq!(pass.forward_hidden(&continuing(&pass, 1, &ids[..50], false)).unwrap().len(), pass.spec().n_embd);
+    }
+}
+
+#[test]
+fn steps_that_run_ahead_give_the_tokens_of_single_steps() {
+    for architecture in ARCHITECTURES {
+        let mut single = session(architecture, Watch::default());
+        let mut want = vec![17];
+        for _ in 0..200 {
+            let row = logits(&mut single, 0, &want[want.len() - 1..]);
+            want.push(argmax(&row));
+        }
+        let mut pass = session(architecture, Watch::default());
+        assert_eq!(greedy(&mut pass, 0, 17, 150), want[1..151], "{architecture}");
+        assert!(pass.n_steps() > 150, "{architecture}: {} steps", pass.n_steps());
+        // A prefix is shared while steps are in flight, and both sequences go on.
+        let n = pass.share_prefix(0, 1, 140).unwrap();
+        assert!(n <= 140 && n >= 140 - PAGE, "{architecture}: {n}");
+        catch_up(&mut pass, 1, &want[..140]);
+        assert_eq!(greedy(&mut pass, 1, want[140], 30), want[141..171], "{architecture}");
+        assert_eq!(greedy(&mut pass, 0, want[150], 30), want[151..181], "{architecture}");
+        // Cut back, and continued otherwise than steps in flight.
+        pass.rewind(0, 170);
+        catch_up(&mut pass, 0, &want[..170]);
+        let other = greedy(&mut pass, 0, want[170] ^ 1, 3);
+        pass.rewind(0, 170);
+        catch_up(&mut pass, 0, &want[..170]);
+        assert_eq!(greedy(&mut pass, 0, want[170], 3), want[171..174], "{architecture}");
+        assert_ne!(other, want[171..174], "{architecture}");
+        // Several sequences in one step.
+        let mut ids = [want[173], want[170]];
+        for i in 0..20 {
+            let batch = [0, 1].map(|seq| BatchToken { id: ids[seq], seq, pos: pass.n_past(seq), output: true });
+            let chosen = pass.forward_greedy(&batch).unwrap();
+            ids = [chosen[0], chosen[1]];
+            assert_eq!(ids, [want[174 + i], want[171 + i]], "{architecture}, step {i}");
+        }
+    }
+}
+
+#[test]
+fn failed_batches_change_nothing() {
+    for architecture in ARCHITECTURES {
+        let watch = Watch::default();
+        let mut pass = session(architecture, watch.clone());
+        let ids = some_ids(250);
+        let want = logits(&mut session(architecture, Watch::default()), 0, &ids);
+        let n_vocab = pass.spec().n_vocab;
+        logits(&mut pass, 0, &ids[..100]);
+        let refused = [
+            continuing(&pass, 3, &ids[..1], true),
+            continuing(&pass, 0, &[u32::MAX], true),
+            vec![BatchToken { id: 0, seq: 0, pos: 99, output: true }],
+            Vec::new(),
+        ];
+        for batch in refused {
+            assert!(pass.forward(&batch).is_err() && pass.forward_greedy(&batch).is_err(), "{architecture}: {batch:?}");
+            assert_eq!(pass.n_past(0), 100, "{architecture}");
+        }
+        // Cancelled before the batch, and in its second micro-batch.
+        for n_before in [0, 1] {
+            let batch = continuing(&pass, 0, &ids[100..200], true);
+            let mut n_traced = 0;
+            let mut cancel = |layer: usize, _: &[f32]| {
+                n_traced += usize::from(layer == 0);
+                if n_traced > n_before {
+                    watch.cancel();
+                }
+            };
+            if n_before == 0 {
+                watch.cancel();
+            }
+            assert_eq!(pass.forward_traced(&batch, Some(&mut cancel)).unwrap_err(), ForwardError::Cancelled);
+            watch.resume();
+            let n_past = pass.n_past(0);
+            assert!(n_past == 100 || architecture == "gemma3" && n_past < 100, "{architecture}: {n_past}");
+            catch_up(&mut pass, 0, &ids[..100]);
+        }
+        same(&logits(&mut pass, 0, &ids[100..]), &want[100 * n_vocab..], architecture);
+        // A decode step with others in flight.
+        let mut id = greedy(&mut pass, 1, 5, 4)[3];
+        watch.cancel();
+        let batch = continuing(&pass, 1, &[id], true);
+        assert_eq!(pass.forward_greedy(&batch), Err(ForwardError::Cancelled));
+        watch.resume();
+        assert_eq!(pass.n_past(1), 4, "{architecture}");
+        let again = greedy(&mut session(architecture, Watch::default()), 1, 5, 10);
+        for want in &again[4..] {
+            id = greedy(&mut pass, 1, id, 1)[0];
+            assert_eq!(id, *want, "{architecture}");
+        }
+    }
+}
+
+#[test]
+fn snapshots_continue_in_another_session() {
+    for architecture in ARCHITECTURES {
+        let ids = some_ids(200);
+        let want = logits(&mut session(architecture, Watch::default()), 0, &ids);
+        let (mut from, mut to) = (session(architecture, Watch::default()), session(architecture, Watch::default()));
+        let n_vocab = from.spec().n_vocab;
+        logits(&mut from, 0, &ids[..150]);
+        let mut bytes = Vec::new();
+        let snapshot = Snapshot::of_sequence(from.cache(), 0).unwrap();
+        snapshot.write_header(&mut bytes).unwrap();
+        snapshot.write_blocks(from.cache(), 0, &mut bytes).unwrap();
+        logits(&mut to, 0, &ids[50..90]);
+        let mut bytes = &bytes[..];
+        let snapshot = Snapshot::read_header(&mut bytes, to.n_ctx()).unwrap();
+        snapshot.restore(to.cache(), 2, &mut bytes).unwrap();
+        assert_eq!(to.n_past(2), 150, "{architecture}");
+        same(&logits(&mut to, 2, &ids[150..]), &want[150 * n_vocab..], architecture);
+    }
+}
+
+#[test]
+fn profiles_count_steps_and_traces_see_every_layer() {
+    let mut pass = session("llama", Watch::default());
+    pass.start_profile().unwrap();
+    let ids = some_ids(100);
+    let mut layers = Vec::new();
+    let batch = continuing(&pass, 0, &ids, false);
+    let n_embd = pass.spec().n_embd;
+    pass.forward_traced(&batch, Some(&mut |layer, x| layers.push((layer, x.len() / n_embd)))).unwrap();
+    let n_layer = pass.spec().n_layer();
+    let want = [40, 40, 20].iter().flat_map(|&n| (0..n_layer).map(move |layer| (layer, n)));
+    assert_eq!(layers, want.collect::<Vec<_>>());
+    assert_eq!(pass.take_profile().unwrap().steps.len(), 3);
+    assert!(pass.take_profile().is_none());
+}
