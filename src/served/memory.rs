@@ -101,7 +101,7 @@ fn gpus_with_room(engine: &EngineOptions, model: &Model, gpus: &[GpuMemory]) -> 
 /// The NVIDIA GPUs that can run `model`.
 #[cfg(feature = "cuda")]
 fn gpus_for(model: &Model) -> &'static [GpuMemory] {
-    if metal_attention::CudaForwardPass::supports(model.spec()).is_ok() { all_gpus() } else { &[] }
+    if metal_attention::CudaExecutor::supports(model.spec()).is_ok() { all_gpus() } else { &[] }
 }
 
 #[cfg(not(feature = "cuda"))]

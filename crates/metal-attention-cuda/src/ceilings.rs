@@ -11,7 +11,7 @@ use crate::args::RateArgs;
 use crate::device::{CudaBuffer, Readback};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
-use crate::{CudaDevice, CudaError, CudaForwardPass};
+use crate::{CudaDevice, CudaError, CudaExecutor};
 
 /// Most launches of one measurement, approximately.
 const MAX_LAUNCHES: usize = 4096;
@@ -133,7 +133,7 @@ impl CudaCeilings {
     /// together larger than the caches, weights are read from memory, as in a decode step.
     pub fn products(
         &self,
-        pass: &mut CudaForwardPass,
+        pass: &mut CudaExecutor,
         matrices: &[&Tensor],
         n_tokens: &[usize],
     ) -> Result<Vec<f64>, CudaError> {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice};
-use crate::forward_pass::CudaForwardPass;
+use crate::executor::CudaExecutor;
 use crate::launch::CudaGraph;
 use crate::recurrent_state::RunSizes;
 use crate::runner::{MicroBatchSize, TokenOutput};
@@ -36,7 +36,7 @@ pub(crate) enum DecodeGraph {
     Recorded(CudaGraph),
 }
 
-impl CudaForwardPass {
+impl CudaExecutor {
     /// Whether a decode step of one sequence at position `pos` is one launch of the persistent kernel.
     pub fn uses_persistent_kernel(&self, pos: usize) -> bool {
         self.steps_per_launch(pos) > 0

@@ -176,11 +176,6 @@ impl Exchange {
         if self.shard.plan.head { self.vocabulary[self.shard.rank].start } else { 0 }
     }
 
-    /// Whether the results of this rank are returned to the caller: of rank 0. All ranks have the same results.
-    pub(crate) fn returns_results(&self) -> bool {
-        self.shard.rank == 0
-    }
-
     /// Begins a step: its exchanges are counted from 0.
     pub(crate) fn begin_step(&mut self) {
         self.exchanges_of_step = 0;

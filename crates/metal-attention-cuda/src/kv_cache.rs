@@ -1,4 +1,4 @@
-//! [`CudaKvCache`]: the KV cache in device memory, and the page tables of its sequences.
+//! [`CudaKvCache`]: the KV cache in device memory, and a copy of its sequences' page tables.
 //!
 //! Keys and values of each layer are two buffers `[n_pages, n_head_kv, 64, head_dim]` of F16 or F32; a page holds 64
 //! consecutive positions of one sequence. Latent attention has one buffer only, whose rows are keys and, in part, values. Which
@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PAGE, PageTable};
+use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PAGE, PageCopy, PageTable};
 
 use crate::CudaError;
 use crate::args::PagesArgs;
@@ -16,8 +16,6 @@ use crate::device::{CudaBuffer, CudaDevice};
 /// The KV cache of a model, or of one rank's shard of it.
 #[derive(Debug)]
 pub(crate) struct CudaKvCache {
-    /// Pages of all sequences, as the host assigns them.
-    pub(crate) pages: PageTable,
     /// Keys and values of each layer; `None` for a layer that has none or reads those of another.
     layers: Vec<Option<LayerCache>>,
     /// For each layer, the layer whose keys and values it reads: itself or an earlier one.
@@ -71,7 +69,6 @@ impl CudaKvCache {
         let sources =
             spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.kv_cache_layer(i).unwrap_or(i)).collect();
         Ok(Self {
-            pages: PageTable::new(groups),
             layers,
             sources,
             groups: (0..spec.n_layer()).map(|i| groups.of_layer(i)).collect(),
@@ -99,23 +96,20 @@ impl CudaKvCache {
         }
     }
 
-    /// Assigns pages to the tokens of `batch`, which are counted to their sequences from now on. Copies pages that a sequence
-    /// shares and is about to write to, in the order of the stream.
-    pub(crate) fn append(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
-        for copy in self.pages.append(batch) {
-            for (buffer, from, bytes) in self.page_parts(copy.group, copy.from) {
-                buffer.copy_within(from, u64::from(copy.to) * bytes, bytes)?;
-            }
+    /// Copies a page of all layers of a cache group, in the order of the stream.
+    pub(crate) fn copy_page(&self, copy: PageCopy) -> Result<(), CudaError> {
+        for (buffer, from, bytes) in self.page_parts(copy.group, copy.from) {
+            buffer.copy_within(from, u64::from(copy.to) * bytes, bytes)?;
         }
         Ok(())
     }
 
     /// Uploads the page tables of the sequences of `batch`, as far as they have changed.
-    pub(crate) fn write_pages(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
+    pub(crate) fn write_pages(&mut self, batch: &[BatchToken], table: &PageTable) -> Result<(), CudaError> {
         for run in batch.chunk_by(|a, b| a.seq == b.seq) {
             let seq = run[0].seq;
-            for group in 0..self.pages.n_groups() {
-                let pages = self.pages.pages(group, seq);
+            for group in 0..table.n_groups() {
+                let pages = table.pages(group, seq);
                 let uploaded = &mut self.uploaded[group * self.n_seq + seq];
                 let same = uploaded.iter().zip(pages).take_while(|(a, b)| a == b).count();
                 if same < pages.len() {

@@ -1,10 +1,10 @@
 //! The CUDA backend: runs models on NVIDIA GPUs, on one ([`CudaForwardPass`]) or on several by tensor parallelism
-//! ([`TensorParallelPass`]). Implements the [`ForwardPass`](metal_attention_model::ForwardPass) of the model crate.
+//! ([`TensorParallelPass`]). They are [`Executor`](metal_attention_model::Executor)s of the model crate.
 //!
 //! The kernels are written in CUDA C++ in `kernels/`, compiled by `scripts/cuda-kernels` to `prebuilt/`, and included in the program;
-//! a machine needs the NVIDIA driver only. [`CudaForwardPass::supports`] checks whether there are kernels for all parts of a model.
+//! a machine needs the NVIDIA driver only. [`CudaExecutor::supports`] checks whether there are kernels for all parts of a model.
 //!
-//! Where to find what: `forward_pass.rs` evaluates batches; `runner.rs` and `runner/` launch the kernels of a micro-batch; `decode.rs`
+//! Where to find what: `executor.rs` evaluates steps; `runner.rs` and `runner/` launch the kernels of a micro-batch; `decode.rs`
 //! launches the persistent kernel for single decode tokens; `decode_steps.rs` chooses how a decode step is launched, and
 //! `lookahead.rs` launches greedy ones ahead of the host; `weights.rs`, `matrix.rs` and `codes.rs` upload and repack weights;
 //! `kv_cache.rs`, `recurrent_state.rs` and `snapshot.rs` hold the memory of sequences; `sharding.rs`, `exchange.rs` and
@@ -20,7 +20,7 @@ mod decode_steps;
 mod device;
 mod error;
 mod exchange;
-mod forward_pass;
+mod executor;
 mod ids;
 mod kv_cache;
 mod launch;
@@ -40,6 +40,6 @@ mod weights;
 pub use ceilings::{CudaCeilings, CudaLaunchCosts};
 pub use device::{CudaDevice, CudaSummary, cuda_summaries};
 pub use error::CudaError;
-pub use forward_pass::CudaForwardPass;
+pub use executor::{CudaExecutor, CudaForwardPass};
 pub use options::CudaForwardPassOptions;
-pub use tensor_parallel::TensorParallelPass;
+pub use tensor_parallel::{TensorParallelExecutor, TensorParallelPass};

@@ -1,6 +1,6 @@
 //! [`ModelRunner`]: launches the kernels that take one micro-batch through the embedding, all layers and the output head.
 //!
-//! Called by [`CudaForwardPass`](crate::CudaForwardPass), which has uploaded the micro-batch before: its tokens, its page tables,
+//! Called by [`CudaExecutor`](crate::CudaExecutor), which has uploaded the micro-batch before: its tokens, its page tables,
 //! the rows that need output and, in prefill, its query tiles. Everything here only appends launches to the device's stream, so
 //! that a run can also be recorded as a CUDA graph; nothing is awaited, and no data passes through the host.
 //!

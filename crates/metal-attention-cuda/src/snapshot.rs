@@ -3,20 +3,16 @@
 //! A block is one KV page of a cache group, over all its layers, or one state slot, over all layers. In host memory its parts
 //! lie one after the other, layer by layer (`page_parts`, `slot_parts`).
 
-use std::io::Write;
-
-use metal_attention_model::{
-    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
-};
+use metal_attention_model::CacheBlock;
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, Readback};
-use crate::forward_pass::CudaForwardPass;
+use crate::executor::CudaExecutor;
 
 /// Bytes of blocks that are copied before the host waits for them; a larger block is copied alone.
 const AT_ONCE: u64 = 16 << 20;
 
-impl CudaForwardPass {
+impl CudaExecutor {
     /// The parts of a block: buffer, offset in bytes, and length in bytes.
     fn block_parts(&self, block: CacheBlock) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
@@ -35,7 +31,7 @@ impl CudaForwardPass {
 
     /// Copies the first blocks of `blocks` to pinned memory, at least one and as many as [`AT_ONCE`] allows, and waits. Returns
     /// the number of blocks and their bytes.
-    fn read_some(&mut self, blocks: &[CacheBlock]) -> Result<(usize, &[u8]), CudaError> {
+    pub(crate) fn read_some(&mut self, blocks: &[CacheBlock]) -> Result<(usize, &[u8]), CudaError> {
         self.gpu().bind()?;
         let mut n = 0;
         let mut bytes = 0;
@@ -60,7 +56,7 @@ impl CudaForwardPass {
     }
 
     /// Writes a block that a snapshot has read, in the order of the stream.
-    fn write_block_parts(&self, block: CacheBlock, mut bytes: &[u8]) -> Result<(), CudaError> {
+    pub(crate) fn write_block_parts(&self, block: CacheBlock, mut bytes: &[u8]) -> Result<(), CudaError> {
         self.gpu().bind()?;
         for (buffer, start, n) in self.block_parts(block) {
             let (part, rest) = bytes.split_at(n as usize);
@@ -68,46 +64,5 @@ impl CudaForwardPass {
             bytes = rest;
         }
         Ok(())
-    }
-}
-
-impl SequenceCache for CudaForwardPass {
-    fn layout(&self) -> CacheLayout {
-        CacheLayout {
-            format: format!("cuda {}", self.cache.cache_type),
-            page_bytes: (0..self.cache.pages.n_groups()).map(|group| self.cache.page_bytes(group)).collect(),
-            state_bytes: self.recurrent_states.slot_bytes(),
-        }
-    }
-
-    fn pages(&self) -> &PageTable {
-        &self.cache.pages
-    }
-
-    fn discard_lookahead(&mut self) {
-        self.clear_lookahead();
-    }
-
-    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
-        self.discard_lookahead();
-        self.cache.pages.allocate(seq, extent)
-    }
-
-    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
-        bytes.copy_from_slice(self.read_some(&[block])?.1);
-        Ok(())
-    }
-
-    fn read_blocks(&mut self, mut blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
-        while !blocks.is_empty() {
-            let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
-            out.write_all(bytes).map_err(SnapshotError::Write)?;
-            blocks = &blocks[n..];
-        }
-        Ok(())
-    }
-
-    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
-        Ok(self.write_block_parts(block, bytes)?)
     }
 }

@@ -1,36 +1,39 @@
-//! [`TensorParallelPass`]: one model on several NVIDIA GPUs by tensor parallelism.
+//! [`TensorParallelExecutor`]: one model on several NVIDIA GPUs by tensor parallelism, an executor over executors.
 //!
-//! Each GPU is a rank with a [`CudaForwardPass`] over its shard of the weights (`sharding.rs`) and of the KV cache. Rank 0 runs on the
-//! caller's thread, each other rank on a thread of its own ([`RankWorker`]); all evaluate the same batches in the same order and so
-//! have the same pages and slots. Within a forward pass kernels exchange partial sums and logits through peer memory
-//! (`exchange.rs`), in the order of the ranks, so that all ranks compute the same bits. Results are those of rank 0.
+//! Each GPU is a rank with a [`CudaExecutor`] over its shard of the weights (`sharding.rs`) and of the KV cache. Rank 0 runs on the
+//! caller's thread, each other rank on a thread of its own ([`RankWorker`]); all evaluate the same steps in the same order, with the
+//! session's page table. Within a step kernels exchange partial sums and logits through peer memory (`exchange.rs`), in the order of
+//! the ranks, so that all ranks compute the same bits. Results are those of rank 0.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse,
-    ModelSpec, PageTable, PageUse, Profile, SequenceCache, SequenceExtent, SnapshotError, TopK, Weights,
+    CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse, ModelSpec,
+    PageCopy, Profiler, Session, Step, StepLimits, StepResults, Weights,
 };
 
 use crate::exchange::{AbortFlag, Exchange};
+use crate::executor::output_of;
+use crate::runner::TokenOutput;
 use crate::sharding::{Shard, ShardingPlan};
-use crate::{CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions};
+use crate::{CudaDevice, CudaError, CudaExecutor, CudaForwardPassOptions};
+
+/// A forward pass on several NVIDIA GPUs.
+pub type TensorParallelPass = Session<TensorParallelExecutor>;
 
 /// Runs a model on several NVIDIA GPUs of one host by tensor parallelism. Each rank has some attention heads with their keys and
 /// values, some of the width of the feed-forwards and experts, and some rows of the output head; layers that cannot be sharded are
-/// replicated on every rank.
-///
-/// After an error every rank has the tokens that all of them had before ([`ForwardPass::n_past`] agrees), and the pass can be used
-/// again.
-pub struct TensorParallelPass {
+/// replicated on every rank. After an error it can be used again.
+pub struct TensorParallelExecutor {
     /// The whole model.
     spec: ModelSpec,
     /// Rank 0.
-    first: CudaForwardPass,
+    first: CudaExecutor,
     /// Ranks 1 and up, in their order.
     others: Vec<RankWorker>,
     /// A word that all kernels poll: set to abort the exchanges of a forward pass on all ranks.
@@ -41,6 +44,8 @@ pub struct TensorParallelPass {
     memory: MemoryUse,
     /// The parts of the model that are sharded.
     plan: Arc<ShardingPlan>,
+    /// Cache groups with pages and state slots that every rank has.
+    groups: CacheGroups,
 }
 
 /// The [`CudaDevice`] (that is, the context and stream of one model) that launched last on a GPU under tensor parallelism.
@@ -82,30 +87,46 @@ impl DeviceLease {
     }
 }
 
-/// What a rank does with a batch.
-#[derive(Debug, Clone, Copy)]
+/// What a rank does.
+#[derive(Debug, Clone)]
 enum RankCommand {
-    /// [`ForwardPass::forward_traced`], without a trace.
-    Logits,
-    /// [`ForwardPass::forward_hidden`].
-    Hidden,
-    /// [`ForwardPass::forward_greedy`].
-    Greedy,
-    /// [`ForwardPass::forward_top_k`].
-    TopK(usize),
-    /// [`ForwardPass::wake`]; the batch is empty.
+    /// [`Executor::copy_page`].
+    CopyPage(PageCopy),
+    /// [`CudaExecutor::run_step`], without results. Rank 0 launches other kernels for steps that are traced or timed, and so
+    /// do the other ranks.
+    Run { step: Step, output: TokenOutput, traced: bool, timed: bool },
+    /// [`Executor::submit`].
+    Submit(Step, Range<usize>),
+    /// [`Executor::wake`].
     Wake,
+}
+
+impl RankCommand {
+    /// Runs the command on a rank other than 0.
+    fn run(self, rank: &mut CudaExecutor) -> RankResult {
+        match self {
+            Self::CopyPage(copy) => rank.copy_page(copy),
+            Self::Run { step, output, traced, timed } => {
+                let mut profiler = if timed { Some(rank.profiler()?) } else { None };
+                let mut ignore = |_: usize, _: &[f32]| {};
+                let trace: Option<LayerTrace<'_>> = if traced { Some(&mut ignore) } else { None };
+                Ok(rank.run_step(&step, output, None, trace, profiler.as_mut())?)
+            }
+            Self::Submit(step, ahead) => rank.submit(&step, ahead).map(drop),
+            Self::Wake => wake(rank),
+        }
+    }
 }
 
 /// The outcome of a command on one rank.
 type RankResult = Result<(), ForwardError>;
 
-/// One of the ranks 1 and up, with a thread that evaluates batches. Its results are discarded, as they equal those of rank 0.
+/// One of the ranks 1 and up, with a thread that runs commands. Its results are discarded, as they equal those of rank 0.
 struct RankWorker {
     /// Locked by the thread during a command, and by other callers between commands.
-    pass: Arc<Mutex<CudaForwardPass>>,
+    rank: Arc<Mutex<CudaExecutor>>,
     /// `None` once the thread is to end.
-    commands: Option<Sender<(RankCommand, Arc<[BatchToken]>)>>,
+    commands: Option<Sender<RankCommand>>,
     /// One result of each command.
     results: Receiver<RankResult>,
     /// The thread; joined when the worker is dropped.
@@ -131,30 +152,24 @@ fn panicked() -> ForwardError {
     ForwardError::Device { why: "the thread of a GPU met a defect".into() }
 }
 
-/// [`ForwardPass::wake`], with an error instead of `false`.
-fn wake(pass: &mut CudaForwardPass) -> RankResult {
-    if pass.wake() { Ok(()) } else { Err(CudaError::RanksDiverged.into()) }
+/// [`Executor::wake`], with an error instead of `false`.
+fn wake(rank: &mut CudaExecutor) -> RankResult {
+    if rank.wake() { Ok(()) } else { Err(CudaError::RanksDiverged.into()) }
 }
 
 impl RankWorker {
     /// Starts the thread of a rank.
-    fn start(pass: CudaForwardPass, ended: &Arc<AbortFlag>) -> Result<Self, CudaError> {
-        let pass = Arc::new(Mutex::new(pass));
-        let (command_sender, commands) = mpsc::channel::<(RankCommand, Arc<[BatchToken]>)>();
+    fn start(rank: CudaExecutor, ended: &Arc<AbortFlag>) -> Result<Self, CudaError> {
+        let rank = Arc::new(Mutex::new(rank));
+        let (command_sender, commands) = mpsc::channel::<RankCommand>();
         let (result_sender, results) = mpsc::channel();
-        let (shared_pass, ended) = (Arc::clone(&pass), Arc::clone(ended));
+        let (shared_rank, ended) = (Arc::clone(&rank), Arc::clone(ended));
         let run = move || {
-            for (command, batch) in commands {
-                let mut pass = shared_pass.lock().unwrap_or_else(PoisonError::into_inner);
-                let evaluate = AssertUnwindSafe(|| match command {
-                    RankCommand::Logits => pass.forward_traced(&batch, None).map(|_| ()),
-                    RankCommand::Hidden => pass.forward_hidden(&batch).map(|_| ()),
-                    RankCommand::TopK(k) => pass.forward_top_k(&batch, k).map(|_| ()),
-                    RankCommand::Greedy => pass.forward_greedy(&batch).map(|_| ()),
-                    RankCommand::Wake => wake(&mut pass),
-                });
-                let result = catch_unwind(evaluate).unwrap_or_else(|_| Err(panicked()));
-                drop(pass);
+            for command in commands {
+                let mut rank = shared_rank.lock().unwrap_or_else(PoisonError::into_inner);
+                let outcome = catch_unwind(AssertUnwindSafe(|| command.run(&mut rank)));
+                let result = outcome.unwrap_or_else(|_| Err(panicked()));
+                drop(rank);
                 if result.is_err() {
                     // The kernels of the other ranks wait for this one.
                     ended.set(true);
@@ -166,13 +181,13 @@ impl RankWorker {
         };
         let thread = std::thread::Builder::new().name("cuda rank".into()).spawn(run);
         let thread = thread.map_err(|error| no_thread(&error))?;
-        Ok(Self { pass, commands: Some(command_sender), results, thread: Some(thread) })
+        Ok(Self { rank, commands: Some(command_sender), results, thread: Some(thread) })
     }
 
     /// Sends a command to the thread. Its result is to be received before the next command is sent.
-    fn begin(&self, command: RankCommand, batch: &Arc<[BatchToken]>) {
+    fn begin(&self, command: RankCommand) {
         // If the thread is gone, `result` fails, too.
-        let _ = self.commands.as_ref().map(|commands| commands.send((command, Arc::clone(batch))));
+        let _ = self.commands.as_ref().map(|commands| commands.send(command));
     }
 
     /// Waits for the result of the last command.
@@ -180,13 +195,23 @@ impl RankWorker {
         self.results.recv().unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// The forward pass of the rank, between commands.
-    fn pass(&self) -> MutexGuard<'_, CudaForwardPass> {
-        self.pass.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The executor of the rank, between commands.
+    fn rank(&self) -> MutexGuard<'_, CudaExecutor> {
+        self.rank.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl TensorParallelPass {
+impl TensorParallelExecutor {
+    /// A session with a model: see [`new`](Self::new).
+    pub fn session(
+        gpus: &[Arc<CudaDevice>],
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+    ) -> Result<TensorParallelPass, CudaError> {
+        Ok(Session::new(Self::new(gpus, spec, weights, options)?))
+    }
+
     /// Shards a model over `gpus`, all different, in the order of the ranks, and sets it up on each. `options` are those of the whole
     /// model, and are the same on each rank.
     ///
@@ -209,7 +234,7 @@ impl TensorParallelPass {
         let ended = Arc::new(AbortFlag::new(first)?);
         let set_up = |rank: usize| {
             let shard = Shard { plan: Arc::clone(&plan), rank };
-            CudaForwardPass::with_shard(Arc::clone(&gpus[rank]), spec.clone(), weights, options, Some((&shard, &ended)))
+            CudaExecutor::with_shard(Arc::clone(&gpus[rank]), spec.clone(), weights, options, Some((&shard, &ended)))
         };
         let passes: Result<Vec<_>, CudaError> = std::thread::scope(|scope| {
             let set_up = &set_up;
@@ -232,17 +257,21 @@ impl TensorParallelPass {
             if let Some(exchange) = &mut pass.runner.exchange {
                 exchange.connect(&mailboxes);
             }
-            let of_rank = pass.memory_use();
+            let of_rank = pass.memory_use(0);
             memory.weights += of_rank.weights;
             memory.kv_cache += of_rank.kv_cache;
             memory.scratch += of_rank.scratch;
             // Mailboxes have to be zero before another rank writes to them.
             pass.gpu().wait()?;
         }
+        // Shards of different sizes have room for different numbers of states: the fewest are there on all ranks.
+        let n_states = |groups: &CacheGroups| groups.states().map_or(0, |states| states.n_states);
+        let groups = passes.iter().map(|rank| rank.cache_groups().clone()).min_by_key(n_states);
+        let Some(groups) = groups else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
         let mut passes = passes.into_iter();
         let Some(first) = passes.next() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
         let others = passes.map(|pass| RankWorker::start(pass, &ended)).collect::<Result<_, _>>()?;
-        Ok(Self { spec: spec.clone(), first, others, ended, leases: DeviceLease::of(gpus), memory, plan })
+        Ok(Self { spec: spec.clone(), first, others, ended, leases: DeviceLease::of(gpus), memory, plan, groups })
     }
 
     /// The GPU of rank 0.
@@ -270,24 +299,17 @@ impl TensorParallelPass {
         1 + self.others.len()
     }
 
-    /// Bytes that are allocated on all GPUs together.
-    pub fn memory_use(&self) -> MemoryUse {
-        self.memory
-    }
-
-    /// Has all ranks evaluate `batch`, and returns what `on_first` returns for rank 0. If one rank fails, the others are aborted and
-    /// all are brought back to a common state ([`recover`](Self::recover)).
+    /// Has all other ranks run `command`, and rank 0 `on_first`, whose value is returned. If one rank fails, the others are aborted
+    /// and all can be used again ([`recover`](Self::recover)).
     fn on_all<T>(
         &mut self,
-        command: RankCommand,
-        batch: &[BatchToken],
-        on_first: impl FnOnce(&mut CudaForwardPass) -> Result<T, ForwardError>,
+        command: &RankCommand,
+        on_first: impl FnOnce(&mut CudaExecutor) -> Result<T, ForwardError>,
     ) -> Result<T, ForwardError> {
         let leases = Arc::clone(&self.leases);
         let _leased = leases.iter().map(DeviceLease::acquire).collect::<Result<Vec<_>, _>>()?;
-        let shared_batch: Arc<[BatchToken]> = batch.into();
         for other in &self.others {
-            other.begin(command, &shared_batch);
+            other.begin(command.clone());
         }
         let result = on_first(&mut self.first);
         if result.is_err() {
@@ -304,113 +326,45 @@ impl TensorParallelPass {
         {
             return Ok(value);
         }
-        self.recover(batch)?;
+        self.recover()?;
         // Ranks that were aborted because of another one have `RanksDiverged`; the cause is the error of that other one.
         let diverged = ForwardError::from(CudaError::RanksDiverged);
         let at = errors.iter().position(|why| *why != diverged).unwrap_or(0);
         Err(if errors.is_empty() { diverged } else { errors.swap_remove(at) })
     }
 
-    /// Brings all ranks back to a common state after a failure: drops decode steps in flight, clears the mailboxes, and rewinds each
-    /// sequence of `batch` to the tokens that all ranks have.
-    fn recover(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
+    /// After a failure: waits until no rank launches or waits, and clears the mailboxes and the abort flag.
+    fn recover(&mut self) -> Result<(), CudaError> {
         let Self { first, others, ended, .. } = self;
-        let mut passes: Vec<_> = others.iter().map(RankWorker::pass).collect();
-        let mut all: Vec<&mut CudaForwardPass> = vec![first];
-        all.extend(passes.iter_mut().map(|pass| &mut **pass));
-        for pass in &mut all {
-            pass.clear_lookahead();
-            pass.gpu().wait()?;
-        }
-        for exchange in all.iter().filter_map(|pass| pass.runner.exchange.as_ref()) {
-            exchange.clear()?;
-        }
-        all.iter().try_for_each(|pass| pass.gpu().wait())?;
+        let ranks: Vec<_> = others.iter().map(RankWorker::rank).collect();
+        let all = || std::iter::once(&*first).chain(ranks.iter().map(|rank| &**rank));
+        all().try_for_each(|rank| rank.gpu().wait())?;
+        all().filter_map(|rank| rank.runner.exchange.as_ref()).try_for_each(Exchange::clear)?;
+        all().try_for_each(|rank| rank.gpu().wait())?;
         ended.set(false);
-        let n_seq = all[0].n_seq();
-        for token in batch.iter().filter(|token| token.seq < n_seq) {
-            // Repeated, since a rewind may go further back than asked for.
-            loop {
-                let lengths = || all.iter().map(|pass| pass.n_past(token.seq));
-                let (min, max) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
-                if min == max {
-                    break;
-                }
-                for pass in &mut all {
-                    pass.rewind(token.seq, min);
-                }
-            }
-        }
         Ok(())
     }
 
-    /// Calls `f` with the pass of each rank but the first, in their order.
-    fn on_others<T>(&self, mut f: impl FnMut(&mut CudaForwardPass) -> T) -> Vec<T> {
-        self.others.iter().map(|other| f(&mut other.pass())).collect()
+    /// Calls `f` with each rank but the first, in their order.
+    fn on_others<T>(&self, mut f: impl FnMut(&mut CudaExecutor) -> T) -> Vec<T> {
+        self.others.iter().map(|other| f(&mut other.rank())).collect()
     }
 }
 
-impl Drop for TensorParallelPass {
+impl Drop for TensorParallelExecutor {
     fn drop(&mut self) {
         // Decode steps in flight write to the mailboxes of all ranks, so no mailbox may be freed before they end.
         self.ended.set(true);
         let _ = self.first.gpu().wait();
-        self.on_others(|pass| drop(pass.gpu().wait()));
+        self.on_others(|rank| drop(rank.gpu().wait()));
     }
 }
 
 /// A block of the whole model is the concatenation of the ranks' blocks, in their order: all ranks have the same pages and slots.
-impl SequenceCache for TensorParallelPass {
-    fn layout(&self) -> CacheLayout {
-        let mut all = self.first.layout();
-        all.format = format!("{} on {} cards", all.format, self.n_ranks());
-        for other in self.on_others(|pass| pass.layout()) {
-            all.page_bytes.iter_mut().zip(other.page_bytes).for_each(|(sum, bytes)| *sum += bytes);
-            all.state_bytes += other.state_bytes;
-        }
-        all
-    }
+impl Executor for TensorParallelExecutor {
+    /// The step's number on rank 0.
+    type InFlight = u32;
 
-    fn pages(&self) -> &PageTable {
-        self.first.pages()
-    }
-
-    fn discard_lookahead(&mut self) {
-        self.on_others(CudaForwardPass::clear_lookahead);
-        self.first.discard_lookahead();
-    }
-
-    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
-        self.on_others(|pass| pass.allocate(seq, extent)).into_iter().try_for_each(|adopted| adopted.map(|_| ()))?;
-        self.first.allocate(seq, extent)
-    }
-
-    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
-        let (of_first, mut rest) = bytes.split_at_mut(self.first.block_bytes(block) as usize);
-        self.first.read_block(block, of_first)?;
-        for other in &self.others {
-            let mut pass = other.pass();
-            let (of_rank, after) = rest.split_at_mut(pass.block_bytes(block) as usize);
-            pass.read_block(block, of_rank)?;
-            rest = after;
-        }
-        Ok(())
-    }
-
-    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
-        let (of_first, mut rest) = bytes.split_at(self.first.block_bytes(block) as usize);
-        self.first.write_block(block, of_first)?;
-        for other in &self.others {
-            let mut pass = other.pass();
-            let (of_rank, after) = rest.split_at(pass.block_bytes(block) as usize);
-            pass.write_block(block, of_rank)?;
-            rest = after;
-        }
-        Ok(())
-    }
-}
-
-impl ForwardPass for TensorParallelPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -420,90 +374,100 @@ impl ForwardPass for TensorParallelPass {
         DeviceInfo { name: format!("{} x {}", self.n_ranks(), first.name), ..first }
     }
 
-    fn n_ctx(&self) -> usize {
-        self.first.n_ctx()
+    fn cache_groups(&self) -> &CacheGroups {
+        &self.groups
     }
 
-    fn n_seq(&self) -> usize {
-        self.first.n_seq()
+    fn limits(&self) -> StepLimits {
+        self.first.limits()
     }
 
-    fn n_ubatch(&self) -> usize {
-        self.first.n_ubatch()
+    /// Bytes that are allocated on all GPUs together.
+    fn memory_use(&self, _results: usize) -> MemoryUse {
+        self.memory
     }
 
-    fn n_past(&self, seq: usize) -> usize {
-        self.first.n_past(seq)
+    fn begin_batch(&mut self) -> Result<(), ForwardError> {
+        self.first.begin_batch()
     }
 
-    fn rewind(&mut self, seq: usize, n: usize) -> usize {
-        self.on_others(|pass| pass.rewind(seq, n));
-        self.first.rewind(seq, n)
+    fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError> {
+        self.on_all(&RankCommand::CopyPage(copy), |first| first.copy_page(copy))
     }
 
-    fn reachable(&self, seq: usize, n: usize) -> usize {
-        self.first.reachable(seq, n)
-    }
-
-    fn share_prefix(&mut self, from: usize, to: usize, n: usize) -> Result<usize, ForwardError> {
-        // All ranks have the same pages, and so succeed or fail alike.
-        self.on_others(|pass| pass.share_prefix(from, to, n)).into_iter().try_for_each(|shared| shared.map(|_| ()))?;
-        self.first.share_prefix(from, to, n)
-    }
-
-    fn cache_pages(&self) -> PageUse {
-        self.first.cache_pages()
-    }
-
-    fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.first.pages_held(sequences)
-    }
-
-    fn kv_cache_bytes(&self) -> usize {
-        self.first.kv_cache_bytes() + self.on_others(|pass| pass.kv_cache_bytes()).into_iter().sum::<usize>()
-    }
-
-    fn cache(&mut self) -> &mut dyn SequenceCache {
-        self
-    }
-
-    fn forward_traced(
+    fn run(
         &mut self,
-        batch: &[BatchToken],
+        step: &Step,
+        results: StepResults<'_>,
         trace: Option<LayerTrace<'_>>,
-    ) -> Result<Logits<'_>, ForwardError> {
-        self.on_all(RankCommand::Logits, batch, |first| first.forward_traced(batch, trace).map(|_| ()))?;
-        Ok(self.first.last_logits())
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), ForwardError> {
+        let (output, traced, timed) = (output_of(&results), trace.is_some(), profiler.is_some());
+        let command = RankCommand::Run { step: step.clone(), output, traced, timed };
+        self.on_all(&command, |first| first.run(step, results, trace, profiler))
     }
 
-    fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        self.on_all(RankCommand::Hidden, batch, |first| first.forward_hidden(batch))
+    fn n_at_once(&self, pos: usize) -> usize {
+        self.first.n_at_once(pos)
     }
 
-    fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        self.on_all(RankCommand::Greedy, batch, |first| first.forward_greedy(batch))
+    fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<u32>, ForwardError> {
+        self.on_all(&RankCommand::Submit(step.clone(), ahead.clone()), |first| first.submit(step, ahead))
     }
 
-    fn forward_top_k(&mut self, batch: &[BatchToken], k: usize) -> Result<Vec<TopK>, ForwardError> {
-        self.on_all(RankCommand::TopK(k), batch, |first| first.forward_top_k(batch, k))
+    /// Rank 0 alone reads: the other ranks take part in its steps.
+    fn read(&mut self, number: u32, ids: &mut [u32]) -> Result<bool, ForwardError> {
+        let outcome = self.first.read(number, ids);
+        if outcome.is_err() {
+            self.ended.set(true);
+            self.recover()?;
+        }
+        outcome
     }
 
-    fn max_top_k(&self) -> usize {
-        self.first.max_top_k()
+    fn cache_layout(&self) -> CacheLayout {
+        let mut all = self.first.cache_layout();
+        all.format = format!("{} on {} cards", all.format, self.n_ranks());
+        for other in self.on_others(|rank| rank.cache_layout()) {
+            all.page_bytes.iter_mut().zip(other.page_bytes).for_each(|(sum, bytes)| *sum += bytes);
+            all.state_bytes += other.state_bytes;
+        }
+        all
+    }
+
+    fn cache_bytes(&self) -> usize {
+        self.first.cache_bytes() + self.on_others(|rank| rank.cache_bytes()).into_iter().sum::<usize>()
+    }
+
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        let (of_first, mut rest) = bytes.split_at_mut(self.first.block_bytes(block) as usize);
+        self.first.read_block(block, of_first)?;
+        for other in &self.others {
+            let mut rank = other.rank();
+            let (of_rank, after) = rest.split_at_mut(rank.block_bytes(block) as usize);
+            rank.read_block(block, of_rank)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
+        let (of_first, mut rest) = bytes.split_at(self.first.block_bytes(block) as usize);
+        self.first.write_block(block, of_first)?;
+        for other in &self.others {
+            let mut rank = other.rank();
+            let (of_rank, after) = rest.split_at(rank.block_bytes(block) as usize);
+            rank.write_block(block, of_rank)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn profiler(&self) -> Result<Profiler, ForwardError> {
+        self.first.profiler()
     }
 
     fn wake(&mut self) -> bool {
-        self.on_all(RankCommand::Wake, &[], wake).is_ok()
-    }
-
-    fn start_profile(&mut self) -> Result<(), ForwardError> {
-        // Timed passes launch other kernels (no graph, no persistent kernel), so all ranks have to be timed.
-        self.on_others(ForwardPass::start_profile).into_iter().collect::<Result<(), _>>()?;
-        self.first.start_profile()
-    }
-
-    fn take_profile(&mut self) -> Option<Profile> {
-        self.on_others(ForwardPass::take_profile);
-        self.first.take_profile()
+        self.on_all(&RankCommand::Wake, wake).is_ok()
     }
 }

@@ -72,7 +72,7 @@ impl CacheLayout {
     }
 
     /// Resizes `bytes` to the length of a block; an error if there is not enough memory.
-    fn make_room(&self, block: CacheBlock, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
+    pub(crate) fn make_room(&self, block: CacheBlock, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
         let n = self.bytes_of(block) as usize;
         let more = n.saturating_sub(bytes.len());
         let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use metal_attention_cuda::{
-    CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass, cuda_summaries,
+    CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelExecutor,
+    TensorParallelPass, cuda_summaries,
 };
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse};
 
@@ -16,10 +17,10 @@ pub(crate) fn forward_pass(
     options: &EngineOptions,
     ordinal: usize,
 ) -> Result<CudaForwardPass, CudaError> {
-    CudaForwardPass::supports(model.spec())?;
+    CudaExecutor::supports(model.spec())?;
     let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
     let options = pass_options(options, model, gpu.summary(), gpu.free_memory()?);
-    let pass = CudaForwardPass::new(gpu, model.spec().clone(), model.weights(), &options)?;
+    let pass = CudaExecutor::session(gpu, model.spec().clone(), model.weights(), &options)?;
     log_device(pass.gpu());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -27,7 +28,7 @@ pub(crate) fn forward_pass(
 
 /// Sets up `model` on `options.n_ranks` GPUs that share it (tensor parallelism), from ordinal `first` on.
 pub(crate) fn ranks(model: &Model, options: &EngineOptions, first: usize) -> Result<TensorParallelPass, CudaError> {
-    CudaForwardPass::supports(model.spec())?;
+    CudaExecutor::supports(model.spec())?;
     let open = |ordinal| {
         let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
         log_device(&gpu);
@@ -37,7 +38,7 @@ pub(crate) fn ranks(model: &Model, options: &EngineOptions, first: usize) -> Res
     let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
     let options = pass_options(options, model, gpu.summary(), free);
-    let pass = TensorParallelPass::new(&gpus, model.spec(), model.weights(), &options)?;
+    let pass = TensorParallelExecutor::session(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -58,7 +59,7 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<Option<Cuda
 /// The same, with the reason as an error.
 fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaForwardPass, CudaError> {
     let gpus = cuda_summaries()?;
-    CudaForwardPass::supports(model.spec())?;
+    CudaExecutor::supports(model.spec())?;
     let mut why = CudaError::NoDevice { ordinal: 0, n_devices: 0 };
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;

@@ -65,8 +65,8 @@ pub use metal_attention_cpu::{
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
-    CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass,
-    cuda_summaries,
+    CudaCeilings, CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaForwardPassOptions, CudaSummary,
+    TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{

@@ -37,11 +37,6 @@ impl ModelRunner {
         self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
-    /// Whether the results of this rank are returned to the caller: of rank 0, or of the only rank.
-    pub(crate) fn returns_results(&self) -> bool {
-        self.exchange.as_ref().is_none_or(Exchange::returns_results)
-    }
-
     /// An error if the ranks have aborted an exchange of a forward pass that has ended.
     pub(crate) fn check_not_aborted(&self) -> Result<(), CudaError> {
         self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.abort.check())

@@ -1,11 +1,12 @@
 //! The interface of backends: an executor computes what a session has planned.
 
+use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
     BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerTrace, MemoryUse, ModelSpec,
-    PageCopy, PageTable, Phase, Profiler, TopK,
+    PageCopy, PageTable, Phase, Profiler, SnapshotError, TopK,
 };
 
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
@@ -135,6 +136,18 @@ pub trait Executor: Send {
 
     /// Copies a block to `bytes`, which has the length of the layout.
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
+
+    /// Writes blocks to `out`, one after the other. A backend whose copies have a high fixed cost may copy several at once.
+    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
+        let layout = self.cache_layout();
+        let mut bytes = Vec::new();
+        for &block in blocks {
+            layout.make_room(block, &mut bytes)?;
+            self.read_block(block, &mut bytes)?;
+            out.write_all(&bytes).map_err(SnapshotError::Write)?;
+        }
+        Ok(())
+    }
 
     /// Copies `bytes` to a block.
     fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError>;

@@ -4,6 +4,7 @@
 mod executor;
 mod null;
 
+use std::io::Write;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -393,6 +394,10 @@ impl<E: Executor> SequenceCache for Session<E> {
 
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         self.executor.read_block(block, bytes)
+    }
+
+    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
+        self.executor.read_blocks(blocks, out)
     }
 
     fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {

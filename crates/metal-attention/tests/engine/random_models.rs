@@ -332,7 +332,7 @@ mod on_gpu {
 mod on_cuda {
     use std::sync::Arc;
 
-    use metal_attention::{CudaDevice, CudaForwardPass, CudaForwardPassOptions, Watch, cuda_summaries};
+    use metal_attention::{CudaDevice, CudaExecutor, CudaForwardPassOptions, Watch, cuda_summaries};
     use metal_attention_model::Weights;
 
     use super::*;
@@ -362,7 +362,7 @@ mod on_cuda {
                 persistent_kernel_positions: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
                 ..Default::default()
             };
-            let pass = CudaForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);
+            let pass = CudaExecutor::session(Arc::clone(&gpu), spec, &weights, &options);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if exact { case.limit() } else { 1e-4 };
             case.compare("CUDA", &case.logits(&mut pass), &want, limit);

@@ -128,7 +128,7 @@ fn sequences_continue_on_cuda() {
     use std::sync::Arc;
 
     use metal_attention::{
-        CudaDevice, CudaForwardPass, CudaForwardPassOptions, TensorParallelPass, Watch, cuda_summaries,
+        CudaDevice, CudaExecutor, CudaForwardPassOptions, TensorParallelExecutor, Watch, cuda_summaries,
     };
 
     let n_devices = cuda_summaries().map_or(0, |found| found.len());
@@ -140,13 +140,13 @@ fn sequences_continue_on_cuda() {
     let device = |i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap());
     let gpu = device(0);
     for toy in models(&["gemma3.gguf", "qwen35.gguf", "rwkv7.gguf"]) {
-        let open = || CudaForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+        let open = || CudaExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
         check_continuation(toy.name, &[130], &mut open(), &mut open());
     }
     if n_devices > 1 {
         let toy = &models(&[])[0];
         let gpus = [gpu, device(1)];
-        let open = || TensorParallelPass::new(&gpus, &toy.spec, &toy.weights, &options).unwrap();
+        let open = || TensorParallelExecutor::session(&gpus, &toy.spec, &toy.weights, &options).unwrap();
         check_continuation("two ranks", &[130], &mut open(), &mut open());
     }
 }

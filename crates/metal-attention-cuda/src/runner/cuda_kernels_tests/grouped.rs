@@ -10,7 +10,7 @@ use metal_attention_gguf::{Tensor, TensorType};
 use super::super::grouped::{GroupedLinearOp, packed_elements, sorted_elements};
 use super::products::{activate, dot, layout_error, odd_width, sum_error};
 use super::{Expected, assert_close, packed_len, pass, poisoned, random, read, rounded, tensor, unpacked};
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::Epilogue;
 use crate::matrix::WeightLayout;
 use crate::stack::CudaStack;
@@ -78,7 +78,7 @@ fn check_sorted(items: &[u32], work: &[[u32; 4]], groups: &[u32], n_groups: usiz
     assert_eq!(tiles, expected_tiles, "{what}: the list of work");
 }
 
-fn check(pass: &mut CudaForwardPass, case: Case) {
+fn check(pass: &mut CudaExecutor, case: Case) {
     let what = format!("{case:?}");
     let Case { n_in, n_rows, n_groups, n_items, items_a_row, gated, .. } = case;
     let runner = &mut pass.runner;

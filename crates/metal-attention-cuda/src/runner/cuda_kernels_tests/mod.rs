@@ -25,7 +25,7 @@ use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, T
 use metal_attention_model::{ModelSpec, Watch, Weights};
 
 use crate::device::{CudaBuffer, Readback};
-use crate::{CudaDevice, CudaForwardPass, CudaForwardPassOptions};
+use crate::{CudaDevice, CudaExecutor, CudaForwardPassOptions};
 
 /// Flag in `n_token_tiles` for the packed layout that `matmul_wide` reads: `WIDE` of `kernels/common.cuh`.
 const WIDE: u32 = 1 << 31;
@@ -43,13 +43,13 @@ fn device() -> Option<Arc<CudaDevice>> {
 }
 
 /// A forward pass of the built-in model, whose runner launches the kernels under test. Its own weights are not used.
-fn pass() -> Option<CudaForwardPass> {
+fn pass() -> Option<CudaExecutor> {
     let gpu = device()?;
     let file = GgufFile::open(metal_attention_testing::stories()).unwrap();
     let spec = ModelSpec::from_gguf(&file).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
     let options = CudaForwardPassOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
-    Some(CudaForwardPass::new(gpu, spec, &weights, &options).unwrap())
+    Some(CudaExecutor::new(gpu, spec, &weights, &options).unwrap())
 }
 
 /// Random numbers in `-1..1`, from `SplitMix64`.

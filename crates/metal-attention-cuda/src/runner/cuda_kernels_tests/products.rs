@@ -12,7 +12,7 @@ use super::super::linear::{LinearInput, LinearOp};
 use super::{
     Expected, WIDE, assert_close, packed, packed_len, pass, poisoned, random, read, rounded, tensor, unpacked,
 };
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{Epilogue, MatmulArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::{CudaMatrix, WeightLayout};
@@ -81,7 +81,7 @@ pub(super) fn dot(w: &[f32], x: &[f64]) -> (f64, f64) {
 }
 
 /// Launches the product of matrices of `shapes` (type and rows), one below the other or gate and up, and compares the result.
-fn check(pass: &mut CudaForwardPass, kernels: Kernels, shapes: &[(TensorType, usize)], case: Case) {
+fn check(pass: &mut CudaExecutor, kernels: Kernels, shapes: &[(TensorType, usize)], case: Case) {
     let Case { n_in, n_tokens, epilogue, activation, .. } = case;
     let what = format!("{kernels:?} of {shapes:?} {case:?}");
     let gpu = Arc::clone(&pass.runner.gpu);

@@ -8,7 +8,7 @@ use half::f16;
 use metal_attention_gguf::TensorType;
 
 use super::{Expected, assert_close, packed_len, pass, poisoned, random, read, tensor, unpacked};
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{ActivationArgs, ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs, TokenArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
@@ -38,7 +38,7 @@ struct Norm {
     in_place: bool,
 }
 
-fn check_norm(pass: &mut CudaForwardPass, case: Norm) {
+fn check_norm(pass: &mut CudaExecutor, case: Norm) {
     let what = format!("{case:?}");
     let Norm { n_in, n_rows, .. } = case;
     let runner = &mut pass.runner;

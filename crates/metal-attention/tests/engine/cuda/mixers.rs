@@ -9,8 +9,8 @@ use crate::toys::{
     LIMIT, Toy, batch, close, greedy, kimi_linear, logits, metadata, nmse, read, some_ids, token, toy, toy_with_bf16,
 };
 use metal_attention::{
-    BatchToken, CacheType, CpuExecutor, CpuForwardPass, CudaDevice, CudaForwardPass, CudaForwardPassOptions,
-    ForwardError, ForwardPass, cuda_summaries,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, CudaDevice, CudaExecutor, CudaForwardPass,
+    CudaForwardPassOptions, ForwardError, ForwardPass, cuda_summaries,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
@@ -92,7 +92,7 @@ fn options() -> CudaForwardPassOptions {
 }
 
 fn on_cuda(gpu: &Arc<CudaDevice>, toy: &Toy, options: &CudaForwardPassOptions) -> CudaForwardPass {
-    CudaForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
+    CudaExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name))
 }
 

@@ -10,8 +10,8 @@ use metal_attention::gguf::TensorType::{self, BF16, F16, F32, IQ4_XS, MXFP4, Q4_
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
-    BatchToken, CacheType, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, Device, EngineOptions,
-    Error, ForwardError, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
+    BatchToken, CacheType, CudaDevice, CudaError, CudaExecutor, CudaForwardPassOptions, Device, EngineOptions, Error,
+    ForwardError, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
 };
 use metal_attention_model::{ModelShape, highest};
 
@@ -317,7 +317,7 @@ fn greedy_steps_run_ahead() {
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
     let options = CudaForwardPassOptions { n_ctx: 256, persistent_kernel_positions: Some(130), ..Default::default() };
     let pass =
-        || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+        || CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
     let (mut ahead, mut single) = (pass(), pass());
     assert!(ahead.uses_persistent_kernel(129) && !ahead.uses_persistent_kernel(130));
     let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
@@ -403,7 +403,7 @@ fn experts_run_in_the_persistent_kernel() {
             let persistent_kernel_positions = Some(persistent_kernel_positions);
             let options =
                 CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_positions, ..Default::default() };
-            CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+            CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
         };
         let (mut persistent, mut per_op) = (pass(usize::MAX), pass(0));
         assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}");
@@ -442,8 +442,9 @@ fn top_k_lists_have_the_highest_logits() {
             persistent_kernel_positions: Some(persistent_kernel_positions),
             ..Default::default()
         };
-        let pass =
-            || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+        let pass = || {
+            CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+        };
         let (mut lists, mut all) = (pass(), pass());
         assert_eq!(lists.max_top_k(), 128);
         let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, output: logits };

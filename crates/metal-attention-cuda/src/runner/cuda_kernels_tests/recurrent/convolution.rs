@@ -7,7 +7,7 @@ use metal_attention_model::Segment;
 
 use super::super::{pass, poisoned, random, read, to_f64};
 use super::{Input, States, batches, convolved, n_tokens, segment, sigmoid};
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{ConvolutionArgs, RowsArgs};
 
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ struct Convolution {
     blocks: usize,
 }
 
-fn check(pass: &mut CudaForwardPass, case: Convolution, segments: &[Segment]) {
+fn check(pass: &mut CudaExecutor, case: Convolution, segments: &[Segment]) {
     let what = format!("{case:?} {segments:?}");
     let Convolution { channels, n_tap, .. } = case;
     let (gpu, n) = (Arc::clone(&pass.runner.gpu), n_tokens(segments));

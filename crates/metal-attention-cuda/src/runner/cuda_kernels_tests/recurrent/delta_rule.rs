@@ -12,7 +12,7 @@ use super::super::{pass, poisoned, random, read, to_f64};
 use super::{
     Input, SCAN_ERROR, States, batches, convolved, decode_steps, n_tokens, random_of, rms_normed, sigmoid, softplus,
 };
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{
     ConvolutionArgs, DeltaRuleArgs, FusedDecodeArgs, FusedDeltaRuleArgs, GroupNormArgs, GroupNormKind, OutputGate,
 };
@@ -77,7 +77,7 @@ impl Rule {
 }
 
 /// `n_tap`: the taps of the convolution that is fused with the scan; `None`: no convolution.
-fn check(pass: &mut CudaForwardPass, rule: Rule, segments: &[Segment], n_tap: Option<usize>) {
+fn check(pass: &mut CudaExecutor, rule: Rule, segments: &[Segment], n_tap: Option<usize>) {
     let what = format!("{rule:?} {segments:?}, fused with taps {n_tap:?}");
     let Rule { n_head, n_head_k, key_dim, value_dim, .. } = rule;
     let (channels, n_out, n_decays) = (rule.channels(), n_head * value_dim, rule.n_decays());

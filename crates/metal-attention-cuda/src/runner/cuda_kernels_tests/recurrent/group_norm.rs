@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::{Expected, assert_close, pass, poisoned, random, read, to_f64};
 use super::{Input, States, segment, sigmoid};
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{ElementwiseFunction, GroupNormArgs, GroupNormKind, OutputGate};
 
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ struct GroupNorm {
 
 const EPS: f32 = 1e-3;
 
-fn check(pass: &mut CudaForwardPass, case: GroupNorm) {
+fn check(pass: &mut CudaExecutor, case: GroupNorm) {
     let what = format!("{case:?}");
     let GroupNorm { n, n_group, n_tokens, .. } = case;
     let (gpu, width) = (Arc::clone(&pass.runner.gpu), n * n_group);

@@ -11,7 +11,7 @@ use super::super::{assert_near, pass, poisoned, random, read, to_f64};
 use super::{
     Input, SCAN_ERROR, States, batches, convolved, decode_steps, n_tokens, random_of, rms_normed, sigmoid, softplus,
 };
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{ConvolutionArgs, FusedDecodeArgs, FusedMamba2Args, Mamba2Args, MambaArgs, RowsArgs, SelectArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
 
@@ -21,7 +21,7 @@ fn rates(seed: u64, n: usize) -> Vec<f32> {
 }
 
 /// Launches Mamba's scan of `channels` channels with states of `d_state` elements.
-fn check_mamba(pass: &mut CudaForwardPass, channels: usize, d_state: usize, segments: &[Segment]) {
+fn check_mamba(pass: &mut CudaExecutor, channels: usize, d_state: usize, segments: &[Segment]) {
     let what = format!("{channels} channels, state {d_state}, {segments:?}");
     let (gpu, n) = (Arc::clone(&pass.runner.gpu), n_tokens(segments));
     let states = States::new(&gpu, channels * d_state, segments);
@@ -157,7 +157,7 @@ impl Mamba2 {
 }
 
 /// `n_tap`: the taps of the convolution that is fused with the scan; `None`: no convolution.
-fn check_mamba2(pass: &mut CudaForwardPass, shape: Mamba2, segments: &[Segment], n_tap: Option<usize>) {
+fn check_mamba2(pass: &mut CudaExecutor, shape: Mamba2, segments: &[Segment], n_tap: Option<usize>) {
     let what = format!("{shape:?} {segments:?}, fused with taps {n_tap:?}");
     let Mamba2 { n_head, n_group, d_state, head_dim, gate_gap } = shape;
     let (channels, n_out, gates) = (shape.channels(), n_head * head_dim, n_head * (head_dim + gate_gap));

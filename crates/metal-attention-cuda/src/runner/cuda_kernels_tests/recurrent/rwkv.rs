@@ -13,18 +13,13 @@ use super::super::super::recurrence::RecurrenceKernel;
 use super::super::products::{dot, odd_width, sum_error};
 use super::super::{Expected, assert_close, assert_near, pass, poisoned, random, read, tensor, to_f64};
 use super::{SCAN_ERROR, States, batches, n_tokens, random_of, sigmoid};
-use crate::CudaForwardPass;
+use crate::CudaExecutor;
 use crate::args::{InputFunction, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs};
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::{CudaMatrix, PANEL};
 
 /// Launches the scan of RWKV-6, or without `bonus` that of gated linear attention.
-fn check_rwkv6(
-    pass: &mut CudaForwardPass,
-    (n_head, n_kv, dim): (usize, usize, usize),
-    bonus: bool,
-    segments: &[Segment],
-) {
+fn check_rwkv6(pass: &mut CudaExecutor, (n_head, n_kv, dim): (usize, usize, usize), bonus: bool, segments: &[Segment]) {
     let what = format!("{n_head} heads of {dim}, {n_kv} of keys, bonus {bonus}, {segments:?}");
     let (gpu, n, width) = (Arc::clone(&pass.runner.gpu), n_tokens(segments), n_head * dim);
     let states = States::new(&gpu, width * dim, segments);
@@ -96,7 +91,7 @@ fn gated_linear_attention() {
     }
 }
 
-fn check_rwkv7(pass: &mut CudaForwardPass, n_head: usize, dim: usize, segments: &[Segment]) {
+fn check_rwkv7(pass: &mut CudaExecutor, n_head: usize, dim: usize, segments: &[Segment]) {
     let what = format!("{n_head} heads of {dim}, {segments:?}");
     let (gpu, n, width) = (Arc::clone(&pass.runner.gpu), n_tokens(segments), n_head * dim);
     let states = States::new(&gpu, width * dim, segments);
@@ -219,7 +214,7 @@ fn rwkv7_inputs() {
 
 /// Matrices of up to eight products, with the functions of their inputs, in one launch. `share`: how blocks and warps
 /// are divided.
-fn check_side_products(pass: &mut CudaForwardPass, shapes: &[(TensorType, usize, usize, InputFunction)], share: usize) {
+fn check_side_products(pass: &mut CudaExecutor, shapes: &[(TensorType, usize, usize, InputFunction)], share: usize) {
     let what = format!("{shapes:?}, division {share}");
     let gpu = Arc::clone(&pass.runner.gpu);
     let kernels = &mut pass.runner.kernels;

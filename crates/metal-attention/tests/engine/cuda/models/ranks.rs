@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metal_attention::{CudaDevice, CudaForwardPassOptions, ForwardError, TensorParallelPass, Watch};
+use metal_attention::{
+    CudaDevice, CudaForwardPassOptions, ForwardError, TensorParallelExecutor, TensorParallelPass, Watch,
+};
 
 use super::*;
 
@@ -231,7 +233,7 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
                     persistent_kernel_positions,
                     ..Default::default()
                 };
-                TensorParallelPass::new(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
+                TensorParallelExecutor::session(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
             };
             let (mut persistent, mut per_op) = (pass(None), pass(Some(0)));
             assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}, {n} ranks");
@@ -328,7 +330,8 @@ fn a_rank_that_fails_ends_the_step_on_all() {
     for failing in [None, Some(0), Some(1)] {
         let watches = [Watch::default(), Watch::default()];
         let open = |i: usize| Arc::new(CudaDevice::open(i, watches[i].clone()).unwrap());
-        let mut pass = TensorParallelPass::new(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
+        let mut pass =
+            TensorParallelExecutor::session(&[open(0), open(1)], model.spec(), model.weights(), &options).unwrap();
         pass.forward(&batch(0, 40)).unwrap();
         if let Some(rank) = failing {
             watches[rank].cancel();

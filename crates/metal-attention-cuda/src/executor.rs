@@ -1,0 +1,525 @@
+//! [`CudaExecutor`]: evaluates the steps of a session on one NVIDIA GPU.
+//!
+//! Input: a step, that is, tokens ([`BatchToken`]: id, sequence, position, whether it is an output token) with the page
+//! table. Output, for each output token: logits, the highest logits, the id of the highest, or the hidden vector. Side
+//! effect: the KV cache and the recurrent states hold the step's tokens afterwards.
+//!
+//! For each step the host uploads tokens, page tables and state slots, launches the kernels ([`ModelRunner`]), and waits
+//! for the results. The calls:
+//!
+//! ```text
+//! run                          one step
+//!   evaluate                   uploads, launches, reads the results
+//!     launch_decode_steps      (decode_steps.rs) for a decode step without a trace
+//!     ModelRunner::run         for all other steps: kernel by kernel
+//! submit                       (lookahead.rs) greedy decode steps, whose ids are read later
+//!   launch_decode_steps
+//! read                         waits for the ids of a submitted step
+//! ```
+//!
+//! Terms:
+//! - A *decode step* has one token of each of `n` sequences, all of them output tokens ([`is_decode_step`]).
+//!   [`Phase::Decode`] requires less: one token of each sequence, with output or without.
+//! - A *step number* numbers the steps that choose ids, in the order of their launches. The device writes chosen ids to
+//!   host memory together with the step's number, and the host reads them by that number ([`ChosenIds`]).
+//! - A step is *in flight* from its submission until its ids are read or it is discarded. The device still runs discarded
+//!   steps. All uploads and launches are in the order of one stream, so uploads for a later step cannot change what an
+//!   earlier one reads.
+//! - A *run* is the consecutive tokens of one sequence in a step. Recurrent layers divide it into *segments*, at
+//!   positions whose state is kept.
+//! - The *watch* of the device carries cancellation to the executor, and progress from it: each step adds its tokens
+//!   times the layers.
+//!
+//! Under tensor parallelism ([`TensorParallelExecutor`](crate::TensorParallelExecutor)) each rank has one `CudaExecutor`
+//! with a shard of the weights, and all ranks evaluate the same steps. The *exchange* adds the ranks' partial sums and
+//! gathers their logits: each rank writes to the others' *mailboxes*, buffers in device memory. Rank 0 returns the
+//! results.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::ops::Range;
+use std::sync::Arc;
+
+use metal_attention_gguf::{Tensor, TensorType};
+use metal_attention_model::{
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse,
+    ModelSpec, PageCopy, Phase, Profiler, Session, SnapshotError, Step, StepLimits, StepResults, Weights,
+    is_decode_step,
+};
+
+use crate::activations::{Activations, Widths};
+use crate::args::{QueryTileArgs, TokenArgs};
+use crate::decode::DecodeKernel;
+use crate::decode_steps::DecodeGraph;
+use crate::device::{Kernels, Readback};
+use crate::exchange::{AbortFlag, Exchange};
+use crate::ids::ChosenIds;
+use crate::kv_cache::CudaKvCache;
+use crate::profile::{self, Timers};
+use crate::recurrent_state::{CudaRecurrentStates, RunSizes};
+use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tokens, top_k_list};
+use crate::sharding::Shard;
+use crate::support::supports;
+use crate::weights::CudaWeights;
+use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
+
+/// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
+const QUERY_TILE_TOKENS: usize = 64;
+
+/// Number of output head products that [`Executor::wake`] launches to raise the clock: a millisecond or two of work.
+const WAKE_PRODUCTS: usize = 16;
+
+/// A forward pass on one NVIDIA GPU.
+pub type CudaForwardPass = Session<CudaExecutor>;
+
+/// Runs a model, or one rank's shard of it, on an NVIDIA GPU.
+pub struct CudaExecutor {
+    /// The model; under tensor parallelism, this rank's shard of it.
+    pub(crate) spec: ModelSpec,
+    /// Which layers share page numbers.
+    groups: CacheGroups,
+    /// The KV cache.
+    pub(crate) cache: CudaKvCache,
+    /// The recurrent states.
+    pub(crate) recurrent_states: CudaRecurrentStates,
+    /// Launches kernels; has the device, the weights and the buffers.
+    pub(crate) runner: ModelRunner,
+    /// The persistent decode kernel, where it supports the model and the device.
+    pub(crate) persistent_kernel: Option<DecodeKernel>,
+    /// CUDA graphs of decode steps, by number of sequences and output: the first step of a size runs kernel by kernel,
+    /// the next one is recorded.
+    pub(crate) graphs: HashMap<(usize, TokenOutput), DecodeGraph>,
+    /// Pinned host memory for the results of a micro-batch.
+    readback: Readback,
+    /// Pinned host memory for the pages and states that are read for a snapshot; allocated at the first one.
+    pub(crate) snapshot_readback: Option<Readback>,
+    /// Bytes that were allocated on the GPU when the model was set up.
+    memory: MemoryUse,
+}
+
+impl CudaExecutor {
+    /// A session with a model: see [`new`](Self::new).
+    pub fn session(
+        gpu: Arc<CudaDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+    ) -> Result<CudaForwardPass, CudaError> {
+        Ok(Session::new(Self::new(gpu, spec, weights, options)?))
+    }
+
+    /// Sets a model up on `gpu`: uploads its weights, and allocates the KV cache and all buffers for micro-batches.
+    ///
+    /// # Errors
+    /// For options out of range, parts of the model without kernels ([`supports`](Self::supports)), too little free
+    /// memory, or a failure of the driver.
+    pub fn new(
+        gpu: Arc<CudaDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+    ) -> Result<Self, CudaError> {
+        Self::with_shard(gpu, spec, weights, options, None)
+    }
+
+    /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and
+    /// `weights` are those of the whole model in both cases. The rank's mailbox still has to be connected with those of
+    /// the others.
+    ///
+    /// # Errors
+    /// See [`new`](Self::new).
+    pub(crate) fn with_shard(
+        gpu: Arc<CudaDevice>,
+        model_spec: ModelSpec,
+        weights: &Weights,
+        options: &CudaForwardPassOptions,
+        shard: Option<(&Shard, &Arc<AbortFlag>)>,
+    ) -> Result<Self, CudaError> {
+        // `spec`: what this rank evaluates. `whole_spec`: the whole model, if this rank has a shard of it only.
+        let (spec, whole_spec) = match shard {
+            None => (model_spec, None),
+            Some((shard, _)) => (shard.spec(&model_spec, weights), Some(model_spec)),
+        };
+        let capacity = options.capacity(&spec);
+        if let Some((option, max)) = capacity.out_of_range() {
+            return Err(CudaError::Option { option, max });
+        }
+        supports(&spec)?;
+        // Tokens of the largest micro-batch.
+        let n_ubatch = capacity.n_tokens(&spec);
+        // Elements of the longest vector that ranks exchange: the hidden vectors of a micro-batch.
+        let max_exchanged = n_ubatch * spec.n_embd;
+        // `memory_needed` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
+        // model. What other ranks hold of these is subtracted.
+        let needed_with_all_weights = options.memory_needed(&spec, weights).total();
+        let needed = shard.map_or(needed_with_all_weights, |(shard, _)| {
+            let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
+            (needed_with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
+        });
+        let available = gpu.free_memory()?;
+        if needed > available {
+            return Err(CudaError::ModelTooLarge { needed, available });
+        }
+        let groups = CacheGroups::new(&spec, capacity);
+        // The use of memory is measured: the device counts allocated bytes. First caches and scratch are allocated,
+        // then weights, among which the small buffers of ids and of the persistent kernel are counted.
+        let allocated_before = gpu.allocated_bytes();
+        let cache = CudaKvCache::new(&gpu, &spec, &groups, options.cache_type)?;
+        let recurrent_states = CudaRecurrentStates::new(&gpu, &spec, &groups, n_ubatch)?;
+        let buffers = Activations::new(&gpu, &Widths::new(&spec, n_ubatch), n_ubatch)?;
+        let kv_cache = cache.bytes() + recurrent_states.bytes();
+        // `spec.n_vocab` is the whole vocabulary, also of a shard: ranks gather all logits.
+        let exchange =
+            shard.map(|(shard, abort)| Exchange::new(&gpu, shard, (spec.n_vocab, max_exchanged), abort)).transpose()?;
+        let scratch = gpu.allocated_bytes() - allocated_before - kv_cache;
+        let shard = shard.map(|(shard, _)| shard);
+        // The context length, on which some RoPE scalings depend; and the positions of the RoPE tables, those that a
+        // sequence can reach: the context's, or those of all pages if these are fewer.
+        let rope_sizes = (capacity.n_ctx, capacity.n_positions());
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(whole_spec.as_ref()), rope_sizes)?;
+        let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
+        let persistent_kernel = DecodeKernel::new(
+            &gpu,
+            &spec,
+            &cuda_weights,
+            &cache,
+            &buffers,
+            &ids,
+            shard,
+            options.persistent_kernel_positions,
+        )?;
+        let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
+        let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };
+        // `exact`: all products read F32 inputs (GEMV), so that the number of tokens of a batch does not change any bit
+        // of a result. Otherwise products of more than four tokens read inputs rounded to F16 (GEMM). A model that is
+        // mostly F32 is small, or is meant to be exact. A few F32 tensors, which many files have, do not count.
+        let elements = |selects: &dyn Fn(TensorType) -> bool| -> usize {
+            weights.tensors().into_iter().filter(|tensor| selects(tensor.ty())).map(Tensor::n_elements).sum()
+        };
+        let is_f32 = 2 * elements(&|ty| ty == TensorType::F32) > elements(&|_| true);
+        let readback = Readback::new(&gpu, 4 * spec.n_vocab as u64)?;
+        let runner = ModelRunner {
+            max_few_tokens: max_few_tokens(gpu.summary(), spec.n_embd),
+            gpu,
+            kernels: Kernels::default(),
+            weights: cuda_weights,
+            buffers,
+            ids,
+            exact: options.exact || is_f32,
+            exchange,
+            n_launches: 0,
+            timers: None,
+        };
+        Ok(Self {
+            spec,
+            cache,
+            recurrent_states,
+            runner,
+            persistent_kernel,
+            graphs: HashMap::new(),
+            readback,
+            snapshot_readback: None,
+            groups,
+            memory,
+        })
+    }
+
+    /// Checks that there are kernels for every part of `spec`. The error names the first part without kernels.
+    pub fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
+        supports(spec)
+    }
+
+    /// The GPU that the model runs on.
+    pub fn gpu(&self) -> &Arc<CudaDevice> {
+        &self.runner.gpu
+    }
+
+    /// Kernels launched so far. Kernels of a CUDA graph count in the warm-up step and when the graph is recorded, but
+    /// not when it is launched.
+    pub fn launches(&self) -> u64 {
+        self.runner.n_launches
+    }
+
+    /// Uploads the tokens of a micro-batch and the rows of its output tokens, in the order of the stream: kernels that
+    /// are launched next read them, kernels in flight still read the old ones.
+    pub(crate) fn upload_batch(&self, batch: &[BatchToken]) -> Result<(), CudaError> {
+        let runs = batch.chunk_by(|a, b| a.seq == b.seq);
+        let tokens = runs.flat_map(|run| {
+            // The last position of the run: masks that are not causal see up to there. Batches of models with such
+            // masks have each sequence in one run.
+            let last = run.last().map_or(0, |t| t.pos as u32);
+            run.iter().map(move |t| TokenArgs { id: t.id, seq: t.seq as u32, pos: t.pos as u32, last })
+        });
+        let tokens: Vec<_> = tokens.collect();
+        let output_rows = batch.iter().enumerate().filter(|(_, t)| t.output).map(|(i, _)| i as u32);
+        let output_rows: Vec<u32> = output_rows.collect();
+        self.runner.buffers.tokens.write(0, bytemuck::cast_slice(&tokens))?;
+        self.runner.buffers.output_rows.write(0, bytemuck::cast_slice(&output_rows))
+    }
+
+    /// Cuts the runs of a micro-batch into query tiles for prefill attention, each of up to [`QUERY_TILE_TOKENS`]
+    /// tokens, and uploads them, in the order of the stream. Returns their number.
+    fn upload_query_tiles(&self, batch: &[BatchToken]) -> Result<usize, CudaError> {
+        let mut tiles = Vec::new();
+        let mut token = 0;
+        // A sequence may have several runs, with tokens of other sequences in between.
+        for run in batch.chunk_by(|a, b| a.seq == b.seq && a.pos + 1 == b.pos) {
+            // Masks that are not causal see up to here. Batches of such models have each sequence in one run.
+            let last = run[run.len() - 1].pos as u32;
+            for tile in run.chunks(QUERY_TILE_TOKENS) {
+                let (n, seq, pos) = (tile.len() as u32, tile[0].seq as u32, tile[0].pos as u32);
+                tiles.push(QueryTileArgs { token, n, seq, pos, last });
+                token += n;
+            }
+        }
+        self.runner.buffers.query_tiles.write(0, bytemuck::cast_slice(&tiles))?;
+        Ok(tiles.len())
+    }
+
+    /// Evaluates a step: uploads, launches, and waits for the results. On ranks other than 0 `results` is `None`. `trace`
+    /// gets the residual stream after each layer, `[n_tokens, n_embd]`. Precondition: no step is in flight.
+    ///
+    /// # Errors
+    /// The watch is cancelled, another rank has aborted the step, or the driver fails.
+    pub(crate) fn run_step(
+        &mut self,
+        step: &Step,
+        output: TokenOutput,
+        results: Option<StepResults<'_>>,
+        trace: Option<LayerTrace<'_>>,
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), CudaError> {
+        let outcome = self.evaluate(step, output, results, trace, profiler);
+        if outcome.is_err() {
+            // Timers of the step that failed would have later decode steps timed, kernel by kernel.
+            self.runner.timers = None;
+        }
+        outcome
+    }
+
+    fn evaluate(
+        &mut self,
+        step: &Step,
+        output: TokenOutput,
+        results: Option<StepResults<'_>>,
+        mut trace: Option<LayerTrace<'_>>,
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.runner.gpu);
+        gpu.bind()?;
+        // An error if the caller has cancelled.
+        gpu.check_watch()?;
+        let tokens = &step.tokens[..];
+        self.cache.write_pages(tokens, &step.pages)?;
+        self.upload_batch(tokens)?;
+        // Uploads the runs and their state slots, and returns the number of runs and the length of the longest.
+        let runs = self.recurrent_states.write(step.pages.segments(tokens))?;
+        let n_outputs = step.n_outputs();
+        // Taken below, or after an error by `run_step`.
+        self.runner.timers = profiler.is_some().then(|| Timers::new(&gpu));
+        if is_decode_step(tokens) && trace.is_none() {
+            // The position matters only to the persistent kernel, which evaluates steps of a single sequence.
+            self.launch_decode_steps(tokens.len(), tokens[0].pos, /* max_steps */ 1, output)?;
+        } else {
+            // With one token of each sequence, attention has the kernels of decode steps, which need no query tiles.
+            let is_decode_phase = Phase::of(tokens) == Phase::Decode;
+            let n_query_tiles = if is_decode_phase { 0 } else { self.upload_query_tiles(tokens)? };
+            let size = MicroBatchSize { n_tokens: tokens.len(), n_outputs, n_query_tiles, runs, output };
+            let trace_bytes = 4 * (tokens.len() * self.spec.n_embd) as u64;
+            // A step that chooses ids gets a step number, under which `read_results` reads them.
+            self.with_step_number(size, |this| {
+                this.runner.run(&this.spec, (&this.cache, &this.recurrent_states), size, |layer, residual_stream| {
+                    let Some(trace) = trace.as_deref_mut() else { return Ok(()) };
+                    let mut readback = Readback::new(&gpu, trace_bytes)?;
+                    readback.copy(residual_stream, trace_bytes)?;
+                    trace(layer, &bytemuck::pod_collect_to_vec::<u8, f32>(readback.read(trace_bytes)?));
+                    Ok(())
+                })
+            })?;
+        }
+        self.read_results(n_outputs, output, results)?;
+        if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), profiler) {
+            profiler.add_step(timers.step(Phase::of(tokens), tokens.len())?);
+        }
+        gpu.watch().advance((tokens.len() * self.spec.n_layer()) as u64);
+        Ok(())
+    }
+
+    /// Waits for the step that was launched last, and writes the results of its `n_outputs` output tokens.
+    fn read_results(
+        &mut self,
+        n_outputs: usize,
+        output: TokenOutput,
+        results: Option<StepResults<'_>>,
+    ) -> Result<(), CudaError> {
+        let buffers = &self.runner.buffers;
+        let (source, row_bytes) = match output {
+            TokenOutput::Hidden => (&buffers.hidden, 4 * self.spec.n_embd as u64),
+            TokenOutput::Logits => (&buffers.logits, 4 * self.spec.n_vocab as u64),
+            TokenOutput::TopK => (&buffers.top_k, 8 * TOP_K as u64),
+            // The kernel writes ids to host memory itself. No bytes are copied, whatever the buffer.
+            TokenOutput::Id { feeds_next_step: _ } => (&buffers.logits, 0),
+        };
+        // All ranks have the same results, so only rank 0 copies them.
+        let bytes = if results.is_some() { row_bytes * n_outputs as u64 } else { 0 };
+        if self.readback.bytes() < bytes {
+            self.readback = Readback::new(&self.runner.gpu, bytes)?;
+        }
+        // Waits even for no bytes, so that the host is never more than one step ahead of the device: progress reports and
+        // cancellation depend on that.
+        self.readback.copy(source, bytes)?;
+        let read = self.readback.read(bytes)?;
+        // An error if any rank has aborted an exchange of the step: the results are invalid then.
+        self.runner.check_not_aborted()?;
+        match results {
+            Some(StepResults::Hidden(rows) | StepResults::Logits(rows)) => {
+                rows.copy_from_slice(bytemuck::cast_slice(read));
+            }
+            Some(StepResults::TopK(lists)) => {
+                let keys: &[u64] = bytemuck::cast_slice(read);
+                lists.iter_mut().zip(keys.chunks_exact(TOP_K)).for_each(|(list, keys)| *list = top_k_list(keys));
+            }
+            Some(StepResults::Ids(ids)) if !ids.is_empty() => {
+                ids.copy_from_slice(&self.runner.ids.last(n_outputs)?);
+            }
+            Some(StepResults::Ids(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Launches products of the output head on stale data and waits for them, and for steps in flight, so that the
+    /// device raises its clock. The logits buffer is overwritten; each step computes it anew before it reads it. Under
+    /// tensor parallelism all ranks have to call it together.
+    fn raise_clock(&mut self) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.runner.gpu);
+        gpu.bind()?;
+        gpu.check_watch()?;
+        let runs = RunSizes::of_decode(1);
+        let size = MicroBatchSize { n_tokens: 1, n_outputs: 1, n_query_tiles: 0, runs, output: TokenOutput::Logits };
+        for _ in 0..WAKE_PRODUCTS {
+            self.runner.output_head(&self.spec, size)?;
+        }
+        gpu.wait()
+    }
+}
+
+/// The kernels' kind of output for `results`.
+pub(crate) fn output_of(results: &StepResults<'_>) -> TokenOutput {
+    match results {
+        StepResults::Hidden(_) => TokenOutput::Hidden,
+        StepResults::Logits(_) => TokenOutput::Logits,
+        StepResults::TopK(_) => TokenOutput::TopK,
+        // Only submitted steps write the ids to the device's tokens.
+        StepResults::Ids(_) => TokenOutput::Id { feeds_next_step: false },
+    }
+}
+
+/// The contracts are those of the trait.
+impl Executor for CudaExecutor {
+    /// The step's number.
+    type InFlight = u32;
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn device(&self) -> DeviceInfo {
+        let gpu = self.runner.gpu.summary();
+        let driver = format!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10);
+        DeviceInfo { kind: "cuda", name: gpu.name.clone(), driver: Some(driver), n_threads: 1 }
+    }
+
+    fn cache_groups(&self) -> &CacheGroups {
+        &self.groups
+    }
+
+    fn limits(&self) -> StepLimits {
+        let buffers = &self.runner.buffers;
+        StepLimits {
+            n_tokens: buffers.n_tokens,
+            n_outputs: buffers.n_outputs,
+            // Kernels of recurrent layers process all runs at the same time.
+            one_run_per_sequence: !self.recurrent_states.is_empty(),
+            chooses_ids: true,
+            max_top_k: TOP_K,
+            n_ahead: buffers.n_outputs,
+        }
+    }
+
+    /// Bytes that were allocated on the GPU when the model was set up.
+    fn memory_use(&self, _results: usize) -> MemoryUse {
+        self.memory
+    }
+
+    fn begin_batch(&mut self) -> Result<(), ForwardError> {
+        self.runner.gpu.bind()?;
+        Ok(self.runner.gpu.check_watch()?)
+    }
+
+    fn copy_page(&mut self, copy: PageCopy) -> Result<(), ForwardError> {
+        self.runner.gpu.bind()?;
+        Ok(self.cache.copy_page(copy)?)
+    }
+
+    fn run(
+        &mut self,
+        step: &Step,
+        results: StepResults<'_>,
+        trace: Option<LayerTrace<'_>>,
+        profiler: Option<&mut Profiler>,
+    ) -> Result<(), ForwardError> {
+        Ok(self.run_step(step, output_of(&results), Some(results), trace, profiler)?)
+    }
+
+    fn n_at_once(&self, pos: usize) -> usize {
+        self.steps_per_launch(pos).max(1)
+    }
+
+    fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<u32>, ForwardError> {
+        Ok(self.submit_decode(step, ahead)?)
+    }
+
+    fn read(&mut self, number: u32, ids: &mut [u32]) -> Result<bool, ForwardError> {
+        self.read_decode(number, ids)?;
+        Ok(true)
+    }
+
+    fn cache_layout(&self) -> CacheLayout {
+        CacheLayout {
+            format: format!("cuda {}", self.cache.cache_type),
+            page_bytes: (0..self.groups.groups().len()).map(|group| self.cache.page_bytes(group)).collect(),
+            state_bytes: self.recurrent_states.slot_bytes(),
+        }
+    }
+
+    fn cache_bytes(&self) -> usize {
+        (self.cache.bytes() + self.recurrent_states.bytes()) as usize
+    }
+
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        bytes.copy_from_slice(self.read_some(&[block])?.1);
+        Ok(())
+    }
+
+    fn read_blocks(&mut self, mut blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
+        while !blocks.is_empty() {
+            let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
+            out.write_all(bytes).map_err(SnapshotError::Write)?;
+            blocks = &blocks[n..];
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
+        Ok(self.write_block_parts(block, bytes)?)
+    }
+
+    fn profiler(&self) -> Result<Profiler, ForwardError> {
+        Ok(Profiler::new(format!("CUDA, {}", self.runner.gpu.summary().name)).with_note(profile::NOTE))
+    }
+
+    /// True if the products were launched and have ended; any error is `false`.
+    fn wake(&mut self) -> bool {
+        self.spec.output.head.is_some() && self.raise_clock().is_ok()
+    }
+}
