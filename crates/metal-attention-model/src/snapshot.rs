@@ -132,7 +132,7 @@ pub enum CacheBlock {
     },
 }
 
-/// A backend's cache, for snapshots. The backend copies bytes; its [`PageTable`] decides about everything else.
+/// The cache of a session, for snapshots. Its backend copies bytes; its [`PageTable`] decides about everything else.
 pub trait SequenceCache {
     /// The layout of its bytes.
     fn layout(&self) -> CacheLayout;
@@ -149,18 +149,8 @@ pub trait SequenceCache {
     /// Copies a block to `bytes`, which has the length of the layout.
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
 
-    /// Writes blocks to `out`, one after the other. A backend whose copies have a high fixed cost may copy several at
-    /// once.
-    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
-        let layout = self.layout();
-        let mut bytes = Vec::new();
-        for &block in blocks {
-            layout.make_room(block, &mut bytes)?;
-            self.read_block(block, &mut bytes)?;
-            out.write_all(&bytes).map_err(SnapshotError::Write)?;
-        }
-        Ok(())
-    }
+    /// Writes blocks to `out`, one after the other.
+    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError>;
 
     /// Copies `bytes` to a block.
     fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError>;

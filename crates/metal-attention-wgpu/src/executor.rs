@@ -492,7 +492,9 @@ impl Executor for WgpuExecutor {
     }
 
     fn discard(&mut self, steps: Vec<InFlightStep>) {
-        steps.into_iter().for_each(|step| self.forget_decode(step));
+        for step in steps {
+            self.forget_decode(step);
+        }
     }
 
     fn cache_layout(&self) -> CacheLayout {

@@ -45,11 +45,12 @@ enum BatchResults<'r> {
 impl<'r> BatchResults<'r> {
     /// Removes the rows of the next `n` output tokens.
     fn take(&mut self, n: usize, spec: &ModelSpec) -> StepResults<'r> {
+        const ROWS: &str = "there is a row for each output token of the batch";
         match self {
-            Self::Logits(rows) => StepResults::Logits(split_off(rows, n * spec.n_vocab)),
-            Self::Hidden(rows) => StepResults::Hidden(split_off(rows, n * spec.n_embd)),
-            Self::Ids(ids) => StepResults::Ids(split_off(ids, n)),
-            Self::TopK(lists) => StepResults::TopK(split_off(lists, n)),
+            Self::Logits(rows) => StepResults::Logits(rows.split_off_mut(..n * spec.n_vocab).expect(ROWS)),
+            Self::Hidden(rows) => StepResults::Hidden(rows.split_off_mut(..n * spec.n_embd).expect(ROWS)),
+            Self::Ids(ids) => StepResults::Ids(ids.split_off_mut(..n).expect(ROWS)),
+            Self::TopK(lists) => StepResults::TopK(lists.split_off_mut(..n).expect(ROWS)),
         }
     }
 
@@ -60,13 +61,6 @@ impl<'r> BatchResults<'r> {
             Self::Logits(_) | Self::Ids(_) | Self::TopK(_) => true,
         }
     }
-}
-
-/// Removes the first `n` elements of `rest`.
-fn split_off<'r, T>(rest: &mut &'r mut [T], n: usize) -> &'r mut [T] {
-    let (first, others) = std::mem::take(rest).split_at_mut(n);
-    *rest = others;
-    first
 }
 
 /// Number of output tokens.
@@ -352,7 +346,9 @@ impl<E: Executor> ForwardPass for Session<E> {
         }
         let mut lists = vec![TopK::new(); n_outputs(batch)];
         self.evaluate(batch, BatchResults::TopK(&mut lists), None)?;
-        lists.iter_mut().for_each(|list| list.truncate(k));
+        for list in &mut lists {
+            list.truncate(k);
+        }
         Ok(lists)
     }
 

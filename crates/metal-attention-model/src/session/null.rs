@@ -89,7 +89,7 @@ impl NullExecutor {
     }
 }
 
-/// A hash of two numbers (the finaliser of SplitMix64).
+/// A hash of two numbers (the finaliser of `SplitMix64`).
 fn mix(a: u64, b: u64) -> u64 {
     let mut z = a.rotate_left(5) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -101,7 +101,7 @@ fn steps_that_run_ahead_give_the_tokens_of_single_steps() {
         assert!(pass.n_steps() > 150, "{architecture}: {} steps", pass.n_steps());
         // A prefix is shared while steps are in flight, and both sequences go on.
         let n = pass.share_prefix(0, 1, 140).unwrap();
-        assert!(n <= 140 && n >= 140 - PAGE, "{architecture}: {n}");
+        assert!((140 - PAGE..=140).contains(&n), "{architecture}: {n}");
         catch_up(&mut pass, 1, &want[..140]);
         assert_eq!(greedy(&mut pass, 1, want[140], 30), want[141..171], "{architecture}");
         assert_eq!(greedy(&mut pass, 0, want[150], 30), want[151..181], "{architecture}");
