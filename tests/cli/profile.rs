@@ -28,8 +28,8 @@ fn table(stderr: &str) -> BTreeMap<String, Vec<(String, usize, f64)>> {
     phases
 }
 
-/// Profiles a run on `device`. Checks that the text is that of a run without profile, that table and trace agree, and that
-/// kernels lie within their steps. Returns the number of calls by phase and kernel.
+/// Profiles a run on `device`. Checks that the text is that of a run without profile, that table and trace agree, and that the
+/// CPU's kernels lie within their steps. Returns the number of calls by phase and kernel.
 fn profile(device: &str) -> BTreeMap<String, BTreeMap<String, usize>> {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
@@ -51,7 +51,9 @@ fn profile(device: &str) -> BTreeMap<String, BTreeMap<String, usize>> {
             assert!(start >= step_ends, "steps follow one another");
             step_ends = start + duration;
         } else {
-            assert!(start + duration <= step_ends + 1e-3, "kernels lie in their step: {event}");
+            // A GPU's kernels are timed in a second run of the step, which may take longer.
+            let is_timed_apart = device != "cpu";
+            assert!(is_timed_apart || start + duration <= step_ends + 1e-3, "kernels lie in their step: {event}");
             *calls.entry(phase.clone()).or_default().entry(event["name"].as_str().unwrap().into()).or_default() += 1;
             *times.entry(phase).or_default() += duration;
         }
