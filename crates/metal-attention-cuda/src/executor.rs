@@ -76,7 +76,7 @@ pub type CudaForwardPass = Session<CudaExecutor>;
 pub struct CudaExecutor {
     /// The model; under tensor parallelism, this rank's shard of it.
     pub(crate) spec: ModelSpec,
-    /// Which layers share page numbers.
+    /// The cache groups: which layers share page numbers.
     groups: CacheGroups,
     /// The KV cache.
     pub(crate) cache: CudaKvCache,
@@ -291,12 +291,13 @@ impl CudaExecutor {
     ) -> Result<(), CudaError> {
         let outcome = self.evaluate(step, output, results, trace, profiler);
         if outcome.is_err() {
-            // Timers of the step that failed would have later decode steps timed, kernel by kernel.
+            // Timers that are left would make later decode steps run kernel by kernel, with timing.
             self.runner.timers = None;
         }
         outcome
     }
 
+    /// [`run_step`](Self::run_step), which drops the timers after an error.
     fn evaluate(
         &mut self,
         step: &Step,
@@ -339,7 +340,7 @@ impl CudaExecutor {
         }
         self.read_results(n_outputs, output, results)?;
         if let (Some(timers), Some(profiler)) = (self.runner.timers.take(), profiler) {
-            profiler.add_step(timers.step(Phase::of(tokens), tokens.len())?);
+            profiler.add_step(timers.step(step.phase, tokens.len())?);
         }
         gpu.watch().advance((tokens.len() * self.spec.n_layer()) as u64);
         Ok(())
@@ -365,7 +366,7 @@ impl CudaExecutor {
         if self.readback.bytes() < bytes {
             self.readback = Readback::new(&self.runner.gpu, bytes)?;
         }
-        // Waits even for no bytes, so that the host is never more than one step ahead of the device: progress reports and
+        // Waits even for no bytes, so that steps of `run` are never more than one ahead of the device: progress reports and
         // cancellation depend on that.
         self.readback.copy(source, bytes)?;
         let read = self.readback.read(bytes)?;

@@ -12,8 +12,8 @@ use crate::{
 /// One micro-batch that an executor evaluates. Its tokens have their KV pages and state slots.
 #[derive(Debug, Clone)]
 pub struct Step {
-    /// The tokens: at least one and at most [`StepLimits::n_tokens`], at most [`StepLimits::n_outputs`] of them output
-    /// tokens. Ids, sequences and positions are in range.
+    /// The tokens: at least one and at most [`StepLimits::n_tokens`]. If results are made of logits, at most
+    /// [`StepLimits::n_outputs`] of them are output tokens. Ids, sequences and positions are in range.
     pub tokens: Arc<[BatchToken]>,
     /// The pages and state slots of all sequences, those of `tokens` included.
     pub pages: Arc<PageTable>,
@@ -107,23 +107,24 @@ pub trait Executor: Send {
         1
     }
 
-    /// Submits greedy decode steps: those `ahead` tokens after the step's tokens, which are a decode step of at most
-    /// [`StepLimits::n_ahead`] sequences. Number 0 evaluates the tokens themselves, each later one the ids that the one
-    /// before has chosen. Their pages and slots are assigned or reserved. Does not wait. Returns what each is read from,
-    /// in order.
+    /// Submits the greedy decode steps with the numbers `ahead`, without waiting for them. Number 0 evaluates the tokens of
+    /// `step`, one of each of at most [`StepLimits::n_ahead`] sequences; number n evaluates the ids that number n - 1 has
+    /// chosen, n positions later. Pages and slots are assigned or reserved for all. Returns what each step is read from, in
+    /// order. Errors: as of [`run`](Self::run).
     fn submit(&mut self, step: &Step, ahead: Range<usize>) -> Result<Vec<Self::InFlight>, ForwardError> {
         let _ = (step, ahead);
         Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
     }
 
     /// Waits for a submitted step and writes its ids, `[n_sequences]`. False if it has to be submitted again, as must
-    /// those after it.
+    /// those after it. Errors: as of [`run`](Self::run).
     fn read(&mut self, step: Self::InFlight, ids: &mut [u32]) -> Result<bool, ForwardError> {
         let _ = (step, ids);
         Err(ForwardError::Device { why: "this backend submits no steps ahead".into() })
     }
 
-    /// Forgets submitted steps, whose ids are not read. The device may still run them.
+    /// Forgets submitted steps, whose ids are not read. The device may still run them; they write nothing but pages and
+    /// slots that were reserved for them, and end before what is submitted later.
     fn discard(&mut self, steps: Vec<Self::InFlight>) {
         drop(steps);
     }
@@ -134,7 +135,7 @@ pub trait Executor: Send {
     /// Bytes of the KV cache, recurrent states included.
     fn cache_bytes(&self) -> usize;
 
-    /// Copies a block to `bytes`, which has the length of the layout.
+    /// Copies a block (a KV page of one cache group, or a state slot) to `bytes`, which has the length of the layout.
     fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
 
     /// Writes blocks to `out`, one after the other. A backend whose copies have a high fixed cost may copy several at once.
@@ -155,7 +156,8 @@ pub trait Executor: Send {
     /// A profiler for this device. An error if it has no timer.
     fn profiler(&self) -> Result<Profiler, ForwardError>;
 
-    /// See [`ForwardPass::wake`](crate::ForwardPass::wake).
+    /// Keeps the device busy for a few milliseconds, so that it raises its clock; false if that has no effect. See
+    /// [`ForwardPass::wake`](crate::ForwardPass::wake).
     fn wake(&mut self) -> bool {
         false
     }

@@ -19,7 +19,7 @@ use crate::{
 
 /// Evaluates batches with one model on one [`Executor`], and keeps the page table of its KV cache.
 ///
-/// It derefs to the executor, for what only one backend has.
+/// It derefs to the executor, for methods that only one backend has. Steps are run through the session alone.
 pub struct Session<E: Executor> {
     executor: E,
     limits: StepLimits,
@@ -35,7 +35,7 @@ pub struct Session<E: Executor> {
 
 /// The results that a batch requests, with the memory that its steps write to.
 enum BatchResults<'r> {
-    /// As in [`StepResults`], for all steps of the batch.
+    /// As in [`StepResults`]: the rows that no step has got yet, which [`take`](Self::take) removes.
     Logits(&'r mut [f32]),
     Hidden(&'r mut [f32]),
     Ids(&'r mut [u32]),
@@ -149,7 +149,7 @@ impl<E: Executor> Session<E> {
     }
 
     /// Evaluates a greedy decode step, and leaves further ones in flight. Returns the id that follows each sequence. On an
-    /// error no step is in flight, and the page table is as before.
+    /// error the page table is as before, and no step is in flight unless the batch was refused.
     fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         let begun = self.executor.begin_batch();
         if begun.is_err() || !self.lookahead.continues(batch) {
@@ -333,7 +333,7 @@ impl<E: Executor> ForwardPass for Session<E> {
         }
         let mut ids = vec![0; n_outputs(batch)];
         self.evaluate(batch, BatchResults::Ids(&mut ids), None)?;
-        // If the next batch is the decode step that continues these ids, further steps are submitted at once.
+        // If the next batch is the decode step that continues these ids, its call submits further steps, too.
         let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
         self.lookahead.advance(&output_tokens, &ids);
         Ok(ids)
