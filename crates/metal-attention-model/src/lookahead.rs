@@ -76,8 +76,11 @@ impl<S> Lookahead<S> {
     /// Discards all steps in flight, because another batch follows, and releases their pages. Returns what they would
     /// have been read from.
     pub fn forget(&mut self, pages: &mut PageTable) -> impl Iterator<Item = S> {
-        self.next.clear();
-        pages.release();
+        // Pages are reserved only for steps that continue `next`. Without lookahead there is nothing to release.
+        if !self.next.is_empty() || !self.in_flight.is_empty() {
+            self.next.clear();
+            pages.release();
+        }
         self.in_flight.drain(..)
     }
 }

@@ -24,8 +24,13 @@ pub struct Step {
 impl Step {
     /// Number of output tokens.
     pub fn n_outputs(&self) -> usize {
-        self.tokens.iter().filter(|token| token.output).count()
+        n_outputs(&self.tokens)
     }
+}
+
+/// Number of output tokens.
+pub(super) fn n_outputs(tokens: &[BatchToken]) -> usize {
+    tokens.iter().filter(|token| token.output).count()
 }
 
 /// Where an executor writes the results of a step's output tokens, in the order of the tokens.
@@ -39,6 +44,27 @@ pub enum StepResults<'r> {
     Ids(&'r mut [u32]),
     /// The [`StepLimits::max_top_k`] highest logits of each token, `[n_outputs]`; only where that is not 0.
     TopK(&'r mut [TopK]),
+}
+
+impl StepResults<'_> {
+    /// Removes the rows of the next `n` output tokens, of results for a batch of several steps.
+    pub(super) fn take(&mut self, n: usize, spec: &ModelSpec) -> Self {
+        const ROWS: &str = "there is a row for each output token of the batch";
+        match self {
+            Self::Logits(rows) => Self::Logits(rows.split_off_mut(..n * spec.n_vocab).expect(ROWS)),
+            Self::Hidden(rows) => Self::Hidden(rows.split_off_mut(..n * spec.n_embd).expect(ROWS)),
+            Self::Ids(ids) => Self::Ids(ids.split_off_mut(..n).expect(ROWS)),
+            Self::TopK(lists) => Self::TopK(lists.split_off_mut(..n).expect(ROWS)),
+        }
+    }
+
+    /// Whether they are made of logits.
+    pub(super) fn needs_head(&self) -> bool {
+        match self {
+            Self::Hidden(_) => false,
+            Self::Logits(_) | Self::Ids(_) | Self::TopK(_) => true,
+        }
+    }
 }
 
 /// What an executor's steps may have, and which results it computes by itself.
@@ -100,7 +126,7 @@ pub trait Executor: Send {
         profiler: Option<&mut Profiler>,
     ) -> Result<(), ForwardError>;
 
-    /// Number of greedy decode steps that are best submitted together for a single sequence whose next position is
+    /// Number of greedy decode steps, at least 1, that are best submitted together for a single sequence whose next position is
     /// `pos`.
     fn n_at_once(&self, pos: usize) -> usize {
         let _ = pos;

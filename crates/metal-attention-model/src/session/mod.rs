@@ -8,6 +8,7 @@ use std::io::Write;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use executor::n_outputs;
 pub use executor::{Executor, Step, StepLimits, StepResults};
 pub use null::NullExecutor;
 
@@ -33,41 +34,6 @@ pub struct Session<E: Executor> {
     profiler: Option<Profiler>,
 }
 
-/// The results that a batch requests, with the memory that its steps write to.
-enum BatchResults<'r> {
-    /// As in [`StepResults`]: the rows that no step has got yet, which [`take`](Self::take) removes.
-    Logits(&'r mut [f32]),
-    Hidden(&'r mut [f32]),
-    Ids(&'r mut [u32]),
-    TopK(&'r mut [TopK]),
-}
-
-impl<'r> BatchResults<'r> {
-    /// Removes the rows of the next `n` output tokens.
-    fn take(&mut self, n: usize, spec: &ModelSpec) -> StepResults<'r> {
-        const ROWS: &str = "there is a row for each output token of the batch";
-        match self {
-            Self::Logits(rows) => StepResults::Logits(rows.split_off_mut(..n * spec.n_vocab).expect(ROWS)),
-            Self::Hidden(rows) => StepResults::Hidden(rows.split_off_mut(..n * spec.n_embd).expect(ROWS)),
-            Self::Ids(ids) => StepResults::Ids(ids.split_off_mut(..n).expect(ROWS)),
-            Self::TopK(lists) => StepResults::TopK(lists.split_off_mut(..n).expect(ROWS)),
-        }
-    }
-
-    /// Whether they are made of logits.
-    fn needs_head(&self) -> bool {
-        match self {
-            Self::Hidden(_) => false,
-            Self::Logits(_) | Self::Ids(_) | Self::TopK(_) => true,
-        }
-    }
-}
-
-/// Number of output tokens.
-fn n_outputs(batch: &[BatchToken]) -> usize {
-    batch.iter().filter(|token| token.output).count()
-}
-
 impl<E: Executor> Session<E> {
     /// A session with empty sequences.
     pub fn new(executor: E) -> Self {
@@ -91,7 +57,7 @@ impl<E: Executor> Session<E> {
         Arc::make_mut(&mut self.pages)
     }
 
-    /// Evaluates `batch` and writes the results of its output tokens.
+    /// Evaluates `batch` and writes `results`, which have a row for each of its output tokens.
     ///
     /// # Errors
     /// A batch that the model or the page table refuses changes nothing, except that steps in flight are discarded. After
@@ -99,7 +65,7 @@ impl<E: Executor> Session<E> {
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
-        mut results: BatchResults<'_>,
+        mut results: StepResults<'_>,
         mut trace: Option<LayerTrace<'_>>,
     ) -> Result<(), ForwardError> {
         let begun = self.executor.begin_batch();
@@ -123,9 +89,10 @@ impl<E: Executor> Session<E> {
                 Some(trace) => Some(&mut **trace),
                 None => None,
             };
-            let outcome = self
-                .append(tokens, phase)
-                .and_then(|step| self.executor.run(&step, step_results, trace, self.profiler.as_mut()));
+            let outcome = self.assign_pages(tokens).and_then(|()| {
+                let step = self.step(tokens, phase);
+                self.executor.run(&step, step_results, trace, self.profiler.as_mut())
+            });
             if let Err(why) = outcome {
                 self.pages().retract(batch);
                 return Err(why);
@@ -136,11 +103,8 @@ impl<E: Executor> Session<E> {
 
     /// Assigns pages to `tokens`, which have passed the checks. A sequence that appends to a page which it shares gets a
     /// copy of it.
-    fn append(&mut self, tokens: &[BatchToken], phase: Phase) -> Result<Step, ForwardError> {
-        for copy in self.pages().append(tokens) {
-            self.executor.copy_page(copy)?;
-        }
-        Ok(self.step(tokens, phase))
+    fn assign_pages(&mut self, tokens: &[BatchToken]) -> Result<(), ForwardError> {
+        self.pages().append(tokens).into_iter().try_for_each(|copy| self.executor.copy_page(copy))
     }
 
     /// The step of `tokens`, which have their pages.
@@ -160,10 +124,7 @@ impl<E: Executor> Session<E> {
         let n_vocab = self.executor.spec().n_vocab;
         self.pages.check(batch, n_vocab)?;
         self.pages().begin_batch(batch);
-        let outcome = self.append(batch, Phase::Decode).and_then(|step| {
-            drop(step);
-            self.read_decode_step(batch)
-        });
+        let outcome = self.assign_pages(batch).and_then(|()| self.read_decode_step(batch));
         if outcome.is_err() {
             self.discard_lookahead();
             self.pages().retract(batch);
@@ -174,7 +135,7 @@ impl<E: Executor> Session<E> {
     /// Submits the decode step of `batch`, which has its pages, unless it is in flight, and the steps after it; then waits
     /// for its ids.
     fn read_decode_step(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        let n_at_once = if batch.len() == 1 { self.executor.n_at_once(batch[0].pos).max(1) } else { 1 };
+        let n_at_once = if batch.len() == 1 { self.executor.n_at_once(batch[0].pos) } else { 1 };
         let mut ids = vec![0; batch.len()];
         loop {
             while let Some(ahead) = self.lookahead.steps_to_submit(batch, Arc::make_mut(&mut self.pages), n_at_once) {
@@ -214,7 +175,7 @@ impl<E: Executor> Session<E> {
         &mut self,
         batch: &[BatchToken],
         width: usize,
-        results: impl for<'r> FnOnce(&'r mut [f32]) -> BatchResults<'r>,
+        results: impl for<'r> FnOnce(&'r mut [f32]) -> StepResults<'r>,
         trace: Option<LayerTrace<'_>>,
     ) -> Result<usize, ForwardError> {
         let n = n_outputs(batch) * width;
@@ -312,13 +273,13 @@ impl<E: Executor> ForwardPass for Session<E> {
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
         let n_vocab = self.executor.spec().n_vocab;
-        let n = self.evaluate_rows(batch, n_vocab, |rows| BatchResults::Logits(rows), trace)?;
+        let n = self.evaluate_rows(batch, n_vocab, |rows| StepResults::Logits(rows), trace)?;
         Ok(Logits::new(&self.rows[..n], n_vocab))
     }
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
         let n_embd = self.executor.spec().n_embd;
-        let n = self.evaluate_rows(batch, n_embd, |rows| BatchResults::Hidden(rows), None)?;
+        let n = self.evaluate_rows(batch, n_embd, |rows| StepResults::Hidden(rows), None)?;
         Ok(self.rows[..n].to_vec())
     }
 
@@ -332,7 +293,7 @@ impl<E: Executor> ForwardPass for Session<E> {
             return self.decode_greedy(batch);
         }
         let mut ids = vec![0; n_outputs(batch)];
-        self.evaluate(batch, BatchResults::Ids(&mut ids), None)?;
+        self.evaluate(batch, StepResults::Ids(&mut ids), None)?;
         // If the next batch is the decode step that continues these ids, its call submits further steps, too.
         let output_tokens: Vec<_> = batch.iter().filter(|token| token.output).copied().collect();
         self.lookahead.advance(&output_tokens, &ids);
@@ -345,7 +306,7 @@ impl<E: Executor> ForwardPass for Session<E> {
             return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
         }
         let mut lists = vec![TopK::new(); n_outputs(batch)];
-        self.evaluate(batch, BatchResults::TopK(&mut lists), None)?;
+        self.evaluate(batch, StepResults::TopK(&mut lists), None)?;
         for list in &mut lists {
             list.truncate(k);
         }
