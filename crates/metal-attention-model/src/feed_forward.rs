@@ -1,20 +1,6 @@
 //! Feed-forwards: dense ones, mixtures of experts with their routers, and activations.
 
-use crate::Norm;
-use crate::recurrent::ChannelMixSpec;
-
-/// The part of a layer that works on each token alone.
-#[derive(Debug, Clone, PartialEq)]
-pub enum FeedForward {
-    /// The same matrices for all tokens.
-    Dense(Dense),
-    /// A mixture of experts (MoE): each token goes to a few of many feed-forwards.
-    Experts(Box<Experts>),
-    /// RWKV's channel mix: the input is mixed with that of the previous token, which is a recurrent state.
-    ChannelMix(ChannelMixSpec),
-    /// No feed-forward: the layer has only a mixer (Mamba).
-    None,
-}
+use crate::{FeedForward, Norm};
 
 impl FeedForward {
     /// F32 elements of the recurrent state of one sequence; 0 if there is none.

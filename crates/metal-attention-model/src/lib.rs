@@ -14,9 +14,11 @@ mod capacity;
 mod error;
 mod feed_forward;
 mod forward;
+mod layer_ops;
 mod lookahead;
 mod metadata_reader;
 mod pages;
+mod parts;
 mod profile;
 mod recipe;
 mod recurrent;
@@ -41,14 +43,14 @@ pub use cache_groups::{CacheGroup, CacheGroups, StateCapacity};
 pub use cache_type::CacheType;
 pub use capacity::{Capacity, DEFAULT_UBATCH, MemoryUse};
 pub use error::{ForwardError, ModelError};
-pub use feed_forward::{
-    Activation, Dense, ExpertNorms, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert,
-};
+pub use feed_forward::{Activation, Dense, ExpertNorms, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 pub use forward::{
     BatchToken, DeviceInfo, ForwardPass, LayerTrace, Logits, argmax, check_batch, check_outputs, micro_batches,
 };
+pub use layer_ops::LayerOps;
 pub use lookahead::{Lookahead, is_decode_step};
 pub use pages::{MAX_SEQUENCES, PAGE, PageCopy, PageTable, PageUse, Segment, StateUse, check_share};
+pub use parts::{FeedForward, Layer, LayerSpec, Loaded, Mixer, Parts, Prepare, Residual, Specs};
 pub use profile::{KernelTime, KernelTotal, Phase, Profile, ProfiledStep, Profiler};
 pub use recipe::{Recipe, TypeChoices};
 pub use recurrent::{
@@ -62,16 +64,15 @@ pub use session::{Executor, NullExecutor, Session, Step, StepLimits, StepResults
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
-    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, KvShape, LayerSpec, Mixer,
-    ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling,
-    Residual, ResidualStreams,
+    AttentionAndMamba2Spec, Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, KvShape, ModelSpec, Norm,
+    NormKind, OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, PooledProjection, Pooling, ResidualStreams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};
 pub use wake::{ASLEEP_AFTER, WAKING, wake};
 pub use watch::Watch;
 pub use weights::{
-    AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights, FeedForwardWeights,
-    LatentAttentionWeights, LayerStreams, LayerWeights, Linear, MixerWeights, NormWeights, PerLayerTables,
-    PerLayerWeights, StreamsWeights, Weights,
+    AttentionAndMamba2Weights, AttentionWeights, ClassifierWeights, DenseWeights, ExpertsWeights,
+    LatentAttentionWeights, LayerEmbeddingWeights, LayerStreamsWeights, Linear, NormWeights, PerLayerTables,
+    StreamsWeights, Weights,
 };

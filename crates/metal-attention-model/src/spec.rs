@@ -18,9 +18,9 @@ use metal_attention_gguf::{GgufFile, Metadata};
 
 use crate::architectures;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
-use crate::feed_forward::FeedForward;
 use crate::metadata_reader::MetadataReader;
-use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
+use crate::parts::{LayerSpec, Mixer, Residual};
+use crate::recurrent::Mamba2Spec;
 use crate::{ModelError, Rope};
 
 /// Everything that a forward pass needs of a model, except its weights. The tokenizer and the chat template are not in
@@ -175,28 +175,6 @@ pub enum NormKind {
     Layer,
 }
 
-/// One layer: a mixer and a feed-forward. [`Residual`] defines how they join the residual stream.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LayerSpec {
-    /// Norm of the mixer's input. `None`: the mixer reads the residual stream itself.
-    pub mixer_norm: Option<Norm>,
-    /// The part that combines positions.
-    pub mixer: Mixer,
-    /// Norm of the mixer's result before it is added to the stream, if any.
-    pub mixer_post_norm: Option<Norm>,
-    /// Norm of the feed-forward's input. `None`: the feed-forward reads the residual stream itself; with
-    /// [`Residual::Parallel`] it reads the mixer's normed input.
-    pub feed_forward_norm: Option<Norm>,
-    /// The part that works on each token alone.
-    pub feed_forward: FeedForward,
-    /// Norm of the feed-forward's result before it is added to the stream, if any.
-    pub feed_forward_post_norm: Option<Norm>,
-    /// How both join the residual stream.
-    pub residual: Residual,
-    /// Factor on the residual stream after the layer. (That of the logits is [`OutputHead::scale`].)
-    pub output_scale: OutputScale,
-}
-
 /// A factor on the residual stream after a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OutputScale {
@@ -205,57 +183,6 @@ pub enum OutputScale {
     Fixed(f32),
     /// The number in the layer's tensor `layer_output_scale`; 1 if it is missing (Gemma 4).
     Stored,
-}
-
-/// How mixer and feed-forward join the residual stream `x`.
-///
-/// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and
-/// `f(x) = feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity, except a
-/// missing `feed_forward_norm` of `Parallel`. `Sequential` and `Parallel` occur with and without these four norms.
-/// `PostNorm` has two others, of the sums; the models that have it have none of the four.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Residual {
-    /// `x += scale * m(x); x += scale * f(x)`.
-    Sequential {
-        /// Factor on both results.
-        scale: f32,
-    },
-    /// `x += m(x) + f(x)`, both from the same `x`. Without a `feed_forward_norm`, the feed-forward's input is
-    /// `mixer_norm(x)`. Precondition, which [`ModelSpec::check_residuals`] checks: the layer has a mixer, and its
-    /// feed-forward has no recurrent state.
-    Parallel,
-    /// `x = mixer_sum_norm(x + m(x)); x = feed_forward_sum_norm(x + f(x))`: norms of the sums (BERT).
-    PostNorm {
-        /// Norm of the stream after the mixer is added.
-        mixer_sum_norm: Norm,
-        /// Norm of the stream after the feed-forward is added.
-        feed_forward_sum_norm: Norm,
-    },
-}
-
-/// The part of a layer that combines positions.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Mixer {
-    /// Softmax attention with a KV cache.
-    Attention(AttentionSpec),
-    /// Latent attention: keys and values are compressed to one row for each token (DeepSeek's MLA).
-    LatentAttention(LatentAttentionSpec),
-    /// A gated short convolution, with a recurrent state (LFM2).
-    ShortConv(ShortConvSpec),
-    /// A selective state space (Mamba).
-    Mamba(MambaSpec),
-    /// A selective state space with one decay for each head (Mamba-2).
-    Mamba2(Mamba2Spec),
-    /// Attention and Mamba-2 over the same input; their results are added (Falcon-H1).
-    AttentionAndMamba2(Box<AttentionAndMamba2Spec>),
-    /// The gated delta rule (Qwen 3.5).
-    DeltaRule(DeltaRuleSpec),
-    /// The time mix of RWKV-6.
-    Rwkv6(Rwkv6Spec),
-    /// The time mix of RWKV-7.
-    Rwkv7(Rwkv7Spec),
-    /// No mixer: the layer has only a feed-forward (Nemotron-H).
-    None,
 }
 
 /// Attention and Mamba-2 over the same input.
@@ -383,8 +310,9 @@ impl ModelSpec {
     }
 
     /// Checks that each layer joins the residual stream in a way that the backends implement: [`Residual::Parallel`]
-    /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), and several
-    /// residual streams only with [`Residual::Sequential`]. It is called for every spec that is read. The CPU backend
+    /// only with a mixer and without a recurrent state in the feed-forward (as RWKV's channel mix has), several
+    /// residual streams only with [`Residual::Sequential`], and the streams and the additional embedding of the model in
+    /// each layer. It is called for every spec that is read. The CPU backend
     /// calls it again, since its joins rely on it, and tests make specs otherwise.
     ///
     /// # Errors
@@ -400,6 +328,11 @@ impl ModelSpec {
                 Residual::Parallel if layer.mixer == Mixer::None => "there is no mixer to be parallel to",
                 Residual::Parallel if layer.feed_forward.state_elements() > 0 => {
                     "a feed-forward with a recurrent state cannot be parallel to the mixer"
+                }
+                Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }
+                    if layer.streams != self.embedding.streams || layer.embedding != self.embedding.per_layer =>
+                {
+                    "its residual streams or its additional embedding are not those of the model"
                 }
                 Residual::Sequential { scale: _ } | Residual::Parallel | Residual::PostNorm { .. } => continue,
             };

@@ -2,7 +2,7 @@
 //! [`ModelSpec`](crate::ModelSpec).
 //!
 //! `L` is the type of a matrix with its bias: [`Linear`] as loaded, or a backend's own form, made by
-//! [`LayerWeights::map`]. Shapes are row-major, `[n_out, n_in]`.
+//! [`Layer::map`]. Shapes are row-major, `[n_out, n_in]`.
 
 mod build;
 
@@ -12,9 +12,13 @@ use std::convert::Infallible;
 use metal_attention_gguf::Tensor;
 
 use crate::Rope;
+use crate::attention::{AttentionSpec, LatentAttentionSpec};
+use crate::feed_forward::{Dense, Experts};
+use crate::parts::{Layer, Loaded, Mixer, Prepare};
 use crate::recurrent::{
     ChannelMixWeights, DeltaRuleWeights, Mamba2Weights, MambaWeights, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
 };
+use crate::spec::{NormKind, PerLayerEmbedding, ResidualStreams};
 pub(crate) use build::build;
 
 /// A matrix with its bias: `y = W x + b`.
@@ -26,9 +30,13 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// The weights of a norm.
+/// A norm with its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NormWeights {
+    /// The formula.
+    pub kind: NormKind,
+    /// Epsilon, added to the mean of squares or the variance.
+    pub eps: f32,
     /// Factor on each element; all ones for a norm without a weight.
     pub weight: Vec<f32>,
     /// Added to each element.
@@ -51,7 +59,7 @@ pub struct Weights<L = Linear> {
     /// Matrices between one residual stream and several.
     pub streams: Option<StreamsWeights<L>>,
     /// The layers, first to last.
-    pub layers: Vec<LayerWeights<L>>,
+    pub layers: Vec<Layer<Loaded<L>>>,
     /// Norm before the output head.
     pub output_norm: Option<NormWeights>,
     /// Output head, `[n_vocab, n_embd]`; the embedding table itself if tied. `None` if the model has no logits.
@@ -95,56 +103,6 @@ pub struct ClassifierWeights<L = Linear> {
     pub out: Option<L>,
 }
 
-/// The weights of one layer.
-#[derive(Debug, Clone)]
-pub struct LayerWeights<L = Linear> {
-    /// Norm of the mixer's input.
-    pub mixer_norm: Option<NormWeights>,
-    /// Weights of the mixer.
-    pub mixer: MixerWeights<L>,
-    /// Norm of the mixer's result.
-    pub mixer_post_norm: Option<NormWeights>,
-    /// Norm of the feed-forward's input.
-    pub feed_forward_norm: Option<NormWeights>,
-    /// Weights of the feed-forward.
-    pub feed_forward: FeedForwardWeights<L>,
-    /// Norm of the feed-forward's result.
-    pub feed_forward_post_norm: Option<NormWeights>,
-    /// Norms of the sums after mixer and after feed-forward, with `Residual::PostNorm`.
-    pub sum_norms: Option<[NormWeights; 2]>,
-    /// Weights for the layer's additional embedding.
-    pub per_layer: Option<PerLayerWeights<L>>,
-    /// Weights for several residual streams.
-    pub streams: Option<LayerStreams<L>>,
-    /// Factor on the residual stream after the layer.
-    pub output_scale: f32,
-}
-
-/// The weights of a mixer.
-#[derive(Debug, Clone)]
-pub enum MixerWeights<L = Linear> {
-    /// Attention.
-    Attention(AttentionWeights<L>),
-    /// Latent attention.
-    LatentAttention(LatentAttentionWeights<L>),
-    /// Short convolution.
-    ShortConv(ShortConvWeights<L>),
-    /// Mamba.
-    Mamba(MambaWeights<L>),
-    /// Mamba-2.
-    Mamba2(Mamba2Weights<L>),
-    /// Attention and Mamba-2 side by side.
-    AttentionAndMamba2(Box<AttentionAndMamba2Weights<L>>),
-    /// Gated delta rule.
-    DeltaRule(DeltaRuleWeights<L>),
-    /// RWKV-6's time mix.
-    Rwkv6(Rwkv6Weights<L>),
-    /// RWKV-7's time mix.
-    Rwkv7(Rwkv7Weights<L>),
-    /// No mixer.
-    None,
-}
-
 /// The weights of attention and Mamba-2 side by side.
 #[derive(Debug, Clone)]
 pub struct AttentionAndMamba2Weights<L = Linear> {
@@ -157,6 +115,8 @@ pub struct AttentionAndMamba2Weights<L = Linear> {
 /// The weights of softmax attention.
 #[derive(Debug, Clone)]
 pub struct AttentionWeights<L = Linear> {
+    /// The specification.
+    pub spec: AttentionSpec,
     /// Queries, `[n_head * head_dim, n_embd]`; with an output gate, each head's query rows and then its gate rows,
     /// `[n_head * 2 * head_dim, n_embd]`.
     pub q: L,
@@ -177,6 +137,8 @@ pub struct AttentionWeights<L = Linear> {
 /// The weights of latent attention (MLA).
 #[derive(Debug, Clone)]
 pub struct LatentAttentionWeights<L = Linear> {
+    /// The specification.
+    pub spec: LatentAttentionSpec,
     /// Compression of queries, `[q_rank, n_embd]`, and the norm of the compressed row.
     pub q_a: Option<(L, NormWeights)>,
     /// Queries, `[n_head * head_dim, q_rank]`; without compression `[n_head * head_dim, n_embd]`.
@@ -193,22 +155,11 @@ pub struct LatentAttentionWeights<L = Linear> {
     pub out: L,
 }
 
-/// The weights of a feed-forward.
-#[derive(Debug, Clone)]
-pub enum FeedForwardWeights<L = Linear> {
-    /// The same matrices for all tokens.
-    Dense(DenseWeights<L>),
-    /// A mixture of experts.
-    Experts(Box<ExpertsWeights<L>>),
-    /// RWKV's channel mix.
-    ChannelMix(ChannelMixWeights<L>),
-    /// No feed-forward.
-    None,
-}
-
 /// The weights of a dense feed-forward, or of one expert.
 #[derive(Debug, Clone)]
 pub struct DenseWeights<L = Linear> {
+    /// The specification.
+    pub spec: Dense,
     /// Gate, `[n_ff, n_embd]`, if there is one.
     pub gate: Option<L>,
     /// Up, `[n_ff, n_embd]`.
@@ -220,6 +171,8 @@ pub struct DenseWeights<L = Linear> {
 /// The weights of a mixture of experts.
 #[derive(Debug, Clone)]
 pub struct ExpertsWeights<L = Linear> {
+    /// The specification.
+    pub spec: Experts,
     /// Router, `[n_expert, n_embd]`.
     pub router: L,
     /// Factor on the router's input, `[n_embd]`, if the experts have their own norms.
@@ -241,9 +194,11 @@ pub struct ExpertsWeights<L = Linear> {
     pub expert_norms: Option<[NormWeights; 3]>,
 }
 
-/// The weights for a layer's additional embedding.
+/// The weights of a layer's additional embedding.
 #[derive(Debug, Clone)]
-pub struct PerLayerWeights<L = Linear> {
+pub struct LayerEmbeddingWeights<L = Linear> {
+    /// The specification.
+    pub spec: PerLayerEmbedding,
     /// Gate, `[width, n_embd]`.
     pub gate: L,
     /// Projection back, `[n_embd, width]`.
@@ -254,7 +209,9 @@ pub struct PerLayerWeights<L = Linear> {
 
 /// The weights of a layer with `n` residual streams (AltUp and LAuReL).
 #[derive(Debug, Clone)]
-pub struct LayerStreams<L = Linear> {
+pub struct LayerStreamsWeights<L = Linear> {
+    /// The specification.
+    pub spec: ResidualStreams,
     /// Norm of the router's input.
     pub router_norm: NormWeights,
     /// Router of the streams, `[n, n_embd]`.
@@ -284,7 +241,7 @@ impl Weights {
         if let Some(s) = &self.streams {
             linears.extend(s.proj.iter().chain(&s.unembd_proj));
         }
-        linears.extend(self.layers.iter().flat_map(LayerWeights::linears));
+        linears.extend(self.layers.iter().flat_map(Layer::linears));
         linears.extend(self.own_head());
         linears.into_iter().map(|linear| &linear.weight).collect()
     }
@@ -296,8 +253,8 @@ impl Weights {
     }
 }
 
-impl<L> LayerWeights<L> {
-    /// Every matrix of the layer in the order of computation. Loading, memory estimates and the roofline use this list.
+impl<L> Layer<Loaded<L>> {
+    /// Every matrix of the layer in the order of its fields. Loading, memory estimates and the roofline use this list.
     pub fn linears(&self) -> Vec<&L> {
         let mut all = Vec::new();
         let Ok(_) = self.map(&mut |linear| {
@@ -307,103 +264,140 @@ impl<L> LayerWeights<L> {
         all
     }
 
-    /// The layer with every matrix replaced by `f` of it, called in the order of computation; the first error ends it.
-    pub fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<LayerWeights<M>, E> {
-        let mixer = match &self.mixer {
-            MixerWeights::Attention(a) => MixerWeights::Attention(a.map(f)?),
-            MixerWeights::LatentAttention(a) => {
-                let q_a = match &a.q_a {
-                    Some((linear, norm)) => Some((f(linear)?, norm.clone())),
-                    None => None,
-                };
-                MixerWeights::LatentAttention(LatentAttentionWeights {
-                    q_a,
-                    q: f(&a.q)?,
-                    kv_a: f(&a.kv_a)?,
-                    kv_a_norm: a.kv_a_norm.clone(),
-                    k_b: a.k_b.iter().map(&mut *f).collect::<Result<_, _>>()?,
-                    v_b: a.v_b.iter().map(&mut *f).collect::<Result<_, _>>()?,
-                    out: f(&a.out)?,
-                })
-            }
-            MixerWeights::ShortConv(conv) => MixerWeights::ShortConv(conv.map(f)?),
-            MixerWeights::Mamba(mamba) => MixerWeights::Mamba(mamba.map(f)?),
-            MixerWeights::Mamba2(mamba) => MixerWeights::Mamba2(mamba.map(f)?),
-            MixerWeights::AttentionAndMamba2(both) => {
-                let (attention, mamba2) = (both.attention.map(f)?, both.mamba2.map(f)?);
-                MixerWeights::AttentionAndMamba2(Box::new(AttentionAndMamba2Weights { attention, mamba2 }))
-            }
-            MixerWeights::DeltaRule(rule) => MixerWeights::DeltaRule(rule.map(f)?),
-            MixerWeights::Rwkv6(mix) => MixerWeights::Rwkv6(mix.map(f)?),
-            MixerWeights::Rwkv7(mix) => MixerWeights::Rwkv7(mix.map(f)?),
-            MixerWeights::None => MixerWeights::None,
-        };
-        let streams = match &self.streams {
-            Some(s) => Some(LayerStreams {
-                router_norm: s.router_norm.clone(),
-                router: f(&s.router)?,
-                predict: f(&s.predict)?,
-                correct: f(&s.correct)?,
-                correct_scale: s.correct_scale.clone(),
-                laurel_l: f(&s.laurel_l)?,
-                laurel_r: f(&s.laurel_r)?,
-                laurel_norm: s.laurel_norm.clone(),
-            }),
-            None => None,
-        };
-        let feed_forward = match &self.feed_forward {
-            FeedForwardWeights::Dense(dense) => FeedForwardWeights::Dense(dense.map(f)?),
-            FeedForwardWeights::Experts(e) => FeedForwardWeights::Experts(Box::new(ExpertsWeights {
-                router: f(&e.router)?,
-                router_scale: e.router_scale.clone(),
-                choice_bias: e.choice_bias.clone(),
-                latent: match &e.latent {
-                    Some([down, up]) => Some([f(down)?, f(up)?]),
-                    None => None,
-                },
-                experts: e.experts.iter().map(|dense| dense.map(f)).collect::<Result<_, _>>()?,
-                expert_scale: e.expert_scale.clone(),
-                shared: e.shared.as_ref().map(|dense| dense.map(f)).transpose()?,
-                shared_gate: e.shared_gate.clone(),
-                expert_norms: e.expert_norms.clone(),
-            })),
-            FeedForwardWeights::ChannelMix(mix) => FeedForwardWeights::ChannelMix(mix.map(f)?),
-            FeedForwardWeights::None => FeedForwardWeights::None,
-        };
-        let per_layer = match &self.per_layer {
-            Some(p) => Some(PerLayerWeights { gate: f(&p.gate)?, proj: f(&p.proj)?, post_norm: p.post_norm.clone() }),
-            None => None,
-        };
-        Ok(LayerWeights {
-            mixer_norm: self.mixer_norm.clone(),
-            mixer,
-            mixer_post_norm: self.mixer_post_norm.clone(),
-            feed_forward_norm: self.feed_forward_norm.clone(),
-            feed_forward,
-            feed_forward_post_norm: self.feed_forward_post_norm.clone(),
-            sum_norms: self.sum_norms.clone(),
-            per_layer,
-            streams,
-            output_scale: self.output_scale,
-        })
+    /// The layer with every matrix replaced by `f` of it, called in the order of the fields; the first error ends it.
+    pub fn map<'a, M: 'a, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<Layer<Loaded<M>>, E> {
+        self.prepare(&mut MapLinears(f))
     }
 }
 
-impl<L> AttentionWeights<L> {
-    fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<AttentionWeights<M>, E> {
+/// Replaces the matrices of a layer; all else is copied.
+struct MapLinears<'f, 'a, L, M, E>(&'f mut dyn FnMut(&'a L) -> Result<M, E>);
+
+impl<'a, L, M, E> Prepare<'a, Loaded<L>> for MapLinears<'_, 'a, L, M, E> {
+    type To = Loaded<M>;
+    type Error = E;
+
+    fn norm(&mut self, w: &NormWeights) -> Result<NormWeights, E> {
+        Ok(w.clone())
+    }
+
+    fn attention(&mut self, w: &'a AttentionWeights<L>) -> Result<AttentionWeights<M>, E> {
         Ok(AttentionWeights {
-            q: f(&self.q)?,
-            k: self.k.as_ref().map(&mut *f).transpose()?,
-            v: self.v.as_ref().map(&mut *f).transpose()?,
-            out: f(&self.out)?,
-            q_norm: self.q_norm.clone(),
-            k_norm: self.k_norm.clone(),
-            sinks: self.sinks.clone(),
+            spec: w.spec.clone(),
+            q: (self.0)(&w.q)?,
+            k: w.k.as_ref().map(&mut *self.0).transpose()?,
+            v: w.v.as_ref().map(&mut *self.0).transpose()?,
+            out: (self.0)(&w.out)?,
+            q_norm: w.q_norm.clone(),
+            k_norm: w.k_norm.clone(),
+            sinks: w.sinks.clone(),
         })
+    }
+
+    fn latent_attention(&mut self, w: &'a LatentAttentionWeights<L>) -> Result<LatentAttentionWeights<M>, E> {
+        Ok(LatentAttentionWeights {
+            spec: w.spec.clone(),
+            q_a: match &w.q_a {
+                Some((linear, norm)) => Some(((self.0)(linear)?, norm.clone())),
+                None => None,
+            },
+            q: (self.0)(&w.q)?,
+            kv_a: (self.0)(&w.kv_a)?,
+            kv_a_norm: w.kv_a_norm.clone(),
+            k_b: w.k_b.iter().map(&mut *self.0).collect::<Result<_, _>>()?,
+            v_b: w.v_b.iter().map(&mut *self.0).collect::<Result<_, _>>()?,
+            out: (self.0)(&w.out)?,
+        })
+    }
+
+    fn short_conv(&mut self, w: &'a ShortConvWeights<L>) -> Result<ShortConvWeights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn mamba(&mut self, w: &'a MambaWeights<L>) -> Result<MambaWeights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn mamba2(&mut self, w: &'a Mamba2Weights<L>) -> Result<Mamba2Weights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn attention_and_mamba2(&mut self, w: &'a AttentionAndMamba2Weights<L>) -> Result<AttentionAndMamba2Weights<M>, E> {
+        Ok(AttentionAndMamba2Weights { attention: self.attention(&w.attention)?, mamba2: self.mamba2(&w.mamba2)? })
+    }
+
+    fn delta_rule(&mut self, w: &'a DeltaRuleWeights<L>) -> Result<DeltaRuleWeights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn rwkv6(&mut self, w: &'a Rwkv6Weights<L>) -> Result<Rwkv6Weights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn rwkv7(&mut self, w: &'a Rwkv7Weights<L>) -> Result<Rwkv7Weights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn dense(&mut self, w: &'a DenseWeights<L>) -> Result<DenseWeights<M>, E> {
+        Ok(DenseWeights {
+            spec: w.spec,
+            gate: w.gate.as_ref().map(&mut *self.0).transpose()?,
+            up: (self.0)(&w.up)?,
+            down: (self.0)(&w.down)?,
+        })
+    }
+
+    fn experts(&mut self, w: &'a ExpertsWeights<L>) -> Result<ExpertsWeights<M>, E> {
+        Ok(ExpertsWeights {
+            spec: w.spec.clone(),
+            router: (self.0)(&w.router)?,
+            router_scale: w.router_scale.clone(),
+            choice_bias: w.choice_bias.clone(),
+            latent: match &w.latent {
+                Some([down, up]) => Some([(self.0)(down)?, (self.0)(up)?]),
+                None => None,
+            },
+            experts: w.experts.iter().map(|dense| self.dense(dense)).collect::<Result<_, _>>()?,
+            expert_scale: w.expert_scale.clone(),
+            shared: w.shared.as_ref().map(|dense| self.dense(dense)).transpose()?,
+            shared_gate: w.shared_gate.clone(),
+            expert_norms: w.expert_norms.clone(),
+        })
+    }
+
+    fn channel_mix(&mut self, w: &'a ChannelMixWeights<L>) -> Result<ChannelMixWeights<M>, E> {
+        w.map(self.0)
+    }
+
+    fn layer_embedding(&mut self, w: &'a LayerEmbeddingWeights<L>) -> Result<LayerEmbeddingWeights<M>, E> {
+        Ok(LayerEmbeddingWeights {
+            spec: w.spec,
+            gate: (self.0)(&w.gate)?,
+            proj: (self.0)(&w.proj)?,
+            post_norm: w.post_norm.clone(),
+        })
+    }
+
+    fn layer_streams(&mut self, w: &'a LayerStreamsWeights<L>) -> Result<LayerStreamsWeights<M>, E> {
+        Ok(LayerStreamsWeights {
+            spec: w.spec,
+            router_norm: w.router_norm.clone(),
+            router: (self.0)(&w.router)?,
+            predict: (self.0)(&w.predict)?,
+            correct: (self.0)(&w.correct)?,
+            correct_scale: w.correct_scale.clone(),
+            laurel_l: (self.0)(&w.laurel_l)?,
+            laurel_r: (self.0)(&w.laurel_r)?,
+            laurel_norm: w.laurel_norm.clone(),
+        })
+    }
+
+    fn output_scale(&mut self, scale: &f32) -> Result<f32, E> {
+        Ok(*scale)
     }
 }
 
-impl<L> MixerWeights<L> {
+impl<L> Mixer<Loaded<L>> {
     /// The output matrix, `[n_embd, ..]`; of attention and Mamba-2, the attention's. `None` if there is no mixer.
     pub fn out(&self) -> Option<&L> {
         match self {
@@ -428,10 +422,6 @@ impl<L> DenseWeights<L> {
             .into_iter()
             .flatten()
             .any(|matrix| std::ptr::eq(matrix, linear))
-    }
-
-    fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<DenseWeights<M>, E> {
-        Ok(DenseWeights { gate: self.gate.as_ref().map(&mut *f).transpose()?, up: f(&self.up)?, down: f(&self.down)? })
     }
 }
 

@@ -49,8 +49,8 @@ enum PoolingOp {
     Tanh,
     /// GELU of each element (the tanh approximation).
     Gelu,
-    /// A layer norm with this epsilon; its bias is not used.
-    LayerNorm(NormWeights, f32),
+    /// A layer norm; its bias is not used.
+    LayerNorm(NormWeights),
     /// Softmax over all elements.
     Softmax,
 }
@@ -94,7 +94,7 @@ impl Pooler {
                         ClassifierActivation::Gelu => PoolingOp::Gelu,
                         ClassifierActivation::Tanh => PoolingOp::Tanh,
                     });
-                    ops.extend(w.norm.clone().map(|norm| PoolingOp::LayerNorm(norm, c.norm_eps)));
+                    ops.extend(w.norm.clone().map(PoolingOp::LayerNorm));
                 }
                 ops.extend(w.out.iter().map(|out| PoolingOp::Matrix(F32Matrix::of(out))));
                 if c.softmax {
@@ -170,11 +170,11 @@ impl PoolingOp {
                 let z = (2.0 / std::f32::consts::PI).sqrt() * (*x + 0.044_715 * *x * *x * *x);
                 *x *= 0.5 * (1.0 + z.tanh());
             }),
-            Self::LayerNorm(norm, eps) => {
+            Self::LayerNorm(norm) => {
                 let n = x.len() as f64;
                 let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
                 let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
-                let factor = 1.0 / (variance + f64::from(*eps)).sqrt();
+                let factor = 1.0 / (variance + f64::from(norm.eps)).sqrt();
                 for (x, w) in x.iter_mut().zip(&norm.weight) {
                     *x = ((f64::from(*x) - mean) * factor) as f32 * w;
                 }

@@ -2,9 +2,10 @@
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts};
 use crate::attention::{Mask, NormOver, Positions, QkNorm};
-use crate::feed_forward::{Activation, FeedForward, RouterScore};
+use crate::feed_forward::{Activation, RouterScore};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{NormKind, Residual};
+use crate::parts::{FeedForward, Residual};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
 /// The common part: no causal mask, a norm of the embedding, norms after the residual additions, no logits.

@@ -1,11 +1,12 @@
 //! A Llama-like decoder: the starting point of most families' files, and functions that change its parts.
 
 use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
-use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
+use crate::feed_forward::{Activation, Dense, Experts, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::{FeedForward, LayerSpec, Mixer, Residual};
 use crate::spec::{
-    Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind,
-    OutputHead, OutputScale, OutputSpec, Pooling, Residual,
+    Classifier, ClassifierActivation, HeadMatrix, InputEmbedding, ModelSpec, Norm, NormKind, OutputHead, OutputScale,
+    OutputSpec, PerLayerEmbedding, Pooling, ResidualStreams,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
@@ -90,6 +91,8 @@ pub(super) fn stack(
         feed_forward,
         feed_forward_post_norm: None,
         residual: Residual::Sequential { scale: 1.0 },
+        embedding: None,
+        streams: None,
         output_scale: OutputScale::Fixed(1.0),
     };
     Ok(ModelSpec {
@@ -171,6 +174,18 @@ impl ModelSpec {
     /// Adds an RMSNorm of each head of queries and keys before the rotation (Qwen 3).
     pub(super) fn norm_heads(&mut self, eps: f32) {
         self.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: false });
+    }
+
+    /// Gives each layer an additional embedding of the token.
+    pub(super) fn set_per_layer_embedding(&mut self, embedding: PerLayerEmbedding) {
+        self.embedding.per_layer = Some(embedding);
+        self.layers.iter_mut().for_each(|layer| layer.embedding = Some(embedding));
+    }
+
+    /// Lets all layers compute with several residual streams.
+    pub(super) fn set_streams(&mut self, streams: ResidualStreams) {
+        self.embedding.streams = Some(streams);
+        self.layers.iter_mut().for_each(|layer| layer.streams = Some(streams));
     }
 
     /// Removes the gate from dense feed-forwards, and sets their activation.

@@ -4,7 +4,8 @@ use super::decoder::{ExpertDefaults, around, check_heads, decoder, experts, shar
 use crate::attention::{LatentAttentionSpec, QueryTemperature};
 use crate::feed_forward::{Activation, Experts, RouterScore};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{Mixer, NormKind};
+use crate::parts::Mixer;
+use crate::spec::NormKind;
 use crate::{HeadMatrix, ModelError, ModelSpec, OutputHead, Rope, RopeLayout, RopeScaling};
 
 /// DeepSeek V2 and V3: latent attention, and after some dense layers experts with shared experts.

@@ -3,8 +3,9 @@
 use super::decoder::decoder;
 use super::mamba::mamba2_spec;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::Mixer;
 use crate::recurrent::Mamba2Spec;
-use crate::spec::{AttentionAndMamba2Spec, Mixer, Norm, NormKind};
+use crate::spec::{AttentionAndMamba2Spec, Norm, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Falcon-H1; some sizes have a norm of Mamba-2's result.

@@ -2,8 +2,9 @@
 
 use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
 use crate::attention::{KvSource, Mask, Positions};
-use crate::feed_forward::{Activation, Dense, ExpertNorms, FeedForward, RouterScore, SharedExpert};
+use crate::feed_forward::{Activation, Dense, ExpertNorms, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::FeedForward;
 use crate::spec::{NormKind, OutputScale, PerLayerEmbedding, PooledProjection, ResidualStreams};
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
@@ -124,7 +125,7 @@ pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
         None => m.n_layer().saturating_sub(20),
     };
     share_kv(k, &mut m, &windowed, n_shared)?;
-    m.embedding.per_layer = Some(PerLayerEmbedding {
+    m.set_per_layer_embedding(PerLayerEmbedding {
         width: k.opt_positive("embedding_length_per_layer_input")?.unwrap_or(256),
         proj_norm: norm.with_tensor("per_layer_proj_norm"),
         post_norm: norm.with_tensor("post_norm"),
@@ -138,7 +139,7 @@ pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     };
     k.check("altup.num_inputs", streams.n, (2..=16).contains(&streams.n), "must be 2 to 16")?;
     k.check("altup.active_idx", streams.active, streams.active == 0, "the first stream must be the active one")?;
-    m.embedding.streams = Some(streams);
+    m.set_streams(streams);
     Ok(m)
 }
 
@@ -176,7 +177,7 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     if let Some(width) = k.opt_usize("embedding_length_per_layer_input")?.filter(|&n| n > 0) {
         k.positive("embedding_length_per_layer_input")?;
         let (proj_norm, post_norm) = (norm.with_tensor("per_layer_proj_norm"), norm.with_tensor("post_norm"));
-        m.embedding.per_layer = Some(PerLayerEmbedding { width, proj_norm, post_norm });
+        m.set_per_layer_embedding(PerLayerEmbedding { width, proj_norm, post_norm });
     }
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let experts = k.n_expert()?.map(|_| experts(k, defaults, 0)).transpose()?;

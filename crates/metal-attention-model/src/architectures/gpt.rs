@@ -5,7 +5,8 @@ use super::decoder::decoder;
 use crate::attention::{NormOver, Positions, QkNorm};
 use crate::feed_forward::Activation;
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{NormKind, Residual};
+use crate::parts::Residual;
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// The common part.

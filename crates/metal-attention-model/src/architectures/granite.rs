@@ -6,10 +6,11 @@ use super::deepseek::first_latent;
 use super::llama;
 use super::mamba::{heads, mamba2_spec};
 use crate::attention::Positions;
-use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
+use crate::feed_forward::{Activation, Dense, RouterScore};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::{FeedForward, Mixer, Residual};
 use crate::recurrent::Mamba2Spec;
-use crate::spec::{Mixer, NormKind, Residual};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, OutputHead, Rope, RopeFactors, RopeLayout};
 
 /// Granite, dense or with experts.

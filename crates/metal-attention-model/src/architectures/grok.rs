@@ -1,8 +1,9 @@
 //! Grok 1 and 2: experts (in Grok 2 beside a dense feed-forward), also norms of results, caps of scores and logits.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
-use crate::feed_forward::{Activation, FeedForward, RouterScore, SharedExpert};
+use crate::feed_forward::{Activation, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::FeedForward;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
 

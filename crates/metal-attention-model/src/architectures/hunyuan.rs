@@ -2,8 +2,9 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::attention::{NormOver, QkNorm};
-use crate::feed_forward::{FeedForward, RouterScore};
+use crate::feed_forward::RouterScore;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::FeedForward;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 

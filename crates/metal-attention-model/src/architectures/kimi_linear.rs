@@ -6,8 +6,9 @@ use super::deepseek::shared_experts;
 use crate::attention::LatentAttentionSpec;
 use crate::feed_forward::RouterScore;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::Mixer;
 use crate::recurrent::{DeltaGates, DeltaRuleSpec, KeySharing};
-use crate::spec::{Mixer, NormKind};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec};
 
 /// Layers without KV heads have the delta rule; after some dense layers, experts with shared experts.

@@ -4,8 +4,9 @@ use super::decoder::{ExpertDefaults, around, attention, experts};
 use crate::attention::Mask;
 use crate::feed_forward::RouterScore;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::Mixer;
 use crate::recurrent::ShortConvSpec;
-use crate::spec::{Mixer, NormKind};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// LFM2: layers without KV heads are short convolutions; norms of each head of queries and keys.

@@ -3,8 +3,9 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::attention::{Mask, NormOver, Positions, QkNorm, QueryTemperature};
-use crate::feed_forward::{Activation, FeedForward, RouterScore};
+use crate::feed_forward::{Activation, RouterScore};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::FeedForward;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 

@@ -2,10 +2,11 @@
 
 use super::decoder::{ExpertDefaults, attention, experts, stack};
 use crate::attention::Positions;
-use crate::feed_forward::{Activation, Dense, FeedForward, RouterScore};
+use crate::feed_forward::{Activation, Dense, RouterScore};
 use crate::metadata_reader::{MAX_TAPS, MetadataReader};
+use crate::parts::{FeedForward, Mixer};
 use crate::recurrent::{Mamba2Spec, MambaDecay, MambaNorms, MambaSpec};
-use crate::spec::{Mixer, NormKind};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Maximum elements of a layer's state: far more than models have.

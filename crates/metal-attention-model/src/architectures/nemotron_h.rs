@@ -3,10 +3,11 @@
 use super::decoder::{ExpertDefaults, attention, experts_of, shared_expert, stack};
 use super::mamba::{heads, mamba2_spec};
 use crate::attention::Positions;
-use crate::feed_forward::{Activation, Dense, Experts, FeedForward, RouterScore};
+use crate::feed_forward::{Activation, Dense, Experts, RouterScore};
 use crate::metadata_reader::MetadataReader;
+use crate::parts::{FeedForward, Mixer};
 use crate::recurrent::Mamba2Spec;
-use crate::spec::{Mixer, NormKind};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Nemotron-H, Nemotron Nano 2, and Nemotron 3, which has experts.

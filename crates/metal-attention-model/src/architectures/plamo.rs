@@ -3,9 +3,10 @@
 use super::decoder::{attention, decoder, stack};
 use super::mamba::{heads, mamba_with_heads};
 use crate::attention::{NormOver, QkNorm};
-use crate::feed_forward::{Activation, Dense, FeedForward};
+use crate::feed_forward::{Activation, Dense};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{Mixer, NormKind};
+use crate::parts::{FeedForward, Mixer};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// `PLaMo`: Llama with attention and feed-forward in parallel from one norm.

@@ -4,8 +4,9 @@
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
 use crate::feed_forward::RouterScore;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::Mixer;
 use crate::recurrent::{DeltaGates, DeltaRuleSpec, KeySharing};
-use crate::spec::{Mixer, NormKind};
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Qwen 3.5 with dense feed-forwards.

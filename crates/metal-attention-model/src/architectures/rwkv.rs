@@ -1,10 +1,10 @@
 //! RWKV: time mix and channel mix, each with a recurrent state; and its descendants with the feed-forwards of Qwen 2.
 
 use super::decoder::around;
-use crate::feed_forward::FeedForward;
 use crate::metadata_reader::MetadataReader;
+use crate::parts::{FeedForward, Mixer};
 use crate::recurrent::{ChannelMixSpec, Rwkv6Spec, Rwkv7Spec};
-use crate::spec::{Mixer, NormKind, OutputScale};
+use crate::spec::{NormKind, OutputScale};
 use crate::{ModelError, ModelSpec};
 
 /// RWKV-6.

@@ -3,7 +3,8 @@
 use super::decoder::decoder;
 use crate::attention::{NormOver, QkNorm};
 use crate::metadata_reader::MetadataReader;
-use crate::spec::{NormKind, Residual};
+use crate::parts::Residual;
+use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// StableLM 2 and 3B. 12B, which has no second norm, computes attention and feed-forward in parallel and has norms of

@@ -33,6 +33,8 @@ impl ChannelMixSpec {
 /// The weights of a channel mix.
 #[derive(Debug, Clone)]
 pub struct ChannelMixWeights<L = Linear> {
+    /// The specification.
+    pub spec: ChannelMixSpec,
     /// Interpolation factors towards the previous token's input: of `k`, and of `r` if gated, `[n_mix, n_embd]`.
     pub lerps: Vec<f32>,
     /// `K`, `[width, n_embd]`.
@@ -46,6 +48,7 @@ pub struct ChannelMixWeights<L = Linear> {
 impl<L> ChannelMixWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<ChannelMixWeights<M>, E> {
         Ok(ChannelMixWeights {
+            spec: self.spec,
             lerps: self.lerps.clone(),
             key: f(&self.key)?,
             value: f(&self.value)?,
@@ -57,9 +60,10 @@ impl<L> ChannelMixWeights<L> {
 /// The weights with the name prefix `p`.
 pub(crate) fn build<S: WeightSource>(
     source: &mut S,
-    &ChannelMixSpec { n_embd, width, gated }: &ChannelMixSpec,
+    spec: &ChannelMixSpec,
     p: &str,
 ) -> Result<ChannelMixWeights<S::Linear>, S::Error> {
+    let ChannelMixSpec { n_embd, width, gated } = *spec;
     let name = |part: &str| format!("{p}channel_mix_{part}");
     let mut lerps = source.vector(&name("lerp_k.weight"), n_embd, Presence::Required)?.unwrap_or_default();
     if gated {
@@ -69,5 +73,5 @@ pub(crate) fn build<S: WeightSource>(
     let value = source.required(&name("value"), [width, n_embd], Presence::None)?;
     let receptance =
         if gated { Some(source.required(&name("receptance"), [n_embd, n_embd], Presence::None)?) } else { None };
-    Ok(ChannelMixWeights { lerps, key, value, receptance })
+    Ok(ChannelMixWeights { spec: *spec, lerps, key, value, receptance })
 }

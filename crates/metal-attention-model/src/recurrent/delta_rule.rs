@@ -102,6 +102,8 @@ impl DeltaRuleSpec {
 /// The weights of a gated delta rule.
 #[derive(Debug, Clone)]
 pub struct DeltaRuleWeights<L = Linear> {
+    /// The specification.
+    pub spec: DeltaRuleSpec,
     /// Queries, `[n_keys, n_embd]`.
     pub q: L,
     /// Keys, `[n_keys, n_embd]`.
@@ -131,6 +133,7 @@ pub struct DeltaRuleWeights<L = Linear> {
 impl<L> DeltaRuleWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<DeltaRuleWeights<M>, E> {
         Ok(DeltaRuleWeights {
+            spec: self.spec,
             q: f(&self.q)?,
             k: f(&self.k)?,
             v: f(&self.v)?,
@@ -188,6 +191,7 @@ fn build_with_heads<S: WeightSource>(
     let mut vector =
         |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Presence::Required)?.unwrap_or_default());
     Ok(DeltaRuleWeights {
+        spec: *spec,
         q,
         k,
         v,
@@ -227,7 +231,7 @@ fn build_with_channels<S: WeightSource>(
     let (dt_bias, norm) = (vector("ssm_dt.bias", spec.n_decays())?, vector("ssm_norm.weight", spec.value_dim)?);
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head_v)?;
     let taps = transposed(&of_channels, n_tap);
-    Ok(DeltaRuleWeights { q, k, v, beta, before: Some(before), decay, gate, taps, dt_bias, a, norm, out })
+    Ok(DeltaRuleWeights { spec: *spec, q, k, v, beta, before: Some(before), decay, gate, taps, dt_bias, a, norm, out })
 }
 
 /// The transpose of `[channels, n_tap]`.

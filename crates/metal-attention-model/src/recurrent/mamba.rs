@@ -83,6 +83,8 @@ pub struct MambaSelection {
 /// The weights of Mamba.
 #[derive(Debug, Clone)]
 pub struct MambaWeights<L = Linear> {
+    /// The specification.
+    pub spec: MambaSpec,
     /// `x` and `z`, stacked, `[2 * width, n_embd]`; with heads, `z` and `x` of each head in turn.
     pub input: L,
     /// Taps of the convolution, those of the oldest token first, `[n_tap, width]`.
@@ -106,6 +108,7 @@ pub struct MambaWeights<L = Linear> {
 impl<L> MambaWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<MambaWeights<M>, E> {
         Ok(MambaWeights {
+            spec: self.spec,
             input: f(&self.input)?,
             taps: self.taps.clone(),
             conv_bias: self.conv_bias.clone(),
@@ -155,5 +158,5 @@ pub(crate) fn build<S: WeightSource>(
     };
     let d = required(source, &format!("{p}ssm_d"), spec.n_dt())?;
     let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Presence::None)?;
-    Ok(MambaWeights { input, taps, conv_bias, select, norms, dt, a, d, out })
+    Ok(MambaWeights { spec: *spec, input, taps, conv_bias, select, norms, dt, a, d, out })
 }

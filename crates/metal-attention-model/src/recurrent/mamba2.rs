@@ -50,6 +50,8 @@ impl Mamba2Spec {
 /// The weights of Mamba-2.
 #[derive(Debug, Clone)]
 pub struct Mamba2Weights<L = Linear> {
+    /// The specification.
+    pub spec: Mamba2Spec,
     /// `z`, `x`, `B`, `C` and `dt`, stacked, `[input_width, n_embd]`.
     pub input: L,
     /// Taps of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
@@ -71,6 +73,7 @@ pub struct Mamba2Weights<L = Linear> {
 impl<L> Mamba2Weights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<Mamba2Weights<M>, E> {
         Ok(Mamba2Weights {
+            spec: self.spec,
             input: f(&self.input)?,
             taps: self.taps.clone(),
             conv_bias: self.conv_bias.clone(),
@@ -103,5 +106,5 @@ pub(crate) fn build<S: WeightSource>(
         None => None,
     };
     let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Presence::None)?;
-    Ok(Mamba2Weights { input, taps, conv_bias, dt_bias, a, d, norm, out })
+    Ok(Mamba2Weights { spec: *spec, input, taps, conv_bias, dt_bias, a, d, norm, out })
 }

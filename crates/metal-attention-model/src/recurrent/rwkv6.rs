@@ -62,6 +62,8 @@ impl Rwkv6Spec {
 /// The weights of RWKV-6's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv6Weights<L = Linear> {
+    /// The specification.
+    pub spec: Rwkv6Spec,
     /// `lerp_x`, `[width]`.
     pub lerp_x: Vec<f32>,
     /// `lerp_m` of `w k v r g`, `[5, width]`.
@@ -93,6 +95,7 @@ pub struct Rwkv6Weights<L = Linear> {
 impl<L> Rwkv6Weights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<Rwkv6Weights<M>, E> {
         Ok(Rwkv6Weights {
+            spec: self.spec,
             lerp_x: self.lerp_x.clone(),
             lerps: self.lerps.clone(),
             mix_down: f(&self.mix_down)?,
@@ -148,6 +151,7 @@ pub(crate) fn build<S: WeightSource>(
     let norm =
         if bonus { Some([values(source, "ln.weight", &[width])?, values(source, "ln.bias", &[width])?]) } else { None };
     Ok(Rwkv6Weights {
+        spec: *spec,
         lerp_x,
         lerps,
         mix_down,

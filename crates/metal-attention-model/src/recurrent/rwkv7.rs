@@ -66,6 +66,8 @@ impl Rwkv7Spec {
 /// The weights of RWKV-7's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv7Weights<L = Linear> {
+    /// The specification.
+    pub spec: Rwkv7Spec,
     /// Interpolation factors towards the previous token's input: of `r w k v a`, and `g` if there is a gate,
     /// `[n_mix, width]`.
     pub lerps: Vec<f32>,
@@ -106,6 +108,7 @@ impl<L> Rwkv7Weights<L> {
             None => None,
         };
         Ok(Rwkv7Weights {
+            spec: self.spec,
             lerps: self.lerps.clone(),
             receptance: f(&self.receptance)?,
             key: f(&self.key)?,
@@ -155,6 +158,7 @@ pub(crate) fn build<S: WeightSource>(
     let bonus = vector(source, "r_k.weight")?;
     let norm = if spec.norm { Some([vector(source, "ln.weight")?, vector(source, "ln.bias")?]) } else { None };
     Ok(Rwkv7Weights {
+        spec: *spec,
         lerps: lerps.unwrap_or_default(),
         receptance: source.required(&name("receptance"), [n_embd, width], Presence::None)?,
         key: source.required(&name("key"), [n_embd, width], Presence::None)?,

@@ -23,6 +23,8 @@ impl ShortConvSpec {
 /// The weights of a short convolution.
 #[derive(Debug, Clone)]
 pub struct ShortConvWeights<L = Linear> {
+    /// The specification.
+    pub spec: ShortConvSpec,
     /// The gates `b` and `c` and the input `x`, stacked, `[3 * width, n_embd]`.
     pub input: L,
     /// Taps of each channel, those of the oldest token first, `[n_tap, width]`.
@@ -33,20 +35,22 @@ pub struct ShortConvWeights<L = Linear> {
 
 impl<L> ShortConvWeights<L> {
     pub(crate) fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<ShortConvWeights<M>, E> {
-        Ok(ShortConvWeights { input: f(&self.input)?, taps: self.taps.clone(), out: f(&self.out)? })
+        Ok(ShortConvWeights { spec: self.spec, input: f(&self.input)?, taps: self.taps.clone(), out: f(&self.out)? })
     }
 }
 
 /// The weights with the name prefix `p`.
 pub(crate) fn build<S: WeightSource>(
     source: &mut S,
-    ShortConvSpec { width, n_tap }: ShortConvSpec,
+    spec: &ShortConvSpec,
     p: &str,
     n_embd: usize,
 ) -> Result<ShortConvWeights<S::Linear>, S::Error> {
+    let ShortConvSpec { width, n_tap } = *spec;
     let of_channels = source.channels(&format!("{p}shortconv.conv.weight"), n_tap, width)?;
     let taps = (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect();
     Ok(ShortConvWeights {
+        spec: *spec,
         input: source.required(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width], Presence::None)?,
         taps,
         out: source.required(&format!("{p}shortconv.out_proj"), [width, n_embd], Presence::None)?,

@@ -2,9 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, Metadata, Value};
 use metal_attention_model::{
-    Activation, AttentionSpec, Dense, FeedForward, FeedForwardWeights, KvSource, Mask, Mixer, ModelError, ModelShape,
-    ModelSpec, NormKind, NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling,
-    StateLayout, Weights,
+    Activation, AttentionSpec, Dense, FeedForward, KvSource, Mask, Mixer, ModelError, ModelShape, ModelSpec, NormKind,
+    NormOver, Positions, QkNorm, Residual, Rope, RopeFactors, RopeLayout, RopeScaling, StateLayout, Weights,
 };
 use proptest::prelude::*;
 
@@ -112,7 +111,7 @@ fn the_models_of_the_repository_have_the_documented_specs() {
     let a = attention(&s, 0);
     assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (4, 2, 64));
     let weights = Weights::load(&file, &s).unwrap();
-    let FeedForwardWeights::Dense(dense) = &weights.layers[3].feed_forward else { panic!("it has experts") };
+    let FeedForward::Dense(dense) = &weights.layers[3].feed_forward else { panic!("it has experts") };
     assert_eq!(dense.down.weight.shape(), [768, 256]);
 }
 
@@ -247,8 +246,14 @@ fn residuals_that_no_backend_implements_are_refused() {
     assert_eq!(with_state, refused("a feed-forward with a recurrent state cannot be parallel to the mixer"));
     let streams = custom("gemma3n").embedding.streams;
     assert!(streams.is_some());
-    let with_streams = parallel("llama", &|spec| spec.embedding.streams = streams);
+    let with_streams = parallel("llama", &|spec| {
+        spec.embedding.streams = streams;
+        spec.layers.iter_mut().for_each(|layer| layer.streams = streams);
+    });
     assert_eq!(with_streams, refused("several residual streams need sequential residuals"));
+    let of_one_layer = parallel("llama", &|spec| spec.layers[1].streams = streams);
+    let why = "its residual streams or its additional embedding are not those of the model";
+    assert_eq!(of_one_layer, refused(why));
 }
 
 #[test]

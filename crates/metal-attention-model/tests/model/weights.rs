@@ -2,8 +2,8 @@
 
 use metal_attention_gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
 use metal_attention_model::{
-    AttentionWeights, DenseWeights, FeedForwardWeights, LayerWeights, Linear, MixerWeights, ModelError, ModelShape,
-    ModelSpec, NormWeights, Weights,
+    AttentionWeights, DenseWeights, FeedForward, Layer, Linear, Loaded, Mixer, ModelError, ModelShape, ModelSpec,
+    NormWeights, Weights,
 };
 
 /// The shape of a small model.
@@ -38,13 +38,13 @@ fn load(shape: &ModelShape, edit: impl Fn(&mut Vec<TensorDecl>)) -> Result<Weigh
     Weights::load(&GgufFile::from_bytes(&writer.finish().unwrap()).unwrap(), &spec)
 }
 
-fn attention(layer: &LayerWeights) -> &AttentionWeights {
-    let MixerWeights::Attention(a) = &layer.mixer else { panic!("not attention") };
+fn attention(layer: &Layer<Loaded>) -> &AttentionWeights {
+    let Mixer::Attention(a) = &layer.mixer else { panic!("not attention") };
     a
 }
 
-fn dense(layer: &LayerWeights) -> &DenseWeights {
-    let FeedForwardWeights::Dense(dense) = &layer.feed_forward else { panic!("not dense") };
+fn dense(layer: &Layer<Loaded>) -> &DenseWeights {
+    let FeedForward::Dense(dense) = &layer.feed_forward else { panic!("not dense") };
     dense
 }
 
@@ -195,7 +195,7 @@ fn delta_rule_rows_are_found_in_both_layouts() {
         values.chunks_exact(linear.weight.row_len()).map(|row| row[0] as usize).collect()
     };
     let rule = |weights: &Weights| match &weights.layers[0].mixer {
-        MixerWeights::DeltaRule(rule) => rule.clone(),
+        Mixer::DeltaRule(rule) => rule.clone(),
         other => panic!("no delta rule: {other:?}"),
     };
     let range = |ranges: [std::ops::Range<usize>; 2]| ranges.into_iter().flatten().collect::<Vec<_>>();
