@@ -36,21 +36,19 @@ mod delta_rule;
 mod experts;
 mod feed_forward;
 mod latent_attention;
+mod layer;
 mod mamba;
 mod mamba2;
 mod per_layer;
-mod residual;
 mod rwkv6;
 mod rwkv7;
 mod short_conv;
 mod streams;
 mod token_shift;
 
-use metal_attention_model::{
-    BatchToken, LayerSpec, LayerTrace, LayerWeights, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormWeights,
-    PageTable, Profiler,
-};
+use metal_attention_model::{BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Profiler};
 
+use self::layer::{LayerRun, NoRowsLeft};
 use crate::activations::Q8Activations;
 use crate::kernels::elementwise::{LayerNorm, RmsNorm};
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
@@ -233,31 +231,16 @@ impl MicroBatchRun<'_> {
         let n_tokens = tokens.len() as u64;
         self.embed(&tokens);
         self.fill_rope_tables(&tokens);
-        for (i, ((layer, w), cache)) in spec.layers.iter().zip(&weights.layers).zip(caches).enumerate() {
+        for (i, (layer, cache)) in weights.layers.iter().zip(caches).enumerate() {
             let may_drop_rows = i + 1 == spec.n_layer() && trace.is_none();
-            // A feed-forward with a recurrent state (RWKV's channel mix) needs the rows of all tokens and drops them
-            // itself.
-            let drop_before_feed_forward = may_drop_rows && layer.feed_forward.state_elements() == 0;
-            self.predict_streams(w);
-            self.normalize_x_to_normed(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref());
-            self.laurel(w);
-            self.run_mixer(i, layer, w, *cache, &mut tokens, drop_before_feed_forward);
-            // The mixers other than attention needed these rows until now. After attention there are none left to drop.
-            if drop_before_feed_forward && tokens.iter().any(|t| !t.output) {
-                self.drop_rows_without_output(&mut tokens);
-            }
-            if tokens.is_empty() {
-                // No token is an output token. The layer counts all tokens of the micro-batch as progress all the same.
-                self.pool.watch().advance(n_tokens);
-                return;
-            }
-            self.finish_layer(i, layer, w, &mut tokens, may_drop_rows);
+            let mut run = LayerRun { run: &mut self, i, cache: *cache, tokens: &mut tokens, may_drop_rows };
+            let outcome = run.run_layer(layer);
             if self.pool.is_cancelled() {
                 return;
             }
+            // Without an output token, too, the layer counts all tokens of the micro-batch as progress.
             self.pool.watch().advance(n_tokens);
-            // A channel mix has dropped all rows, as no token is an output token.
-            if tokens.is_empty() {
+            if let Err(NoRowsLeft) = outcome {
                 return;
             }
             if let Some(trace) = trace.as_deref_mut() {
@@ -269,84 +252,6 @@ impl MicroBatchRun<'_> {
         }
         if !tokens.is_empty() {
             self.write_output(output);
-        }
-    }
-
-    /// Computes the mixer of layer `i` from `normed` up to `mixer_out`, the input of its output projection, and stores
-    /// keys, values and states. Attention in parallel with Mamba-2 leaves the result of Mamba-2 in
-    /// `mamba.parallel_out`. Without a mixer `mixer_out` keeps old contents, which `finish_layer` does not read.
-    ///
-    /// Where `drop_before_feed_forward` is set (in the last layer), attention drops the rows of all but the output
-    /// tokens once their keys and values are stored; where no row is left, it stops there.
-    ///
-    /// # Panics
-    ///
-    /// If the weights or the cache are not those of the layer's mixer.
-    fn run_mixer<E: CacheElement>(
-        &mut self,
-        i: usize,
-        layer: &LayerSpec,
-        layer_weights: &LayerWeights<PreparedLinear>,
-        cache: Option<&SharedKvCache<'_, E>>,
-        tokens: &mut Vec<BatchToken>,
-        drop_before_feed_forward: bool,
-    ) {
-        match (&layer.mixer, &layer_weights.mixer, cache) {
-            (Mixer::Attention(a), MixerWeights::Attention(w), Some(cache)) => {
-                self.project_and_cache(i, a, w, cache, tokens);
-                if drop_before_feed_forward {
-                    self.drop_rows_without_output(tokens);
-                }
-                if !tokens.is_empty() {
-                    self.attend(&attention::AttentionParams::new(a, w), cache, tokens);
-                    self.gate_heads(a);
-                }
-            }
-            (Mixer::LatentAttention(a), MixerWeights::LatentAttention(w), Some(cache)) => {
-                self.compress_and_cache(i, a, w, cache, tokens);
-                if drop_before_feed_forward {
-                    self.drop_rows_without_output(tokens);
-                }
-                if !tokens.is_empty() {
-                    self.attend_latent(a, w, cache, tokens);
-                }
-            }
-            (Mixer::ShortConv(conv), MixerWeights::ShortConv(w), None) => self.short_conv(i, *conv, w, tokens),
-            (Mixer::Mamba(m), MixerWeights::Mamba(w), None) => self.mamba(i, m, w, tokens),
-            (Mixer::Mamba2(m), MixerWeights::Mamba2(w), None) => self.mamba2(i, m, w, tokens),
-            (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w), Some(cache)) => {
-                // Mamba-2 writes its result to `mixer_out`, as attention does next. So the two buffers are swapped.
-                self.mamba2(i, &both.mamba2, &w.mamba2, tokens);
-                std::mem::swap(&mut self.scratch.mixer_out, &mut self.scratch.mamba.parallel_out);
-                self.project_and_cache(i, &both.attention, &w.attention, cache, tokens);
-                if drop_before_feed_forward {
-                    self.drop_rows_without_output(tokens);
-                }
-                if !tokens.is_empty() {
-                    self.attend(&attention::AttentionParams::new(&both.attention, &w.attention), cache, tokens);
-                    self.gate_heads(&both.attention);
-                }
-            }
-            (Mixer::DeltaRule(spec), MixerWeights::DeltaRule(w), None) => self.delta_rule(i, spec, w, tokens),
-            (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w), None) => self.rwkv6(i, spec, w, tokens),
-            (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w), None) => self.rwkv7(i, spec, w, tokens),
-            (Mixer::None, MixerWeights::None, None) => {}
-            (
-                Mixer::Attention(_)
-                | Mixer::LatentAttention(_)
-                | Mixer::ShortConv(_)
-                | Mixer::Mamba(_)
-                | Mixer::Mamba2(_)
-                | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
-                | Mixer::None,
-                _,
-                _,
-            ) => {
-                panic!("the weights or the cache of layer {i} are not those of its mixer")
-            }
         }
     }
 
@@ -376,8 +281,8 @@ impl MicroBatchRun<'_> {
                 add(row, &position_row);
             }
         }
-        if let (Some(norm), Some(w)) = (&spec.embedding.norm, &weights.embedding_norm) {
-            self.normalize_x(norm, w);
+        if let Some(norm) = &weights.embedding_norm {
+            self.normalize_x(norm);
         }
         self.record_time("embedding");
         self.compute_per_layer_inputs(tokens);
@@ -445,7 +350,7 @@ impl MicroBatchRun<'_> {
     /// When logits are wanted of a model without a head; batches are checked for that before.
     fn write_output(&mut self, output: MicroBatchOutput<'_>) {
         self.merge_streams();
-        self.normalize_x_to_normed(self.spec.output.norm.as_ref(), self.weights.output_norm.as_ref());
+        self.normalize_x_to_normed(self.weights.output_norm.as_ref());
         match (output, &self.weights.output, self.spec.output.head) {
             (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
             (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
@@ -484,11 +389,11 @@ impl MicroBatchRun<'_> {
     }
 
     /// `normed = norm(x)`, row by row; a copy of `x` where there is no norm.
-    fn normalize_x_to_normed(&mut self, norm: Option<&Norm>, weights: Option<&NormWeights>) {
+    fn normalize_x_to_normed(&mut self, norm: Option<&NormWeights>) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
-        match norm.zip(weights) {
-            Some(norm_and_weights) => normalize(self.pool, self.isa, norm_and_weights, &s.x, &mut s.normed),
+        match norm {
+            Some(norm) => normalize(self.pool, self.isa, norm, &s.x, &mut s.normed),
             None => s.normed.copy_from_slice(&s.x),
         }
         if norm.is_some() {
@@ -497,13 +402,13 @@ impl MicroBatchRun<'_> {
     }
 
     /// `x = norm(x)`, row by row; `normed` gets the old `x`.
-    fn normalize_x(&mut self, norm: &Norm, weights: &NormWeights) {
-        self.normalize_x_to_normed(Some(norm), Some(weights));
+    fn normalize_x(&mut self, norm: &NormWeights) {
+        self.normalize_x_to_normed(Some(norm));
         std::mem::swap(&mut self.scratch.x, &mut self.scratch.normed);
     }
 
     /// `x += scale * norm(branch_out)`; `branch_out` and `x` have the same shape. Overwrites `normed`.
-    fn add_branch_out(&mut self, norm: Option<(&Norm, &NormWeights)>, scale: f32) {
+    fn add_branch_out(&mut self, norm: Option<&NormWeights>, scale: f32) {
         let (n_embd, isa) = (self.spec.n_embd, self.isa);
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
@@ -512,8 +417,8 @@ impl MicroBatchRun<'_> {
             // SAFETY: each token owns its rows.
             let (x, normed) = unsafe { (x.slice(t * n_embd, n_embd), normed.slice(t * n_embd, n_embd)) };
             let mut addend = &branch_out[t * n_embd..][..n_embd];
-            if let Some((norm, weights)) = norm {
-                normalize_row(isa, norm.kind, norm.eps, weights, addend, normed);
+            if let Some(norm) = norm {
+                normalize_row(isa, norm, addend, normed);
                 addend = normed;
             }
             for (x, a) in x.iter_mut().zip(addend) {
@@ -588,29 +493,22 @@ enum ProductOutput {
     ReplaceBranchOut,
 }
 
-impl ProductOutput {
-    /// Where the result of a branch goes: `x`, if it is added as it is (`to_x`), otherwise `branch_out`.
-    fn of_branch(to_x: bool) -> Self {
-        if to_x { Self::AddToX } else { Self::ReplaceBranchOut }
-    }
-}
-
 /// `out = norm(x)`, in rows as long as the norm's weight (a token's row, or one layer's part of it); `x` and `out`
 /// have the same shape.
-fn normalize(pool: &ThreadPool, isa: Isa, (norm, weights): (&Norm, &NormWeights), x: &[f32], out: &mut [f32]) {
-    let n = weights.weight.len();
+fn normalize(pool: &ThreadPool, isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
+    let n = norm.weight.len();
     let out = SharedMut::new(out);
     pool.for_each_if(x.len() >= MIN_PARALLEL_ELEMENTS, x.len() / n, &|row| {
         // SAFETY: each task writes only its own row.
         let out = unsafe { out.slice(row * n, n) };
-        normalize_row(isa, norm.kind, norm.eps, weights, &x[row * n..][..n], out);
+        normalize_row(isa, norm, &x[row * n..][..n], out);
     });
 }
 
 /// `out = norm(x)` of one row; see [`NormKind`] for the formulas.
-fn normalize_row(isa: Isa, kind: NormKind, eps: f32, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
-    let (weight, bias) = (&weights.weight, weights.bias.as_deref());
-    match kind {
+fn normalize_row(isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
+    let (weight, bias, eps) = (&norm.weight, norm.bias.as_deref(), norm.eps);
+    match norm.kind {
         NormKind::Rms => {
             isa.run(RmsNorm { x, weight, eps, out });
             if let Some(bias) = bias {

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use metal_attention_gguf::Tensor;
-use metal_attention_model::{LayerWeights, Linear, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
+use metal_attention_model::{Layer, Linear, Loaded, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
 
 use crate::error::CpuError;
 use crate::kernels::matmul::WeightMatrix;
@@ -24,6 +24,9 @@ pub(crate) struct PreparedLinear {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
+/// The parts of layers as the CPU computes with them: those of the file, with matrices in the kernels' layouts.
+pub(crate) type CpuParts = Loaded<PreparedLinear>;
+
 /// The weights of a whole model.
 pub(crate) struct PreparedWeights {
     /// The token embedding table, `[n_vocab, n_embd]`, in the file.
@@ -39,7 +42,7 @@ pub(crate) struct PreparedWeights {
     /// The projections between the residual streams (Gemma 3n).
     pub(crate) streams: Option<StreamsWeights<PreparedLinear>>,
     /// The layers, first to last.
-    pub(crate) layers: Vec<LayerWeights<PreparedLinear>>,
+    pub(crate) layers: Vec<Layer<CpuParts>>,
     /// The output norm.
     pub(crate) output_norm: Option<NormWeights>,
     /// The head, `[n_vocab, n_embd]`; `None` for encoders without logits.
@@ -126,7 +129,7 @@ impl PreparedWeights {
 
     /// All matrices.
     fn matrices(&self) -> impl Iterator<Item = &WeightMatrix> {
-        let linears = self.layers.iter().flat_map(LayerWeights::linears).chain(&self.output);
+        let linears = self.layers.iter().flat_map(Layer::linears).chain(&self.output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
         linears.chain(per_layer).chain(streams).map(|linear| &linear.weight)

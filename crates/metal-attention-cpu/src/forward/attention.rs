@@ -5,7 +5,7 @@
 //! [`SPLIT`], every split is a task, and the partial results are merged (`attend`). Latent attention uses `attend`, too.
 
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm, alibi_slopes,
+    AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, alibi_slopes,
 };
 
 use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
@@ -39,7 +39,8 @@ pub(super) struct AttentionParams<'a> {
 
 impl<'a> AttentionParams<'a> {
     /// The parameters of attention with an ordinary KV cache.
-    pub(super) fn new(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
+    pub(super) fn new(w: &'a AttentionWeights<PreparedLinear>) -> Self {
+        let a = &w.spec;
         let slopes = match a.positions {
             Positions::None | Positions::Rope(_) => Vec::new(),
             Positions::Alibi { max_bias } => alibi_slopes(a.n_head, max_bias),
@@ -64,12 +65,11 @@ impl MicroBatchRun<'_> {
     pub(super) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
-        a: &AttentionSpec,
         w: &AttentionWeights<PreparedLinear>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
     ) {
-        let n_tokens = tokens.len();
+        let (a, n_tokens) = (&w.spec, tokens.len());
         let (dim, n_q) = (a.head_dim, a.n_head * a.head_dim);
         let n_kv = if a.owns_cache() { a.n_head_kv * dim } else { 0 };
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
@@ -121,7 +121,7 @@ impl MicroBatchRun<'_> {
             for (row, weights) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
                 let norm = a.qk_norm.zip(weights.as_ref());
                 if let Some((norm, weights)) = norm.filter(|(norm, _)| !norm.after_rope) {
-                    normalize_heads(isa, norm, weights, dim, row);
+                    normalize_heads(isa, norm.over, weights, dim, row);
                 }
                 if let (Positions::Rope(rope), Some(rope_table)) = (&a.positions, rope_table) {
                     let half = rope.n_rot / 2;
@@ -131,7 +131,7 @@ impl MicroBatchRun<'_> {
                     }
                 }
                 if let Some((norm, weights)) = norm.filter(|(norm, _)| norm.after_rope) {
-                    normalize_heads(isa, norm, weights, dim, row);
+                    normalize_heads(isa, norm.over, weights, dim, row);
                 }
             }
             if let Some(eps) = a.value_norm {
@@ -296,29 +296,27 @@ impl MicroBatchRun<'_> {
 }
 
 /// Normalises one token's row of queries or keys, whose heads have `dim` elements, in place.
-fn normalize_heads(isa: Isa, norm: QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
-    let QkNorm { kind, eps, over, after_rope: _ } = norm;
+fn normalize_heads(isa: Isa, over: NormOver, norm: &NormWeights, dim: usize, row: &mut [f32]) {
     match over {
         // One norm over all heads together.
         NormOver::Row => {
             let x = row.to_vec();
-            normalize_row(isa, kind, eps, weights, &x, row);
+            normalize_row(isa, norm, &x, row);
         }
         // A norm of each head, with the same weights for all.
         NormOver::Head | NormOver::Unweighted => {
             for head in row.chunks_exact_mut(dim) {
                 let x = head.to_vec();
-                normalize_row(isa, kind, eps, weights, &x, head);
+                normalize_row(isa, norm, &x, head);
             }
         }
         // A norm of each head, with weights of its own.
         NormOver::EachHead => {
             for (h, head) in row.chunks_exact_mut(dim).enumerate() {
                 let of_head = |all: &[f32]| all[h * dim..][..dim].to_vec();
-                let weights =
-                    NormWeights { weight: of_head(&weights.weight), bias: weights.bias.as_deref().map(of_head) };
+                let (weight, bias) = (of_head(&norm.weight), norm.bias.as_deref().map(of_head));
                 let x = head.to_vec();
-                normalize_row(isa, kind, eps, &weights, &x, head);
+                normalize_row(isa, &NormWeights { weight, bias, ..*norm }, &x, head);
             }
         }
     }

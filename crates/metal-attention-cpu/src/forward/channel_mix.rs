@@ -14,34 +14,25 @@ use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-/// The layer of a feed-forward.
-pub(super) struct LayerContext {
-    /// The layer's index.
-    pub(super) layer: usize,
-    /// The first element of the feed-forward's state in the layer's state, which begins with that of the mixer.
-    pub(super) state_start: usize,
-    /// Whether the rows of all but the output tokens are dropped: in the last layer, unless a trace needs them.
-    pub(super) may_drop_rows: bool,
-}
-
 // The indices of the token shift's results: inputs of the keys and of the receptances.
 const K: usize = 0;
 const R: usize = 1;
 
 impl MicroBatchRun<'_> {
-    /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the
-    /// states of the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the output tokens;
-    /// where none is left, it stops after the states.
+    /// The channel mix of `normed`, except its last product: the hidden vectors, `[n_rows, width]`, to `gate_or_hidden`.
+    /// If gated, that product is taken here, and the gated result, `[n_rows, n_embd]`, is written to `up`. Updates the
+    /// states of the tokens' sequences; `state_start` is the first element of this state in the layer's. Where
+    /// `may_drop_rows` is set (in the last layer) it reduces `tokens` and all buffers to the output tokens; where none is
+    /// left, it stops after the states.
     pub(super) fn channel_mix(
         &mut self,
-        context: &LayerContext,
-        spec: &ChannelMixSpec,
+        layer: usize,
+        state_start: usize,
         w: &ChannelMixWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        to_x: bool,
+        may_drop_rows: bool,
     ) {
-        let &ChannelMixSpec { n_embd, width, gated: _ } = spec;
-        let &LayerContext { layer, state_start, may_drop_rows } = context;
+        let ChannelMixSpec { n_embd, width, gated: _ } = w.spec;
         let state = state_start..state_start + n_embd;
         self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, outputs_only: may_drop_rows }, tokens);
         if may_drop_rows {
@@ -49,11 +40,10 @@ impl MicroBatchRun<'_> {
         }
         let n_rows = tokens.len();
         self.observe_mixed([(&w.key, K)].into_iter().chain(w.receptance.iter().map(|linear| (linear, R))), n_rows);
-        let s = &mut *self.scratch;
-        resize(&mut s.branch_out, n_rows * n_embd);
         if n_rows == 0 {
             return;
         }
+        let s = &mut *self.scratch;
         resize(&mut s.gate_or_hidden, n_rows * width);
         let rows = |mix: usize| mix * n_rows..(mix + 1) * n_rows;
         let mut products =
@@ -73,31 +63,25 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
         self.record_time("ffn_activation");
-        self.project(&w.value, ProductInput::Hidden, ProductOutput::of_branch(to_x && w.receptance.is_none()));
-        self.record_time("matmul_down");
         if w.receptance.is_some() {
-            self.gate_channels(n_embd, to_x);
+            self.project(&w.value, ProductInput::Hidden, ProductOutput::ReplaceBranchOut);
+            self.record_time("matmul_down");
+            self.gate_channels(n_embd);
         }
     }
 
-    /// `x += sigmoid(up) * branch_out` where `to_x` is set, otherwise `branch_out *= sigmoid(up)`.
-    fn gate_channels(&mut self, n_embd: usize, to_x: bool) {
+    /// `up = sigmoid(up) * branch_out`
+    fn gate_channels(&mut self, n_embd: usize) {
         let s = &mut *self.scratch;
         let n_rows = s.x.len() / n_embd;
-        let isa = self.isa;
-        let (gate, result, x) =
-            (SharedMut::new(&mut s.up), SharedMut::new(&mut s.branch_out), SharedMut::new(&mut s.x));
+        let (isa, result, gate) = (self.isa, &s.branch_out, SharedMut::new(&mut s.up));
         self.pool.for_each_if(n_rows * n_embd >= MIN_PARALLEL_ELEMENTS, n_rows, &|row| {
             let at = row * n_embd;
-            // SAFETY: each task owns its rows.
-            let (gate, result, x) = unsafe { (gate.slice(at, n_embd), result.slice(at, n_embd), x.slice(at, n_embd)) };
+            // SAFETY: each task owns its row.
+            let gate = unsafe { gate.slice(at, n_embd) };
             isa.run(ApplyNonlinearity { x: &mut *gate, nonlinearity: Nonlinearity::Sigmoid });
-            for ((x, result), gate) in x.iter_mut().zip(result).zip(gate) {
-                if to_x {
-                    *x += *gate * *result;
-                } else {
-                    *result *= *gate;
-                }
+            for (gate, result) in gate.iter_mut().zip(&result[at..][..n_embd]) {
+                *gate *= result;
             }
         });
         self.record_time("ffn_activation");

@@ -43,14 +43,9 @@ impl DeltaScratch {
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, n_values]`. Updates the states of the tokens' sequences.
-    pub(super) fn delta_rule(
-        &mut self,
-        layer: usize,
-        spec: &DeltaRuleSpec,
-        w: &DeltaRuleWeights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
-        self.project_delta_rule(spec, w, tokens.len());
+    pub(super) fn delta_rule(&mut self, layer: usize, w: &DeltaRuleWeights<PreparedLinear>, tokens: &[BatchToken]) {
+        let spec = &w.spec;
+        self.project_delta_rule(w, tokens.len());
         let (n, n_values) = (tokens.len(), spec.n_values());
         let s = &mut *self.scratch;
         let of_block = block_elements(spec);
@@ -86,7 +81,8 @@ impl MicroBatchRun<'_> {
 
     /// The projections of all `n` tokens: queries to `q`, keys to `k`, values to `v`, the output gate to `gate`, and the inputs
     /// of beta and the decay.
-    fn project_delta_rule(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
+    fn project_delta_rule(&mut self, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
+        let spec = &w.spec;
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
         self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
         match &w.before {

@@ -4,10 +4,11 @@
 //! The assignments of a micro-batch are sorted by expert, so that the weights of each chosen expert are read once (a grouped
 //! GEMM) and those of the others not at all.
 
-use metal_attention_model::{Experts, ExpertsWeights, Norm};
+use metal_attention_model::ExpertsWeights;
 
 use super::{
-    MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add, add_bias, normalize, normalize_row, resize, scale_by,
+    MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, add, add_bias, normalize, normalize_row, resize,
+    scale_by,
 };
 use crate::kernels::elementwise::{Activate, RmsNorm};
 use crate::kernels::matmul::{MatmulOp, matmul};
@@ -52,46 +53,40 @@ struct Assignment {
 }
 
 impl MicroBatchRun<'_> {
-    /// The mixture of experts of `normed`, and the shared expert; written to `branch_out`, and added to `x` where `to_x` is
-    /// set.
-    pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_x: bool) {
-        let n_embd = self.spec.n_embd;
-        let n_tokens = self.scratch.x.len() / n_embd;
-        let mut assignments = self.route(e, w, n_tokens);
+    /// The mixture of experts of `normed`, plus the shared expert, to `up`, `[n_tokens, n_embd]`. Uses `branch_out`.
+    pub(super) fn experts(&mut self, w: &ExpertsWeights<PreparedLinear>) {
+        let n_tokens = self.scratch.x.len() / self.spec.n_embd;
+        let mut assignments = self.route(w, n_tokens);
         // The sort is stable, so each token's experts are summed up in a fixed order whatever the batch contains.
         assignments.sort_by_key(|assignment| assignment.expert);
-        self.expert_input(e, w);
-        self.evaluate_experts(e, w, &assignments, n_tokens);
-        self.sum_assignments(e, w, &assignments, n_tokens);
-        if let Some([_, result, _]) = &w.expert_norms
-            && let Some(own) = &e.expert_norms
-        {
+        self.expert_input(w);
+        self.evaluate_experts(w, &assignments, n_tokens);
+        self.sum_assignments(w, &assignments, n_tokens);
+        if let Some([_, result, _]) = &w.expert_norms {
             let s = &mut *self.scratch;
             s.experts.input.resize(s.experts.sum.len(), 0.0);
-            normalize(self.pool, self.isa, (&own.result, result), &s.experts.sum, &mut s.experts.input);
+            normalize(self.pool, self.isa, result, &s.experts.sum, &mut s.experts.input);
             std::mem::swap(&mut s.experts.sum, &mut s.experts.input);
         }
         if let Some([_, up]) = &w.latent {
             self.widen_sum(up, n_tokens);
         }
-        if let (Some(shared), Some(weights)) = (&e.shared, &w.shared) {
-            self.dense(&shared.dense, weights, false);
-            self.scale_shared(e, w);
-        } else {
-            resize(&mut self.scratch.branch_out, n_tokens * n_embd);
-            self.scratch.branch_out.fill(0.0);
+        if let Some(shared) = &w.shared {
+            self.dense(shared);
+            self.project(&shared.down, ProductInput::Hidden, ProductOutput::ReplaceBranchOut);
+            self.record_time("matmul_down");
+            self.scale_shared(w);
+            let s = &mut *self.scratch;
+            add(&mut s.experts.sum, &s.branch_out);
         }
         let s = &mut *self.scratch;
-        add(&mut s.branch_out, &s.experts.sum);
-        if to_x {
-            add(&mut s.x, &s.branch_out);
-        }
+        std::mem::swap(&mut s.up, &mut s.experts.sum);
         self.record_time("experts_sum");
     }
 
     /// Chooses the experts of each token; assignments in the order of tokens, and of a token in the order of its choices.
-    fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Assignment> {
-        let n_embd = self.spec.n_embd;
+    fn route(&mut self, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Assignment> {
+        let (e, n_embd) = (&w.spec, self.spec.n_embd);
         let s = &mut *self.scratch;
         if let (Some(own), Some(factors)) = (&e.expert_norms, &w.router_scale) {
             // The router's input is rms(x) / sqrt(n_embd) * scale.
@@ -122,10 +117,10 @@ impl MicroBatchRun<'_> {
 
     /// Writes the experts' input to `experts.input` where it is not `normed`: `x` with a norm of its own, or the projection of
     /// `normed` to the experts' width.
-    fn expert_input(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
-        if let (Some(own), Some([input, _, _])) = (&e.expert_norms, &w.expert_norms) {
+    fn expert_input(&mut self, w: &ExpertsWeights<PreparedLinear>) {
+        if let Some([input, _, _]) = &w.expert_norms {
             let s = &mut *self.scratch;
-            normalize(self.pool, self.isa, (&own.input, input), &s.x, &mut s.experts.input);
+            normalize(self.pool, self.isa, input, &s.x, &mut s.experts.input);
         }
         if let Some([down, _]) = &w.latent {
             self.observe(&[down], ProductInput::Normed);
@@ -153,13 +148,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// `down(activation(gate(x)) * up(x))` of every assignment, to `experts.down`. `assignments` are sorted by expert.
-    fn evaluate_experts(
-        &mut self,
-        e: &Experts,
-        w: &ExpertsWeights<PreparedLinear>,
-        assignments: &[Assignment],
-        n_tokens: usize,
-    ) {
+    fn evaluate_experts(&mut self, w: &ExpertsWeights<PreparedLinear>, assignments: &[Assignment], n_tokens: usize) {
+        let e = &w.spec;
         let (n_in, n_ff, isa) = (e.latent.unwrap_or(self.spec.n_embd), e.expert.n_ff, self.isa);
         let runs: Vec<_> = assignments.chunk_by(|a, b| a.expert == b.expert).collect();
         let s = &mut *self.scratch;
@@ -247,13 +237,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// `experts.sum`: the weighted sum of each token's assignments.
-    fn sum_assignments(
-        &mut self,
-        e: &Experts,
-        w: &ExpertsWeights<PreparedLinear>,
-        assignments: &[Assignment],
-        n_tokens: usize,
-    ) {
+    fn sum_assignments(&mut self, w: &ExpertsWeights<PreparedLinear>, assignments: &[Assignment], n_tokens: usize) {
+        let e = &w.spec;
         let n_in = e.latent.unwrap_or(self.spec.n_embd);
         let mut of_token: Vec<Vec<usize>> = vec![Vec::with_capacity(e.n_used); n_tokens];
         for (v, assignment) in assignments.iter().enumerate() {
@@ -279,7 +264,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// Applies the gate and the norm of the shared expert to its result in `branch_out`.
-    fn scale_shared(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
+    fn scale_shared(&mut self, w: &ExpertsWeights<PreparedLinear>) {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.scratch;
         if let Some(gate) = &w.shared_gate {
@@ -289,11 +274,10 @@ impl MicroBatchRun<'_> {
                 scale_by(row, factor);
             }
         }
-        if let (Some(own), Some([_, _, shared])) = (&e.expert_norms, &w.expert_norms) {
-            let Norm { kind, eps, .. } = own.shared_result;
+        if let Some([_, _, shared]) = &w.expert_norms {
             for row in s.branch_out.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();
-                normalize_row(self.isa, kind, eps, shared, &x, row);
+                normalize_row(self.isa, shared, &x, row);
             }
         }
     }

@@ -1,50 +1,18 @@
-//! The feed-forward of a layer: which kind it is, and the dense one, `down(activation(gate(x)) * up(x))`.
+//! Dense feed-forwards, `down(activation(gate(x)) * up(x))`.
 
-use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
+use metal_attention_model::{Dense, DenseWeights};
 
-use super::channel_mix::LayerContext;
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, add_bias, resize};
+use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
 impl MicroBatchRun<'_> {
-    /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to
-    /// `branch_out`. Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces
-    /// `tokens` to the output tokens.
-    pub(super) fn feed_forward(
-        &mut self,
-        context: &LayerContext,
-        spec: &FeedForward,
-        w: &FeedForwardWeights<PreparedLinear>,
-        tokens: &mut Vec<BatchToken>,
-        to_x: bool,
-    ) -> bool {
-        match (spec, w) {
-            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_x),
-            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_x),
-            (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => {
-                self.channel_mix(context, mix, w, tokens, to_x);
-            }
-            (FeedForward::None, FeedForwardWeights::None) => return false,
-            (
-                FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
-                FeedForwardWeights::Dense(_)
-                | FeedForwardWeights::Experts(_)
-                | FeedForwardWeights::ChannelMix(_)
-                | FeedForwardWeights::None,
-            ) => {
-                panic!("the weights are those of the layers: both were made from one description")
-            }
-        }
-        true
-    }
-
-    /// `down(activation(gate(normed)) * up(normed))`, without a gate `down(activation(up(normed)))`; the result as of
-    /// [`feed_forward`](Self::feed_forward).
-    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_x: bool) {
-        let n_ff = dense.n_ff;
+    /// The hidden vectors of a dense feed-forward, `activation(gate(normed)) * up(normed)`, without a gate
+    /// `activation(up(normed))`, to `gate_or_hidden`, `[n_tokens, n_ff]`. The caller multiplies them by `down`.
+    pub(super) fn dense(&mut self, w: &DenseWeights<PreparedLinear>) {
+        let Dense { n_ff, gated: _, activation, fused: _ } = w.spec;
         // Without a gate projection the up projection is written to `gate_or_hidden`, and activated there.
         let first = w.gate.as_ref().unwrap_or(&w.up);
         let second = w.gate.as_ref().map(|_| &w.up);
@@ -64,7 +32,7 @@ impl MicroBatchRun<'_> {
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         self.record_time("matmul_gate_up");
         let s = &mut *self.scratch;
-        let (isa, activation) = (self.isa, dense.activation);
+        let isa = self.isa;
         let (gate, up) = (SharedMut::new(&mut s.gate_or_hidden), SharedMut::new(&mut s.up));
         self.pool.for_each_if(n_tokens * n_ff >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
             // SAFETY: each token owns its rows.
@@ -79,7 +47,5 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.record_time("ffn_activation");
-        self.project(&w.down, ProductInput::Hidden, ProductOutput::of_branch(to_x));
-        self.record_time("matmul_down");
     }
 }

@@ -6,7 +6,7 @@
 //! result of attention, so the cache is never expanded. `n_rot` is the number of rotated elements, `n_nope` of those that are
 //! not rotated.
 
-use metal_attention_model::{BatchToken, LatentAttentionSpec, LatentAttentionWeights, Mask, Norm, NormKind};
+use metal_attention_model::{BatchToken, LatentAttentionWeights, Mask};
 
 use super::attention::AttentionParams;
 use super::{MicroBatchRun, ProductInput, normalize, normalize_row, resize};
@@ -46,12 +46,11 @@ impl MicroBatchRun<'_> {
     pub(super) fn compress_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
-        a: &LatentAttentionSpec,
         w: &LatentAttentionWeights<PreparedLinear>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
     ) {
-        let n_tokens = tokens.len();
+        let (a, n_tokens) = (&w.spec, tokens.len());
         let (n_head, n_nope, n_rot, rank) = (a.n_head, a.n_nope, a.shared_dim, a.kv_rank);
         let (head_dim, key_dim) = (a.head_dim(), rank + n_rot);
         let all = || 0..n_tokens;
@@ -72,19 +71,11 @@ impl MicroBatchRun<'_> {
             MatmulOp { matrix: &w.kv_a.weight, rows: all(), y: &mut s.k, accumulate: false },
         ];
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-        if let Some((_, weights)) = &w.q_a {
-            let norm = Norm {
-                tensor_stem: "attn_q_a_norm",
-                has_weight: true,
-                has_bias: false,
-                kind: NormKind::Rms,
-                eps: a.eps,
-                omits_weight_suffix: false,
-            };
+        if let Some((_, norm)) = &w.q_a {
             resize(&mut s.latent.q_a_normed, s.latent.q_a.len());
-            normalize(self.pool, self.isa, (&norm, weights), &s.latent.q_a, &mut s.latent.q_a_normed);
+            normalize(self.pool, self.isa, norm, &s.latent.q_a, &mut s.latent.q_a_normed);
             if let Some(observer) = &mut self.observer {
-                let (x, n_in) = (&s.latent.q_a_normed, weights.weight.len());
+                let (x, n_in) = (&s.latent.q_a_normed, norm.weight.len());
                 observer(MatrixInput { matrix: &w.q.name, sub_matrix: None, x, n_in });
             }
             let mut products = [MatmulOp { matrix: &w.q.weight, rows: all(), y: &mut s.latent.q, accumulate: false }];
@@ -121,7 +112,7 @@ impl MicroBatchRun<'_> {
             }
             let k = &mut s.k[t * key_dim..][..key_dim];
             let compressed = k[..rank].to_vec();
-            normalize_row(self.isa, NormKind::Rms, a.eps, &w.kv_a_norm, &compressed, &mut k[..rank]);
+            normalize_row(self.isa, &w.kv_a_norm, &compressed, &mut k[..rank]);
             rotate(t, &mut k[rank..]);
             let page = self.pages.page(cache.group, token.seq, token.pos);
             // SAFETY: each token owns its lane of the cached keys and its row of the cached values.
@@ -134,11 +125,11 @@ impl MicroBatchRun<'_> {
     /// `[n_tokens, n_head, value_dim]`.
     pub(super) fn attend_latent<E: CacheElement>(
         &mut self,
-        a: &LatentAttentionSpec,
         w: &LatentAttentionWeights<PreparedLinear>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
     ) {
+        let a = &w.spec;
         let (n_head, rank, n_tokens) = (a.n_head, a.kv_rank, tokens.len());
         let params = AttentionParams {
             n_head,

@@ -4,7 +4,7 @@
 //! token's `dt`, `B` and `C`, the selective scan, and the gate. `PLaMo` 2 has one decay per head instead of one per channel.
 //! [`Convolved`] is shared with Mamba-2.
 
-use metal_attention_model::{BatchToken, MambaDecay, MambaSpec, MambaWeights, Segment};
+use metal_attention_model::{BatchToken, MambaDecay, MambaWeights, Segment};
 
 use super::{MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
@@ -122,13 +122,8 @@ impl Convolved<'_> {
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn mamba(
-        &mut self,
-        layer: usize,
-        m: &MambaSpec,
-        w: &MambaWeights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
+    pub(super) fn mamba(&mut self, layer: usize, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
+        let m = &w.spec;
         let (n_tokens, width, isa) = (tokens.len(), m.width, self.isa);
         self.observe(&[&w.input], ProductInput::Normed);
         let s = &mut *self.scratch;
@@ -150,17 +145,18 @@ impl MicroBatchRun<'_> {
         convolved.run(self.pool, isa, layer, self.states, self.pages.segments(tokens), &mut s.mamba.conv);
         self.record_time("ssm_conv");
 
-        self.select(m, w, n_tokens);
+        self.select(w, n_tokens);
         resize(&mut self.scratch.mixer_out, n_tokens * width);
         match m.decay {
-            MambaDecay::Channels => self.scan_channels(layer, m, w, tokens),
-            MambaDecay::Heads(n_head) => self.scan_heads(layer, m, w, n_head, tokens),
+            MambaDecay::Channels => self.scan_channels(layer, w, tokens),
+            MambaDecay::Heads(n_head) => self.scan_heads(layer, w, n_head, tokens),
         }
         self.record_time("ssm_scan");
     }
 
     /// Computes `dt` (without its bias), `B` and `C` of all tokens from `mamba.conv`.
-    fn select(&mut self, m: &MambaSpec, w: &MambaWeights<PreparedLinear>, n_tokens: usize) {
+    fn select(&mut self, w: &MambaWeights<PreparedLinear>, n_tokens: usize) {
+        let m = &w.spec;
         let (isa, at, rank, d_state) = (self.isa, m.selection(), m.dt_rank, m.d_state);
         let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
@@ -201,7 +197,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// The selective scan with a decay for each channel, and the gate; to `mixer_out`.
-    fn scan_channels(&mut self, layer: usize, m: &MambaSpec, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
+    fn scan_channels(&mut self, layer: usize, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
+        let m = &w.spec;
         let (width, d_state) = (m.width, m.d_state);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let s = &mut *self.scratch;
@@ -253,14 +250,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// The selective scan with a decay for each of `n_head` heads, and the gate; to `mixer_out`.
-    fn scan_heads(
-        &mut self,
-        layer: usize,
-        m: &MambaSpec,
-        w: &MambaWeights<PreparedLinear>,
-        n_head: usize,
-        tokens: &[BatchToken],
-    ) {
+    fn scan_heads(&mut self, layer: usize, w: &MambaWeights<PreparedLinear>, n_head: usize, tokens: &[BatchToken]) {
+        let m = &w.spec;
         let (width, d_state) = (m.width, m.d_state);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let s = &mut *self.scratch;

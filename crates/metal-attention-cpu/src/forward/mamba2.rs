@@ -19,14 +19,8 @@ use crate::shared::SharedMut;
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn mamba2(
-        &mut self,
-        layer: usize,
-        m: &Mamba2Spec,
-        w: &Mamba2Weights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
-        let (n_tokens, isa) = (tokens.len(), self.isa);
+    pub(super) fn mamba2(&mut self, layer: usize, w: &Mamba2Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let (m, n_tokens, isa) = (&w.spec, tokens.len(), self.isa);
         let (width, n_conv, n_in) = (m.width(), m.conv_width(), m.input_width());
         let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm } = *m;
         self.observe(&[&w.input], ProductInput::Normed);

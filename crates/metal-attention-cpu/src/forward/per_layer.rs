@@ -1,12 +1,12 @@
 //! Per-layer embeddings (Gemma 3n, Gemma 4): in addition to the token embedding, a token has a small embedding for each layer, which
 //! the layer adds to the residual stream after its feed-forward.
 
-use metal_attention_model::{Activation, BatchToken, LayerWeights, PerLayerEmbedding};
+use metal_attention_model::{Activation, BatchToken, Layer};
 
 use super::{MicroBatchRun, normalize, normalize_row, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, embedding, matmul};
-use crate::layers::PreparedLinear;
+use crate::layers::CpuParts;
 
 impl MicroBatchRun<'_> {
     /// Computes the per-layer embeddings of all layers to `per_layer`, `[n_tokens, n_layer * width]`: the mean of a normalised
@@ -15,7 +15,7 @@ impl MicroBatchRun<'_> {
     pub(super) fn compute_per_layer_inputs(&mut self, tokens: &[BatchToken]) {
         let (Some(spec), Some(w)) = (&self.spec.embedding.per_layer, &self.weights.per_layer) else { return };
         let (n_embd, n_layer) = (self.spec.n_embd, self.spec.n_layer());
-        let PerLayerEmbedding { width, proj_norm, post_norm: _ } = *spec;
+        let width = spec.width;
         let s = &mut *self.scratch;
         let len = tokens.len() * n_layer * width;
         resize(&mut s.per_layer, len);
@@ -25,7 +25,7 @@ impl MicroBatchRun<'_> {
         matmul(self.pool, self.isa, &s.x, &mut s.q8, &mut products);
         let factor = 1.0 / (n_embd as f32).sqrt();
         super::scale_by(&mut s.branch_out, factor);
-        normalize(self.pool, self.isa, (&proj_norm, &w.proj_norm), &s.branch_out, &mut s.per_layer);
+        normalize(self.pool, self.isa, &w.proj_norm, &s.branch_out, &mut s.per_layer);
         let (scale, half) = ((width as f32).sqrt(), std::f32::consts::FRAC_1_SQRT_2);
         let mut row = vec![0.0; n_layer * width];
         for (token, inputs) in tokens.iter().zip(s.per_layer.chunks_exact_mut(n_layer * width)) {
@@ -42,9 +42,9 @@ impl MicroBatchRun<'_> {
     /// With several residual streams (Gemma 3n), which are corrected already, `gate` multiplies the active stream `x` times a
     /// factor for each element, and the result is added to the inactive streams only. Nothing where the model has no per-layer
     /// embeddings.
-    pub(super) fn add_per_layer_embedding(&mut self, layer: usize, w: &LayerWeights<PreparedLinear>) {
-        let (Some(spec), Some(weights)) = (&self.spec.embedding.per_layer, &w.per_layer) else { return };
-        let (n_embd, n_layer, width) = (self.spec.n_embd, self.spec.n_layer(), spec.width);
+    pub(super) fn add_per_layer_embedding(&mut self, layer: usize, w: &Layer<CpuParts>) {
+        let Some(weights) = &w.embedding else { return };
+        let (n_embd, n_layer, width) = (self.spec.n_embd, self.spec.n_layer(), weights.spec.width);
         let s = &mut *self.scratch;
         let n_tokens = s.x.len() / n_embd;
         s.normed.clear();
@@ -71,11 +71,11 @@ impl MicroBatchRun<'_> {
         let mut products = [MatmulOp { matrix: &weights.proj.weight, rows, y: &mut s.branch_out, accumulate: false }];
         matmul(self.pool, self.isa, &s.gate_or_hidden, &mut s.q8, &mut products);
         if w.streams.is_none() {
-            self.add_branch_out(Some((&spec.post_norm, &weights.post_norm)), 1.0);
+            self.add_branch_out(Some(&weights.post_norm), 1.0);
         } else {
             for row in s.branch_out.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();
-                normalize_row(self.isa, spec.post_norm.kind, spec.post_norm.eps, &weights.post_norm, &x, row);
+                normalize_row(self.isa, &weights.post_norm, &x, row);
             }
             self.add_to_inactive_streams();
         }

@@ -3,9 +3,9 @@
 //! The token shift interpolates between a token's input and that of the token before it, for each of five *mixes*: the inputs
 //! of decay (w), keys (k), values (v), receptances (r) and gate (g). In RWKV-6 the token itself changes the interpolation,
 //! through low-rank matrices. Then come the projections and the recurrence of each head. Without a bonus the recurrence is
-//! gated linear attention. The formulas are at [`Rwkv6Spec`].
+//! gated linear attention. The formulas are at [`Rwkv6Spec`](metal_attention_model::Rwkv6Spec).
 
-use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
+use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Weights};
 
 use super::token_shift::{TokenShift, apply_nonlinearity};
 use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, add_bias, resize};
@@ -34,24 +34,19 @@ const MIXES: usize = 2;
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn rwkv6(
-        &mut self,
-        layer: usize,
-        spec: &Rwkv6Spec,
-        w: &Rwkv6Weights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
+    pub(super) fn rwkv6(&mut self, layer: usize, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let spec = &w.spec;
         let state = spec.width * spec.head_dim..spec.state_elements();
         self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, outputs_only: false }, tokens);
-        self.rwkv6_mixes(spec, w, tokens.len());
-        self.rwkv6_products(spec, w, tokens.len());
-        self.rwkv6_heads(layer, spec, w, tokens);
+        self.rwkv6_mixes(w, tokens.len());
+        self.rwkv6_products(w, tokens.len());
+        self.rwkv6_heads(layer, w, tokens);
     }
 
     /// The token shift of all five mixes, to `rwkv.mixed`, `[5, n_tokens, width]`. On entry `rwkv.mixed` contains the inputs
     /// shifted by `lerp_x`, `[n_tokens, width]`, from which the tokens' own factors are computed.
-    fn rwkv6_mixes(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
-        let (width, rank) = (spec.width, spec.mix_rank);
+    fn rwkv6_mixes(&mut self, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
+        let (width, rank) = (w.spec.width, w.spec.mix_rank);
         self.observe_mixed([(&w.mix_down, 0)], n_tokens);
         let s = &mut *self.scratch;
         // The result of the down projection, `[n_tokens, 5, rank]`, and the same as `[5, n_tokens, rank]`.
@@ -99,12 +94,13 @@ impl MicroBatchRun<'_> {
     }
 
     /// The projections of the shifted inputs: receptances to `q`, keys to `k`, values to `v`, gate and decay to `rwkv.large`.
-    fn rwkv6_products(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
+    fn rwkv6_products(&mut self, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
         let linears = [(&w.receptance, R), (&w.key, K), (&w.value, V), (&w.gate, G), (&w.decay.down, W)];
         self.observe_mixed(linears, n_tokens);
         let s = &mut *self.scratch;
         let [small, ..] = &mut s.rwkv.small;
         let gate = &mut s.rwkv.large[GATE];
+        let spec = &w.spec;
         let n_kv = spec.n_head_kv * spec.head_dim;
         let widths = [spec.width, n_kv, n_kv, spec.width, spec.decay_rank];
         let mut products = Vec::with_capacity(linears.len());
@@ -126,7 +122,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// The recurrence of each head with the elementwise steps before and after it, to `mixer_out`. A head is a task.
-    fn rwkv6_heads(&mut self, layer: usize, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
+    fn rwkv6_heads(&mut self, layer: usize, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let spec = &w.spec;
         let (width, head_dim) = (spec.width, spec.head_dim);
         let (n_kv, of_kv) = (spec.n_head_kv * head_dim, spec.n_head() / spec.n_head_kv);
         let s = &mut *self.scratch;

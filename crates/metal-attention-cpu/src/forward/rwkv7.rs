@@ -2,9 +2,9 @@
 //!
 //! The token shift interpolates between a token's input and that of the token before it, for each of six *mixes*: the inputs
 //! of receptances (r), decay (w), keys (k), values (v), learning rates (a) and gate (g). Then come the projections and the
-//! recurrence of each head. The formulas are at [`Rwkv7Spec`]. The first layer's values are kept for all other layers.
+//! recurrence of each head. The formulas are at [`Rwkv7Spec`](metal_attention_model::Rwkv7Spec). The first layer's values are kept for all other layers.
 
-use metal_attention_model::{BatchToken, NormKind, Rwkv7Spec, Rwkv7Weights};
+use metal_attention_model::{BatchToken, NormKind, Rwkv7Weights};
 
 use super::token_shift::{TokenShift, apply_nonlinearity};
 use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
@@ -31,22 +31,17 @@ const GATE: usize = 3;
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn rwkv7(
-        &mut self,
-        layer: usize,
-        spec: &Rwkv7Spec,
-        w: &Rwkv7Weights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
+    pub(super) fn rwkv7(&mut self, layer: usize, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let spec = &w.spec;
         let state = spec.width * spec.head_dim..spec.state_elements();
         self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, outputs_only: false }, tokens);
-        self.rwkv7_products(spec, w, tokens.len());
-        self.rwkv7_heads(layer, spec, w, tokens);
+        self.rwkv7_products(w, tokens.len());
+        self.rwkv7_heads(layer, w, tokens);
     }
 
     /// The projections of the shifted inputs: receptances to `q`, keys to `k`, values to `v`; decay, learning rates, the share
     /// of the first layer's values, and the gate to `rwkv.large`, through low-rank matrices.
-    fn rwkv7_products(&mut self, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, n_tokens: usize) {
+    fn rwkv7_products(&mut self, w: &Rwkv7Weights<PreparedLinear>, n_tokens: usize) {
         let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let low_rank = [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()];
         let of_low_rank =
@@ -57,7 +52,7 @@ impl MicroBatchRun<'_> {
         let s = &mut *self.scratch;
         let mut products = Vec::with_capacity(7);
         for ((linear, mix), y) in large.into_iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
-            resize(y, n_tokens * spec.width);
+            resize(y, n_tokens * w.spec.width);
             let rows = mix * n_tokens..(mix + 1) * n_tokens;
             products.push(MatmulOp { matrix: &linear.weight, rows, y, accumulate: false });
         }
@@ -77,7 +72,8 @@ impl MicroBatchRun<'_> {
     }
 
     /// The recurrence of each head with the elementwise steps before and after it, to `mixer_out`. A head is a task.
-    fn rwkv7_heads(&mut self, layer: usize, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
+    fn rwkv7_heads(&mut self, layer: usize, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let spec = &w.spec;
         let (width, head_dim) = (spec.width, spec.head_dim);
         let s = &mut *self.scratch;
         for rows in [&mut s.mixer_out, &mut s.rwkv.keys, &mut s.rwkv.first_value] {

@@ -17,13 +17,8 @@ const CHANNELS: usize = 256;
 
 impl MicroBatchRun<'_> {
     /// The input projection, both gates and the convolution of all tokens. Updates the states of their sequences.
-    pub(super) fn short_conv(
-        &mut self,
-        layer: usize,
-        ShortConvSpec { width, n_tap }: ShortConvSpec,
-        w: &ShortConvWeights<PreparedLinear>,
-        tokens: &[BatchToken],
-    ) {
+    pub(super) fn short_conv(&mut self, layer: usize, w: &ShortConvWeights<PreparedLinear>, tokens: &[BatchToken]) {
+        let ShortConvSpec { width, n_tap } = w.spec;
         self.observe(&[&w.input], ProductInput::Normed);
         let s = &mut *self.scratch;
         resize(&mut s.q, tokens.len() * 3 * width);

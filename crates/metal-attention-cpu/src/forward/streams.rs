@@ -5,7 +5,7 @@
 //! prediction. The coefficients of both come from the active stream through a small router. LAuReL: a low-rank projection of
 //! the mixer's input is added to the sum after the mixer. All functions do nothing in models with one residual stream.
 
-use metal_attention_model::{LayerStreams, LayerWeights, Norm, ResidualStreams};
+use metal_attention_model::LayerStreamsWeights;
 
 use super::{MicroBatchRun, normalize, normalize_row, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
@@ -62,12 +62,13 @@ impl MicroBatchRun<'_> {
 
     /// Predicts every stream at the beginning of a layer, `stream += sum over j of coefficient[j] * stream[j]`, and sets `x` to
     /// the active one.
-    pub(super) fn predict_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
-        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+    pub(super) fn predict_streams(&mut self, w: Option<&LayerStreamsWeights<PreparedLinear>>) {
+        let Some(w) = w else { return };
+        let spec = w.spec;
         let n = spec.n;
         let n_tokens = self.scratch.x.len() / self.spec.n_embd;
         self.scratch.x.clone_from(&self.scratch.streams.streams[spec.active]);
-        self.router_modalities(&spec, w, n_tokens);
+        self.router_modalities(w, n_tokens);
         let s = &mut *self.scratch;
         resize(&mut s.streams.coefficients, n_tokens * n * n);
         let (matrix, y) = (&w.predict.weight, &mut s.streams.coefficients);
@@ -91,8 +92,9 @@ impl MicroBatchRun<'_> {
     }
 
     /// `laurel = normed + norm(r(l(normed)))`, which [`add_laurel`](Self::add_laurel) adds after the mixer.
-    pub(super) fn laurel(&mut self, w: &LayerWeights<PreparedLinear>) {
-        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+    pub(super) fn laurel(&mut self, w: Option<&LayerStreamsWeights<PreparedLinear>>) {
+        let Some(w) = w else { return };
+        let spec = w.spec;
         let n_embd = self.spec.n_embd;
         let s = &mut *self.scratch;
         let rows = 0..s.normed.len() / n_embd;
@@ -109,10 +111,9 @@ impl MicroBatchRun<'_> {
         let (matrix, y) = (&w.laurel_r.weight, &mut s.streams.laurel);
         let mut products = [MatmulOp { matrix, rows, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
-        let Norm { kind, eps, .. } = spec.laurel_norm;
         for (row, h) in s.streams.laurel.chunks_exact_mut(n_embd).zip(s.normed.chunks_exact(n_embd)) {
             let x = row.to_vec();
-            normalize_row(self.isa, kind, eps, &w.laurel_norm, &x, row);
+            normalize_row(self.isa, &w.laurel_norm, &x, row);
             super::add(row, h);
         }
         self.record_time("laurel");
@@ -131,11 +132,12 @@ impl MicroBatchRun<'_> {
 
     /// Corrects every stream at the end of a layer, `stream += (1 + coefficient) * (x - prediction of the active stream)`, and
     /// sets `x` to the active one.
-    pub(super) fn correct_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
-        let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
+    pub(super) fn correct_streams(&mut self, w: Option<&LayerStreamsWeights<PreparedLinear>>) {
+        let Some(w) = w else { return };
+        let spec = w.spec;
         let (n, n_embd) = (spec.n, self.spec.n_embd);
         let n_tokens = self.scratch.x.len() / n_embd;
-        self.router_modalities(&spec, w, n_tokens);
+        self.router_modalities(w, n_tokens);
         let s = &mut *self.scratch;
         resize(&mut s.streams.coefficients, n_tokens * n);
         let (matrix, y) = (&w.correct.weight, &mut s.streams.coefficients);
@@ -189,13 +191,13 @@ impl MicroBatchRun<'_> {
     }
 
     /// The router: `small = tanh(W (norm(x) / n_embd))`, `[n_tokens, n]`. Overwrites `normed`.
-    fn router_modalities(&mut self, spec: &ResidualStreams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
+    fn router_modalities(&mut self, w: &LayerStreamsWeights<PreparedLinear>, n_tokens: usize) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
-        normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.normed);
+        normalize(self.pool, self.isa, &w.router_norm, &s.x, &mut s.normed);
         let factor = 1.0 / self.spec.n_embd as f32;
         super::scale_by(&mut s.normed, factor);
-        resize(&mut s.streams.small, n_tokens * spec.n);
+        resize(&mut s.streams.small, n_tokens * w.spec.n);
         let (matrix, y) = (&w.router.weight, &mut s.streams.small);
         let mut products = [MatmulOp { matrix, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
