@@ -1,24 +1,24 @@
 //! The forward pass of one micro-batch on the CPU: token embedding; per layer the mixer and the feed-forward, each with
 //! its norms and its residual join; output norm and head.
 //!
-//! [`CpuForwardPass`](crate::CpuForwardPass) cuts a batch into micro-batches and calls [`MicroBatchRun::forward`] for
-//! each. Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a
+//! [`CpuExecutor`](crate::CpuExecutor) calls [`MicroBatchRun::forward`] for each step. Inputs are token ids with their sequence and position, the KV cache and the recurrent states; the output is a
 //! row of logits or of hidden states for each output token. Each layer changes the residual stream, `x` in the formulas
 //! below, `[n_tokens, n_embd]`. All activations are row-major F32, a row for each token; matrices are multiplied by
-//! [`matmul`]. The files of `forward/` contain the parts of a layer. The calls:
+//! [`matmul`]. The files of `parts/` contain the parts of a layer. The calls:
 //!
 //! ```text
 //! forward
-//!   embed                      token embedding; also per-layer inputs (per_layer.rs) and residual streams (streams.rs)
+//!   embed                      (ends.rs) token embedding; also per-layer inputs and residual streams (streams.rs)
 //!   fill_rope_tables
 //!   for each layer:
-//!     predict_streams          (streams.rs) several residual streams only
-//!     normalize_x_to_normed    norm of the mixer's input
-//!     laurel                   (streams.rs) several residual streams only: a result that finish_layer adds to x
-//!     run_mixer                the mixer, up to the input of its output projection; stores keys, values and states
-//!     finish_layer             (residual.rs) output projection of the mixer and the feed-forward, with their norms,
-//!                              each added to x; corrects the streams, adds the per-layer embedding, applies the
-//!                              output scale
+//!     run_layer                (`LayerOps`, forward/layer.rs) mixer and feed-forward, with their norms, each joined to x
+//!       predict_streams        (streams.rs) several residual streams only
+//!       normalize_x_to_normed  norm of the mixer's input
+//!       laurel                 (streams.rs) several residual streams only
+//!       mixer                  up to the input of its output projection; stores keys, values and states
+//!       join                   the output projection, its norm and factor
+//!       ...                    the feed-forward likewise
+//!       finish                 corrects the streams, adds the per-layer embedding, applies the output scale
 //!   write_output               output norm and head
 //! ```
 //!
@@ -30,28 +30,14 @@
 //! drops their rows once it has stored these: attention before it reads the cache, other mixers at their end. A layer
 //! whose feed-forward has a recurrent state (RWKV's channel mix) drops them within the feed-forward.
 
-mod attention;
-mod channel_mix;
-mod delta_rule;
-mod experts;
-mod feed_forward;
-mod latent_attention;
 mod layer;
-mod mamba;
-mod mamba2;
-mod per_layer;
-mod rwkv6;
-mod rwkv7;
-mod short_conv;
-mod streams;
-mod token_shift;
 
 use metal_attention_model::{BatchToken, LayerOps, LayerTrace, ModelSpec, NormKind, NormWeights, PageTable, Profiler};
 
 use self::layer::{LayerRun, NoRowsLeft};
 use crate::activations::Q8Activations;
 use crate::kernels::elementwise::{LayerNorm, RmsNorm};
-use crate::kernels::matmul::{MatmulOp, embedding, matmul};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::layers::{PreparedLinear, PreparedWeights};
 use crate::observer::{MatrixInput, Observer};
@@ -62,11 +48,11 @@ use crate::state::SharedStateSlots;
 
 /// The least number of elements for which a cheap elementwise kernel is spread over the threads. With fewer, the kernel
 /// takes a few microseconds on one thread, less than waking the others.
-const MIN_PARALLEL_ELEMENTS: usize = 4096;
+pub(crate) const MIN_PARALLEL_ELEMENTS: usize = 4096;
 
 /// The least number of recurrent-state elements, summed over the tokens, for which a recurrence is spread over the
 /// threads.
-const MIN_PARALLEL_STATE_ELEMENTS: usize = 1 << 15;
+pub(crate) const MIN_PARALLEL_STATE_ELEMENTS: usize = 1 << 15;
 
 /// The activations of one micro-batch. Buffers grow to the largest micro-batch and are kept for the next one of the
 /// same model; their old contents are overwritten.
@@ -76,69 +62,69 @@ const MIN_PARALLEL_STATE_ELEMENTS: usize = 1 << 15;
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// The residual stream, `[n_tokens, n_embd]`.
-    x: Vec<f32>,
+    pub(crate) x: Vec<f32>,
     /// The normalised residual stream: the input of the mixer, then of the feed-forward, `[n_tokens, n_embd]`.
-    normed: Vec<f32>,
+    pub(crate) normed: Vec<f32>,
     /// The output of a branch, `[n_tokens, n_embd]`, if it is normalised or scaled before it joins `x`, or joins it
     /// only after the next branch is computed ([`Residual::Parallel`](metal_attention_model::Residual::Parallel)).
     /// Outputs that are added as they are go to `x` directly.
-    branch_out: Vec<f32>,
+    pub(crate) branch_out: Vec<f32>,
     /// Queries, `[n_tokens, n_head * head_dim]`; of latent attention `[n_tokens, n_head * (kv_rank + shared_dim)]`.
     /// Also the queries of the delta rule, `[n_tokens, width of all key heads]`, the receptances of RWKV, `[n_tokens,
     /// width]`, and the input projection of a short convolution, `[n_tokens, 3 * width]`.
-    q: Vec<f32>,
+    pub(crate) q: Vec<f32>,
     /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache; of latent
     /// attention the compressed rows and shared keys, `[n_tokens, kv_rank + shared_dim]`. Also the keys of RWKV and of
     /// the delta rule, as wide as their queries.
-    k: Vec<f32>,
+    pub(crate) k: Vec<f32>,
     /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the
     /// values of RWKV, `[n_tokens, width]`, and of the delta rule, `[n_tokens, width of all value heads]`.
-    v: Vec<f32>,
+    pub(crate) v: Vec<f32>,
     /// The query projection of attention with an output gate: of each head the query, then its gate,
     /// `[n_tokens, n_head * 2 * head_dim]`.
-    q_and_gate: Vec<f32>,
+    pub(crate) q_and_gate: Vec<f32>,
     /// The output of every kind of mixer before its output projection; for attention `[n_tokens, n_head * head_dim]`.
-    mixer_out: Vec<f32>,
+    pub(crate) mixer_out: Vec<f32>,
     /// The gate projection of a feed-forward, in whose place its activated hidden vector is written,
     /// `[n_tokens, n_ff]`; of experts a row for each token and chosen expert. The same of a channel mix, whose gate
     /// projection is called key, and of a per-layer embedding, `[n_tokens, width]`. Also the output gate of the delta
     /// rule, as wide as its values.
-    gate_or_hidden: Vec<f32>,
+    pub(crate) gate_or_hidden: Vec<f32>,
     /// The up projection of a feed-forward, in the shape of `gate_or_hidden`; also the receptances of a channel mix,
     /// `[n_tokens, n_embd]`.
-    up: Vec<f32>,
+    pub(crate) up: Vec<f32>,
     /// The input of the current product, quantised to 8 bits in blocks of 32 (see [`Q8Activations`]).
-    q8: Q8Activations,
+    pub(crate) q8: Q8Activations,
     /// The RoPE cos/sin tables of the micro-batch, one for each different rotation of the model.
-    rope_tables: Vec<RopeTable>,
+    pub(crate) rope_tables: Vec<RopeTable>,
     /// Partial results of split-KV attention, before they are merged: of each query head of the tokens that are
     /// evaluated at a time, `[n_splits, value_dim]`, with rows padded to whole vectors.
-    partial: Vec<f32>,
+    pub(crate) partial: Vec<f32>,
     /// Of each row of `partial` the highest score, and the sum of `exp(score - highest)`.
-    max_sum: Vec<[f32; 2]>,
+    pub(crate) max_sum: Vec<[f32; 2]>,
     /// Buffers of a mixture of experts.
-    experts: experts::ExpertScratch,
+    pub(crate) experts: crate::parts::experts::ExpertScratch,
     /// Buffers of latent attention.
-    latent: latent_attention::LatentScratch,
+    pub(crate) latent: crate::parts::latent_attention::LatentScratch,
     /// The per-layer embeddings of each token (Gemma 3n, Gemma 4), `[n_tokens, n_layer * width]`.
-    per_layer: Vec<f32>,
+    pub(crate) per_layer: Vec<f32>,
     /// The residual streams of AltUp (Gemma 3n).
-    streams: streams::StreamScratch,
+    pub(crate) streams: crate::parts::streams::StreamScratch,
     /// Buffers of the delta rule.
-    delta: delta_rule::DeltaScratch,
+    pub(crate) delta: crate::parts::delta_rule::DeltaScratch,
     /// Buffers of Mamba and Mamba-2.
-    mamba: mamba::MambaScratch,
+    pub(crate) mamba: crate::parts::mamba::MambaScratch,
     /// Buffers of RWKV.
-    rwkv: token_shift::RwkvScratch,
+    pub(crate) rwkv: crate::parts::rwkv::RwkvScratch,
 }
 
 /// The RoPE cos/sin table of one rotation: a row for each token of the micro-batch, at the token's position.
 #[derive(Default)]
-struct RopeTable {
+pub(crate) struct RopeTable {
     /// Cosines, `[n_tokens, n_rot / 2]`, times the rotation's magnitude.
-    cos: Vec<f32>,
+    pub(crate) cos: Vec<f32>,
     /// Sines, `[n_tokens, n_rot / 2]`, times the rotation's magnitude.
-    sin: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
 }
 
 impl Scratch {
@@ -256,56 +242,9 @@ impl MicroBatchRun<'_> {
     }
 
     /// Records the time since the end of the previous interval of the profiler as the time of `kernel`.
-    fn record_time(&mut self, kernel: &'static str) {
+    pub(crate) fn record_time(&mut self, kernel: &'static str) {
         if let Some(profiler) = &mut self.profiler {
             profiler.lap(kernel);
-        }
-    }
-
-    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the
-    /// per-layer embeddings and the other residual streams, in models that have them.
-    fn embed(&mut self, tokens: &[BatchToken]) {
-        let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
-        let mut position_row = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
-        resize(&mut self.scratch.x, tokens.len() * n_embd);
-        for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
-            embedding(&weights.token_embd, token.id as usize, row);
-            if spec.embedding.scale != 1.0 {
-                scale_by(row, spec.embedding.scale);
-            }
-            if let Some(token_type) = &weights.token_type {
-                add(row, token_type);
-            }
-            if let Some(table) = &weights.positions {
-                embedding(table, token.pos, &mut position_row);
-                add(row, &position_row);
-            }
-        }
-        if let Some(norm) = &weights.embedding_norm {
-            self.normalize_x(norm);
-        }
-        self.record_time("embedding");
-        self.compute_per_layer_inputs(tokens);
-        self.init_streams();
-    }
-
-    /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.
-    fn fill_rope_tables(&mut self, tokens: &[BatchToken]) {
-        self.scratch.rope_tables.resize_with(self.weights.rotations.len(), RopeTable::default);
-        for (table, rotation) in self.scratch.rope_tables.iter_mut().zip(&self.weights.rotations) {
-            table.cos.clear();
-            table.sin.clear();
-            for token in tokens {
-                for f in &rotation.frequencies {
-                    // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
-                    let (sin, cos) = (token.pos as f64 * f).sin_cos();
-                    table.cos.push((cos * rotation.magnitude) as f32);
-                    table.sin.push((sin * rotation.magnitude) as f32);
-                }
-            }
-        }
-        if !self.weights.rotations.is_empty() {
-            self.record_time("rope_table");
         }
     }
 
@@ -315,7 +254,7 @@ impl MicroBatchRun<'_> {
     ///
     /// A buffer whose contents are still needed has a row for each token. Another one may hold rows of an earlier
     /// micro-batch, of any number; truncating it is harmless, as it is overwritten before it is read.
-    fn drop_rows_without_output(&mut self, tokens: &mut Vec<BatchToken>) {
+    pub(crate) fn drop_rows_without_output(&mut self, tokens: &mut Vec<BatchToken>) {
         debug_assert!(!tokens.is_empty());
         let s = &mut *self.scratch;
         let n_streams = self.spec.embedding.streams.map_or(0, |streams| streams.n);
@@ -342,45 +281,8 @@ impl MicroBatchRun<'_> {
         tokens.retain(|t| t.output);
     }
 
-    /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
-    /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
-    ///
-    /// # Panics
-    ///
-    /// When logits are wanted of a model without a head; batches are checked for that before.
-    fn write_output(&mut self, output: MicroBatchOutput<'_>) {
-        self.merge_streams();
-        self.normalize_x_to_normed(self.weights.output_norm.as_ref());
-        match (output, &self.weights.output, self.spec.output.head) {
-            (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
-            (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
-                self.observe(&[linear], ProductInput::Normed);
-                let s = &mut *self.scratch;
-                let token_rows = 0..s.normed.len() / self.spec.n_embd;
-                let mut products =
-                    [MatmulOp { matrix: &linear.weight, rows: token_rows, y: logits, accumulate: false }];
-                matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
-                for row in logits.chunks_exact_mut(self.spec.n_vocab) {
-                    add_bias(row, linear);
-                    if head.scale != 1.0 {
-                        scale_by(row, head.scale);
-                    }
-                    if let Some(cap) = head.soft_cap {
-                        for x in row.iter_mut() {
-                            *x = cap * (*x / cap).tanh();
-                        }
-                    }
-                }
-                self.record_time("matmul_output");
-            }
-            (MicroBatchOutput::Logits(_), _, _) => {
-                panic!("logits were asked of a model without an output head")
-            }
-        }
-    }
-
     /// Reports to the observer that each matrix of `linears` is multiplied by `input`.
-    fn observe(&mut self, linears: &[&PreparedLinear], input: ProductInput) {
+    pub(crate) fn observe(&mut self, linears: &[&PreparedLinear], input: ProductInput) {
         let Some(observer) = &mut self.observer else { return };
         let x = input.buffer(self.scratch);
         for linear in linears {
@@ -389,7 +291,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// `normed = norm(x)`, row by row; a copy of `x` where there is no norm.
-    fn normalize_x_to_normed(&mut self, norm: Option<&NormWeights>) {
+    pub(crate) fn normalize_x_to_normed(&mut self, norm: Option<&NormWeights>) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
         match norm {
@@ -402,13 +304,13 @@ impl MicroBatchRun<'_> {
     }
 
     /// `x = norm(x)`, row by row; `normed` gets the old `x`.
-    fn normalize_x(&mut self, norm: &NormWeights) {
+    pub(crate) fn normalize_x(&mut self, norm: &NormWeights) {
         self.normalize_x_to_normed(Some(norm));
         std::mem::swap(&mut self.scratch.x, &mut self.scratch.normed);
     }
 
     /// `x += scale * norm(branch_out)`; `branch_out` and `x` have the same shape. Overwrites `normed`.
-    fn add_branch_out(&mut self, norm: Option<&NormWeights>, scale: f32) {
+    pub(crate) fn add_branch_out(&mut self, norm: Option<&NormWeights>, scale: f32) {
         let (n_embd, isa) = (self.spec.n_embd, self.isa);
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
@@ -430,7 +332,7 @@ impl MicroBatchRun<'_> {
 
     /// `W * input + b`, to `output`. `linear` is `[n_embd, n_in]`, the input `[n_tokens, n_in]`, with the `n_tokens` of
     /// `x`. Passes the input to the observer; the caller records the time.
-    fn project(&mut self, linear: &PreparedLinear, input: ProductInput, output: ProductOutput) {
+    pub(crate) fn project(&mut self, linear: &PreparedLinear, input: ProductInput, output: ProductOutput) {
         self.observe(&[linear], input);
         let s = &mut *self.scratch;
         let n_embd = self.spec.n_embd;
@@ -459,7 +361,7 @@ impl MicroBatchRun<'_> {
 
 /// The scratch buffer that a matrix is multiplied by.
 #[derive(Clone, Copy)]
-enum ProductInput {
+pub(crate) enum ProductInput {
     /// [`Scratch::normed`].
     Normed,
     /// [`Scratch::mixer_out`].
@@ -472,7 +374,7 @@ enum ProductInput {
 
 impl ProductInput {
     /// The buffer in `scratch`.
-    fn buffer(self, scratch: &Scratch) -> &[f32] {
+    pub(crate) fn buffer(self, scratch: &Scratch) -> &[f32] {
         match self {
             Self::Normed => &scratch.normed,
             Self::MixerOut => &scratch.mixer_out,
@@ -484,7 +386,7 @@ impl ProductInput {
 
 /// Where the result `[n_tokens, n_embd]` of a product goes, [`Scratch::x`] or [`Scratch::branch_out`].
 #[derive(Clone, Copy)]
-enum ProductOutput {
+pub(crate) enum ProductOutput {
     /// It is added to `x`.
     AddToX,
     /// It is added to `branch_out`, which has its shape already.
@@ -495,7 +397,7 @@ enum ProductOutput {
 
 /// `out = norm(x)`, in rows as long as the norm's weight (a token's row, or one layer's part of it); `x` and `out`
 /// have the same shape.
-fn normalize(pool: &ThreadPool, isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
+pub(crate) fn normalize(pool: &ThreadPool, isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
     let n = norm.weight.len();
     let out = SharedMut::new(out);
     pool.for_each_if(x.len() >= MIN_PARALLEL_ELEMENTS, x.len() / n, &|row| {
@@ -506,7 +408,7 @@ fn normalize(pool: &ThreadPool, isa: Isa, norm: &NormWeights, x: &[f32], out: &m
 }
 
 /// `out = norm(x)` of one row; see [`NormKind`] for the formulas.
-fn normalize_row(isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
+pub(crate) fn normalize_row(isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
     let (weight, bias, eps) = (&norm.weight, norm.bias.as_deref(), norm.eps);
     match norm.kind {
         NormKind::Rms => {
@@ -520,21 +422,21 @@ fn normalize_row(isa: Isa, norm: &NormWeights, x: &[f32], out: &mut [f32]) {
 }
 
 /// Adds the bias of `linear`, where it has one.
-fn add_bias(row: &mut [f32], linear: &PreparedLinear) {
+pub(crate) fn add_bias(row: &mut [f32], linear: &PreparedLinear) {
     if let Some(bias) = &linear.bias {
         add(row, bias);
     }
 }
 
 /// `row += addend`
-fn add(row: &mut [f32], addend: &[f32]) {
+pub(crate) fn add(row: &mut [f32], addend: &[f32]) {
     for (x, a) in row.iter_mut().zip(addend) {
         *x += a;
     }
 }
 
 /// `row *= factor`
-fn scale_by(row: &mut [f32], factor: f32) {
+pub(crate) fn scale_by(row: &mut [f32], factor: f32) {
     for x in row {
         *x *= factor;
     }
@@ -542,6 +444,6 @@ fn scale_by(row: &mut [f32], factor: f32) {
 
 /// Sets the length of a scratch buffer. Old elements keep their values, new ones are 0: the caller must overwrite all,
 /// unless it accumulates into them.
-fn resize(v: &mut Vec<f32>, len: usize) {
+pub(crate) fn resize(v: &mut Vec<f32>, len: usize) {
     v.resize(len, 0.0);
 }

@@ -5,7 +5,8 @@
 //! repacked once when they are loaded, and multiplied by activations quantised to 8 bits; with [`CpuOptions::exact`] they stay
 //! in the mapped file and activations stay F32.
 //!
-//! The path of a step: `executor` (set-up, memory), `forward` (layers), `kernels` (products, attention,
+//! The path of a step: `executor` (set-up, memory), `forward` (the order of a micro-batch and of a layer), `parts` (a file for
+//! each part of a model), `kernels` (products, attention,
 //! recurrences, elementwise steps) on `simd` (vectors), spread over the threads of `pool`.
 
 mod activations;
@@ -20,6 +21,7 @@ mod layers;
 mod memory;
 mod observer;
 mod packed;
+mod parts;
 mod pool;
 mod sequence_parallel;
 mod shared;

@@ -5,10 +5,10 @@
 
 use metal_attention_model::{BatchToken, FeedForward, Layer, LayerOps, Mixer, NormWeights};
 
-use super::attention::AttentionParams;
 use super::{MicroBatchRun, ProductInput, ProductOutput, scale_by};
 use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::layers::{CpuParts, PreparedLinear};
+use crate::parts::attention::AttentionParams;
 
 /// Why a layer with attention has a cache.
 const CACHE: &str = "the caches are made for the mixers of the layers";

@@ -2,7 +2,7 @@
 
 use metal_attention_model::{Dense, DenseWeights};
 
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
@@ -11,7 +11,7 @@ use crate::shared::SharedMut;
 impl MicroBatchRun<'_> {
     /// The hidden vectors of a dense feed-forward, `activation(gate(normed)) * up(normed)`, without a gate
     /// `activation(up(normed))`, to `gate_or_hidden`, `[n_tokens, n_ff]`. The caller multiplies them by `down`.
-    pub(super) fn dense(&mut self, w: &DenseWeights<PreparedLinear>) {
+    pub(crate) fn dense(&mut self, w: &DenseWeights<PreparedLinear>) {
         let Dense { n_ff, gated: _, activation, fused: _ } = w.spec;
         // Without a gate projection the up projection is written to `gate_or_hidden`, and activated there.
         let first = w.gate.as_ref().unwrap_or(&w.up);

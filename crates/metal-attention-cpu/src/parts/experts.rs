@@ -6,7 +6,7 @@
 
 use metal_attention_model::ExpertsWeights;
 
-use super::{
+use crate::forward::{
     MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, add, add_bias, normalize, normalize_row, resize,
     scale_by,
 };
@@ -19,7 +19,7 @@ use crate::shared::SharedMut;
 /// Buffers of a mixture of experts. The experts' width is `n_embd`, or `latent` where the model projects their input to
 /// fewer elements.
 #[derive(Default)]
-pub(super) struct ExpertScratch {
+pub(crate) struct ExpertScratch {
     /// The router's products, `[n_tokens, n_expert]`.
     scores: Vec<f32>,
     /// The input of the router, then of the experts, where that is not `normed`, `[n_tokens, n_embd]` or `[n_tokens, width]`;
@@ -35,7 +35,7 @@ pub(super) struct ExpertScratch {
 
 impl ExpertScratch {
     /// Bytes of all buffers.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let all = [&self.scores, &self.input, &self.sorted, &self.down, &self.sum];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
@@ -54,7 +54,7 @@ struct Assignment {
 
 impl MicroBatchRun<'_> {
     /// The mixture of experts of `normed`, plus the shared expert, to `up`, `[n_tokens, n_embd]`. Uses `branch_out`.
-    pub(super) fn experts(&mut self, w: &ExpertsWeights<PreparedLinear>) {
+    pub(crate) fn experts(&mut self, w: &ExpertsWeights<PreparedLinear>) {
         let n_tokens = self.scratch.x.len() / self.spec.n_embd;
         let mut assignments = self.route(w, n_tokens);
         // The sort is stable, so each token's experts are summed up in a fixed order whatever the batch contains.

@@ -7,8 +7,8 @@
 
 use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Weights};
 
-use super::token_shift::{TokenShift, apply_nonlinearity};
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, add_bias, resize};
+use super::{TokenShift, apply_nonlinearity};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, add_bias, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv6::Rwkv6;
@@ -34,7 +34,7 @@ const MIXES: usize = 2;
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn rwkv6(&mut self, layer: usize, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
+    pub(crate) fn rwkv6(&mut self, layer: usize, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
         let spec = &w.spec;
         let state = spec.width * spec.head_dim..spec.state_elements();
         self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, outputs_only: false }, tokens);

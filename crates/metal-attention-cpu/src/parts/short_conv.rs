@@ -5,7 +5,7 @@
 
 use metal_attention_model::{BatchToken, ShortConvSpec, ShortConvWeights};
 
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::StridedRowsMut;
 use crate::kernels::recurrent::short_conv::ShortConv;
@@ -17,7 +17,7 @@ const CHANNELS: usize = 256;
 
 impl MicroBatchRun<'_> {
     /// The input projection, both gates and the convolution of all tokens. Updates the states of their sequences.
-    pub(super) fn short_conv(&mut self, layer: usize, w: &ShortConvWeights<PreparedLinear>, tokens: &[BatchToken]) {
+    pub(crate) fn short_conv(&mut self, layer: usize, w: &ShortConvWeights<PreparedLinear>, tokens: &[BatchToken]) {
         let ShortConvSpec { width, n_tap } = w.spec;
         self.observe(&[&w.input], ProductInput::Normed);
         let s = &mut *self.scratch;

@@ -6,8 +6,8 @@
 
 use metal_attention_model::{Activation, BatchToken, ChannelMixSpec, ChannelMixWeights};
 
-use super::token_shift::TokenShift;
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, resize};
+use super::TokenShift;
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, ProductOutput, resize};
 use crate::kernels::elementwise::Activate;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity};
@@ -24,7 +24,7 @@ impl MicroBatchRun<'_> {
     /// states of the tokens' sequences; `state_start` is the first element of this state in the layer's. Where
     /// `may_drop_rows` is set (in the last layer) it reduces `tokens` and all buffers to the output tokens; where none is
     /// left, it stops after the states.
-    pub(super) fn channel_mix(
+    pub(crate) fn channel_mix(
         &mut self,
         layer: usize,
         state_start: usize,

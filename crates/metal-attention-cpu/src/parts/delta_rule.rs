@@ -6,7 +6,7 @@
 
 use metal_attention_model::{BatchToken, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
-use super::{MicroBatchRun, ProductInput, resize};
+use crate::forward::{MicroBatchRun, ProductInput, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
@@ -22,7 +22,7 @@ const BLOCK: usize = 16;
 
 /// Buffers of the delta rule.
 #[derive(Default)]
-pub(super) struct DeltaScratch {
+pub(crate) struct DeltaScratch {
     /// The projection that beta is the sigmoid of, `[n_tokens, n_head_v]`.
     beta: Vec<f32>,
     /// The projection that the decay is computed from, `[n_tokens, n_decays]`.
@@ -36,14 +36,14 @@ pub(super) struct DeltaScratch {
 
 impl DeltaScratch {
     /// Bytes of all buffers.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         [&self.beta, &self.decay, &self.before, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, n_values]`. Updates the states of the tokens' sequences.
-    pub(super) fn delta_rule(&mut self, layer: usize, w: &DeltaRuleWeights<PreparedLinear>, tokens: &[BatchToken]) {
+    pub(crate) fn delta_rule(&mut self, layer: usize, w: &DeltaRuleWeights<PreparedLinear>, tokens: &[BatchToken]) {
         let spec = &w.spec;
         self.project_delta_rule(w, tokens.len());
         let (n, n_values) = (tokens.len(), spec.n_values());
@@ -65,7 +65,7 @@ impl MicroBatchRun<'_> {
         self.pool.for_each(spec.n_head_k, &|head| {
             // SAFETY: each task has a work area of its own.
             let block = unsafe { blocks.slice(head * of_block, of_block) };
-            let mut task = KeyHeadTask { isa: self.isa, spec, w, inputs, head, block, out: &out };
+            let mut task = KeyHeadTask { isa: self.isa, w, inputs, head, block, out: &out };
             let mut first = 0;
             for segment in segments {
                 // SAFETY: only this task accesses the state of this key head and its value heads, and the
@@ -158,7 +158,6 @@ struct ProjectedInputs<'a> {
 /// The work of one task: a key head with the value heads that read it, for all tokens.
 struct KeyHeadTask<'a, 'b> {
     isa: crate::simd::Isa,
-    spec: &'a DeltaRuleSpec,
     w: &'a DeltaRuleWeights<PreparedLinear>,
     inputs: ProjectedInputs<'a>,
     /// The key head.
@@ -173,7 +172,7 @@ impl KeyHeadTask<'_, '_> {
     /// Computes tokens `first..first + n`, consecutive ones of one sequence. The state before them is `before` or, where that
     /// is `None`, in `after`; the state after them is written to `after`.
     fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
-        let spec = self.spec;
+        let spec = &self.w.spec;
         let of_matrix = spec.key_dim * spec.value_dim;
         let n_matrices = spec.n_shared() * of_matrix;
         let (inputs, matrices) = after.split_at_mut(after.len() - n_matrices);
@@ -196,15 +195,15 @@ impl KeyHeadTask<'_, '_> {
     /// The queries and keys of a block: convolution, L2 norm, and the scale `1 / sqrt(key_dim)` of the queries.
     /// `state`: the convolution's last inputs, updated.
     fn convolve_keys(&mut self, first: usize, count: usize, state: &mut [f32]) {
-        let DeltaRuleSpec { key_dim, n_tap, eps, .. } = *self.spec;
-        let (channel, n_keys) = (self.head * key_dim, self.spec.n_keys());
+        let DeltaRuleSpec { key_dim, n_tap, eps, .. } = self.w.spec;
+        let (channel, n_keys) = (self.head * key_dim, self.w.spec.n_keys());
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let k = &mut rest[..BLOCK * key_dim];
         let (of_q, of_k) = state.split_at_mut((n_tap - 1) * key_dim);
         let queries = ConvChannels { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
         let keys = ConvChannels { x: self.inputs.k, tap: n_keys + channel, ..queries };
-        convolve(self.isa, self.spec, self.w, &queries, first, count, of_q, q);
-        convolve(self.isa, self.spec, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
+        convolve(self.isa, self.w, &queries, first, count, of_q, q);
+        convolve(self.isa, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
         let scale = 1.0 / (key_dim as f32).sqrt();
         for (rows, scale) in [(q, scale), (k, 1.0)] {
             for x in rows.chunks_exact_mut(key_dim).take(count) {
@@ -225,8 +224,9 @@ impl KeyHeadTask<'_, '_> {
         before: Option<&[f32]>,
         matrix: &mut [f32],
     ) {
-        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_k, n_head_v, eps, .. } = *self.spec;
-        let (head, n_values, n_decay) = (self.spec.value_head(self.head, i), self.spec.n_values(), n_decay(self.spec));
+        let DeltaRuleSpec { key_dim, value_dim, n_tap, n_head_k, n_head_v, eps, .. } = self.w.spec;
+        let (head, n_values, n_decay) =
+            (self.w.spec.value_head(self.head, i), self.w.spec.n_values(), n_decay(&self.w.spec));
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let (k, rest) = rest.split_at_mut(BLOCK * key_dim);
         let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
@@ -236,12 +236,12 @@ impl KeyHeadTask<'_, '_> {
             x: self.inputs.v,
             width: n_values,
             channel,
-            tap: 2 * self.spec.n_keys() + channel,
+            tap: 2 * self.w.spec.n_keys() + channel,
             dim: value_dim,
         };
         let of_values = (n_tap - 1) * value_dim;
         let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
-        convolve(self.isa, self.spec, self.w, &values, first, count, of_v, v);
+        convolve(self.isa, self.w, &values, first, count, of_v, v);
         for (t, beta) in betas[..count].iter_mut().enumerate() {
             *beta = 1.0 / (1.0 + (-self.inputs.beta[(first + t) * n_head_v + head]).exp());
         }
@@ -260,10 +260,10 @@ impl KeyHeadTask<'_, '_> {
         let decay = rows(decays, count, n_decay);
         // A hint for prefetching: the next value head's matrix follows at this distance. Where it belongs to the next key head,
         // the inputs of a convolution lie between; they are few, so most of the prefetched lines are still the right ones.
-        let more = self.head + 1 < n_head_k || i + 1 < self.spec.n_shared();
+        let more = self.head + 1 < n_head_k || i + 1 < self.w.spec.n_shared();
         let next = more.then_some(key_dim * value_dim);
         run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, next, state, out: result });
-        let kind = match self.spec.gates {
+        let kind = match self.w.spec.gates {
             DeltaGates::OfHeads { paired: _ } => Gate::Silu,
             DeltaGates::OfChannels { rank: _ } => Gate::Sigmoid,
         };
@@ -298,10 +298,8 @@ struct ConvChannels<'a> {
 
 /// The convolution with SiLU of tokens `first..first + count`, to `out`, `[count, dim]`. `state`: the last inputs before these
 /// tokens, `[n_tap - 1, dim]`, updated.
-#[expect(clippy::too_many_arguments)]
 fn convolve(
     isa: crate::simd::Isa,
-    spec: &DeltaRuleSpec,
     w: &DeltaRuleWeights<PreparedLinear>,
     &ConvChannels { x, width, channel, tap, dim }: &ConvChannels<'_>,
     first: usize,
@@ -311,10 +309,10 @@ fn convolve(
 ) {
     isa.run(Convolution {
         x: StridedRows::new(&x[first * width + channel..], count, dim, width),
-        weights: StridedRows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
+        weights: StridedRows::new(&w.taps[tap..], w.spec.n_tap, dim, w.spec.n_channels()),
         bias: None,
         silu: true,
-        state: StridedRowsMut::new(state, spec.n_tap - 1, dim, dim),
+        state: StridedRowsMut::new(state, w.spec.n_tap - 1, dim, dim),
         out: StridedRowsMut::new(out, count, dim, dim),
     });
 }

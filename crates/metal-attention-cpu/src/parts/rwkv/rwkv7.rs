@@ -6,8 +6,8 @@
 
 use metal_attention_model::{BatchToken, NormKind, Rwkv7Weights};
 
-use super::token_shift::{TokenShift, apply_nonlinearity};
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
+use super::{TokenShift, apply_nonlinearity};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv7::Rwkv7;
@@ -31,7 +31,7 @@ const GATE: usize = 3;
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn rwkv7(&mut self, layer: usize, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
+    pub(crate) fn rwkv7(&mut self, layer: usize, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
         let spec = &w.spec;
         let state = spec.width * spec.head_dim..spec.state_elements();
         self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, outputs_only: false }, tokens);

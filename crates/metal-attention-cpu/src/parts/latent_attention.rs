@@ -9,7 +9,7 @@
 use metal_attention_model::{BatchToken, LatentAttentionWeights, Mask};
 
 use super::attention::AttentionParams;
-use super::{MicroBatchRun, ProductInput, normalize, normalize_row, resize};
+use crate::forward::{MicroBatchRun, ProductInput, normalize, normalize_row, resize, scale_by};
 use crate::kernels::elementwise::rope_apply;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kv_cache::{CacheElement, SharedKvCache, StoreKeyValue};
@@ -18,7 +18,7 @@ use crate::observer::MatrixInput;
 
 /// Buffers of latent attention.
 #[derive(Default)]
-pub(super) struct LatentScratch {
+pub(crate) struct LatentScratch {
     /// Compressed queries, `[n_tokens, q_rank]`.
     q_a: Vec<f32>,
     /// Compressed queries after their norm, `[n_tokens, q_rank]`.
@@ -34,7 +34,7 @@ pub(super) struct LatentScratch {
 
 impl LatentScratch {
     /// Bytes of all buffers.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let all = [&self.q_a, &self.q_a_normed, &self.q, &self.by_head, &self.expanded];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
@@ -43,7 +43,7 @@ impl LatentScratch {
 impl MicroBatchRun<'_> {
     /// Computes the queries of all tokens to `q`, `[n_tokens, n_head, kv_rank + n_rot]`, and stores their compressed rows in
     /// `cache`.
-    pub(super) fn compress_and_cache<E: CacheElement>(
+    pub(crate) fn compress_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
         w: &LatentAttentionWeights<PreparedLinear>,
@@ -108,7 +108,7 @@ impl MicroBatchRun<'_> {
                 q[..rank].copy_from_slice(&s.latent.expanded[(h * n_tokens + t) * rank..][..rank]);
                 q[rank..].copy_from_slice(&s.latent.q[(t * n_head + h) * head_dim + n_nope..][..n_rot]);
                 rotate(t, &mut q[rank..]);
-                super::scale_by(q, scale);
+                scale_by(q, scale);
             }
             let k = &mut s.k[t * key_dim..][..key_dim];
             let compressed = k[..rank].to_vec();
@@ -123,7 +123,7 @@ impl MicroBatchRun<'_> {
 
     /// Attention of the queries `q` over the compressed rows, and the up projection of its result, to `mixer_out`,
     /// `[n_tokens, n_head, value_dim]`.
-    pub(super) fn attend_latent<E: CacheElement>(
+    pub(crate) fn attend_latent<E: CacheElement>(
         &mut self,
         w: &LatentAttentionWeights<PreparedLinear>,
         cache: &SharedKvCache<'_, E>,

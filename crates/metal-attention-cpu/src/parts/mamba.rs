@@ -1,12 +1,16 @@
-//! Mamba: from `normed` to `mixer_out`, `[n_tokens, width]`.
+//! Mamba and Mamba-2: from `normed` to `mixer_out`, `[n_tokens, width]`.
 //!
-//! The steps are the input projection (`x` and the gate `z`), a causal convolution of `x`, the projections that give each
-//! token's `dt`, `B` and `C`, the selective scan, and the gate. `PLaMo` 2 has one decay per head instead of one per channel.
-//! [`Convolved`] is shared with Mamba-2.
+//! Mamba: the steps are the input projection (`x` and the gate `z`), a causal convolution of `x`, the projections that give
+//! each token's `dt`, `B` and `C`, the selective scan, and the gate. `PLaMo` 2 has one decay per head instead of one per
+//! channel.
+//!
+//! Mamba-2: the input projection gives each token's gate `z`, the channels `x`, `B` and `C` of the convolution, and `dt` of
+//! each head, in this order. After the convolution each head runs its state-space recurrence and is gated; some models then
+//! apply a norm to each group of heads.
 
-use metal_attention_model::{BatchToken, MambaDecay, MambaWeights, Segment};
+use metal_attention_model::{BatchToken, Mamba2Spec, Mamba2Weights, MambaDecay, MambaWeights, Segment};
 
-use super::{MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_STATE_ELEMENTS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
@@ -27,15 +31,15 @@ const CHANNELS: usize = 64;
 
 /// Buffers of Mamba and Mamba-2.
 #[derive(Default)]
-pub(super) struct MambaScratch {
+pub(crate) struct MambaScratch {
     /// The input projection: `[n_tokens, 2 * width]`, of Mamba-2 `[n_tokens, input_width]`.
-    pub(super) input: Vec<f32>,
+    pub(crate) input: Vec<f32>,
     /// The result of the convolution: `[n_tokens, width]`, of Mamba-2 `[n_tokens, conv_width]`.
-    pub(super) conv: Vec<f32>,
+    pub(crate) conv: Vec<f32>,
     /// Mamba-2's result before its norm, `[n_tokens, width]`.
-    pub(super) y: Vec<f32>,
+    pub(crate) y: Vec<f32>,
     /// The result of Mamba-2 in parallel with attention, kept while attention fills `mixer_out`, `[n_tokens, width]`.
-    pub(super) parallel_out: Vec<f32>,
+    pub(crate) parallel_out: Vec<f32>,
     /// The projection of `conv` that contains low-rank `dt`, `B` and `C`, `[n_tokens, dt_rank + 2 * d_state]`.
     selection: Vec<f32>,
     /// Low-rank `dt` after its norm, `[n_tokens, dt_rank]`.
@@ -48,7 +52,7 @@ pub(super) struct MambaScratch {
 
 impl MambaScratch {
     /// Bytes of all buffers.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let all =
             [&self.input, &self.conv, &self.y, &self.parallel_out, &self.selection, &self.low, &self.bc, &self.dt];
         all.iter().map(|v| 4 * v.capacity()).sum()
@@ -57,31 +61,31 @@ impl MambaScratch {
 
 /// The causal convolution with SiLU of some columns of a projection. The columns are divided into blocks, each a task. The
 /// last `n_tap - 1` inputs of a sequence are the beginning of the layer's state.
-pub(super) struct Convolved<'a> {
+pub(crate) struct Convolved<'a> {
     /// The projection, `[n_tokens, n_in]`.
-    pub(super) input: &'a [f32],
+    pub(crate) input: &'a [f32],
     /// Columns of `input`.
-    pub(super) n_in: usize,
+    pub(crate) n_in: usize,
     /// The first column of the first block in `input`.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// Columns from the beginning of one block to that of the next.
-    pub(super) step: usize,
+    pub(crate) step: usize,
     /// Channels of a block.
-    pub(super) block: usize,
+    pub(crate) block: usize,
     /// Weights of the convolution, `[n_tap, width]`, the oldest token's first.
-    pub(super) taps: &'a [f32],
+    pub(crate) taps: &'a [f32],
     /// Bias, `[width]`.
-    pub(super) bias: Option<&'a [f32]>,
+    pub(crate) bias: Option<&'a [f32]>,
     /// Channels of all blocks together.
-    pub(super) width: usize,
+    pub(crate) width: usize,
 }
 
 impl Convolved<'_> {
     /// The block size where the layout prescribes none: a row is a few cache lines long.
-    pub(super) const BLOCK: usize = 256;
+    pub(crate) const BLOCK: usize = 256;
 
     /// Computes the convolution of the tokens of `segments` to `out`, `[n_tokens, width]`, and updates the state of `layer`.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         pool: &ThreadPool,
         isa: Isa,
@@ -122,7 +126,7 @@ impl Convolved<'_> {
 
 impl MicroBatchRun<'_> {
     /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
-    pub(super) fn mamba(&mut self, layer: usize, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
+    pub(crate) fn mamba(&mut self, layer: usize, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
         let m = &w.spec;
         let (n_tokens, width, isa) = (tokens.len(), m.width, self.isa);
         self.observe(&[&w.input], ProductInput::Normed);
@@ -296,5 +300,100 @@ impl MicroBatchRun<'_> {
                 first += n;
             }
         });
+    }
+}
+
+impl MicroBatchRun<'_> {
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
+    pub(crate) fn mamba2(&mut self, layer: usize, w: &Mamba2Weights<PreparedLinear>, tokens: &[BatchToken]) {
+        let (m, n_tokens, isa) = (&w.spec, tokens.len(), self.isa);
+        let (width, n_conv, n_in) = (m.width(), m.conv_width(), m.input_width());
+        let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm } = *m;
+        self.observe(&[&w.input], ProductInput::Normed);
+        let s = &mut *self.scratch;
+        resize(&mut s.mamba.input, n_tokens * n_in);
+        let y = &mut s.mamba.input;
+        let mut products = [MatmulOp { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, isa, &s.normed, &mut s.q8, &mut products);
+        self.record_time("matmul_ssm_in");
+
+        let s = &mut *self.scratch;
+        let input = SharedMut::new(&mut s.mamba.input);
+        self.pool.for_each_if(n_tokens * n_head >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
+            // SAFETY: each token owns its row.
+            let dt = unsafe { input.slice(t * n_in + n_in - n_head, n_head) };
+            isa.run(Softplus { x: dt, bias: &w.dt_bias });
+        });
+        let segments = self.pages.segments(tokens);
+        resize(&mut s.mamba.conv, n_tokens * n_conv);
+        let convolved = Convolved {
+            input: &s.mamba.input,
+            n_in,
+            first: width,
+            step: Convolved::BLOCK,
+            block: Convolved::BLOCK,
+            taps: &w.taps,
+            bias: w.conv_bias.as_deref(),
+            width: n_conv,
+        };
+        convolved.run(self.pool, isa, layer, self.states, segments, &mut s.mamba.conv);
+        self.record_time("ssm_conv");
+
+        let s = &mut *self.scratch;
+        resize(&mut s.mixer_out, n_tokens * width);
+        let y = if norm.is_some() { &mut s.mamba.y } else { &mut s.mixer_out };
+        resize(y, n_tokens * width);
+        let (input, conv, y, states) = (&s.mamba.input, &s.mamba.conv, SharedMut::new(y), self.states);
+        let of_head = d_state * head_dim;
+        self.pool.for_each_if(n_tokens * width * d_state >= MIN_PARALLEL_STATE_ELEMENTS, n_head, &|h| {
+            let group = h / (n_head / n_group);
+            let start = (n_tap - 1) * n_conv + h * of_head;
+            let mut first = 0;
+            for segment in segments {
+                let n = segment.n;
+                let (conv, input) = (&conv[first * n_conv..], &input[first * n_in..]);
+                // SAFETY: only this task accesses this head of the states and results, and the segments come in
+                // order.
+                let ((before, state), out) = unsafe {
+                    let state = states.source_and_target(layer, segment, start..start + of_head);
+                    (state, StridedRowsMut::shared(&y, first * width + h * head_dim, n, head_dim, width))
+                };
+                let head = Mamba2 {
+                    x: StridedRows::new(&conv[h * head_dim..], n, head_dim, n_conv),
+                    dt: StridedRows::new(&input[n_in - n_head + h..], n, 1, n_in),
+                    b: StridedRows::new(&conv[width + group * d_state..], n, d_state, n_conv),
+                    c: StridedRows::new(&conv[width + (n_group + group) * d_state..], n, d_state, n_conv),
+                    a: w.a[h],
+                    d: w.d[h],
+                    before: before.map(|before| StridedRows::new(before, d_state, head_dim, head_dim)),
+                    state: StridedRowsMut::new(state, d_state, head_dim, head_dim),
+                    out,
+                };
+                run_tokens(isa, &head);
+                for t in 0..n {
+                    // SAFETY: as above; the kernel has returned.
+                    let out = unsafe { y.slice((first + t) * width + h * head_dim, head_dim) };
+                    let gate = &input[t * n_in + h * head_dim..][..head_dim];
+                    isa.run(HeadOutput { out, norm: None, bonus: None, gate: Some((Gate::Silu, gate)) });
+                }
+                first += n;
+            }
+        });
+        self.record_time("ssm_scan");
+
+        if let (Some(eps), Some(weight)) = (norm, &w.norm) {
+            let s = &mut *self.scratch;
+            let (y, att) = (&s.mamba.y, SharedMut::new(&mut s.mixer_out));
+            let n = width / n_group;
+            self.pool.for_each_if(n_tokens * width >= MIN_PARALLEL_ELEMENTS, n_tokens, &|t| {
+                for (group, weight) in weight.chunks_exact(n).enumerate() {
+                    let at = t * width + group * n;
+                    // SAFETY: each token owns its row.
+                    let out = unsafe { att.slice(at, n) };
+                    isa.run(RmsNorm { x: &y[at..][..n], weight, eps, out });
+                }
+            });
+            self.record_time("ssm_norm");
+        }
     }
 }

@@ -1,14 +1,18 @@
-//! RWKV's token shift: inputs that are interpolated between a token's and that of the token before it in its sequence. The
+//! RWKV's time mixes (`rwkv6.rs`, `rwkv7.rs`) and channel mix. Here is what they share, first of all the token shift: inputs that are interpolated between a token's and that of the token before it in its sequence. The
 //! input of the sequence's last token is a recurrent state. Also the buffers and helpers that the time mixes of RWKV-6 and
 //! RWKV-7 share.
 //!
 //! A *mix* is one interpolated input: of keys, values, receptances, ...; each has its own interpolation factors (lerps).
 
+mod channel_mix;
+mod rwkv6;
+mod rwkv7;
+
 use std::ops::Range;
 
 use metal_attention_model::{BatchToken, LowRankWeights};
 
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity, TokenLerp};
 use crate::layers::PreparedLinear;
@@ -25,25 +29,25 @@ const NONLINEARITY_CHUNK: usize = 1024;
 
 /// Buffers of RWKV's time mix and channel mix.
 #[derive(Default)]
-pub(super) struct RwkvScratch {
+pub(crate) struct RwkvScratch {
     /// The shifted inputs, `[n_mix, n_rows, width]`.
-    pub(super) mixed: Vec<f32>,
+    pub(crate) mixed: Vec<f32>,
     /// The input of the token before each token, `[n_tokens, width]` (RWKV-6 only).
-    pub(super) previous: Vec<f32>,
+    pub(crate) previous: Vec<f32>,
     /// The results of the low-rank down projections, `[n_tokens, rank]` each.
-    pub(super) small: [Vec<f32>; 4],
+    pub(crate) small: [Vec<f32>; 4],
     /// The results of the low-rank up projections and RWKV-6's gate, `[n_tokens, width]` each; RWKV-6's factors of the token
     /// shift, `[5, n_tokens, width]`.
-    pub(super) large: [Vec<f32>; 4],
+    pub(crate) large: [Vec<f32>; 4],
     /// Keys with elements for each query head: of gated linear attention, or RWKV-7's removal keys, `[n_tokens, width]`.
-    pub(super) keys: Vec<f32>,
+    pub(crate) keys: Vec<f32>,
     /// The first layer's values, which all layers read, `[n_tokens, width]` (RWKV-7 only).
-    pub(super) first_value: Vec<f32>,
+    pub(crate) first_value: Vec<f32>,
 }
 
 impl RwkvScratch {
     /// Bytes of all buffers.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let own = [&self.mixed, &self.previous, &self.keys, &self.first_value];
         let all = own.into_iter().chain(&self.small).chain(&self.large);
         all.map(|v| 4 * v.capacity()).sum()
@@ -51,23 +55,23 @@ impl RwkvScratch {
 }
 
 /// The parameters of one token shift.
-pub(super) struct TokenShift<'a> {
+pub(crate) struct TokenShift<'a> {
     /// The layer's index.
-    pub(super) layer: usize,
+    pub(crate) layer: usize,
     /// The elements of the layer's state that contain the last token's input.
-    pub(super) state: Range<usize>,
+    pub(crate) state: Range<usize>,
     /// The factors of the previous token's input, `[n_mix, width]`: 0 is the token's own input, 1 that of the token before.
-    pub(super) lerps: &'a [f32],
+    pub(crate) lerps: &'a [f32],
     /// Whether `rwkv.previous` gets the inputs of the tokens before.
-    pub(super) previous: bool,
+    pub(crate) previous: bool,
     /// Whether `rwkv.mixed` has rows for the output tokens only.
-    pub(super) outputs_only: bool,
+    pub(crate) outputs_only: bool,
 }
 
 impl MicroBatchRun<'_> {
     /// Computes the shifted inputs of `normed`, `[n_tokens, width]`, to `rwkv.mixed`, `[n_mix, n_rows, width]`, and stores the
     /// input of each sequence's last token as its state.
-    pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
+    pub(crate) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
         let has_row = |token: &BatchToken| token.output || !of.outputs_only;
@@ -113,7 +117,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// The low-rank up projections, `large[i] = up small[i]`; entries of `of` that are `None` are skipped.
-    pub(super) fn expand(&mut self, of: &[Option<&LowRankWeights<PreparedLinear>>], n_tokens: usize) {
+    pub(crate) fn expand(&mut self, of: &[Option<&LowRankWeights<PreparedLinear>>], n_tokens: usize) {
         for (i, low_rank) in of.iter().enumerate() {
             let Some(LowRankWeights { up, .. }) = low_rank else { continue };
             if let Some(observer) = &mut self.observer {
@@ -130,7 +134,7 @@ impl MicroBatchRun<'_> {
     }
 
     /// Passes to the observer the inputs of `linears`, each with the index of its mix in `mixed`, `[n_mix, n_rows, n_in]`.
-    pub(super) fn observe_mixed<'a>(
+    pub(crate) fn observe_mixed<'a>(
         &mut self,
         linears: impl IntoIterator<Item = (&'a PreparedLinear, usize)>,
         n_rows: usize,
@@ -145,7 +149,7 @@ impl MicroBatchRun<'_> {
 }
 
 /// `x[i] = nonlinearity(x[i])`
-pub(super) fn apply_nonlinearity(pool: &ThreadPool, isa: Isa, x: &mut [f32], nonlinearity: Nonlinearity) {
+pub(crate) fn apply_nonlinearity(pool: &ThreadPool, isa: Isa, x: &mut [f32], nonlinearity: Nonlinearity) {
     let n = x.len();
     let x = SharedMut::new(x);
     pool.for_each_if(n >= MIN_PARALLEL_ELEMENTS, n.div_ceil(NONLINEARITY_CHUNK), &|i| {

@@ -8,7 +8,7 @@ use metal_attention_model::{
     AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, alibi_slopes,
 };
 
-use super::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
+use crate::forward::{MIN_PARALLEL_ELEMENTS, MicroBatchRun, ProductInput, add_bias, normalize_row, resize};
 use crate::kernels::attention::{self, Attention, Query, SPLIT};
 use crate::kernels::elementwise::{GateBySigmoid, RmsNorm, rope_apply};
 use crate::kernels::matmul::{MIN_WORK, MatmulOp, matmul};
@@ -18,28 +18,28 @@ use crate::shared::SharedMut;
 use crate::simd::Isa;
 
 /// The parameters of `softmax(q K^T) V`, of plain or latent attention.
-pub(super) struct AttentionParams<'a> {
+pub(crate) struct AttentionParams<'a> {
     /// Query heads.
-    pub(super) n_head: usize,
+    pub(crate) n_head: usize,
     /// KV heads; `n_head / n_head_kv` query heads share one.
-    pub(super) n_head_kv: usize,
+    pub(crate) n_head_kv: usize,
     /// Elements of a query and of a key.
-    pub(super) key_dim: usize,
+    pub(crate) key_dim: usize,
     /// Elements of a value and of a head's result.
-    pub(super) value_dim: usize,
+    pub(crate) value_dim: usize,
     /// The positions that a token attends to.
-    pub(super) mask: Mask,
+    pub(crate) mask: Mask,
     /// Scores become `cap * tanh(score / cap)`.
-    pub(super) soft_cap: Option<f32>,
+    pub(crate) soft_cap: Option<f32>,
     /// ALiBi: what is subtracted from a score for each position of distance, `[n_head]`; empty without ALiBi.
-    pub(super) slopes: Vec<f32>,
+    pub(crate) slopes: Vec<f32>,
     /// Attention sinks: of each head a score without a value, `[n_head]`.
-    pub(super) sinks: Option<&'a [f32]>,
+    pub(crate) sinks: Option<&'a [f32]>,
 }
 
 impl<'a> AttentionParams<'a> {
     /// The parameters of attention with an ordinary KV cache.
-    pub(super) fn new(w: &'a AttentionWeights<PreparedLinear>) -> Self {
+    pub(crate) fn new(w: &'a AttentionWeights<PreparedLinear>) -> Self {
         let a = &w.spec;
         let slopes = match a.positions {
             Positions::None | Positions::Rope(_) => Vec::new(),
@@ -62,7 +62,7 @@ impl MicroBatchRun<'_> {
     /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores,
     /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer
     /// owns it. A layer that shares another layer's cache computes Q only.
-    pub(super) fn project_and_cache<E: CacheElement>(
+    pub(crate) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
         w: &AttentionWeights<PreparedLinear>,
@@ -160,7 +160,7 @@ impl MicroBatchRun<'_> {
 
     /// Attention of the queries `q`, `[n_tokens, n_head * key_dim]`, over the cache, to `mixer_out`,
     /// `[n_tokens, n_head * value_dim]`. `tokens` are those of the rows of `q`; their keys and values are in the cache.
-    pub(super) fn attend<E: CacheElement>(
+    pub(crate) fn attend<E: CacheElement>(
         &mut self,
         a: &AttentionParams<'_>,
         cache: &SharedKvCache<'_, E>,
@@ -275,7 +275,7 @@ impl MicroBatchRun<'_> {
 
 impl MicroBatchRun<'_> {
     /// Multiplies each head's result in `mixer_out` by the sigmoid of its gate; nothing where the layer has no output gates.
-    pub(super) fn gate_heads(&mut self, a: &AttentionSpec) {
+    pub(crate) fn gate_heads(&mut self, a: &AttentionSpec) {
         if !a.output_gate {
             return;
         }

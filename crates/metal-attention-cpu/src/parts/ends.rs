@@ -1,0 +1,92 @@
+//! The ends of a model: the token embedding with what is computed once for all layers, and the output norm with the head.
+
+use metal_attention_model::BatchToken;
+
+use crate::forward::{MicroBatchOutput, MicroBatchRun, ProductInput, RopeTable, add, add_bias, resize, scale_by};
+use crate::kernels::matmul::{MatmulOp, embedding, matmul};
+
+impl MicroBatchRun<'_> {
+    /// `x = norm(scale * table[id] + token_types[0] + positions[pos])`, and the further inputs of later layers: the
+    /// per-layer embeddings and the other residual streams, in models that have them.
+    pub(crate) fn embed(&mut self, tokens: &[BatchToken]) {
+        let (spec, weights, n_embd) = (self.spec, self.weights, self.spec.n_embd);
+        let mut position_row = vec![0.0; if weights.positions.is_some() { n_embd } else { 0 }];
+        resize(&mut self.scratch.x, tokens.len() * n_embd);
+        for (token, row) in tokens.iter().zip(self.scratch.x.chunks_exact_mut(n_embd)) {
+            embedding(&weights.token_embd, token.id as usize, row);
+            if spec.embedding.scale != 1.0 {
+                scale_by(row, spec.embedding.scale);
+            }
+            if let Some(token_type) = &weights.token_type {
+                add(row, token_type);
+            }
+            if let Some(table) = &weights.positions {
+                embedding(table, token.pos, &mut position_row);
+                add(row, &position_row);
+            }
+        }
+        if let Some(norm) = &weights.embedding_norm {
+            self.normalize_x(norm);
+        }
+        self.record_time("embedding");
+        self.compute_per_layer_inputs(tokens);
+        self.init_streams();
+    }
+
+    /// Computes the RoPE cos/sin table of each rotation of the model for the positions of `tokens`.
+    pub(crate) fn fill_rope_tables(&mut self, tokens: &[BatchToken]) {
+        self.scratch.rope_tables.resize_with(self.weights.rotations.len(), RopeTable::default);
+        for (table, rotation) in self.scratch.rope_tables.iter_mut().zip(&self.weights.rotations) {
+            table.cos.clear();
+            table.sin.clear();
+            for token in tokens {
+                for f in &rotation.frequencies {
+                    // In f64: at position 100 000 an f32 angle is off by about 0.01 rad.
+                    let (sin, cos) = (token.pos as f64 * f).sin_cos();
+                    table.cos.push((cos * rotation.magnitude) as f32);
+                    table.sin.push((sin * rotation.magnitude) as f32);
+                }
+            }
+        }
+        if !self.weights.rotations.is_empty() {
+            self.record_time("rope_table");
+        }
+    }
+
+    /// Writes the output of all rows that are left: the output norm and, for logits, the output head:
+    /// `logits = scale * (W * normed + b)`, with a cap `cap * tanh(logits / cap)`.
+    ///
+    /// # Panics
+    ///
+    /// When logits are wanted of a model without a head; batches are checked for that before.
+    pub(crate) fn write_output(&mut self, output: MicroBatchOutput<'_>) {
+        self.merge_streams();
+        self.normalize_x_to_normed(self.weights.output_norm.as_ref());
+        match (output, &self.weights.output, self.spec.output.head) {
+            (MicroBatchOutput::Hidden(out), _, _) => out.copy_from_slice(&self.scratch.normed),
+            (MicroBatchOutput::Logits(logits), Some(linear), Some(head)) => {
+                self.observe(&[linear], ProductInput::Normed);
+                let s = &mut *self.scratch;
+                let token_rows = 0..s.normed.len() / self.spec.n_embd;
+                let mut products =
+                    [MatmulOp { matrix: &linear.weight, rows: token_rows, y: logits, accumulate: false }];
+                matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
+                for row in logits.chunks_exact_mut(self.spec.n_vocab) {
+                    add_bias(row, linear);
+                    if head.scale != 1.0 {
+                        scale_by(row, head.scale);
+                    }
+                    if let Some(cap) = head.soft_cap {
+                        for x in row.iter_mut() {
+                            *x = cap * (*x / cap).tanh();
+                        }
+                    }
+                }
+                self.record_time("matmul_output");
+            }
+            (MicroBatchOutput::Logits(_), _, _) => {
+                panic!("logits were asked of a model without an output head")
+            }
+        }
+    }
+}
