@@ -135,10 +135,10 @@ impl CudaExecutor {
         options: &CudaForwardPassOptions,
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
-        // `spec`: what this rank evaluates. `whole_spec`: the whole model, if this rank has a shard of it only.
-        let (spec, whole_spec) = match shard {
-            None => (model_spec, None),
-            Some((shard, _)) => (shard.spec(&model_spec, weights), Some(model_spec)),
+        // What this rank evaluates.
+        let spec = match shard {
+            None => model_spec,
+            Some((shard, _)) => shard.spec(&model_spec, weights),
         };
         let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
@@ -176,7 +176,7 @@ impl CudaExecutor {
         // The context length, on which some RoPE scalings depend; and the positions of the RoPE tables, those that a
         // sequence can reach: the context's, or those of all pages if these are fewer.
         let rope_sizes = (capacity.n_ctx, capacity.n_positions());
-        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard.zip(whole_spec.as_ref()), rope_sizes)?;
+        let cuda_weights = CudaWeights::new(&gpu, &spec, weights, shard, rope_sizes)?;
         let ids = ChosenIds::new(&gpu, buffers.n_outputs)?;
         let persistent_kernel = DecodeKernel::new(
             &gpu,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use metal_attention_gguf::Tensor;
 use metal_attention_model::{
-    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, ExpertsWeights, FeedForward, FeedForwardWeights,
-    LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, NormOver, Positions, Weights,
+    Activation, AttentionSpec, AttentionWeights, Dense, DenseWeights, Experts, ExpertsWeights, FeedForward, Layer,
+    Linear, Loaded, Mixer, ModelSpec, NormOver, Parts, Positions, Weights,
 };
 
 use crate::CudaError;
@@ -84,7 +84,8 @@ fn width_range(spec: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Opti
 /// Whether attention can be sharded by heads. Norms with weights for each head and ALiBi slopes are not cut, so they rule it
 /// out. The columns of the output matrix have to be cut at whole quantisation blocks (and groups of four, which products read
 /// at once).
-fn can_shard_attention(spec: &AttentionSpec, w: &AttentionWeights, n_ranks: usize) -> bool {
+fn can_shard_attention(w: &AttentionWeights, n_ranks: usize) -> bool {
+    let spec = &w.spec;
     let by_head = match spec.positions {
         Positions::None | Positions::Rope(_) => true,
         Positions::Alibi { max_bias: _ } => false,
@@ -103,19 +104,17 @@ fn can_shard_attention(spec: &AttentionSpec, w: &AttentionWeights, n_ranks: usiz
 }
 
 /// Whether a feed-forward can be sharded by its inner width.
-fn can_shard_feed_forward(spec: &FeedForward, w: &FeedForwardWeights, n_ranks: usize) -> bool {
-    let dense = |spec: &Dense, w: &DenseWeights| {
-        (0..n_ranks).all(|rank| width_range(spec, &w.down.weight, rank, n_ranks).is_some())
-    };
-    match (spec, w) {
-        (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => dense(spec, w),
-        (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
-            let shared = spec.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(spec, w)| dense(&spec.dense, w));
+fn can_shard_feed_forward(feed_forward: &FeedForward<Loaded>, n_ranks: usize) -> bool {
+    let dense =
+        |w: &DenseWeights| (0..n_ranks).all(|rank| width_range(&w.spec, &w.down.weight, rank, n_ranks).is_some());
+    match feed_forward {
+        FeedForward::Dense(w) => dense(w),
+        FeedForward::Experts(w) => {
             // A norm or a product between the experts' sum and the residual stream needs the whole sum, and not a partial one.
-            let at_once = spec.expert_norms.is_none() && spec.latent.is_none();
-            at_once && shared && w.experts.iter().all(|expert| dense(&spec.expert, expert))
+            let at_once = w.spec.expert_norms.is_none() && w.spec.latent.is_none();
+            at_once && w.experts.iter().chain(&w.shared).all(dense)
         }
-        (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => false,
+        FeedForward::ChannelMix(_) | FeedForward::None => false,
     }
 }
 
@@ -126,20 +125,24 @@ impl ShardingPlan {
         if n_ranks > MAX_RANKS {
             return Err(CudaError::TooManyRanks { n_ranks, max: MAX_RANKS });
         }
-        let layers = || spec.layers.iter().zip(&weights.layers);
-        let mut mixers = layers().map(|(layer, w)| {
-            if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &w.mixer) {
-                can_shard_attention(spec, w, n_ranks)
-            } else {
-                true
-            }
+        let mut attentions = weights.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(w) => Some(w),
+            Mixer::LatentAttention(_)
+            | Mixer::ShortConv(_)
+            | Mixer::Mamba(_)
+            | Mixer::Mamba2(_)
+            | Mixer::AttentionAndMamba2(_)
+            | Mixer::DeltaRule(_)
+            | Mixer::Rwkv6(_)
+            | Mixer::Rwkv7(_)
+            | Mixer::None => None,
         });
+        let has_attention = attentions.clone().next().is_some();
         // All layers or none, since a layer may read another one's keys and values.
-        let attention = mixers.all(|can_shard| can_shard);
+        let attention = attentions.all(|w| can_shard_attention(w, n_ranks));
         let feed_forwards: Vec<_> =
-            layers().map(|(layer, w)| can_shard_feed_forward(&layer.feed_forward, &w.feed_forward, n_ranks)).collect();
+            weights.layers.iter().map(|layer| can_shard_feed_forward(&layer.feed_forward, n_ranks)).collect();
         let head = weights.output.is_some() && spec.n_vocab.div_ceil(TILE) >= n_ranks;
-        let has_attention = layers().any(|(layer, _)| matches!(layer.mixer, Mixer::Attention(_)));
         if !(feed_forwards.contains(&true) || attention && has_attention) {
             return Err(CudaError::Indivisible { n_ranks });
         }
@@ -159,7 +162,7 @@ impl ShardingPlan {
     }
 
     /// Whether a mixer of that kind is sharded.
-    pub(crate) fn shards_mixer(&self, mixer: &Mixer) -> bool {
+    pub(crate) fn shards_mixer<P: Parts>(&self, mixer: &Mixer<P>) -> bool {
         match mixer {
             Mixer::Attention(_) => self.attention,
             Mixer::LatentAttention(_)
@@ -176,98 +179,100 @@ impl ShardingPlan {
 }
 
 impl Shard {
-    /// The spec of this rank's shard of `spec`, the whole model: fewer heads, narrower feed-forwards.
+    /// The spec of this rank's shard of `spec`, the whole model: fewer heads, narrower feed-forwards. `weights` are the whole
+    /// model's.
     pub(crate) fn spec(&self, spec: &ModelSpec, weights: &Weights) -> ModelSpec {
-        let (rank, n_ranks) = (self.rank, self.plan.n_ranks);
         let mut sharded = spec.clone();
         for (i, (layer, w)) in sharded.layers.iter_mut().zip(&weights.layers).enumerate() {
-            if let Mixer::Attention(spec) = &mut layer.mixer
-                && self.plan.attention
-                && let Some((queries, kv)) = head_ranges(spec, rank, n_ranks)
-            {
-                (spec.n_head, spec.n_head_kv) = (queries.len(), kv.len());
+            if let (Mixer::Attention(spec), true) = (&mut layer.mixer, self.plan.attention) {
+                *spec = self.attention_spec(spec);
             }
-            let narrow = |spec: &mut Dense, w: &DenseWeights| {
-                spec.n_ff = width_range(spec, &w.down.weight, rank, n_ranks).map_or(spec.n_ff, |columns| columns.len());
-            };
-            if !self.plan.feed_forwards[i] {
-                continue;
-            }
-            match (&mut layer.feed_forward, &w.feed_forward) {
-                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => narrow(spec, w),
-                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
-                    w.experts.first().into_iter().for_each(|expert| narrow(&mut spec.expert, expert));
-                    if let Some((spec, w)) = spec.shared.as_mut().zip(w.shared.as_ref()) {
-                        narrow(&mut spec.dense, w);
-                    }
+            // The width depends on the type of the matrix, so the weights have the narrower specs, too.
+            match &w.feed_forward {
+                FeedForward::Dense(w) if self.plan.feed_forwards[i] => {
+                    layer.feed_forward = FeedForward::Dense(self.dense_spec(w));
                 }
-                (
-                    FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
-                    _,
-                ) => {}
+                FeedForward::Experts(w) if self.plan.feed_forwards[i] => {
+                    layer.feed_forward = FeedForward::Experts(Box::new(self.experts_spec(w)));
+                }
+                FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => {}
             }
         }
         sharded
     }
 
-    /// The weights of layer `i` of this rank. `spec` and `w` are the whole model's spec and the whole layer's weights. Cut rows
-    /// still refer to the memory of `w`; cut columns are copied.
-    pub(crate) fn layer(&self, spec: &ModelSpec, i: usize, w: &LayerWeights) -> LayerWeights {
-        let (layer, n_ranks) = (&spec.layers[i], self.plan.n_ranks);
+    /// The weights of layer `i` of this rank; `w` is the whole layer. Cut rows still refer to the memory of `w`; cut columns are
+    /// copied.
+    pub(crate) fn layer(&self, i: usize, w: &Layer<Loaded>) -> Layer<Loaded> {
         let mut sharded = w.clone();
-        if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &mut sharded.mixer)
-            && self.plan.attention
-            && let Some((queries, kv)) = head_ranges(spec, self.rank, n_ranks)
-        {
-            *w = self.shard_attention(spec, w, &queries, &kv);
+        if let (Mixer::Attention(w), true) = (&mut sharded.mixer, self.plan.attention) {
+            *w = self.shard_attention(w);
         }
         if self.plan.feed_forwards[i] {
-            match (&layer.feed_forward, &mut sharded.feed_forward) {
-                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => *w = self.shard_dense(spec, w),
-                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
-                    let ExpertsWeights { experts, shared, .. } = &mut **w;
-                    for expert in experts.iter_mut() {
-                        *expert = self.shard_dense(&spec.expert, expert);
-                    }
-                    if let Some((spec, w)) = spec.shared.as_ref().zip(shared.as_mut()) {
-                        *w = self.shard_dense(&spec.dense, w);
+            match &mut sharded.feed_forward {
+                FeedForward::Dense(w) => *w = self.shard_dense(w),
+                FeedForward::Experts(w) => {
+                    w.spec = self.experts_spec(w);
+                    for expert in w.experts.iter_mut().chain(&mut w.shared) {
+                        *expert = self.shard_dense(expert);
                     }
                 }
-                (
-                    FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
-                    _,
-                ) => {}
+                FeedForward::ChannelMix(_) | FeedForward::None => {}
             }
         }
         sharded
     }
 
-    /// The weights of attention for these query heads and KV heads.
-    fn shard_attention(
-        &self,
-        spec: &AttentionSpec,
-        w: &AttentionWeights,
-        queries: &Range<usize>,
-        kv: &Range<usize>,
-    ) -> AttentionWeights {
+    /// The attention of this rank; the whole of it if its heads cannot be divided.
+    fn attention_spec(&self, spec: &AttentionSpec) -> AttentionSpec {
+        let Some((queries, kv)) = head_ranges(spec, self.rank, self.plan.n_ranks) else { return spec.clone() };
+        AttentionSpec { n_head: queries.len(), n_head_kv: kv.len(), ..spec.clone() }
+    }
+
+    /// This rank's columns of `down`; `None` if the width cannot be divided.
+    fn columns(&self, w: &DenseWeights) -> Option<Range<usize>> {
+        width_range(&w.spec, &w.down.weight, self.rank, self.plan.n_ranks)
+    }
+
+    /// The spec of this rank's part of a dense feed-forward or expert.
+    fn dense_spec(&self, w: &DenseWeights) -> Dense {
+        Dense { n_ff: self.columns(w).map_or(w.spec.n_ff, |columns| columns.len()), ..w.spec }
+    }
+
+    /// The spec of this rank's part of a mixture of experts.
+    fn experts_spec(&self, w: &ExpertsWeights) -> Experts {
+        let mut spec = w.spec.clone();
+        spec.expert = w.experts.first().map_or(spec.expert, |expert| self.dense_spec(expert));
+        if let Some((shared, w)) = spec.shared.as_mut().zip(w.shared.as_ref()) {
+            shared.dense = self.dense_spec(w);
+        }
+        spec
+    }
+
+    /// The weights of this rank's heads; all of them if they cannot be divided.
+    fn shard_attention(&self, w: &AttentionWeights) -> AttentionWeights {
+        let spec = &w.spec;
+        let Some((queries, kv)) = head_ranges(spec, self.rank, self.plan.n_ranks) else { return w.clone() };
         let times = |heads: &Range<usize>, n: usize| heads.start * n..heads.end * n;
         // Twice as many where each head's query is followed by a gate.
         let rows_of_query = w.q.weight.n_rows() / spec.n_head;
         AttentionWeights {
-            q: shard_rows(&w.q, times(queries, rows_of_query)),
-            k: w.k.as_ref().map(|k| shard_rows(k, times(kv, spec.head_dim))),
-            v: w.v.as_ref().map(|v| shard_rows(v, times(kv, spec.head_dim))),
-            out: self.shard_columns(&w.out, times(queries, spec.head_dim)),
+            spec: self.attention_spec(spec),
+            q: shard_rows(&w.q, times(&queries, rows_of_query)),
+            k: w.k.as_ref().map(|k| shard_rows(k, times(&kv, spec.head_dim))),
+            v: w.v.as_ref().map(|v| shard_rows(v, times(&kv, spec.head_dim))),
+            out: self.shard_columns(&w.out, times(&queries, spec.head_dim)),
             q_norm: w.q_norm.clone(),
             k_norm: w.k_norm.clone(),
-            sinks: w.sinks.as_ref().map(|sinks| sinks[queries.clone()].to_vec()),
+            sinks: w.sinks.as_ref().map(|sinks| sinks[queries].to_vec()),
         }
     }
 
     /// The weights of this rank's part of a dense feed-forward or expert; the whole of it if it cannot be sharded.
-    fn shard_dense(&self, spec: &Dense, w: &DenseWeights) -> DenseWeights {
-        let Some(columns) = width_range(spec, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
+    fn shard_dense(&self, w: &DenseWeights) -> DenseWeights {
+        let Some(columns) = self.columns(w) else { return w.clone() };
         DenseWeights {
+            spec: self.dense_spec(w),
             gate: w.gate.as_ref().map(|gate| shard_rows(gate, columns.clone())),
             up: shard_rows(&w.up, columns.clone()),
             down: self.shard_columns(&w.down, columns),
@@ -292,16 +297,16 @@ impl Shard {
         let bytes = |linears: &[&Linear]| linears.iter().map(|linear| packed_bytes(&linear.weight)).sum::<u64>();
         let dense = |w: &DenseWeights| bytes(&w.gate.iter().chain([&w.up, &w.down]).collect::<Vec<_>>());
         let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, sharded)| {
-            let mixer = if let (MixerWeights::Attention(w), true) = (&layer.mixer, self.plan.attention) {
+            let mixer = if let (Mixer::Attention(w), true) = (&layer.mixer, self.plan.attention) {
                 let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), Some(&w.out)];
                 bytes(&parts.into_iter().flatten().collect::<Vec<_>>())
             } else {
                 0
             };
             let feed_forward = match &layer.feed_forward {
-                FeedForwardWeights::Dense(w) => dense(w),
-                FeedForwardWeights::Experts(w) => w.experts.iter().chain(&w.shared).map(dense).sum(),
-                FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => 0,
+                FeedForward::Dense(w) => dense(w),
+                FeedForward::Experts(w) => w.experts.iter().chain(&w.shared).map(dense).sum(),
+                FeedForward::ChannelMix(_) | FeedForward::None => 0,
             };
             let feed_forward = if *sharded { feed_forward } else { 0 };
             mixer + feed_forward

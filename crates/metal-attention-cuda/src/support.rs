@@ -62,6 +62,9 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         feed_forward,
         feed_forward_post_norm: _,
         residual,
+        // Models with these are those of Gemma 3n and 4, which the kernels support.
+        embedding: _,
+        streams: _,
         output_scale,
     } = layer;
     match residual {
@@ -160,12 +163,12 @@ pub(crate) fn activation_code(activation: Activation) -> (u32, f32) {
 
 /// Whether the epilogue of the product of gate and up can apply the activation: a known activation, equal weight layouts, and
 /// no biases.
-pub(crate) fn fuses_activation(dense: &Dense, weights: &DenseWeights) -> bool {
-    let known = match dense.activation {
+pub(crate) fn fuses_activation(weights: &DenseWeights) -> bool {
+    let DenseWeights { spec, gate, up, down: _ } = weights;
+    let known = match spec.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
         Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
     };
-    let DenseWeights { gate, up, down: _ } = weights;
     known
         && gate.as_ref().is_some_and(|gate| {
             let alike = WeightLayout::of(gate.weight.ty()) == WeightLayout::of(up.weight.ty());

@@ -11,8 +11,10 @@ mod recurrent;
 use std::sync::Arc;
 
 use metal_attention_model::{
-    FeedForward, FeedForwardWeights, LayerSpec, LayerWeights, Linear, Mixer, MixerWeights, ModelSpec, Norm, NormKind,
-    NormWeights, Residual, Rope, Weights,
+    AttentionAndMamba2Weights, AttentionWeights, ChannelMixWeights, DeltaRuleWeights, DenseWeights, ExpertsWeights,
+    LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerStreamsWeights, Linear, Loaded, Mamba2Weights,
+    MambaWeights, ModelSpec, NormKind, NormWeights, Parts, Prepare, Rope, Rwkv6Weights, Rwkv7Weights, ShortConvWeights,
+    Weights,
 };
 
 pub(crate) use attention::CudaAttention;
@@ -108,69 +110,39 @@ impl CudaNorm {
     }
 }
 
-/// The weights of a layer.
+/// The parts of layers on the device: weights, with the specification or the launches' constants made of it.
 #[derive(Debug)]
-pub(crate) struct CudaLayer {
-    /// Norm of the mixer's input.
-    pub(crate) mixer_norm: Option<CudaNorm>,
-    /// The mixer.
-    pub(crate) mixer: CudaMixer,
-    /// Norm of the mixer's result, before the residual join.
-    pub(crate) mixer_post_norm: Option<CudaNorm>,
-    /// Norm of the feed-forward's input.
-    pub(crate) feed_forward_norm: Option<CudaNorm>,
-    /// The feed-forward.
-    pub(crate) feed_forward: CudaFeedForward,
-    /// Norm of the feed-forward's result, before the residual join.
-    pub(crate) feed_forward_post_norm: Option<CudaNorm>,
-    /// The order of norms and residual joins.
-    pub(crate) residual: Residual,
-    /// Norms of the residual stream after the mixer and after the feed-forward, for `Residual::PostNorm`.
-    pub(crate) sum_norms: Option<[CudaNorm; 2]>,
-    /// The weights for the layer's per-layer embedding.
-    pub(crate) layer_embedding: Option<CudaLayerEmbedding>,
-    /// The weights for several residual streams.
-    pub(crate) streams: Option<CudaLayerStreams>,
-    /// Factor on the residual stream at the end of the layer.
-    pub(crate) output_scale: f32,
+pub(crate) enum CudaParts {}
+
+impl Parts for CudaParts {
+    type Norm = CudaNorm;
+    type Attention = Box<CudaAttention>;
+    type LatentAttention = Box<CudaLatentAttention>;
+    type ShortConv = CudaShortConv;
+    type Mamba = Box<CudaMamba>;
+    type Mamba2 = Box<CudaMamba2>;
+    type AttentionAndMamba2 = CudaAttentionAndMamba2;
+    type DeltaRule = Box<CudaDeltaRule>;
+    type Rwkv6 = Box<CudaRwkv6>;
+    type Rwkv7 = Box<CudaRwkv7>;
+    type Dense = CudaDense;
+    type Experts = CudaExperts;
+    type ChannelMix = CudaChannelMix;
+    type LayerEmbedding = CudaLayerEmbedding;
+    type LayerStreams = CudaLayerStreams;
+    type OutputScale = f32;
 }
 
-/// The weights of a mixer.
-#[derive(Debug)]
-pub(crate) enum CudaMixer {
-    /// Softmax attention.
-    Attention(Box<CudaAttention>),
-    /// Latent attention.
-    LatentAttention(Box<CudaLatentAttention>),
-    /// A gated short convolution.
-    ShortConv(CudaShortConv),
-    /// Mamba.
-    Mamba(Box<CudaMamba>),
-    /// Mamba-2.
-    Mamba2(Box<CudaMamba2>),
-    /// Attention and Mamba-2, whose results are added.
-    AttentionAndMamba2(Box<(CudaAttention, CudaMamba2)>),
-    /// The gated delta rule.
-    DeltaRule(Box<CudaDeltaRule>),
-    /// The time mix of RWKV-6.
-    Rwkv6(Box<CudaRwkv6>),
-    /// The time mix of RWKV-7.
-    Rwkv7(Box<CudaRwkv7>),
-    /// No mixer.
-    None,
-}
+/// A layer on the device.
+pub(crate) type CudaLayer = Layer<CudaParts>;
 
-/// The weights of a feed-forward.
+/// Attention and Mamba-2, whose results are added.
 #[derive(Debug)]
-pub(crate) enum CudaFeedForward {
-    /// A dense feed-forward.
-    Dense(CudaDense),
-    /// A mixture of experts.
-    Experts(Box<CudaExperts>),
-    /// RWKV's channel mix.
-    ChannelMix(CudaChannelMix),
-    /// No feed-forward.
-    None,
+pub(crate) struct CudaAttentionAndMamba2 {
+    /// The attention.
+    pub(crate) attention: CudaAttention,
+    /// The state space.
+    pub(crate) mamba2: CudaMamba2,
 }
 
 /// Uploads weights, and keeps what several layers share.
@@ -181,18 +153,19 @@ pub(crate) struct Loader<'a> {
     kernels: Kernels,
     /// The RoPE cos/sin tables by their parameters.
     ropes: Vec<(Rope, CudaBuffer)>,
+    /// Elements of the recurrent state of the current layer's mixer, behind which that of its feed-forward begins.
+    mixer_state: usize,
 }
 
 impl CudaWeights {
     /// Uploads the weights of `spec`, which [`supports`](crate::support::supports) has accepted, and the RoPE tables. `n_ctx`:
     /// the context length, on which some RoPE scalings depend; `n_positions`: the positions of the tables. `shard`: under
-    /// tensor parallelism, this rank's shard and the whole model's spec, while `spec` is that of the shard; `weights` are the
-    /// whole model's in any case.
+    /// tensor parallelism, this rank's shard; `spec` is that of the shard, `weights` are the whole model's.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
-        shard: Option<(&Shard, &ModelSpec)>,
+        shard: Option<&Shard>,
         (n_ctx, n_positions): (usize, usize),
     ) -> Result<Self, CudaError> {
         let ropes = distinct_ropes(spec).into_iter().map(|rope| {
@@ -200,12 +173,12 @@ impl CudaWeights {
             Ok((rope, gpu.upload("the RoPE table", &table)?))
         });
         let ropes = ropes.collect::<Result<_, CudaError>>()?;
-        let mut loader = Loader { gpu, kernels: Kernels::default(), ropes };
-        let embedding = Arc::new(loader.embedding(spec, weights)?);
+        let mut loader = Loader { gpu, kernels: Kernels::default(), ropes, mixer_state: 0 };
+        let embedding = Arc::new(loader.embedding(weights)?);
         let output = match &weights.output {
             None => None,
             Some(head) => {
-                let part = shard.filter(|(shard, _)| shard.plan.head).map(|(shard, _)| shard.head(head));
+                let part = shard.filter(|shard| shard.plan.head).map(|shard| shard.head(head));
                 let matrix = match (part, weights.own_head()) {
                     (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
                     (None, Some(head)) => Arc::new(loader.matrix(head)?),
@@ -214,13 +187,15 @@ impl CudaWeights {
                 Some((matrix, loader.optional(head.bias.as_deref())?))
             }
         };
-        let layers = spec.layers.iter().zip(&weights.layers).enumerate();
-        let layers = layers.map(|(i, (layer, weights))| match shard {
-            None => loader.layer(spec, layer, weights),
-            Some((shard, whole)) => loader.layer(spec, layer, &shard.layer(whole, i, weights)),
+        let layers = spec.layers.iter().zip(&weights.layers).enumerate().map(|(i, (spec, layer))| {
+            loader.mixer_state = spec.mixer.state_elements();
+            match shard {
+                None => layer.prepare(&mut loader),
+                Some(shard) => shard.layer(i, layer).prepare(&mut loader),
+            }
         });
         let layers = layers.collect::<Result<_, _>>()?;
-        let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
+        let output_norm = loader.optional_norm(weights.output_norm.as_ref())?.map(Arc::new);
         let rope = loader.ropes.into_iter().map(|(_, table)| table).collect();
         gpu.wait()?;
         Ok(Self { embedding, layers, output_norm, output, _rope: rope })
@@ -279,44 +254,8 @@ impl Loader<'_> {
     }
 
     /// Uploads a norm, if there is one.
-    fn norm(&self, norm: Option<&Norm>, weights: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
-        let Some((norm, weights)) = norm.zip(weights) else { return Ok(None) };
-        Ok(Some(self.one_norm(norm, weights)?))
-    }
-
-    /// Uploads a norm.
-    fn one_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
-        Ok(CudaNorm {
-            kind: norm.kind,
-            weight: self.vector(&weights.weight)?,
-            bias: self.optional(weights.bias.as_deref())?,
-            eps: norm.eps,
-            n: weights.weight.len(),
-        })
-    }
-
-    /// Uploads the weights of a layer of `model`.
-    fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
-        let sum_norms = match (&spec.residual, &w.sum_norms) {
-            (Residual::PostNorm { mixer_sum_norm, feed_forward_sum_norm }, Some([of_mixer, of_feed_forward])) => {
-                Some([self.one_norm(mixer_sum_norm, of_mixer)?, self.one_norm(feed_forward_sum_norm, of_feed_forward)?])
-            }
-            (Residual::Sequential { .. } | Residual::Parallel | Residual::PostNorm { .. }, _) => None,
-        };
-        Ok(CudaLayer {
-            mixer_norm: self.norm(spec.mixer_norm.as_ref(), w.mixer_norm.as_ref())?,
-            mixer: self.mixer(&spec.mixer, &w.mixer)?,
-            mixer_post_norm: self.norm(spec.mixer_post_norm.as_ref(), w.mixer_post_norm.as_ref())?,
-            feed_forward_norm: self.norm(spec.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref())?,
-            feed_forward: self.feed_forward(spec, &w.feed_forward)?,
-            feed_forward_post_norm: self
-                .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
-            residual: spec.residual,
-            sum_norms,
-            layer_embedding: self.layer_embedding(model, w)?,
-            streams: self.layer_streams(model, w)?,
-            output_scale: w.output_scale,
-        })
+    fn optional_norm(&mut self, norm: Option<&NormWeights>) -> Result<Option<CudaNorm>, CudaError> {
+        norm.map(|norm| self.norm(norm)).transpose()
     }
 
     /// Uploads matrices of one type and shape, with their biases, for grouped products.
@@ -325,59 +264,82 @@ impl Loader<'_> {
         let biases: Vec<_> = linears.iter().filter_map(|linear| linear.bias.as_deref()).flatten().copied().collect();
         CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
     }
+}
 
-    /// Uploads the weights of a mixer.
-    fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
-        Ok(match (spec, weights) {
-            (Mixer::Attention(of), MixerWeights::Attention(w)) => {
-                CudaMixer::Attention(Box::new(self.attention(of, w)?))
-            }
-            (Mixer::LatentAttention(of), MixerWeights::LatentAttention(w)) => {
-                CudaMixer::LatentAttention(Box::new(self.latent_attention(of, w)?))
-            }
-            (Mixer::ShortConv(of), MixerWeights::ShortConv(w)) => CudaMixer::ShortConv(self.short_conv(*of, w)?),
-            (Mixer::Mamba(of), MixerWeights::Mamba(w)) => CudaMixer::Mamba(Box::new(self.mamba(*of, w)?)),
-            (Mixer::Mamba2(of), MixerWeights::Mamba2(w)) => CudaMixer::Mamba2(Box::new(self.mamba2(*of, w)?)),
-            (Mixer::AttentionAndMamba2(of), MixerWeights::AttentionAndMamba2(w)) => {
-                let attention = self.attention(&of.attention, &w.attention)?;
-                CudaMixer::AttentionAndMamba2(Box::new((attention, self.mamba2(of.mamba2, &w.mamba2)?)))
-            }
-            (Mixer::DeltaRule(of), MixerWeights::DeltaRule(w)) => {
-                CudaMixer::DeltaRule(Box::new(self.delta_rule(*of, w)?))
-            }
-            (Mixer::Rwkv6(of), MixerWeights::Rwkv6(w)) => CudaMixer::Rwkv6(Box::new(self.rwkv6(*of, w)?)),
-            (Mixer::Rwkv7(of), MixerWeights::Rwkv7(w)) => CudaMixer::Rwkv7(Box::new(self.rwkv7(*of, w)?)),
-            (Mixer::None, MixerWeights::None) => CudaMixer::None,
-            (
-                Mixer::Attention(_)
-                | Mixer::LatentAttention(_)
-                | Mixer::ShortConv(_)
-                | Mixer::Mamba(_)
-                | Mixer::Mamba2(_)
-                | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
-                | Mixer::None,
-                _,
-            ) => return Err(CudaError::UnsupportedPart { part: "weights of another mixer" }),
+impl Prepare<'_, Loaded> for Loader<'_> {
+    type To = CudaParts;
+    type Error = CudaError;
+
+    fn norm(&mut self, norm: &NormWeights) -> Result<CudaNorm, CudaError> {
+        Ok(CudaNorm {
+            kind: norm.kind,
+            weight: self.vector(&norm.weight)?,
+            bias: self.optional(norm.bias.as_deref())?,
+            eps: norm.eps,
+            n: norm.weight.len(),
         })
     }
 
-    /// Uploads the weights of a feed-forward.
-    fn feed_forward(&mut self, spec: &LayerSpec, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
-        Ok(match (&spec.feed_forward, weights) {
-            (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => CudaFeedForward::Dense(self.dense(of, w)?),
-            (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
-                CudaFeedForward::Experts(Box::new(self.experts(of, w)?))
-            }
-            (FeedForward::ChannelMix(of), FeedForwardWeights::ChannelMix(w)) => {
-                CudaFeedForward::ChannelMix(self.channel_mix(*of, w, spec.mixer.state_elements())?)
-            }
-            (FeedForward::None, FeedForwardWeights::None) => CudaFeedForward::None,
-            (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => {
-                return Err(CudaError::UnsupportedPart { part: "weights of another feed-forward" });
-            }
+    fn attention(&mut self, w: &AttentionWeights) -> Result<Box<CudaAttention>, CudaError> {
+        Ok(Box::new(self.softmax_attention(w)?))
+    }
+
+    fn latent_attention(&mut self, w: &LatentAttentionWeights) -> Result<Box<CudaLatentAttention>, CudaError> {
+        Ok(Box::new(self.compressed_attention(w)?))
+    }
+
+    fn short_conv(&mut self, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
+        self.gated_convolution(w)
+    }
+
+    fn mamba(&mut self, w: &MambaWeights) -> Result<Box<CudaMamba>, CudaError> {
+        Ok(Box::new(self.mamba_of(w)?))
+    }
+
+    fn mamba2(&mut self, w: &Mamba2Weights) -> Result<Box<CudaMamba2>, CudaError> {
+        Ok(Box::new(self.mamba2_of(w)?))
+    }
+
+    fn attention_and_mamba2(&mut self, w: &AttentionAndMamba2Weights) -> Result<CudaAttentionAndMamba2, CudaError> {
+        Ok(CudaAttentionAndMamba2 {
+            attention: self.softmax_attention(&w.attention)?,
+            mamba2: self.mamba2_of(&w.mamba2)?,
         })
+    }
+
+    fn delta_rule(&mut self, w: &DeltaRuleWeights) -> Result<Box<CudaDeltaRule>, CudaError> {
+        Ok(Box::new(self.delta_rule_of(w)?))
+    }
+
+    fn rwkv6(&mut self, w: &Rwkv6Weights) -> Result<Box<CudaRwkv6>, CudaError> {
+        Ok(Box::new(self.rwkv6_of(w)?))
+    }
+
+    fn rwkv7(&mut self, w: &Rwkv7Weights) -> Result<Box<CudaRwkv7>, CudaError> {
+        Ok(Box::new(self.rwkv7_of(w)?))
+    }
+
+    fn dense(&mut self, w: &DenseWeights) -> Result<CudaDense, CudaError> {
+        self.dense_of(w)
+    }
+
+    fn experts(&mut self, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
+        self.experts_of(w)
+    }
+
+    fn channel_mix(&mut self, w: &ChannelMixWeights) -> Result<CudaChannelMix, CudaError> {
+        self.channel_mix_at(w, self.mixer_state)
+    }
+
+    fn layer_embedding(&mut self, w: &LayerEmbeddingWeights) -> Result<CudaLayerEmbedding, CudaError> {
+        self.layer_embedding_of(w)
+    }
+
+    fn layer_streams(&mut self, w: &LayerStreamsWeights) -> Result<CudaLayerStreams, CudaError> {
+        self.layer_streams_of(w)
+    }
+
+    fn output_scale(&mut self, scale: &f32) -> Result<f32, CudaError> {
+        Ok(*scale)
     }
 }

@@ -42,14 +42,14 @@
 //!   rows of b   [n_ff, n_embd]
 //! ```
 
-use metal_attention_model::{Activation, Residual};
+use metal_attention_model::{Activation, FeedForward, Mixer, Residual};
 
 use super::args::OpKind;
 use crate::device::CudaBuffer;
 use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::stack::CudaStack;
 use crate::support::AttentionKernels;
-use crate::weights::{CudaAttention, CudaDense, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm};
+use crate::weights::{CudaAttention, CudaDense, CudaExperts, CudaLayer, CudaNorm};
 
 /// Most experts of a token: the same constant of `kernels/decode_routing.cuh`.
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
@@ -188,22 +188,21 @@ impl<'a> DecodeLayer<'a> {
             feed_forward,
             feed_forward_post_norm,
             residual,
-            sum_norms,
-            layer_embedding,
+            embedding,
             streams,
             output_scale,
         } = layer;
-        let CudaMixer::Attention(attention) = mixer else { return None };
+        let Mixer::Attention(attention) = mixer else { return None };
         // The kernel adds the attention's result to the residual stream before the feed-forward reads it.
-        let residual_scale = match *residual {
-            Residual::Sequential { scale } => scale,
+        let residual_scale = match residual {
+            Residual::Sequential { scale } => *scale,
             Residual::Parallel | Residual::PostNorm { .. } => return None,
         };
         // A norm of results would need another exchange between blocks: each has a few of a result's rows.
-        let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
+        let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some();
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the
         // kernel.
-        let has_unsupported_parts = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let has_unsupported_parts = embedding.is_some() || streams.is_some() || *output_scale != 1.0;
         // `attention_kernels` of `support.rs` decides on `kernels` and `separate_inputs`, by the same conditions that
         // `decode_attention.cuh` has. `Paged`: causal, possibly with a window or chunks; heads of a multiple of 8
         // elements, at most 256; no ALiBi. No `separate_inputs`: between the products of q/k/v and the attention there
@@ -220,7 +219,7 @@ impl<'a> DecodeLayer<'a> {
             (OpKind::AttentionOutput, vec![OpMatrix::of_matrix(&attention.out.weight)]),
         ];
         let feed_forward = match feed_forward {
-            CudaFeedForward::Dense(dense) => {
+            FeedForward::Dense(dense) => {
                 // Returns `None` without a gate, or if the epilogue of the product cannot apply the activation. With
                 // `fuses_activation`, gate and up have no biases and one weight layout.
                 let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
@@ -228,7 +227,7 @@ impl<'a> DecodeLayer<'a> {
                 ops.push((OpKind::Down, vec![OpMatrix::of_matrix(&dense.down.weight)]));
                 GatedFeedForward::Dense(dense)
             }
-            CudaFeedForward::Experts(experts) => {
+            FeedForward::Experts(experts) => {
                 // Gate and up of experts may have different weight layouts; `same_input_form` below is all that is
                 // required.
                 let gate = experts.gate.as_ref().filter(|_| experts_are_supported(experts))?;
@@ -239,7 +238,7 @@ impl<'a> DecodeLayer<'a> {
                 ops.push((OpKind::Down, vec![OpMatrix::stacked_by_columns(&experts.down, n_used)]));
                 GatedFeedForward::Experts(experts)
             }
-            CudaFeedForward::ChannelMix(_) | CudaFeedForward::None => return None,
+            FeedForward::ChannelMix(_) | FeedForward::None => return None,
         };
         // The matrices of an op, at least one, share its inputs, which are stored as digits for codes, or as F16 parts
         // for floats: never both.

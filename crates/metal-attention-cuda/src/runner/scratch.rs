@@ -4,7 +4,7 @@
 //! One buffer (`Activations::rows`) serves all sublayers in turn: each lays out its rows anew, and nothing in it survives the
 //! sublayer.
 
-use metal_attention_model::{FeedForward, Mixer, ModelSpec};
+use metal_attention_model::{FeedForward, Mixer, ModelSpec, Parts};
 
 use super::linear::{LinearInput, LinearOp, norm_args};
 use super::{MicroBatch, ModelRunner, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
@@ -64,7 +64,7 @@ pub(crate) fn scratch_elements(spec: &ModelSpec, n_tokens: usize) -> (usize, usi
 }
 
 /// Whether a mixer reads the normalised residual stream as F32 rows (for token shifts), and not through products only.
-pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
+pub(crate) fn mixer_reads_rows<P: Parts>(mixer: &Mixer<P>) -> bool {
     match mixer {
         Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
         Mixer::Attention(_)
@@ -79,7 +79,7 @@ pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
 }
 
 /// Whether a feed-forward does so.
-pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
+pub(crate) fn feed_forward_reads_rows<P: Parts>(feed_forward: &FeedForward<P>) -> bool {
     match feed_forward {
         FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
         FeedForward::Dense(_) | FeedForward::None => false,

@@ -44,15 +44,15 @@ impl ModelRunner {
         layer: &CudaLayer,
     ) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
-        let Some(own) = &layer.layer_embedding else { return Ok(()) };
-        let streams = batch.spec.embedding.streams.as_ref().zip(layer.streams.as_ref());
-        if let Some((spec, w)) = streams {
+        let Some(own) = &layer.embedding else { return Ok(()) };
+        let streams = layer.streams.as_ref();
+        if let Some(w) = streams {
             self.route(n_embd, w, n)?;
             let args = StreamsArgs {
                 matrix: w.correct.ptr(),
                 scale: w.correct_scale.ptr(),
                 scaled: self.buffers.h.ptr(),
-                ..self.streams_args(spec, n_embd)
+                ..self.streams_args(&w.spec, n_embd)
             };
             self.mix("correct_streams", &args, n)?;
         }
@@ -78,11 +78,11 @@ impl ModelRunner {
         let input = self.input(&self.buffers.gated, &self.buffers.packed_gated, n);
         self.store("projection of an embedding", &own.proj, input, result, n)?;
         let normed = norm_args(Some(&own.post_norm), result, n_embd);
-        let Some((spec, _)) = streams else {
+        let Some(streams) = streams else {
             return self.norm(NormArgs { out: self.buffers.x.ptr(), accumulate: 1, ..normed }, n);
         };
         self.norm(NormArgs { out: result, ..normed }, n)?;
-        let args = StreamsArgs { x: result, ..self.streams_args(spec, n_embd) };
+        let args = StreamsArgs { x: result, ..self.streams_args(&streams.spec, n_embd) };
         self.mix("add_to_idle_streams", &args, n)
     }
 
@@ -109,9 +109,9 @@ impl ModelRunner {
     /// Launches a layer's prediction of every stream; `x` becomes the predicted first one.
     pub(super) fn predict_streams(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
-        let (Some(spec), Some(w)) = (&batch.spec.embedding.streams, &layer.streams) else { return Ok(()) };
+        let Some(w) = &layer.streams else { return Ok(()) };
         self.route(n_embd, w, n)?;
-        let args = StreamsArgs { matrix: w.predict.ptr(), ..self.streams_args(spec, n_embd) };
+        let args = StreamsArgs { matrix: w.predict.ptr(), ..self.streams_args(&w.spec, n_embd) };
         self.mix("predict_streams", &args, n)
     }
 

@@ -1,7 +1,7 @@
 //! Weights of softmax attention on the device.
 
 use bytemuck::Zeroable;
-use metal_attention_model::{AttentionSpec, AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
+use metal_attention_model::{AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
 
 use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
@@ -60,7 +60,8 @@ impl CudaAttention {
 
 impl Loader<'_> {
     /// Uploads the weights of attention and determines its kernels.
-    pub(super) fn attention(&mut self, of: &AttentionSpec, w: &AttentionWeights) -> Result<CudaAttention, CudaError> {
+    pub(super) fn softmax_attention(&mut self, w: &AttentionWeights) -> Result<CudaAttention, CudaError> {
+        let of = &w.spec;
         let unsupported = |part| CudaError::UnsupportedPart { part };
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();
         let qkv_bias = self.biases(&linears)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::{LayerWeights, Linear, ModelSpec, Weights};
+use metal_attention_model::{LayerEmbeddingWeights, LayerStreamsWeights, Linear, Prepare, ResidualStreams, Weights};
 
 use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
@@ -59,6 +59,8 @@ pub(crate) struct CudaLayerEmbedding {
 /// A layer's weights for several residual streams (AltUp, LAuReL).
 #[derive(Debug)]
 pub(crate) struct CudaLayerStreams {
+    /// Sizes.
+    pub(crate) spec: ResidualStreams,
     /// Norm of the router's input.
     pub(crate) router_norm: CudaNorm,
     /// The coefficients of prediction and correction, `[n, n_embd]` for `n` streams.
@@ -79,15 +81,14 @@ pub(crate) struct CudaLayerStreams {
 
 impl Loader<'_> {
     /// Uploads the weights of the embedding.
-    pub(super) fn embedding(&mut self, spec: &ModelSpec, w: &Weights) -> Result<CudaEmbedding, CudaError> {
-        let of = &spec.embedding;
-        let per_layer = match (&of.per_layer, &w.per_layer) {
-            (Some(of), Some(w)) => Some(CudaPerLayer {
+    pub(super) fn embedding(&mut self, w: &Weights) -> Result<CudaEmbedding, CudaError> {
+        let per_layer = match &w.per_layer {
+            Some(w) => Some(CudaPerLayer {
                 table: self.matrix(&w.token_embd)?,
                 model_proj: self.linear(&w.model_proj)?,
-                proj_norm: self.one_norm(&of.proj_norm, &w.proj_norm)?,
+                proj_norm: self.norm(&w.proj_norm)?,
             }),
-            (Some(_) | None, _) => None,
+            None => None,
         };
         let streams = match &w.streams {
             Some(w) => Some(CudaStreams { proj: self.linears(&w.proj)?, unembd_proj: self.linears(&w.unembd_proj)? }),
@@ -97,7 +98,7 @@ impl Loader<'_> {
             table: Arc::new(self.matrix(&w.token_embd)?),
             token_type: self.optional(w.token_type.as_deref())?,
             positions: w.positions.as_ref().map(|table| self.matrix(table)).transpose()?,
-            norm: self.norm(of.norm.as_ref(), w.embedding_norm.as_ref())?,
+            norm: self.optional_norm(w.embedding_norm.as_ref())?,
             per_layer,
             streams,
         })
@@ -108,36 +109,27 @@ impl Loader<'_> {
         linears.iter().map(|linear| self.linear(linear)).collect()
     }
 
-    /// Uploads the weights for a layer's per-layer embedding; `None` if the model has none.
-    pub(super) fn layer_embedding(
-        &mut self,
-        spec: &ModelSpec,
-        w: &LayerWeights,
-    ) -> Result<Option<CudaLayerEmbedding>, CudaError> {
-        let Some((of, w)) = spec.embedding.per_layer.as_ref().zip(w.per_layer.as_ref()) else { return Ok(None) };
-        Ok(Some(CudaLayerEmbedding {
+    /// Uploads the weights of a layer's additional embedding.
+    pub(super) fn layer_embedding_of(&mut self, w: &LayerEmbeddingWeights) -> Result<CudaLayerEmbedding, CudaError> {
+        Ok(CudaLayerEmbedding {
             gate: self.linear(&w.gate)?,
             proj: self.linear(&w.proj)?,
-            post_norm: self.one_norm(&of.post_norm, &w.post_norm)?,
-        }))
+            post_norm: self.norm(&w.post_norm)?,
+        })
     }
 
-    /// Uploads a layer's weights for several residual streams; `None` if the model has one stream.
-    pub(super) fn layer_streams(
-        &mut self,
-        spec: &ModelSpec,
-        w: &LayerWeights,
-    ) -> Result<Option<CudaLayerStreams>, CudaError> {
-        let Some((of, w)) = spec.embedding.streams.as_ref().zip(w.streams.as_ref()) else { return Ok(None) };
-        Ok(Some(CudaLayerStreams {
-            router_norm: self.one_norm(&of.router_norm, &w.router_norm)?,
+    /// Uploads a layer's weights for several residual streams.
+    pub(super) fn layer_streams_of(&mut self, w: &LayerStreamsWeights) -> Result<CudaLayerStreams, CudaError> {
+        Ok(CudaLayerStreams {
+            spec: w.spec,
+            router_norm: self.norm(&w.router_norm)?,
             router: self.linear(&w.router)?,
             predict: self.vector(&w.predict.weight.to_f32())?,
             correct: self.vector(&w.correct.weight.to_f32())?,
             correct_scale: self.vector(&w.correct_scale)?,
             laurel_l: self.linear(&w.laurel_l)?,
             laurel_r: self.linear(&w.laurel_r)?,
-            laurel_norm: self.one_norm(&of.laurel_norm, &w.laurel_norm)?,
-        }))
+            laurel_norm: self.norm(&w.laurel_norm)?,
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Weights of mixtures of experts on the device.
 
 use metal_attention_gguf::TensorType;
-use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind};
+use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind, Prepare};
 
 use super::{CudaDense, CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
@@ -53,7 +53,8 @@ impl CudaExperts {
 
 impl Loader<'_> {
     /// Uploads the weights of a mixture of experts.
-    pub(super) fn experts(&mut self, of: &Experts, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
+    pub(super) fn experts_of(&mut self, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
+        let of = &w.spec;
         let gates: Option<Vec<&Linear>> = w.experts.iter().map(|expert| expert.gate.as_ref()).collect();
         let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();
         let downs: Vec<_> = w.experts.iter().map(|expert| &expert.down).collect();
@@ -61,10 +62,7 @@ impl Loader<'_> {
             Some([down, up]) => Some([self.linear(down)?, self.linear(up)?]),
             None => None,
         };
-        let shared = match (&of.shared, &w.shared) {
-            (Some(shared), Some(weights)) => Some(self.dense(&shared.dense, weights)?),
-            (None, _) | (_, None) => None,
-        };
+        let shared = w.shared.as_ref().map(|shared| self.dense(shared)).transpose()?;
         let router = &w.router.weight;
         let as_they_are = router.ty() == TensorType::F32;
         let router_rows = as_they_are.then(|| self.vector(&router.to_f32())).transpose()?;
@@ -77,11 +75,7 @@ impl Loader<'_> {
             let weight = self.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
             let (kind, n) = (NormKind::Rms, scale.len());
             router_norm = Some(CudaNorm { kind, weight, bias: None, eps: own.router_eps, n });
-            expert_norms = Some([
-                self.one_norm(&own.input, input)?,
-                self.one_norm(&own.result, result)?,
-                self.one_norm(&own.shared_result, shared)?,
-            ]);
+            expert_norms = Some([self.norm(input)?, self.norm(result)?, self.norm(shared)?]);
         }
         Ok(CudaExperts {
             spec: of.clone(),

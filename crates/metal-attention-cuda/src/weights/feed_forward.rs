@@ -1,6 +1,6 @@
 //! Weights of dense feed-forwards on the device.
 
-use metal_attention_model::{Dense, DenseWeights};
+use metal_attention_model::DenseWeights;
 
 use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
@@ -26,17 +26,17 @@ pub(crate) struct CudaDense {
 
 impl Loader<'_> {
     /// Uploads the weights of a dense feed-forward.
-    pub(super) fn dense(&mut self, of: &Dense, w: &DenseWeights) -> Result<CudaDense, CudaError> {
-        let DenseWeights { gate, up, down } = w;
+    pub(super) fn dense_of(&mut self, w: &DenseWeights) -> Result<CudaDense, CudaError> {
+        let DenseWeights { spec, gate, up, down } = w;
         let linears: Vec<_> = gate.iter().chain([up]).collect();
         let bias = self.biases(&linears)?;
         Ok(CudaDense {
-            fuses_activation: fuses_activation(of, w),
+            fuses_activation: fuses_activation(w),
             gate: gate.as_ref().map(|gate| self.matrix(gate)).transpose()?,
             up: self.matrix(up)?,
             bias,
             down: self.linear(down)?,
-            activation: activation_code(of.activation),
+            activation: activation_code(spec.activation),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Weights of latent attention on the device.
 
-use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, NormKind};
+use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, Prepare};
 
 use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
@@ -31,17 +31,13 @@ pub(crate) struct CudaLatentAttention {
 
 impl Loader<'_> {
     /// Uploads the weights of latent attention.
-    pub(super) fn latent_attention(
+    pub(super) fn compressed_attention(
         &mut self,
-        of: &LatentAttentionSpec,
         w: &LatentAttentionWeights,
     ) -> Result<CudaLatentAttention, CudaError> {
+        let of = &w.spec;
         let q_a = match &w.q_a {
-            Some((linear, norm)) => {
-                let (weight, n) = (self.vector(&norm.weight)?, norm.weight.len());
-                let norm = CudaNorm { kind: NormKind::Rms, weight, bias: None, eps: of.eps, n };
-                Some((self.linear(linear)?, norm))
-            }
+            Some((linear, norm)) => Some((self.linear(linear)?, self.norm(norm)?)),
             None => None,
         };
         Ok(CudaLatentAttention {

@@ -204,9 +204,9 @@ pub(crate) struct CudaChannelMix {
 
 impl Loader<'_> {
     /// Uploads the weights of a short convolution.
-    pub(super) fn short_conv(&mut self, spec: ShortConvSpec, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
+    pub(super) fn gated_convolution(&mut self, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
         Ok(CudaShortConv {
-            spec,
+            spec: w.spec,
             input: self.linear(&w.input)?,
             taps: self.vector(&w.taps)?,
             out: self.linear(&w.out)?,
@@ -214,7 +214,7 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a delta rule.
-    pub(super) fn delta_rule(&mut self, spec: DeltaRuleSpec, w: &DeltaRuleWeights) -> Result<CudaDeltaRule, CudaError> {
+    pub(super) fn delta_rule_of(&mut self, w: &DeltaRuleWeights) -> Result<CudaDeltaRule, CudaError> {
         let (inputs, low_rank) = match &w.before {
             None => (self.joined(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay])?, None),
             Some([decay, gate]) => {
@@ -224,7 +224,7 @@ impl Loader<'_> {
             }
         };
         Ok(CudaDeltaRule {
-            spec,
+            spec: w.spec,
             inputs,
             low_rank,
             taps: self.vector(&w.taps)?,
@@ -236,21 +236,21 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a Mamba mixer.
-    pub(super) fn mamba(&mut self, spec: MambaSpec, w: &MambaWeights) -> Result<CudaMamba, CudaError> {
+    pub(super) fn mamba_of(&mut self, w: &MambaWeights) -> Result<CudaMamba, CudaError> {
         let norms = match &w.norms {
             Some([dt, b, c]) => Some([self.vector(dt)?, self.vector(b)?, self.vector(c)?]),
             None => None,
         };
-        let a = match spec.decay {
+        let a = match w.spec.decay {
             // Transposed to `[width, d_state]`, so that the numbers of a channel are adjacent.
             MambaDecay::Channels => {
-                let channel_values = |channel: usize| w.a.iter().skip(channel).step_by(spec.width).copied();
-                self.vector(&(0..spec.width).flat_map(channel_values).collect::<Vec<_>>())?
+                let channel_values = |channel: usize| w.a.iter().skip(channel).step_by(w.spec.width).copied();
+                self.vector(&(0..w.spec.width).flat_map(channel_values).collect::<Vec<_>>())?
             }
             MambaDecay::Heads(_) => self.vector(&w.a)?,
         };
         Ok(CudaMamba {
-            spec,
+            spec: w.spec,
             input: self.linear(&w.input)?,
             taps: self.vector(&w.taps)?,
             conv_bias: self.optional(w.conv_bias.as_deref())?,
@@ -264,8 +264,8 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a Mamba-2 mixer.
-    pub(super) fn mamba2(&mut self, spec: Mamba2Spec, w: &Mamba2Weights) -> Result<CudaMamba2, CudaError> {
-        let norm = match (spec.norm, &w.norm) {
+    pub(super) fn mamba2_of(&mut self, w: &Mamba2Weights) -> Result<CudaMamba2, CudaError> {
+        let norm = match (w.spec.norm, &w.norm) {
             (Some(eps), Some(weight)) => {
                 let (kind, n) = (NormKind::Rms, weight.len());
                 Some(CudaNorm { kind, weight: self.vector(weight)?, bias: None, eps, n })
@@ -273,7 +273,7 @@ impl Loader<'_> {
             (None, _) | (_, None) => None,
         };
         Ok(CudaMamba2 {
-            spec,
+            spec: w.spec,
             input: self.linear(&w.input)?,
             taps: self.vector(&w.taps)?,
             conv_bias: self.optional(w.conv_bias.as_deref())?,
@@ -296,9 +296,9 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a time mix of RWKV-6.
-    pub(super) fn rwkv6(&mut self, spec: Rwkv6Spec, w: &Rwkv6Weights) -> Result<CudaRwkv6, CudaError> {
+    pub(super) fn rwkv6_of(&mut self, w: &Rwkv6Weights) -> Result<CudaRwkv6, CudaError> {
         Ok(CudaRwkv6 {
-            spec,
+            spec: w.spec,
             lerp_x: self.vector(&w.lerp_x)?,
             lerps: self.vector(&w.lerps)?,
             mix_down: self.linear(&w.mix_down)?,
@@ -316,13 +316,13 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a time mix of RWKV-7.
-    pub(super) fn rwkv7(&mut self, spec: Rwkv7Spec, w: &Rwkv7Weights) -> Result<CudaRwkv7, CudaError> {
+    pub(super) fn rwkv7_of(&mut self, w: &Rwkv7Weights) -> Result<CudaRwkv7, CudaError> {
         let first_value = match &w.first_value {
             Some((low_rank, bias)) => Some((self.low_rank(low_rank)?, self.vector(bias)?)),
             None => None,
         };
         Ok(CudaRwkv7 {
-            spec,
+            spec: w.spec,
             lerps: self.vector(&w.lerps)?,
             receptance: self.linear(&w.receptance)?,
             key: self.linear(&w.key)?,
@@ -342,14 +342,9 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights of a channel mix; `state` is the first element of its part of the layer's state.
-    pub(super) fn channel_mix(
-        &mut self,
-        spec: ChannelMixSpec,
-        w: &ChannelMixWeights,
-        state: usize,
-    ) -> Result<CudaChannelMix, CudaError> {
+    pub(super) fn channel_mix_at(&mut self, w: &ChannelMixWeights, state: usize) -> Result<CudaChannelMix, CudaError> {
         Ok(CudaChannelMix {
-            spec,
+            spec: w.spec,
             state,
             lerps: self.vector(&w.lerps)?,
             key: self.linear(&w.key)?,
