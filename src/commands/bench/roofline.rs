@@ -11,7 +11,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use metal_attention::{EngineOptions, Model};
-use metal_attention_model::{FeedForward, FeedForwardWeights, Linear};
+use metal_attention_model::{FeedForward, Linear};
 use serde::Serialize;
 
 use self::ceilings::{BatchScaling, Ceilings, DeviceName};
@@ -170,16 +170,14 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
 /// for experts `n_used / n_expert`.
 fn matrices(model: &Model) -> Vec<(&metal_attention::gguf::Tensor, f64)> {
     let mut all = Vec::new();
-    for (layer, w) in model.spec().layers.iter().zip(&model.weights().layers) {
-        let share = match &layer.feed_forward {
-            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => 1.0,
-            FeedForward::Experts(e) => e.n_used as f64 / e.n_expert as f64,
+    for layer in &model.weights().layers {
+        let share = |linear: &Linear| match &layer.feed_forward {
+            FeedForward::Experts(w) if w.experts.iter().any(|expert| expert.has(linear)) => {
+                w.spec.n_used as f64 / w.spec.n_expert as f64
+            }
+            FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None => 1.0,
         };
-        let is_expert = |linear: &Linear| match &w.feed_forward {
-            FeedForwardWeights::Dense(_) | FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => false,
-            FeedForwardWeights::Experts(e) => e.experts.iter().any(|expert| expert.has(linear)),
-        };
-        all.extend(w.linears().into_iter().map(|l| (&l.weight, if is_expert(l) { share } else { 1.0 })));
+        all.extend(layer.linears().into_iter().map(|linear| (&linear.weight, share(linear))));
     }
     all.extend(model.weights().output.iter().map(|l| (&l.weight, 1.0)));
     all

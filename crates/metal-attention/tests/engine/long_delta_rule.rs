@@ -5,8 +5,8 @@ use crate::toys::{Toy, metadata, some_ids, toy};
 use metal_attention::{BatchToken, CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
-    AttentionSpec, AttentionWeights, DeltaRuleSpec, DeltaRuleWeights, DenseWeights, FeedForwardWeights, Linear, Mixer,
-    MixerWeights, Norm, NormWeights,
+    AttentionSpec, AttentionWeights, DeltaRuleSpec, DeltaRuleWeights, DenseWeights, FeedForward, Linear, Mixer,
+    NormWeights,
 };
 
 const N_TOKENS: usize = 8320;
@@ -52,9 +52,9 @@ fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
 }
 
 /// The RMS norm of every row of `x`.
-fn norm(x: &[f64], norm: Option<Norm>, w: Option<&NormWeights>) -> Vec<f64> {
-    let (norm, w) = norm.zip(w).expect("a norm");
-    x.chunks_exact(w.weight.len()).flat_map(|row| rms_norm(row, &w.weight, norm.eps)).collect()
+fn norm(x: &[f64], norm: Option<&NormWeights>) -> Vec<f64> {
+    let norm = norm.expect("a norm");
+    x.chunks_exact(norm.weight.len()).flat_map(|row| rms_norm(row, &norm.weight, norm.eps)).collect()
 }
 
 /// The gated delta rule of arXiv 2412.06464, equation 10, with the state transposed, for each value head, after the short
@@ -170,20 +170,20 @@ fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<f64> {
     let row = |id: &u32| table[*id as usize * spec.n_embd..][..spec.n_embd].iter().copied();
     let mut x: Vec<f64> = ids.iter().flat_map(row).collect();
     let add = |x: &mut Vec<f64>, more: Vec<f64>| x.iter_mut().zip(more).for_each(|(x, more)| *x += more);
-    for (layer, w) in spec.layers.iter().zip(&w.layers) {
-        let h = norm(&x, layer.mixer_norm, w.mixer_norm.as_ref());
-        let mixed = match (&layer.mixer, &w.mixer) {
-            (Mixer::DeltaRule(rule), MixerWeights::DeltaRule(w)) => delta_rule(rule, w, &h),
-            (Mixer::Attention(a), MixerWeights::Attention(w)) => attention(a, w, &h),
+    for layer in &w.layers {
+        let h = norm(&x, layer.mixer_norm.as_ref());
+        let mixed = match &layer.mixer {
+            Mixer::DeltaRule(w) => delta_rule(&w.spec, w, &h),
+            Mixer::Attention(w) => attention(&w.spec, w, &h),
             other => panic!("another mixer: {other:?}"),
         };
         add(&mut x, mixed);
-        let h = norm(&x, layer.feed_forward_norm, w.feed_forward_norm.as_ref());
-        let FeedForwardWeights::Dense(dense) = &w.feed_forward else { panic!("not dense") };
+        let h = norm(&x, layer.feed_forward_norm.as_ref());
+        let FeedForward::Dense(dense) = &layer.feed_forward else { panic!("not dense") };
         add(&mut x, feed_forward(dense, &h));
     }
     let wanted = positions.iter().flat_map(|pos| x[pos * spec.n_embd..][..spec.n_embd].iter().copied());
-    let h = norm(&wanted.collect::<Vec<_>>(), spec.output.norm, w.output_norm.as_ref());
+    let h = norm(&wanted.collect::<Vec<_>>(), w.output_norm.as_ref());
     Matrix::new(w.output.as_ref().expect("a head")).times(&h)
 }
 

@@ -4,9 +4,7 @@
 use crate::toys::{Toy, batch, metadata, nmse, read, some_ids, toy};
 use metal_attention::{CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
-use metal_attention_model::{
-    Linear, Mamba2Spec, Mamba2Weights, MambaSpec, MambaWeights, Mixer, MixerWeights, NormWeights,
-};
+use metal_attention_model::{Linear, Mamba2Spec, Mamba2Weights, MambaSpec, MambaWeights, Mixer, NormWeights};
 use metal_attention_testing::models::more_architectures;
 
 const N_TOKENS: usize = 8_300;
@@ -209,13 +207,13 @@ fn reference_logits(toy: &Toy, ids: &[u32]) -> Vec<f32> {
     let eps = toy.spec.output.norm.unwrap().eps;
     let table = Matrix::new(&toy.weights.token_embd);
     let head = Matrix::new(toy.weights.output.as_ref().unwrap());
-    let layers = toy.spec.layers.iter().zip(&toy.weights.layers);
+    let layers = toy.weights.layers.iter();
     let mut mixers: Vec<Box<dyn ReferenceMixer>> = layers
-        .map(|(layer, w)| -> Box<dyn ReferenceMixer> {
-            match (&layer.mixer, &w.mixer) {
-                (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => Box::new(MambaReference::new(spec, w)),
-                (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => Box::new(Mamba2Reference::new(spec, w)),
-                (other, _) => panic!("{}: {other:?}", toy.name),
+        .map(|layer| -> Box<dyn ReferenceMixer> {
+            match &layer.mixer {
+                Mixer::Mamba(w) => Box::new(MambaReference::new(&w.spec, w)),
+                Mixer::Mamba2(w) => Box::new(Mamba2Reference::new(&w.spec, w)),
+                other => panic!("{}: {other:?}", toy.name),
             }
         })
         .collect();

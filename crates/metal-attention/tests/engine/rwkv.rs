@@ -8,8 +8,8 @@ use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType
 use metal_attention::{CacheType, CpuExecutor, ForwardPass};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
-    ChannelMixWeights, DenseWeights, FeedForwardWeights, LayerWeights, Linear, LowRankWeights, Mixer, MixerWeights,
-    Norm, NormKind, NormWeights, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights,
+    ChannelMixWeights, DenseWeights, FeedForward, Layer, Linear, Loaded, LowRankWeights, Mixer, NormKind, NormWeights,
+    RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights,
 };
 use metal_attention_testing::models::more_architectures;
 
@@ -65,9 +65,9 @@ fn normalized(kind: NormKind, eps: f64, weight: &[f32], bias: Option<&[f32]>, x:
     (0..x.len()).map(|i| (x[i] - mean) * factor * f64::from(weight[i]) + bias(i)).collect()
 }
 
-fn norm(norm: Option<&Norm>, w: Option<&NormWeights>, x: &[f64]) -> Vec<f64> {
-    let Some((norm, w)) = norm.zip(w) else { return x.to_vec() };
-    normalized(norm.kind, f64::from(norm.eps), &w.weight, w.bias.as_deref(), x)
+fn norm(norm: Option<&NormWeights>, x: &[f64]) -> Vec<f64> {
+    let Some(norm) = norm else { return x.to_vec() };
+    normalized(norm.kind, f64::from(norm.eps), &norm.weight, norm.bias.as_deref(), x)
 }
 
 /// The recurrent state of a layer.
@@ -222,7 +222,7 @@ fn swiglu(w: &DenseWeights<Matrix>, x: &[f64]) -> Vec<f64> {
 /// The reference logits of the tokens at `positions`.
 fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
     let Toy { spec, weights, .. } = toy;
-    let layer_to_f64 = |layer: &LayerWeights| {
+    let layer_to_f64 = |layer: &Layer<Loaded>| {
         let Ok(layer) = layer.map(&mut |linear| Ok::<_, Infallible>(Matrix::new(linear)));
         layer
     };
@@ -241,30 +241,30 @@ fn reference_logits(toy: &Toy, ids: &[u32], positions: &[usize]) -> Vec<Vec<f64>
     let mut found = Vec::new();
     for (pos, &id) in ids.iter().enumerate() {
         let mut x = table.rows[id as usize].clone();
-        x = norm(spec.embedding.norm.as_ref(), weights.embedding_norm.as_ref(), &x);
+        x = norm(weights.embedding_norm.as_ref(), &x);
         let mut v_first = None;
-        for ((layer, w), state) in spec.layers.iter().zip(&layers).zip(&mut states) {
-            let h = norm(layer.mixer_norm.as_ref(), w.mixer_norm.as_ref(), &x);
-            let mixed = if let (Mixer::Rwkv6(spec), MixerWeights::Rwkv6(w)) = (&layer.mixer, &w.mixer) {
-                time_mix_6(spec, w, &h, state)
-            } else if let (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w)) = (&layer.mixer, &w.mixer) {
-                time_mix_7(spec, w, &h, state, &mut v_first)
+        for (layer, state) in layers.iter().zip(&mut states) {
+            let h = norm(layer.mixer_norm.as_ref(), &x);
+            let mixed = if let Mixer::Rwkv6(w) = &layer.mixer {
+                time_mix_6(&w.spec, w, &h, state)
+            } else if let Mixer::Rwkv7(w) = &layer.mixer {
+                time_mix_7(&w.spec, w, &h, state, &mut v_first)
             } else {
-                panic!("a time mix, not {:?}", layer.mixer)
+                panic!("no time mix")
             };
             x = each([&x, &mixed], |[x, y]| x + y);
-            let h = norm(layer.feed_forward_norm.as_ref(), w.feed_forward_norm.as_ref(), &x);
-            let more = if let FeedForwardWeights::ChannelMix(w) = &w.feed_forward {
+            let h = norm(layer.feed_forward_norm.as_ref(), &x);
+            let more = if let FeedForward::ChannelMix(w) = &layer.feed_forward {
                 channel_mix(w, &h, state)
-            } else if let FeedForwardWeights::Dense(w) = &w.feed_forward {
+            } else if let FeedForward::Dense(w) = &layer.feed_forward {
                 swiglu(w, &h)
             } else {
-                panic!("a channel mix or SwiGLU, not {:?}", layer.feed_forward)
+                panic!("neither a channel mix nor SwiGLU")
             };
-            x = each([&x, &more], |[x, y]| (x + y) * f64::from(w.output_scale));
+            x = each([&x, &more], |[x, y]| (x + y) * f64::from(layer.output_scale));
         }
         if positions.contains(&pos) {
-            found.push(head.times(&norm(spec.output.norm.as_ref(), weights.output_norm.as_ref(), &x)));
+            found.push(head.times(&norm(weights.output_norm.as_ref(), &x)));
         }
     }
     found
@@ -303,10 +303,10 @@ fn models() -> Vec<Toy> {
 fn set_slow_decay(toy: &mut Toy) {
     for layer in &mut toy.weights.layers {
         let slow = |bias: &mut Vec<f32>| bias.iter_mut().enumerate().for_each(|(i, x)| *x = -4.0 - (i % 8) as f32);
-        if let MixerWeights::Rwkv6(w) = &mut layer.mixer {
+        if let Mixer::Rwkv6(w) = &mut layer.mixer {
             slow(&mut w.decay_bias);
         }
-        if let MixerWeights::Rwkv7(w) = &mut layer.mixer {
+        if let Mixer::Rwkv7(w) = &mut layer.mixer {
             slow(&mut w.decay_bias);
         }
     }
