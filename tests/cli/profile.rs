@@ -144,7 +144,7 @@ fn the_profile_of_a_gpu_has_every_dispatch() {
     use std::sync::Arc;
 
     use metal_attention::kernels::{WgpuDevice, WgpuOptions};
-    use metal_attention::{Model, WgpuExecutor, WgpuForwardPassOptions};
+    use metal_attention::{Model, SessionOptions, WgpuExecutor};
 
     if !has_gpu() {
         return;
@@ -160,7 +160,7 @@ fn the_profile_of_a_gpu_has_every_dispatch() {
     let output = run(&[&RUN[..], &["--gpu", "--profile"]].concat());
     assert!(stderr(&output).contains("without a profile greedy steps are queued ahead"), "{}", stderr(&output));
     let model = Model::built_in().unwrap();
-    let options = WgpuForwardPassOptions { n_ctx: 64, ..Default::default() };
+    let options = SessionOptions { n_ctx: 64, ..Default::default() };
     let pass = WgpuExecutor::session(gpu, model.spec().clone(), model.weights(), &options).unwrap();
     // Prefill of five tokens, then decode steps. The context is too short for split-KV, so no merge kernels run.
     for (phase, n_tokens, steps) in [("prefill", 5, 1), ("decode", 1, 5)] {

@@ -118,7 +118,7 @@ fn and_so_they_do_on_a_gpu() {
     use std::sync::Arc;
 
     use metal_attention::kernels::{WgpuDevice, WgpuOptions};
-    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
+    use metal_attention::{SessionOptions, WgpuExecutor};
 
     if !crate::common::has_gpu() {
         return;
@@ -132,7 +132,7 @@ fn and_so_they_do_on_a_gpu() {
             assert!(why.contains("--device cpu"), "{why}");
             return None;
         }
-        let options = WgpuForwardPassOptions { n_ctx, cache_type: CacheType::F32, exact: true, ..Default::default() };
+        let options = SessionOptions { n_ctx, cache_type: CacheType::F32, exact: true, ..Default::default() };
         let pass = WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options);
         Some(Box::new(pass.unwrap()))
     };

@@ -135,7 +135,7 @@ impl CpuCeilings {
 
     /// Seconds of the products of `matrices`, one after the other, with `n` tokens, for each `n` in `n_tokens`. Matrices that
     /// together exceed the caches are read from memory, as in a decode step. `exact`: as in
-    /// [`CpuOptions`](crate::CpuOptions::exact).
+    /// [`SessionOptions`](metal_attention_model::SessionOptions::exact).
     pub fn products(
         &self,
         matrices: &[&Tensor],

@@ -6,8 +6,8 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, Executor, ForwardError,
-    LayerTrace, MemoryUse, ModelSpec, PageCopy, Profiler, Session, Step, StepLimits, StepResults, Watch, Weights,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse,
+    ModelSpec, PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Watch, Weights,
 };
 
 use crate::cores::physical_cores;
@@ -24,30 +24,11 @@ use crate::state::StateSlots;
 /// The largest number of threads that is accepted: more than any machine has cores.
 const MAX_THREADS: usize = 4096;
 
-/// The options of a [`CpuExecutor`].
+/// Where a [`CpuExecutor`] runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// The maximum number of positions of a sequence.
-    pub n_ctx: usize,
-    /// The number of sequences.
-    pub n_seq: usize,
-    /// Positions of the KV cache, all sequences together, rounded up to whole pages. `None`: `n_ctx` for each sequence.
-    pub n_cache: Option<usize>,
-    /// The number of sequences whose sliding windows the KV cache has pages for, in layers with a window. A batch that needs
-    /// more is refused. `None`: all sequences.
-    pub n_windows: Option<usize>,
-    /// Bytes for recurrent states at earlier positions, which sequences can be cut back to. The current state of each sequence
-    /// is not counted.
-    pub state_cache: usize,
     /// The number of threads that compute, the caller's included.
     pub n_threads: usize,
-    /// The element type of the KV cache.
-    pub cache_type: CacheType,
-    /// Keep quantised weights as they are in the file, dequantise them in each product and multiply them by F32 activations:
-    /// slow, and as close to the file's weights as F32 arithmetic gets.
-    pub exact: bool,
-    /// The maximum number of tokens of a micro-batch.
-    pub n_ubatch: usize,
     /// The instruction set of the kernels. `None`: the best one that the CPU has.
     pub isa: Option<Isa>,
     /// Cancels the set-up and each forward pass, and counts their progress.
@@ -56,19 +37,7 @@ pub struct CpuOptions {
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self {
-            n_ctx: 4096,
-            n_seq: 1,
-            n_cache: None,
-            n_windows: None,
-            state_cache: 256 << 20,
-            n_threads: physical_cores(),
-            cache_type: CacheType::default(),
-            exact: false,
-            n_ubatch: DEFAULT_UBATCH,
-            isa: None,
-            watch: Watch::default(),
-        }
+        Self { n_threads: physical_cores(), isa: None, watch: Watch::default() }
     }
 }
 
@@ -100,29 +69,43 @@ enum KvCache {
 
 impl CpuExecutor {
     /// A session with the model of `file`, whose weights stay mapped: see [`new`](Self::new).
-    pub fn session_of_file(file: &GgufFile, options: &CpuOptions) -> Result<CpuForwardPass, CpuError> {
+    pub fn session_of_file(
+        cpu: &CpuOptions,
+        file: &GgufFile,
+        options: &SessionOptions,
+    ) -> Result<CpuForwardPass, CpuError> {
         let spec = ModelSpec::from_gguf(file)?;
         let weights = Weights::load(file, &spec)?;
-        Self::session(spec, &weights, options)
+        Self::session(cpu, spec, &weights, options)
     }
 
     /// A session with a model: see [`new`](Self::new).
-    pub fn session(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<CpuForwardPass, CpuError> {
-        Ok(Session::new(Self::new(spec, weights, options)?))
+    pub fn session(
+        cpu: &CpuOptions,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &SessionOptions,
+    ) -> Result<CpuForwardPass, CpuError> {
+        Ok(Session::new(Self::new(cpu, spec, weights, options)?))
     }
 
     /// Sets up a model: starts the threads, allocates the KV cache and the recurrent states, and repacks the weights. With
-    /// `exact` quantised weights are not repacked but read from the mapped file.
+    /// `exact` quantised weights are not repacked but read from the mapped file, dequantised in each product and multiplied
+    /// by F32 activations: slow, and as close to the file's weights as F32 arithmetic gets.
     ///
     /// # Errors
     ///
     /// An option out of its range, a spec that fails [`ModelSpec::check_residuals`], threads or memory that the system refuses,
     /// or a cancelled `watch`.
-    pub fn new(spec: ModelSpec, weights: &Weights, options: &CpuOptions) -> Result<Self, CpuError> {
+    pub fn new(
+        cpu: &CpuOptions,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &SessionOptions,
+    ) -> Result<Self, CpuError> {
         spec.check_residuals()?;
-        let &CpuOptions { n_seq, n_cache, n_windows, state_cache, n_threads, n_ubatch, .. } = options;
-        let n_ctx = Capacity::n_ctx_of(&spec, options.n_ctx);
-        let capacity = Capacity { n_ctx, n_seq, n_cache, n_windows, state_cache, n_ubatch };
+        let n_threads = cpu.n_threads;
+        let capacity = options.capacity(&spec);
         if let Some((option, max)) = capacity.out_of_range() {
             return Err(CpuError::Option { option, max });
         }
@@ -138,9 +121,9 @@ impl CpuExecutor {
         let states = StateSlots::new(&spec, &groups)
             .ok_or(CpuError::OutOfMemory { what: "the recurrent states", bytes: state_bytes })?;
         let no_threads = |source| CpuError::Threads { n_threads, source };
-        let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
-        let isa = options.isa.unwrap_or_else(Isa::best);
-        let weights = PreparedWeights::new(&pool, &spec, weights, n_ctx, options.exact)?;
+        let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(cpu.watch.clone());
+        let isa = cpu.isa.unwrap_or_else(Isa::best);
+        let weights = PreparedWeights::new(&pool, &spec, weights, capacity.n_ctx, options.exact)?;
         let sequence_parallel = SequenceParallel::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
@@ -151,7 +134,7 @@ impl CpuExecutor {
             sequence_parallel,
             pool,
             isa,
-            n_ubatch,
+            n_ubatch: capacity.n_ubatch,
             observer: None,
             spec,
         })

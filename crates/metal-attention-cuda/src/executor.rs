@@ -43,8 +43,8 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse,
-    ModelSpec, PageCopy, Phase, Profiler, Session, SnapshotError, Step, StepLimits, StepResults, Weights,
-    is_decode_step,
+    ModelSpec, PageCopy, Phase, Profiler, Session, SessionOptions, SnapshotError, Step, StepLimits, StepResults,
+    Weights, is_decode_step,
 };
 
 use crate::activations::{Activations, Widths};
@@ -61,7 +61,7 @@ use crate::runner::{MicroBatchSize, ModelRunner, TOP_K, TokenOutput, max_few_tok
 use crate::sharding::Shard;
 use crate::support::supports;
 use crate::weights::CudaWeights;
-use crate::{CudaDevice, CudaError, CudaForwardPassOptions};
+use crate::{CudaDevice, CudaError, CudaTuning};
 
 /// Most tokens of a query tile: the queries of one sequence that a block of `prefill_attention.cu` processes.
 const QUERY_TILE_TOKENS: usize = 64;
@@ -98,14 +98,25 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// A session with a model: see [`new`](Self::new).
+    /// A session with a model, tuned by the GPU: see [`new`](Self::new).
     pub fn session(
         gpu: Arc<CudaDevice>,
         spec: ModelSpec,
         weights: &Weights,
-        options: &CudaForwardPassOptions,
+        options: &SessionOptions,
     ) -> Result<CudaForwardPass, CudaError> {
-        Ok(Session::new(Self::new(gpu, spec, weights, options)?))
+        Self::tuned_session(gpu, spec, weights, options, &CudaTuning::default())
+    }
+
+    /// A session with a model: see [`new`](Self::new).
+    pub fn tuned_session(
+        gpu: Arc<CudaDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
+    ) -> Result<CudaForwardPass, CudaError> {
+        Ok(Session::new(Self::new(gpu, spec, weights, options, tuning)?))
     }
 
     /// Sets a model up on `gpu`: uploads its weights, and allocates the KV cache and all buffers for micro-batches.
@@ -117,9 +128,10 @@ impl CudaExecutor {
         gpu: Arc<CudaDevice>,
         spec: ModelSpec,
         weights: &Weights,
-        options: &CudaForwardPassOptions,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
-        Self::with_shard(gpu, spec, weights, options, None)
+        Self::with_shard(gpu, spec, weights, (options, tuning), None)
     }
 
     /// Sets up one rank of a model that several ranks share, or the whole model (`shard` is `None`). `model_spec` and
@@ -132,7 +144,7 @@ impl CudaExecutor {
         gpu: Arc<CudaDevice>,
         model_spec: ModelSpec,
         weights: &Weights,
-        options: &CudaForwardPassOptions,
+        (options, tuning): (&SessionOptions, &CudaTuning),
         shard: Option<(&Shard, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
         // What this rank evaluates.
@@ -151,7 +163,7 @@ impl CudaExecutor {
         let max_exchanged = n_ubatch * spec.n_embd;
         // `memory_needed` counts the rank's caches and buffers, as `spec` is the rank's, but the weights of the whole
         // model. What other ranks hold of these is subtracted.
-        let needed_with_all_weights = options.memory_needed(&spec, weights).total();
+        let needed_with_all_weights = Self::memory_needed(&spec, weights, options).total();
         let needed = shard.map_or(needed_with_all_weights, |(shard, _)| {
             let mailbox = Exchange::bytes(&shard.plan, spec.n_vocab, max_exchanged);
             (needed_with_all_weights + mailbox).saturating_sub(shard.saved_bytes(weights))
@@ -186,7 +198,7 @@ impl CudaExecutor {
             &buffers,
             &ids,
             shard,
-            options.persistent_kernel_positions,
+            tuning.persistent_kernel_positions,
         )?;
         let weight_bytes = gpu.allocated_bytes() - allocated_before - kv_cache - scratch;
         let memory = MemoryUse { weights: weight_bytes, kv_cache, scratch };

@@ -41,5 +41,5 @@ pub use ceilings::{CudaCeilings, CudaLaunchCosts};
 pub use device::{CudaDevice, CudaSummary, cuda_summaries};
 pub use error::CudaError;
 pub use executor::{CudaExecutor, CudaForwardPass};
-pub use options::CudaForwardPassOptions;
+pub use options::CudaTuning;
 pub use tensor_parallel::{TensorParallelExecutor, TensorParallelPass};

@@ -14,14 +14,14 @@ use std::thread::JoinHandle;
 
 use metal_attention_model::{
     CacheBlock, CacheGroups, CacheLayout, DeviceInfo, Executor, ForwardError, LayerTrace, MemoryUse, ModelSpec,
-    PageCopy, Profiler, Session, Step, StepLimits, StepResults, Weights,
+    PageCopy, Profiler, Session, SessionOptions, Step, StepLimits, StepResults, Weights,
 };
 
 use crate::exchange::{AbortFlag, Exchange};
 use crate::executor::output_of;
 use crate::runner::TokenOutput;
 use crate::sharding::{Shard, ShardingPlan};
-use crate::{CudaDevice, CudaError, CudaExecutor, CudaForwardPassOptions};
+use crate::{CudaDevice, CudaError, CudaExecutor, CudaTuning};
 
 /// A forward pass on several NVIDIA GPUs.
 pub type TensorParallelPass = Session<TensorParallelExecutor>;
@@ -202,14 +202,25 @@ impl RankWorker {
 }
 
 impl TensorParallelExecutor {
-    /// A session with a model: see [`new`](Self::new).
+    /// A session with a model, tuned by the GPUs: see [`new`](Self::new).
     pub fn session(
         gpus: &[Arc<CudaDevice>],
         spec: &ModelSpec,
         weights: &Weights,
-        options: &CudaForwardPassOptions,
+        options: &SessionOptions,
     ) -> Result<TensorParallelPass, CudaError> {
-        Ok(Session::new(Self::new(gpus, spec, weights, options)?))
+        Self::tuned_session(gpus, spec, weights, options, &CudaTuning::default())
+    }
+
+    /// A session with a model: see [`new`](Self::new).
+    pub fn tuned_session(
+        gpus: &[Arc<CudaDevice>],
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
+    ) -> Result<TensorParallelPass, CudaError> {
+        Ok(Session::new(Self::new(gpus, spec, weights, options, tuning)?))
     }
 
     /// Shards a model over `gpus`, all different, in the order of the ranks, and sets it up on each. `options` are those of the whole
@@ -222,7 +233,8 @@ impl TensorParallelExecutor {
         gpus: &[Arc<CudaDevice>],
         spec: &ModelSpec,
         weights: &Weights,
-        options: &CudaForwardPassOptions,
+        options: &SessionOptions,
+        tuning: &CudaTuning,
     ) -> Result<Self, CudaError> {
         let plan = Arc::new(ShardingPlan::new(spec, weights, gpus.len())?);
         for from in gpus {
@@ -234,7 +246,13 @@ impl TensorParallelExecutor {
         let ended = Arc::new(AbortFlag::new(first)?);
         let set_up = |rank: usize| {
             let shard = Shard { plan: Arc::clone(&plan), rank };
-            CudaExecutor::with_shard(Arc::clone(&gpus[rank]), spec.clone(), weights, options, Some((&shard, &ended)))
+            CudaExecutor::with_shard(
+                Arc::clone(&gpus[rank]),
+                spec.clone(),
+                weights,
+                (options, tuning),
+                Some((&shard, &ended)),
+            )
         };
         let passes: Result<Vec<_>, CudaError> = std::thread::scope(|scope| {
             let set_up = &set_up;

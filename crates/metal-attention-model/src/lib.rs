@@ -60,7 +60,7 @@ pub use recurrent::{
 };
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use sequence_runs::one_run_per_sequence;
-pub use session::{Executor, NullExecutor, Session, Step, StepLimits, StepResults};
+pub use session::{Executor, NullExecutor, Session, SessionOptions, Step, StepLimits, StepResults};
 pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{

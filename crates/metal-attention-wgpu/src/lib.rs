@@ -47,7 +47,7 @@ pub use executor::{WgpuExecutor, WgpuForwardPass};
 pub use kernels::catalogue;
 pub use kv_cache::WgpuKvCache;
 pub use matrix::{MatrixPart, WgpuMatrix};
-pub use options::WgpuForwardPassOptions;
+pub use options::WgpuTuning;
 pub use pipelines::{PipelineCache, PipelineKey};
 pub use readback::Readback;
 pub use shader::{Constant, ShaderFeatures, wgsl};

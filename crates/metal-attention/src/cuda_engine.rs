@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use metal_attention_cuda::{
-    CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelExecutor,
-    TensorParallelPass, cuda_summaries,
+    CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaSummary, TensorParallelExecutor, TensorParallelPass,
+    cuda_summaries,
 };
-use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse};
+use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse, SessionOptions};
 
 use crate::engine::{capacity, mib};
 use crate::{EngineOptions, Model};
@@ -64,7 +64,7 @@ fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaFor
     for gpu in gpus {
         let available = gpu.memory - gpu.memory / 10;
         let options_here = pass_options(options, model, &gpu, available);
-        let needed = options_here.memory_needed(model.spec(), model.weights()).total();
+        let needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &options_here).total();
         let outcome = if needed > available {
             Err(CudaError::ModelTooLarge { needed, available })
         } else {
@@ -84,25 +84,14 @@ fn first_with_capacity(model: &Model, options: &EngineOptions) -> Result<CudaFor
 
 /// The options of a forward pass of `model` on GPUs like `gpu` with `available` bytes in total. If the caller sets no
 /// micro-batch, it is the GPU's best one if that fits, otherwise the default.
-fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> CudaForwardPassOptions {
+fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> SessionOptions {
     let options = &sized(options, model, gpu, available);
-    let n_ctx = options.n_ctx_of(model);
-    let with = |n_ubatch| CudaForwardPassOptions {
-        n_ctx,
-        n_seq: options.n_seq,
-        n_cache: options.n_cache,
-        n_windows: options.n_windows,
-        state_cache: options.state_cache,
-        n_ubatch,
-        cache_type: options.cache_type,
-        exact: options.exact,
-        persistent_kernel_positions: None,
-    };
+    let with = |n_ubatch| options.session_options(options.n_ctx_of(model), n_ubatch);
     if let Some(n_ubatch) = options.n_ubatch {
         return with(n_ubatch);
     }
-    let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
-    let mut needed = best.memory_needed(model.spec(), model.weights());
+    let best = with(CudaExecutor::best_ubatch(gpu, model.spec()));
+    let mut needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &best);
     // Each rank has its own scratch buffers.
     needed.scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
@@ -110,9 +99,9 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
 
 /// `options` with a context length that fits `available` bytes, if that is left to the device.
 fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u64) -> EngineOptions {
-    let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
-    let smallest = CudaForwardPassOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
-    let needed = smallest.memory_needed(model.spec(), model.weights());
+    let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaExecutor::best_ubatch(gpu, model.spec()));
+    let smallest = SessionOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
+    let needed = CudaExecutor::memory_needed(model.spec(), model.weights(), &smallest);
     let scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }

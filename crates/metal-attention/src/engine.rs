@@ -1,7 +1,7 @@
 //! Setting up a forward pass: the options of all backends, and the choice of a device.
 
 use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
-use metal_attention_model::{ForwardPass, PageUse, Watch};
+use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, PageUse, SessionOptions, Watch};
 
 use crate::memory::available_memory;
 #[cfg(feature = "cuda")]
@@ -138,6 +138,20 @@ impl EngineOptions {
         self.n_ctx.unwrap_or(model.spec().n_ctx_train.min(DEFAULT_N_CTX))
     }
 
+    /// The options of a session with a context of `n_ctx` tokens and micro-batches of `n_ubatch`.
+    pub(crate) fn session_options(&self, n_ctx: usize, n_ubatch: usize) -> SessionOptions {
+        SessionOptions {
+            n_ctx,
+            n_seq: self.n_seq,
+            n_cache: self.n_cache,
+            n_windows: self.n_windows,
+            state_cache: self.state_cache,
+            n_ubatch,
+            cache_type: self.cache_type,
+            exact: self.exact,
+        }
+    }
+
     /// Sets up `model` on the device of these options.
     pub(crate) fn backend(&self, model: &Model) -> Result<Backend, Error> {
         let n_ctx_train = model.spec().n_ctx_train;
@@ -171,22 +185,13 @@ impl EngineOptions {
 
     /// A forward pass on the CPU with exactly these options.
     fn cpu_pass_of_size(&self, model: &Model) -> Result<Backend, Error> {
-        let n_ctx = self.n_ctx_of(model);
-        let defaults = CpuOptions::default();
-        let options = CpuOptions {
-            n_ctx,
-            n_seq: self.n_seq,
-            n_cache: self.n_cache,
-            n_windows: self.n_windows,
-            state_cache: self.state_cache,
+        let cpu = CpuOptions {
             n_threads: self.n_threads.unwrap_or_else(physical_cores),
-            cache_type: self.cache_type,
-            exact: self.exact,
-            n_ubatch: self.n_ubatch.unwrap_or(defaults.n_ubatch),
             watch: self.watch.clone(),
-            ..defaults
+            ..Default::default()
         };
-        let pass = CpuExecutor::session(model.spec().clone(), model.weights(), &options)?;
+        let options = self.session_options(self.n_ctx_of(model), self.n_ubatch.unwrap_or(DEFAULT_UBATCH));
+        let pass = CpuExecutor::session(&cpu, model.spec().clone(), model.weights(), &options)?;
         log(model, &pass);
         Ok(Backend::Cpu(pass))
     }

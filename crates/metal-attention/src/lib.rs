@@ -65,20 +65,21 @@ pub use metal_attention_cpu::{
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
-    CudaCeilings, CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaForwardPassOptions, CudaSummary,
+    CudaCeilings, CudaDevice, CudaError, CudaExecutor, CudaForwardPass, CudaSummary, CudaTuning,
     TensorParallelExecutor, TensorParallelPass, cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
     ASLEEP_AFTER, BatchToken, DeviceInfo, Executor, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace,
     Logits, MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache, Session,
-    Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TypeChoices, Watch, Weights, highest,
+    SessionOptions, Snapshot, SnapshotError, StateUse, Step, StepLimits, StepResults, TopK, TypeChoices, Watch,
+    Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu as kernels;
 #[cfg(feature = "wgpu")]
-pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
+pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

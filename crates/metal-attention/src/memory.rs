@@ -1,6 +1,6 @@
 //! Available memory, and the longest context that fits in it.
 
-use metal_attention_model::{CacheGroups, Capacity, DEFAULT_UBATCH, ModelSpec, PAGE};
+use metal_attention_model::{CacheGroups, Capacity, DEFAULT_UBATCH, ModelSpec, PAGE, SessionOptions};
 
 use crate::engine::DEFAULT_N_CTX;
 use crate::{EngineOptions, Model};
@@ -89,14 +89,8 @@ impl EngineOptions {
     /// Bytes of a KV cache of `n_cache` tokens for sequences of at most `n_ctx`, with recurrent states and RoPE cos/sin
     /// tables.
     fn cache_bytes(&self, spec: &ModelSpec, n_ctx: usize, n_cache: usize) -> u64 {
-        let capacity = Capacity {
-            n_ctx: n_ctx.min(n_cache),
-            n_seq: self.n_seq,
-            n_cache: Some(n_cache),
-            n_windows: self.n_windows,
-            state_cache: self.state_cache,
-            n_ubatch: self.n_ubatch.unwrap_or(DEFAULT_UBATCH),
-        };
+        let options = self.session_options(n_ctx.min(n_cache), self.n_ubatch.unwrap_or(DEFAULT_UBATCH));
+        let capacity = SessionOptions { n_cache: Some(n_cache), ..options }.capacity(spec);
         let groups = CacheGroups::new(spec, capacity);
         let mut ropes = Vec::new();
         for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use metal_attention_model::ForwardPass;
-use metal_attention_wgpu::{
-    AdapterChoice, WgpuDevice, WgpuError, WgpuExecutor, WgpuForwardPass, WgpuForwardPassOptions, WgpuOptions,
-};
+use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, SessionOptions};
+use metal_attention_wgpu::{AdapterChoice, WgpuDevice, WgpuError, WgpuExecutor, WgpuForwardPass, WgpuOptions};
 
 use crate::engine::{capacity, mib};
 use crate::{EngineOptions, Model};
@@ -23,7 +21,7 @@ pub(crate) fn forward_pass(
     let free = gpu.summary().memory.map(|memory| memory - memory / 10);
     let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
     let set_up = |options: &EngineOptions| {
-        let options = pass_options(options, options.n_ctx_of(model));
+        let options = pass_options(model, options);
         WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
     };
     let pass = match set_up(&sized) {
@@ -44,28 +42,16 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForward
     WgpuExecutor::supports(model.spec())?;
     // The upper bound of a binding's size: devices with a smaller one need less memory at a time.
     let max_binding = u64::from(u32::MAX);
-    let needed =
-        pass_options(options, options.n_ctx_of(model)).memory_needed(model.spec(), model.weights(), max_binding);
+    let session = pass_options(model, options);
+    let needed = WgpuExecutor::memory_needed(model.spec(), model.weights(), &session, max_binding);
     let pass = forward_pass(model, options, AdapterChoice::Hardware { bytes: needed.total() })?;
     tracing::info!("auto takes the GPU: it has room for {}", mib(needed.total()));
     Ok(pass)
 }
 
-/// The options of a forward pass with a context of `n_ctx` tokens.
-fn pass_options(options: &EngineOptions, n_ctx: usize) -> WgpuForwardPassOptions {
-    let defaults = WgpuForwardPassOptions::default();
-    WgpuForwardPassOptions {
-        n_ctx,
-        n_seq: options.n_seq,
-        n_cache: options.n_cache,
-        n_windows: options.n_windows,
-        state_cache: options.state_cache,
-        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
-        cache_type: options.cache_type,
-        exact: options.exact,
-        persistent_workgroups: None,
-        layers_in_a_buffer: usize::MAX,
-    }
+/// The options of a session with `model`.
+fn pass_options(model: &Model, options: &EngineOptions) -> SessionOptions {
+    options.session_options(options.n_ctx_of(model), options.n_ubatch.unwrap_or(DEFAULT_UBATCH))
 }
 
 /// Logs the GPU and the memory of a forward pass.

@@ -3,11 +3,11 @@
 //! The models have one layer with an identity matrix as the attention output projection and a feed-forward of zeros, so that
 //! the layer's result is its input plus the attention.
 
-use crate::support::{batch, bits, gguf, start};
+use crate::support::{batch, bits, gguf, on_isa, start_on};
 use half::f16;
-use metal_attention_cpu::{CacheType, CpuForwardPass, CpuOptions, Isa};
+use metal_attention_cpu::{CacheType, CpuForwardPass, Isa};
 use metal_attention_gguf::{GgufFile, Metadata, TensorDecl, TensorType};
-use metal_attention_model::ForwardPass;
+use metal_attention_model::{ForwardPass, SessionOptions};
 
 const N_VOCAB: usize = 64;
 const N_FF: usize = 16;
@@ -191,8 +191,8 @@ fn ids() -> Vec<u32> {
     (0..N_TOKENS).map(|_| (random.float(1.0).abs() * N_VOCAB as f32) as u32 % N_VOCAB as u32).collect()
 }
 
-fn options(isa: Isa, cache_type: CacheType) -> CpuOptions {
-    CpuOptions { n_ctx: N_TOKENS, n_threads: 2, isa: Some(isa), cache_type, ..CpuOptions::default() }
+fn options(cache_type: CacheType) -> SessionOptions {
+    SessionOptions { n_ctx: N_TOKENS, cache_type, ..SessionOptions::default() }
 }
 
 /// Appends `ids` in one batch. Returns the hidden states after the layer, `[ids.len(), n_embd]`.
@@ -207,7 +207,7 @@ fn states(pass: &mut CpuForwardPass, ids: &[u32]) -> Vec<f32> {
 fn check(model: &Model, isa: Isa, cache_type: CacheType) -> Vec<f32> {
     let ids = ids();
     let n_embd = model.n_embd();
-    let mut pass = start(&model.file(), &options(isa, cache_type));
+    let mut pass = start_on(&on_isa(isa), &model.file(), &options(cache_type));
     let states = states(&mut pass, &ids);
     // F16 keys and values may be rounded differently from those in float64.
     let (limit, limit_rms) = match cache_type {
@@ -277,7 +277,7 @@ fn single_tokens_give_the_bits_of_a_prompt() {
         model.window = window;
         for isa in Isa::available() {
             for cache_type in [CacheType::F32, CacheType::F16] {
-                let mut pass = start(&model.file(), &options(isa, cache_type));
+                let mut pass = start_on(&on_isa(isa), &model.file(), &options(cache_type));
                 let prompt = states(&mut pass, &ids);
                 for first in [1080, 500, 0] {
                     // Keys and values before a short window are no longer cached, and are evaluated again.

@@ -3,18 +3,22 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::support::{batch, bits, start};
+use crate::support::{batch, bits, on_threads, start_on};
 use metal_attention_cpu::{CpuError, CpuExecutor, CpuForwardPass, CpuOptions};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{ForwardError, ForwardPass, PAGE, Watch};
+use metal_attention_model::{ForwardError, ForwardPass, PAGE, SessionOptions, Watch};
 
 fn open(path: &str) -> GgufFile {
     GgufFile::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).expect("the model")
 }
 
-/// Options with micro-batches of 40 tokens, which allow batches whose sequences are evaluated concurrently.
-fn options(n_threads: usize, watch: &Watch) -> CpuOptions {
-    CpuOptions { n_ctx: 128, n_seq: 3, n_threads, n_ubatch: 40, watch: watch.clone(), ..CpuOptions::default() }
+/// Micro-batches of 40 tokens, which allow batches whose sequences are evaluated concurrently.
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: 128, n_seq: 3, n_ubatch: 40, ..SessionOptions::default() }
+}
+
+fn cpu(n_threads: usize, watch: &Watch) -> CpuOptions {
+    CpuOptions { watch: watch.clone(), ..on_threads(n_threads) }
 }
 
 fn ids(n: usize) -> Vec<u32> {
@@ -33,7 +37,7 @@ fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
     for n_threads in [1, 2] {
         for last in 0..5 {
             let watch = Watch::default();
-            let mut model = start(&file, &options(n_threads, &watch));
+            let mut model = start_on(&cpu(n_threads, &watch), &file, &options());
             let loaded = watch.done();
             let before = logits(&mut model, 0, &ids(PAGE + 6));
             let work = watch.done();
@@ -56,7 +60,7 @@ fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
             // No batch runs until the watch is reset.
             assert_eq!(model.forward(&batch).map(drop), Err(ForwardError::Cancelled));
             watch.resume();
-            let mut fresh = start(&file, &options(n_threads, &Watch::default()));
+            let mut fresh = start_on(&cpu(n_threads, &Watch::default()), &file, &options());
             assert_eq!(logits(&mut fresh, 0, &ids(PAGE + 6)), before);
             assert_eq!(logits(&mut model, 0, &ids(30)), logits(&mut fresh, 0, &ids(30)), "the cache is unchanged");
         }
@@ -67,7 +71,7 @@ fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
 fn earlier_micro_batches_of_a_cancelled_batch_are_undone() {
     let file = open("models/stories260K.gguf");
     let watch = Watch::default();
-    let mut model = start(&file, &options(2, &watch));
+    let mut model = start_on(&cpu(2, &watch), &file, &options());
     let shared = logits(&mut model, 0, &ids(70));
     model.share_prefix(0, 1, 70).expect("a prefix that is there");
     let free = model.cache_pages().free;
@@ -85,7 +89,7 @@ fn earlier_micro_batches_of_a_cancelled_batch_are_undone() {
     // The page that both sequences would have written was copied.
     assert_eq!(model.cache_pages().free, free - 1);
     watch.resume();
-    let mut fresh = start(&file, &options(2, &Watch::default()));
+    let mut fresh = start_on(&cpu(2, &Watch::default()), &file, &options());
     assert_eq!(logits(&mut fresh, 2, &ids(70)), shared);
     let expected = logits(&mut fresh, 2, &ids(50));
     for seq in [0, 1] {
@@ -97,7 +101,7 @@ fn earlier_micro_batches_of_a_cancelled_batch_are_undone() {
 fn concurrent_sequences_are_cancelled_together() {
     let file = open("models/stories260K.gguf");
     let watch = Watch::default();
-    let mut model = start(&file, &options(2, &watch));
+    let mut model = start_on(&cpu(2, &watch), &file, &options());
     let expected = logits(&mut model, 0, &ids(20));
     model.reset();
     watch.cancel();
@@ -114,7 +118,7 @@ fn concurrent_sequences_are_cancelled_together() {
 fn another_thread_may_cancel_at_any_moment() {
     let file = open("models/tales-4m-q4_0.gguf");
     let watch = Watch::default();
-    let mut model = start(&file, &options(2, &watch));
+    let mut model = start_on(&cpu(2, &watch), &file, &options());
     let expected = logits(&mut model, 0, &ids(60));
     let over = AtomicBool::new(false);
     let mut outcomes = [0, 0];
@@ -154,10 +158,10 @@ fn loading_counts_bytes_and_can_be_cancelled() {
     let file = open("models/tales-4m-q4_0.gguf");
     for n_threads in [1, 2] {
         let watch = Watch::default();
-        let model = start(&file, &options(n_threads, &watch));
+        let model = start_on(&cpu(n_threads, &watch), &file, &options());
         assert_eq!(watch.done(), model.memory_use().weights, "every repacked byte counts");
         watch.cancel();
-        let error = CpuExecutor::session_of_file(&file, &options(n_threads, &watch)).err();
+        let error = CpuExecutor::session_of_file(&cpu(n_threads, &watch), &file, &options()).err();
         assert!(matches!(error, Some(CpuError::Cancelled)), "{error:?}");
         assert_eq!(watch.done(), model.memory_use().weights, "nothing is repacked");
     }

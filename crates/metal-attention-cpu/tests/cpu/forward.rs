@@ -3,10 +3,12 @@
 
 use std::path::Path;
 
-use crate::support::{batch, bits, gguf, start};
-use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, Isa};
+use crate::support::{batch, bits, gguf, on_isa, on_threads, start, start_on};
+use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, Isa};
 use metal_attention_gguf::{GgufFile, TensorDecl};
-use metal_attention_model::{BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, Weights, argmax};
+use metal_attention_model::{
+    BatchToken, ForwardError, ForwardPass, ModelSpec, PAGE, PageUse, Phase, SessionOptions, Weights, argmax,
+};
 
 /// Opens a generated model by its name, or a file by its path from the root folder.
 fn open(name: &str) -> GgufFile {
@@ -36,8 +38,8 @@ fn all_models() -> Vec<(String, GgufFile)> {
     found
 }
 
-fn options() -> CpuOptions {
-    CpuOptions { n_ctx: 256, n_threads: 2, ..CpuOptions::default() }
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: 256, ..SessionOptions::default() }
 }
 
 /// `n` ids of the model's vocabulary.
@@ -57,7 +59,7 @@ fn a_prompt_gives_the_bits_of_single_tokens() {
     for (name, file) in all_models() {
         for isa in Isa::available() {
             for cache_type in [CacheType::F16, CacheType::F32] {
-                let mut model = start(&file, &CpuOptions { isa: Some(isa), cache_type, ..options() });
+                let mut model = start_on(&on_isa(isa), &file, &SessionOptions { cache_type, ..options() });
                 let ids = ids(&model, 75);
                 let whole = logits(&mut model, 0, &ids);
                 model.reset();
@@ -84,7 +86,7 @@ fn micro_batches_and_threads_do_not_change_the_bits() {
         let mut first = None;
         for n_ubatch in [1, 3, 8, 64, 512] {
             for n_threads in [1, 2, 3] {
-                let mut model = start(&file, &CpuOptions { n_ubatch, n_threads, ..options() });
+                let mut model = start_on(&on_threads(n_threads), &file, &SessionOptions { n_ubatch, ..options() });
                 let ids = ids(&model, 131);
                 let got = bits(&logits(&mut model, 0, &ids));
                 assert!(
@@ -108,7 +110,7 @@ fn sequences_in_one_batch_are_independent() {
         logits(&mut single, 0, prompt)
     });
     for n_ubatch in [4, 512] {
-        let mut concurrent = start(&file, &CpuOptions { n_seq: 3, n_ubatch, ..options() });
+        let mut concurrent = start(&file, &SessionOptions { n_seq: 3, n_ubatch, ..options() });
         let tokens: Vec<Vec<BatchToken>> =
             prompts.iter().enumerate().map(|(seq, prompt)| batch(&concurrent, seq, prompt)).collect();
         let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
@@ -136,7 +138,8 @@ fn concurrent_sequences_give_the_same_bits() {
     for exact in [false, true] {
         let mut want = None;
         for n_threads in [1, 2, 3, 8] {
-            let mut model = start(&file, &CpuOptions { n_seq: N_SEQ, n_threads, exact, ..options() });
+            let mut model =
+                start_on(&on_threads(n_threads), &file, &SessionOptions { n_seq: N_SEQ, exact, ..options() });
             let ids = ids(&model, 60);
             let mut got = Vec::new();
             // Prompts of similar lengths, then single tokens, some without logits.
@@ -164,7 +167,7 @@ fn a_profile_measures_the_path_that_runs() {
     let file = stories();
     // Concurrent sequences on two threads, and one sequence, whose matrix products use all threads.
     for (n_seq, n_parts) in [(4, 2), (1, 1)] {
-        let mut model = start(&file, &CpuOptions { n_seq, ..options() });
+        let mut model = start(&file, &SessionOptions { n_seq, ..options() });
         let ids = ids(&model, 3);
         let step = |pos: usize, model: &mut CpuForwardPass| {
             let tokens: Vec<_> = (0..n_seq).map(|seq| BatchToken { id: ids[pos], seq, pos, output: true }).collect();
@@ -230,8 +233,8 @@ fn sequences_that_share_pages_are_independent() {
         ("qwen3.gguf", CacheType::F16),
     ] {
         let file = open(path);
-        let mut single = start(&file, &CpuOptions { cache_type, ..options() });
-        let pool = CpuOptions { n_seq: N_SEQ, n_cache: Some(8 * PAGE), cache_type, ..options() };
+        let mut single = start(&file, &SessionOptions { cache_type, ..options() });
+        let pool = SessionOptions { n_seq: N_SEQ, n_cache: Some(8 * PAGE), cache_type, ..options() };
         let mut concurrent = start(&file, &pool);
         let n_vocab = single.spec().n_vocab;
         let mut sequences = vec![Vec::new(); N_SEQ];
@@ -295,7 +298,7 @@ fn sequences_that_share_pages_are_independent() {
 
 #[test]
 fn only_requested_logits_are_returned() {
-    let mut model = start(&stories(), &CpuOptions { n_ubatch: 16, ..options() });
+    let mut model = start(&stories(), &SessionOptions { n_ubatch: 16, ..options() });
     let ids = ids(&model, 50);
     let n_vocab = model.spec().n_vocab;
     let all = logits(&mut model, 0, &ids);
@@ -318,7 +321,7 @@ fn only_requested_logits_are_returned() {
 #[test]
 fn a_refused_batch_leaves_the_cache_unchanged() {
     let file = stories();
-    let options = CpuOptions { n_ctx: 12, n_seq: 2, ..options() };
+    let options = SessionOptions { n_ctx: 12, n_seq: 2, ..options() };
     let mut fresh = start(&file, &options);
     let ids = ids(&fresh, 12);
     logits(&mut fresh, 0, &ids[..8]);
@@ -367,7 +370,7 @@ fn a_refused_batch_leaves_the_cache_unchanged() {
 #[test]
 fn a_full_cache_refuses_a_batch_and_is_unchanged() {
     let file = stories();
-    let mut model = start(&file, &CpuOptions { n_seq: 2, n_cache: Some(2 * PAGE), ..options() });
+    let mut model = start(&file, &SessionOptions { n_seq: 2, n_cache: Some(2 * PAGE), ..options() });
     let ids = ids(&model, PAGE + 2);
     logits(&mut model, 0, &ids[..PAGE - 1]);
     logits(&mut model, 1, &ids[..PAGE]);
@@ -440,24 +443,23 @@ fn head(file: &GgufFile, spec: &ModelSpec, x: &[f32]) -> Vec<f64> {
 fn options_out_of_range_are_refused() {
     let file = stories();
     let refused = [
-        CpuOptions { n_ctx: 0, ..options() },
-        CpuOptions { n_seq: 0, ..options() },
-        CpuOptions { n_cache: Some(0), ..options() },
-        CpuOptions { n_threads: 0, ..options() },
-        CpuOptions { n_threads: usize::MAX, ..options() },
-        CpuOptions { n_seq: usize::MAX, ..options() },
-        CpuOptions { n_ctx: 64, n_seq: 1 << 40, n_cache: Some(64), ..options() },
-        CpuOptions { n_ubatch: 0, ..options() },
+        SessionOptions { n_ctx: 0, ..options() },
+        SessionOptions { n_seq: 0, ..options() },
+        SessionOptions { n_cache: Some(0), ..options() },
+        SessionOptions { n_seq: usize::MAX, ..options() },
+        SessionOptions { n_ctx: 64, n_seq: 1 << 40, n_cache: Some(64), ..options() },
+        SessionOptions { n_ubatch: 0, ..options() },
     ];
-    for options in refused {
-        let error = CpuExecutor::session_of_file(&file, &options).err().expect("a refusal");
+    let refused = refused.map(|options| (on_threads(2), options)).into_iter();
+    for (cpu, options) in refused.chain([0, usize::MAX].map(|n_threads| (on_threads(n_threads), options()))) {
+        let error = CpuExecutor::session_of_file(&cpu, &file, &options).err().expect("a refusal");
         assert!(matches!(error, CpuError::Option { .. }), "{error}");
         assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
     for (n_ctx, n_seq) in [(usize::MAX / 4, 1), (usize::MAX, 1), (1 << 50, 1), (1 << 40, 1 << 20)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
-            let options = CpuOptions { n_ctx, n_seq, cache_type, ..options() };
-            let error = CpuExecutor::session_of_file(&file, &options).err().expect("a refusal");
+            let options = SessionOptions { n_ctx, n_seq, cache_type, ..options() };
+            let error = CpuExecutor::session_of_file(&on_threads(2), &file, &options).err().expect("a refusal");
             assert!(matches!(error, CpuError::OutOfMemory { what: "the KV cache", .. }), "{n_ctx} {n_seq}: {error}");
         }
     }
@@ -467,7 +469,7 @@ fn options_out_of_range_are_refused() {
 fn memory_use_follows_from_the_shapes() {
     let file = stories();
     for (cache_type, bytes) in [(CacheType::F16, 2), (CacheType::F32, 4)] {
-        let model = start(&file, &CpuOptions { n_ctx: 64, n_seq: 2, cache_type, ..options() });
+        let model = start(&file, &SessionOptions { n_ctx: 64, n_seq: 2, cache_type, ..options() });
         // 5 layers, 4 KV heads of 8 elements; values are padded to 16.
         assert_eq!(model.kv_cache_bytes(), 2 * 64 * 5 * 4 * (8 + 16) * bytes);
         let memory = model.memory_use();
@@ -476,13 +478,13 @@ fn memory_use_follows_from_the_shapes() {
         assert_eq!((memory.kv_cache, memory.weights), (model.kv_cache_bytes() as u64, 4 * (5 * layer + 512 * 64)));
     }
     // The KV cache has whole pages.
-    let model = start(&file, &CpuOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
+    let model = start(&file, &SessionOptions { n_ctx: 300, n_seq: 9, n_cache: Some(3 * PAGE + 1), ..options() });
     assert_eq!(model.kv_cache_bytes(), 4 * PAGE * 5 * 4 * (8 + 16) * 2);
     let file = open("Q4_K.gguf");
     let model = start(&file, &options());
     assert!(model.memory_use().weights > 0);
     assert!(model.memory_use().weights <= file.tensor_bytes() * 5 / 4, "repacked weights are as large as the file's");
-    let exact = start(&file, &CpuOptions { exact: true, ..options() });
+    let exact = start(&file, &SessionOptions { exact: true, ..options() });
     assert_eq!(exact.memory_use().weights, 0);
 }
 

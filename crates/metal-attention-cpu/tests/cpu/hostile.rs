@@ -1,8 +1,11 @@
 //! Files with hostile metadata and tensors: loading fails with an error, or the model runs.
 
-use metal_attention_cpu::{CpuExecutor, CpuOptions};
+use crate::support::on_threads;
+use metal_attention_cpu::CpuExecutor;
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl, TensorType, Value};
-use metal_attention_model::{BatchToken, ForwardPass, Mixer, ModelError, ModelShape, ModelSpec, TensorSpec, Weights};
+use metal_attention_model::{
+    BatchToken, ForwardPass, Mixer, ModelError, ModelShape, ModelSpec, SessionOptions, TensorSpec, Weights,
+};
 use proptest::prelude::*;
 
 /// Maximum of elements in a model that is written.
@@ -56,9 +59,9 @@ fn divisors(name: &str, element: usize) -> Option<f32> {
 fn logits(file: &GgufFile, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
     let spec = ModelSpec::from_metadata(file.metadata())?;
     let weights = Weights::load(file, &spec)?;
-    let options = CpuOptions { n_ctx: 96, n_threads: 2, n_ubatch: 4, ..CpuOptions::default() };
+    let options = SessionOptions { n_ctx: 96, n_ubatch: 4, ..SessionOptions::default() };
     let n_vocab = spec.n_vocab;
-    let mut model = CpuExecutor::session(spec, &weights, &options).unwrap();
+    let mut model = CpuExecutor::session(&on_threads(2), spec, &weights, &options).unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id: id % n_vocab as u32, seq: 0, pos, output: true };
     let batch: Vec<_> = tokens.iter().enumerate().map(token).collect();
     let (prompt, one) = batch.split_at(batch.len() - 1);

@@ -3,22 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use metal_attention_cpu::{CacheType, CpuExecutor, CpuForwardPass, CpuOptions, Isa};
+use crate::support::on_isa;
+use metal_attention_cpu::{CacheType, CpuExecutor, CpuForwardPass, Isa};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{BatchToken, ForwardPass, argmax};
+use metal_attention_model::{BatchToken, ForwardPass, SessionOptions, argmax};
 use metal_attention_testing::models::{Files, quants, small_quants};
 use metal_attention_testing::reference::read;
 use serde::Deserialize;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-fn open(path: &Path, options: &CpuOptions) -> CpuForwardPass {
+fn open(path: &Path, isa: Isa, options: &SessionOptions) -> CpuForwardPass {
     let file = GgufFile::open(path).expect("a readable GGUF file");
-    CpuExecutor::session_of_file(&file, options).expect("a model that runs")
+    CpuExecutor::session_of_file(&on_isa(isa), &file, options).expect("a model that runs")
 }
 
-fn options(cache_type: CacheType, exact: bool) -> CpuOptions {
-    CpuOptions { n_ctx: 512, n_threads: 2, cache_type, exact, ..CpuOptions::default() }
+fn options(cache_type: CacheType, exact: bool) -> SessionOptions {
+    SessionOptions { n_ctx: 512, cache_type, exact, ..SessionOptions::default() }
 }
 
 /// Evaluates `ids` in one batch. Returns the logits of every token.
@@ -89,8 +90,8 @@ fn stories_continuations_argmaxes_and_logits() {
     let path = Path::new(ROOT).join("models/stories260K.gguf");
     let cases = read::<Continuations>("stories260K").cases;
     for isa in Isa::available() {
-        let mut f32_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) });
-        let mut f16_cache = open(&path, &CpuOptions { isa: Some(isa), ..options(CacheType::F16, false) });
+        let mut f32_cache = open(&path, isa, &options(CacheType::F32, false));
+        let mut f16_cache = open(&path, isa, &options(CacheType::F16, false));
         for case in &cases {
             let logits = all_logits(&mut f32_cache, &case.tokens);
             let argmaxes: Vec<_> = logits.iter().map(|row| argmax(row)).collect();
@@ -114,8 +115,8 @@ fn stories_continuations_argmaxes_and_logits() {
 #[test]
 fn tales_continuations() {
     let path = Path::new(ROOT).join("models/tales-4m-q4_0.gguf");
-    let mut exact = open(&path, &options(CacheType::F32, true));
-    let mut fast = open(&path, &options(CacheType::F16, false));
+    let mut exact = open(&path, Isa::best(), &options(CacheType::F32, true));
+    let mut fast = open(&path, Isa::best(), &options(CacheType::F16, false));
     for case in read::<Continuations>("tales-4m").cases {
         let error = nmse(&all_logits(&mut exact, &case.tokens)[case.tokens.len() - 1], &case.logits_last);
         assert!(error <= 1e-6, "{:?}: NMSE {error:e}", case.prompt);
@@ -142,8 +143,8 @@ fn check_quantised_types(reference: &str, files: &Files, n: usize) {
         let file = GgufFile::from_bytes(&files[&name]).expect("a readable GGUF file");
         for isa in Isa::available() {
             for (exact, limit) in [(true, 1e-6), (false, 2e-3)] {
-                let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, exact) };
-                let mut model = CpuExecutor::session_of_file(&file, &options).expect("a model that runs");
+                let options = options(CacheType::F32, exact);
+                let mut model = CpuExecutor::session_of_file(&on_isa(isa), &file, &options).expect("a model that runs");
                 let logits = all_logits(&mut model, &tokens);
                 let error = nmse(&logits[logits.len() - 1], &case.logits_last);
                 println!("{name} {isa:?} exact {exact}: NMSE {error:.1e}");
@@ -161,8 +162,8 @@ fn architectures() {
         let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()[&name])
             .expect("a readable GGUF file");
         for isa in Isa::available() {
-            let options = CpuOptions { isa: Some(isa), ..options(CacheType::F32, false) };
-            let mut model = CpuExecutor::session_of_file(&file, &options).expect("a model that runs");
+            let options = options(CacheType::F32, false);
+            let mut model = CpuExecutor::session_of_file(&on_isa(isa), &file, &options).expect("a model that runs");
             let logits = all_logits(&mut model, &tokens);
             let argmaxes: Vec<_> = logits.iter().map(|row| argmax(row)).collect();
             let error = nmse(&logits[logits.len() - 1], &case.logits_last);

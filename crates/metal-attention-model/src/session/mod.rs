@@ -3,6 +3,7 @@
 
 mod executor;
 mod null;
+mod options;
 
 use std::io::Write;
 use std::ops::{Deref, DerefMut};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use executor::n_outputs;
 pub use executor::{Executor, Step, StepLimits, StepResults};
 pub use null::NullExecutor;
+pub use options::SessionOptions;
 
 use crate::{
     BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead,

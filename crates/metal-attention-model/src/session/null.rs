@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Executor, Step, StepLimits, StepResults};
 use crate::{
-    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DeviceInfo, ForwardError, LayerTrace, MemoryUse,
-    ModelSpec, PAGE, PageCopy, Profiler, Segment, Session, Watch, argmax, highest,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, DeviceInfo, ForwardError, LayerTrace, MemoryUse, ModelSpec, PAGE,
+    PageCopy, Profiler, Segment, Session, SessionOptions, Watch, argmax, highest,
 };
 
 /// Length of the lists of highest logits, and most sequences of decode steps that are submitted ahead.
@@ -31,9 +31,9 @@ pub struct NullExecutor {
 }
 
 impl NullExecutor {
-    /// A session over a null executor for `spec`. `watch` cancels its steps.
-    pub fn session(spec: ModelSpec, capacity: Capacity, watch: Watch) -> Session<Self> {
-        let groups = CacheGroups::new(&spec, capacity);
+    /// A session over a null executor for `spec`, with the capacity of `options`. `watch` cancels its steps.
+    pub fn session(spec: ModelSpec, options: &SessionOptions, watch: Watch) -> Session<Self> {
+        let groups = CacheGroups::new(&spec, options.capacity(&spec));
         let pages = groups.groups().iter().map(|group| vec![0; group.n_pages * PAGE]).collect();
         let states = vec![0; groups.states().map_or(0, |states| states.n_states + 1)];
         Session::new(Self { spec, groups, watch, pages, states, chosen: Vec::new(), n_steps: 0 })

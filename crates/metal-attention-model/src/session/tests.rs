@@ -2,16 +2,16 @@
 //! steps that ran ahead, on prefixes that are shared, or on batches that failed.
 
 use super::*;
-use crate::{Capacity, ModelShape, NullExecutor, PAGE, Snapshot, Watch};
+use crate::{ModelShape, NullExecutor, PAGE, SessionOptions, Snapshot, Watch};
 
 /// Architectures whose layers keep all positions; windows, too; recurrent states; states alone.
 const ARCHITECTURES: [&str; 4] = ["llama", "gemma3", "qwen35", "mamba"];
 
 fn session(architecture: &str, watch: Watch) -> Session<NullExecutor> {
     let spec = ModelSpec::from_metadata(&ModelShape::custom(architecture).unwrap().metadata()).unwrap();
-    let state_cache = 1 << 20;
-    let capacity = Capacity { n_ctx: 20 * PAGE, n_seq: 3, n_cache: None, n_windows: None, state_cache, n_ubatch: 40 };
-    NullExecutor::session(spec, capacity, watch)
+    let options =
+        SessionOptions { n_ctx: 20 * PAGE, n_seq: 3, state_cache: 1 << 20, n_ubatch: 40, ..Default::default() };
+    NullExecutor::session(spec, &options, watch)
 }
 
 fn some_ids(n: u32) -> Vec<u32> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention_model::{
-    BatchKind, CacheGroups, Capacity, LayerSpec, MemoryUse, ModelSpec, Rope, Session, Weights,
+    BatchKind, CacheGroups, Capacity, LayerSpec, MemoryUse, ModelSpec, Rope, Session, SessionOptions, Weights,
 };
 use wgpu::Buffer;
 
@@ -13,7 +13,7 @@ use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_lay
 use crate::activations::{ActivationWidths, Activations, experts_shapes};
 use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
-use crate::options::{WgpuForwardPassOptions, distinct_ropes};
+use crate::options::{WgpuTuning, capacity, distinct_ropes};
 use crate::parts::{MixerKernels, UNROTATED_ELEMENTS, plain_layers, supports};
 use crate::persistent_layers::{PersistentLayersBuilder, workgroup_counts_to_try};
 use crate::pipelines::PipelineCache;
@@ -28,14 +28,25 @@ use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 const PATIENCE: Duration = Duration::from_millis(700);
 
 impl WgpuExecutor {
-    /// A session with a model: see [`new`](Self::new).
+    /// A session with a model, tuned by the GPU: see [`new`](Self::new).
     pub fn session(
         gpu: Arc<WgpuDevice>,
         spec: ModelSpec,
         weights: &Weights,
-        options: &WgpuForwardPassOptions,
+        options: &SessionOptions,
     ) -> Result<WgpuForwardPass, WgpuError> {
-        Ok(Session::new(Self::new(gpu, spec, weights, options)?))
+        Self::tuned_session(gpu, spec, weights, options, &WgpuTuning::default())
+    }
+
+    /// A session with a model: see [`new`](Self::new).
+    pub fn tuned_session(
+        gpu: Arc<WgpuDevice>,
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &SessionOptions,
+        tuning: &WgpuTuning,
+    ) -> Result<WgpuForwardPass, WgpuError> {
+        Ok(Session::new(Self::new(gpu, spec, weights, options, tuning)?))
     }
 
     /// Loads a model onto `gpu`. Errors: an option out of range, a part of the model without kernels, too little
@@ -44,14 +55,15 @@ impl WgpuExecutor {
         gpu: Arc<WgpuDevice>,
         spec: ModelSpec,
         weights: &Weights,
-        options: &WgpuForwardPassOptions,
+        options: &SessionOptions,
+        tuning: &WgpuTuning,
     ) -> Result<Self, WgpuError> {
-        let cache_capacity = options.capacity(&spec, gpu.summary().max_binding);
+        let cache_capacity = capacity(options, &spec, gpu.summary().max_binding);
         if let Some((option, max)) = cache_capacity.out_of_range() {
             return Err(WgpuError::Option { option, max });
         }
         supports(&spec)?;
-        let needed = options.memory_needed(&spec, weights, gpu.summary().max_binding);
+        let needed = Self::memory_needed(&spec, weights, options, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
             return Err(WgpuError::ModelTooLarge {
                 name: gpu.summary().name.clone(),
@@ -79,11 +91,11 @@ impl WgpuExecutor {
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(scratch_capacity.0)?;
         let cache =
-            WgpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, options.layers_in_a_buffer)?;
+            WgpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
         let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
-        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
+        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, tuning.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let scratch = Activations::new(
@@ -126,7 +138,7 @@ impl WgpuExecutor {
             };
             builder.build()
         };
-        let groups = options.persistent_workgroups.as_ref().map_or(workgroup_counts_to_try(&gpu), std::slice::from_ref);
+        let groups = tuning.persistent_workgroups.as_ref().map_or(workgroup_counts_to_try(&gpu), std::slice::from_ref);
         // Threads compile pipelines while the weights are uploaded. The persistent kernel, which takes longest, is
         // queued first.
         let builders = PipelineCache::start_builders(&gpu);
@@ -158,7 +170,7 @@ impl WgpuExecutor {
             Err(why) => Err(why),
             Ok(first) => {
                 // Compiling the persistent kernel for the first time takes longer than all other work of loading.
-                let waits = || options.persistent_workgroups.is_some() || begin.elapsed() < PATIENCE;
+                let waits = || tuning.persistent_workgroups.is_some() || begin.elapsed() < PATIENCE;
                 while !first.is_ready(&gpu) && waits() && waker.wake(&gpu, &one) {}
                 if first.is_ready(&gpu) || waits() {
                     persistent.try_out(first, &groups[1..])?

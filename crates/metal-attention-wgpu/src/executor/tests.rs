@@ -3,9 +3,9 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::{WgpuForwardPassOptions, WgpuOptions};
+use crate::{WgpuOptions, WgpuTuning};
 use metal_attention_gguf::GgufFile;
-use metal_attention_model::{ForwardPass, Weights, argmax};
+use metal_attention_model::{CacheType, ForwardPass, SessionOptions, Weights, argmax};
 
 use super::*;
 
@@ -27,17 +27,12 @@ fn device() -> Option<(MutexGuard<'static, ()>, Arc<WgpuDevice>)> {
 /// A forward pass with `groups` workgroups of the persistent kernel, or without it (0); `None`: the device's choice. All tests have the same options, and so
 /// the same kernels.
 fn start(gpu: &Arc<WgpuDevice>, groups: impl Into<Option<usize>>) -> WgpuForwardPass {
-    let options = WgpuForwardPassOptions {
-        n_ctx: 256,
-        n_seq: 3,
-        cache_type: metal_attention_model::CacheType::F32,
-        persistent_workgroups: groups.into(),
-        ..Default::default()
-    };
+    let options = SessionOptions { n_ctx: 256, n_seq: 3, cache_type: CacheType::F32, ..Default::default() };
+    let tuning = WgpuTuning { persistent_workgroups: groups.into(), ..Default::default() };
     let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    WgpuExecutor::session(Arc::clone(gpu), spec, &weights, &options).unwrap()
+    WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &options, &tuning).unwrap()
 }
 
 #[test]

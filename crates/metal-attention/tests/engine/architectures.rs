@@ -9,7 +9,7 @@ use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
 };
 #[cfg(feature = "wgpu")]
-use metal_attention::{ModelSpec, WgpuExecutor, WgpuForwardPassOptions};
+use metal_attention::{ModelSpec, SessionOptions, WgpuExecutor};
 use metal_attention_testing::SeenParts;
 #[cfg(feature = "wgpu")]
 use metal_attention_testing::models::architectures;
@@ -129,7 +129,7 @@ fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
 fn and_so_it_does_on_a_gpu() {
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let set_up = |model: &Model, n_ctx, exact| -> Box<dyn ForwardPass> {
-        let options = WgpuForwardPassOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
+        let options = SessionOptions { n_ctx, cache_type: CacheType::F32, exact, ..Default::default() };
         Box::new(WgpuExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).unwrap())
     };
     // Tests of `wgpu::correctness` hold these models to references.

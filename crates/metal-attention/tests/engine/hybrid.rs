@@ -9,7 +9,7 @@ use metal_attention::gguf::GgufFile;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::{
     BatchToken, CacheType, CpuExecutor, CpuForwardPass, Device, EngineOptions, ForwardError, ForwardPass,
-    GenerateOptions, Generator, Model, ModelOptions,
+    GenerateOptions, Generator, Model, ModelOptions, SessionOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
@@ -82,12 +82,17 @@ fn models() -> Vec<Toy> {
     published.chain(toys.map(|(name, metadata)| toy(name, metadata))).collect()
 }
 
-fn options() -> CpuOptions {
-    CpuOptions { n_ctx: N_CTX, n_seq: 4, n_threads: 2, cache_type: CacheType::F32, ..Default::default() }
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: N_CTX, n_seq: 4, cache_type: CacheType::F32, ..Default::default() }
 }
 
-fn on_cpu(toy: &Toy, options: &CpuOptions) -> CpuForwardPass {
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, options).unwrap()
+/// A forward pass on two threads.
+fn on_cpu(toy: &Toy, options: &SessionOptions) -> CpuForwardPass {
+    on_threads(&CpuOptions { n_threads: 2, ..Default::default() }, toy, options)
+}
+
+fn on_threads(cpu: &CpuOptions, toy: &Toy, options: &SessionOptions) -> CpuForwardPass {
+    CpuExecutor::session(cpu, toy.spec.clone(), &toy.weights, options).unwrap()
 }
 
 #[test]
@@ -97,7 +102,8 @@ fn logits_do_not_depend_on_the_division_into_batches() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy, &options()), 0, &ids);
         for (n_threads, n_ubatch, step) in [(1, 512, 1), (2, 24, 300), (2, 512, 7), (2, 100, 130), (1, 64, 64)] {
-            let mut pass = on_cpu(&toy, &CpuOptions { n_threads, n_ubatch, ..options() });
+            let cpu = CpuOptions { n_threads, ..Default::default() };
+            let mut pass = on_threads(&cpu, &toy, &SessionOptions { n_ubatch, ..options() });
             let found: Vec<_> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 0, chunk)).collect();
             assert!(found == want, "{name}: {n_ubatch} at once, in steps of {step}");
         }
@@ -134,7 +140,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
         assert!(logits(&mut pass, 3, &ids) == want, "{name}: once more");
         // Without memory for checkpoints the states of idle sequences are taken, and the tokens whose state is lost are
         // evaluated again.
-        let mut pass = on_cpu(&toy, &CpuOptions { state_cache: 0, n_windows: Some(1), ..options() });
+        let mut pass = on_cpu(&toy, &SessionOptions { state_cache: 0, n_windows: Some(1), ..options() });
         logits(&mut pass, 0, &ids);
         let reached = pass.rewind(0, 290);
         assert!(reached <= 4 * PAGE, "{name}: {reached}");
@@ -151,7 +157,8 @@ fn a_cancelled_batch_leaves_states_unchanged() {
         let last = toy.spec.n_layer() - 1;
         for (n, at_layer, at_micro_batch) in [(70, 0, 1), (70, 2, 1), (64, 3, 2), (0, 1, 3), (1, 3, 4)] {
             let watch = Watch::default();
-            let mut pass = on_cpu(&toy, &CpuOptions { n_ubatch: 50, watch: watch.clone(), ..options() });
+            let cpu = CpuOptions { n_threads: 2, watch: watch.clone(), ..Default::default() };
+            let mut pass = on_threads(&cpu, &toy, &SessionOptions { n_ubatch: 50, ..options() });
             logits(&mut pass, 1, &ids[..80]);
             if n > 0 {
                 logits(&mut pass, 0, &ids[..n]);
@@ -177,7 +184,7 @@ fn a_cancelled_batch_leaves_states_unchanged() {
 #[test]
 fn sequences_without_memory_for_their_states_are_refused() {
     let toy = &models()[0];
-    let mut pass = on_cpu(toy, &CpuOptions { state_cache: 0, n_windows: Some(1), ..options() });
+    let mut pass = on_cpu(toy, &SessionOptions { state_cache: 0, n_windows: Some(1), ..options() });
     for seq in 0..2 {
         logits(&mut pass, seq, &[1, 2]);
     }

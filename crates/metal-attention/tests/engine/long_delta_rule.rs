@@ -2,7 +2,7 @@
 //! computed in float64.
 
 use crate::toys::{Toy, metadata, some_ids, toy};
-use metal_attention::{BatchToken, CacheType, CpuExecutor, ForwardPass};
+use metal_attention::{BatchToken, CacheType, CpuExecutor, ForwardPass, SessionOptions};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
     AttentionSpec, AttentionWeights, DeltaRuleSpec, DeltaRuleWeights, DenseWeights, FeedForward, Linear, Mixer,
@@ -202,9 +202,14 @@ fn long_sequences_agree_with_float64() {
     let ids = some_ids(N_TOKENS);
     let positions: Vec<usize> = (0..N_TOKENS).rev().step_by(N_TOKENS / 64).collect();
     let want = reference_logits(&toy, &ids, &positions);
-    let options =
-        CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
+    let options = SessionOptions { n_ctx: N_TOKENS, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    let mut pass = CpuExecutor::session(
+        &CpuOptions { n_threads: 2, ..Default::default() },
+        toy.spec.clone(),
+        &toy.weights,
+        &options,
+    )
+    .unwrap();
     let token = |(pos, &id): (usize, &u32)| BatchToken { id, seq: 0, pos, output: positions.contains(&pos) };
     let batch: Vec<_> = ids.iter().enumerate().map(token).collect();
     let got = pass.forward(&batch).unwrap();

@@ -2,7 +2,7 @@
 //! computed in float64.
 
 use crate::toys::{Toy, batch, metadata, nmse, read, some_ids, toy};
-use metal_attention::{CacheType, CpuExecutor, ForwardPass};
+use metal_attention::{CacheType, CpuExecutor, ForwardPass, SessionOptions};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{Linear, Mamba2Spec, Mamba2Weights, MambaSpec, MambaWeights, Mixer, NormWeights};
 use metal_attention_testing::models::more_architectures;
@@ -241,9 +241,14 @@ fn logits_after_thousands_of_tokens_agree_with_float64() {
     let toys = [("Falcon-Mamba", &normalised), ("two groups", &groups)].map(|(name, metadata)| toy(name, metadata));
     let ids = some_ids(N_TOKENS);
     for toy in published.iter().chain(&toys) {
-        let options =
-            CpuOptions { n_ctx: N_TOKENS, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
-        let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
+        let options = SessionOptions { n_ctx: N_TOKENS, cache_type: CacheType::F32, exact: true, ..Default::default() };
+        let mut pass = CpuExecutor::session(
+            &CpuOptions { n_threads: 2, ..Default::default() },
+            toy.spec.clone(),
+            &toy.weights,
+            &options,
+        )
+        .unwrap();
         let (before, compared) = ids.split_at(N_TOKENS - N_COMPARED);
         let tokens = batch(&pass, 0, before, false);
         pass.forward(&tokens).unwrap();

@@ -7,7 +7,7 @@
 
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
-use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec};
+use metal_attention::{BatchToken, CacheType, ForwardPass, ModelSpec, SessionOptions};
 use metal_attention_cpu::{CpuExecutor, CpuOptions, Isa};
 use metal_attention_model::{ModelShape, RopeStretch};
 
@@ -222,17 +222,16 @@ impl Case {
 
     /// [`Self::logits`] on the CPU.
     fn cpu(&self, file: &GgufFile, isa: Isa, exact: bool) -> Vec<f32> {
-        let options = CpuOptions {
+        let cpu = CpuOptions { n_threads: 1 + self.number % 2, isa: Some(isa), ..Default::default() };
+        let options = SessionOptions {
             n_ctx: self.n_ctx,
             n_seq: 3,
-            n_threads: 1 + self.number % 2,
             n_ubatch: self.n_ubatch,
             cache_type: self.cache_type,
             exact,
-            isa: Some(isa),
-            ..CpuOptions::default()
+            ..Default::default()
         };
-        let mut pass = CpuExecutor::session_of_file(file, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let mut pass = CpuExecutor::session_of_file(&cpu, file, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
         self.logits(&mut pass)
     }
 
@@ -288,7 +287,7 @@ fn every_instruction_set_gives_the_same_logits_and_nearly_so_with_8_bit_activati
 mod on_gpu {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
+    use metal_attention::{SessionOptions, WgpuExecutor};
     use metal_attention_model::Weights;
 
     use super::*;
@@ -311,7 +310,7 @@ mod on_gpu {
             // Matrix units round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
             let rounded = !exact && gpu.features().cooperative_f16;
-            let options = WgpuForwardPassOptions {
+            let options = SessionOptions {
                 n_ctx: case.n_ctx,
                 n_seq: 3,
                 n_ubatch: case.n_ubatch,
@@ -332,7 +331,7 @@ mod on_gpu {
 mod on_cuda {
     use std::sync::Arc;
 
-    use metal_attention::{CudaDevice, CudaExecutor, CudaForwardPassOptions, Watch, cuda_summaries};
+    use metal_attention::{CudaDevice, CudaExecutor, CudaTuning, SessionOptions, Watch, cuda_summaries};
     use metal_attention_model::Weights;
 
     use super::*;
@@ -353,16 +352,17 @@ mod on_cuda {
             let weights = Weights::load(&file, &spec).expect("a whole model");
             // GEMMs round their inputs to 16 bits.
             let exact = !number.is_multiple_of(3);
-            let options = CudaForwardPassOptions {
+            let options = SessionOptions {
                 n_ctx: case.n_ctx,
                 n_seq: 3,
                 n_ubatch: case.n_ubatch,
                 cache_type: case.cache_type,
                 exact,
-                persistent_kernel_positions: Some(if number.is_multiple_of(2) { usize::MAX } else { 0 }),
                 ..Default::default()
             };
-            let pass = CudaExecutor::session(Arc::clone(&gpu), spec, &weights, &options);
+            let positions = if number.is_multiple_of(2) { usize::MAX } else { 0 };
+            let tuning = CudaTuning { persistent_kernel_positions: Some(positions) };
+            let pass = CudaExecutor::tuned_session(Arc::clone(&gpu), spec, &weights, &options, &tuning);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if exact { case.limit() } else { 1e-4 };
             case.compare("CUDA", &case.logits(&mut pass), &want, limit);

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
-use metal_attention::{CacheType, CpuExecutor, ForwardPass};
+use metal_attention::{CacheType, CpuExecutor, ForwardPass, SessionOptions};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{
     ChannelMixWeights, DenseWeights, FeedForward, Layer, Linear, Loaded, LowRankWeights, Mixer, NormKind, NormWeights,
@@ -347,8 +347,13 @@ fn token_shift_weights_may_be_in_a_tensor_each() {
     let ids = some_ids(30);
     let [want, found] = [fused, &separate].map(|file| {
         let toy = read("rwkv6", file);
-        let mut pass =
-            CpuExecutor::session(toy.spec, &toy.weights, &CpuOptions { n_ctx: 64, ..Default::default() }).unwrap();
+        let mut pass = CpuExecutor::session(
+            &CpuOptions { n_threads: 2, ..Default::default() },
+            toy.spec,
+            &toy.weights,
+            &SessionOptions { n_ctx: 64, ..Default::default() },
+        )
+        .unwrap();
         let batch = batch(&pass, 0, &ids, true);
         pass.forward(&batch).unwrap().as_slice().to_vec()
     });
@@ -359,15 +364,20 @@ fn token_shift_weights_may_be_in_a_tensor_each() {
 fn long_sequences_agree_with_float64() {
     let ids = some_ids(LONG);
     let positions = [0, 1, 63, 64, 1000, LONG - 1];
-    let options =
-        CpuOptions { n_ctx: LONG, n_threads: 2, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    let options = SessionOptions { n_ctx: LONG, cache_type: CacheType::F32, exact: true, ..Default::default() };
     for mut toy in models() {
         for slow in [false, true] {
             if slow {
                 set_slow_decay(&mut toy);
             }
             let want = reference_logits(&toy, &ids, &positions);
-            let mut pass = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
+            let mut pass = CpuExecutor::session(
+                &CpuOptions { n_threads: 2, ..Default::default() },
+                toy.spec.clone(),
+                &toy.weights,
+                &options,
+            )
+            .unwrap();
             let mut batch = batch(&pass, 0, &ids, false);
             for token in &mut batch {
                 token.output = positions.contains(&token.pos);

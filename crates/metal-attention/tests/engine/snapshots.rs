@@ -3,7 +3,9 @@
 //! `METAL_ATTENTION_TEST_CUDA` is set, it fails.
 
 use crate::toys::{Toy, kimi_linear, logits, read, some_ids, toy};
-use metal_attention::{CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, Snapshot, SnapshotError};
+use metal_attention::{
+    CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, SessionOptions, Snapshot, SnapshotError,
+};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::PAGE;
 use metal_attention_testing::models::{architectures, more_architectures};
@@ -22,8 +24,9 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 }
 
 fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
-    let options = CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 2, cache_type, n_ubatch: 24, ..Default::default() };
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
+    let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type, n_ubatch: 24, ..Default::default() };
+    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
+        .unwrap()
 }
 
 /// The snapshot of sequence `seq`, header and blocks.
@@ -111,10 +114,10 @@ fn sequences_continue_on_the_cpu() {
 fn sequences_continue_on_the_gpu() {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
+    use metal_attention::{SessionOptions, WgpuExecutor};
 
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
-    let options = WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
+    let options = SessionOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     let few = crate::wgpu::device::takes_fewer_cases(&gpu);
     for toy in models(if few { &["qwen35.gguf"] } else { &["qwen35.gguf", "gemma3.gguf"] }) {
         let open = || WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
@@ -127,16 +130,14 @@ fn sequences_continue_on_the_gpu() {
 fn sequences_continue_on_cuda() {
     use std::sync::Arc;
 
-    use metal_attention::{
-        CudaDevice, CudaExecutor, CudaForwardPassOptions, TensorParallelExecutor, Watch, cuda_summaries,
-    };
+    use metal_attention::{CudaDevice, CudaExecutor, SessionOptions, TensorParallelExecutor, Watch, cuda_summaries};
 
     let n_devices = cuda_summaries().map_or(0, |found| found.len());
     if n_devices == 0 {
         assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "CUDA knows no device");
         return metal_attention_testing::skip("CUDA knows no device");
     }
-    let options = CudaForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
+    let options = SessionOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     let device = |i| Arc::new(CudaDevice::open(i, Watch::default()).unwrap());
     let gpu = device(0);
     for toy in models(&["gemma3.gguf", "qwen35.gguf", "rwkv7.gguf"]) {
@@ -173,8 +174,14 @@ fn snapshots_of_other_caches_are_refused() {
     }
     // Longer than the context, and larger than the free pages.
     let small = |n_ctx, n_cache| {
-        let options = CpuOptions { n_ctx, n_cache: Some(n_cache), n_seq: 2, n_threads: 1, ..Default::default() };
-        CpuExecutor::session(all[0].spec.clone(), &all[0].weights, &options).unwrap()
+        let options = SessionOptions { n_ctx, n_cache: Some(n_cache), n_seq: 2, ..Default::default() };
+        CpuExecutor::session(
+            &CpuOptions { n_threads: 1, ..Default::default() },
+            all[0].spec.clone(),
+            &all[0].weights,
+            &options,
+        )
+        .unwrap()
     };
     let outcome = restore(&mut small(69, 128), 0, &bytes);
     assert!(matches!(outcome, Err(SnapshotError::Damaged { .. })), "{outcome:?}");
@@ -196,9 +203,14 @@ fn checkpoints_that_do_not_fit_are_left_out() {
     logits(&mut pass, 0, &ids[..300]);
     let bytes = save(&mut pass, 0);
     let want = logits(&mut pass, 0, &ids[300..]);
-    let options =
-        CpuOptions { n_ctx: N_CTX, n_seq: 1, n_threads: 2, n_ubatch: 24, state_cache: 0, ..Default::default() };
-    let mut small = CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap();
+    let options = SessionOptions { n_ctx: N_CTX, n_seq: 1, n_ubatch: 24, state_cache: 0, ..Default::default() };
+    let mut small = CpuExecutor::session(
+        &CpuOptions { n_threads: 2, ..Default::default() },
+        toy.spec.clone(),
+        &toy.weights,
+        &options,
+    )
+    .unwrap();
     assert_eq!(small.cache_pages().states.total, 3);
     restore(&mut small, 0, &bytes).unwrap();
     assert_eq!(small.cache_pages().states.free, 0);

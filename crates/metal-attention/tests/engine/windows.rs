@@ -3,7 +3,7 @@
 //! test is skipped; in CI that is a failure.
 
 use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
-use metal_attention::{BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardPass};
+use metal_attention::{BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardPass, SessionOptions};
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{Mask, Mixer};
 use metal_attention_testing::models::more_architectures;
@@ -43,8 +43,9 @@ fn models(names: &[&'static str]) -> Vec<Toy> {
 
 fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
     let cache_type = CacheType::F32;
-    let options = CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 2, cache_type, n_ubatch, ..Default::default() };
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
+    let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type, n_ubatch, ..Default::default() };
+    CpuExecutor::session(&CpuOptions { n_threads: 2, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
+        .unwrap()
 }
 
 /// Appends `ids` to sequence `seq`. Returns the logits of all of them.
@@ -176,7 +177,7 @@ fn concurrent_sequences_on_the_cpu_equal_single_ones() {
 fn concurrent_sequences_on_the_gpu_equal_single_ones() {
     use std::sync::Arc;
 
-    use metal_attention::{WgpuExecutor, WgpuForwardPassOptions};
+    use metal_attention::{SessionOptions, WgpuExecutor};
 
     let Some(gpu) = crate::wgpu::device::gpu() else { return };
     let ids = some_ids(500);
@@ -186,14 +187,9 @@ fn concurrent_sequences_on_the_gpu_equal_single_ones() {
     for toy in models(&names[..if few { 1 } else { names.len() }]) {
         let name = toy.name;
         let open = |n_seq, n_ubatch| {
-            let options = WgpuForwardPassOptions {
-                n_ctx: N_CTX,
-                n_seq,
-                n_ubatch,
-                cache_type: CacheType::F32,
-                ..Default::default()
-            };
-            let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
+            let options =
+                SessionOptions { n_ctx: N_CTX, n_seq, n_ubatch, cache_type: CacheType::F32, ..Default::default() };
+            let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
             let pass = WgpuExecutor::session(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
             assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
             pass

@@ -1,8 +1,8 @@
 //! Helpers of the CPU backend's tests.
 
-use metal_attention_cpu::{CpuExecutor, CpuForwardPass, CpuOptions};
+use metal_attention_cpu::{CpuExecutor, CpuForwardPass, CpuOptions, Isa};
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
-use metal_attention_model::{BatchToken, ForwardPass};
+use metal_attention_model::{BatchToken, ForwardPass, SessionOptions};
 
 /// Builds a GGUF file in memory.
 #[allow(dead_code)] // not every test file uses it
@@ -15,8 +15,24 @@ pub fn gguf(metadata: &Metadata, tensors: &[(TensorDecl, Vec<u8>)]) -> GgufFile 
     GgufFile::from_bytes(&writer.finish().expect("all bytes written")).expect("a valid file")
 }
 
-pub fn start(file: &GgufFile, options: &CpuOptions) -> CpuForwardPass {
-    CpuExecutor::session_of_file(file, options).expect("a model that runs")
+/// The model of `file` on two threads.
+pub fn start(file: &GgufFile, options: &SessionOptions) -> CpuForwardPass {
+    start_on(&on_threads(2), file, options)
+}
+
+/// `n_threads` threads.
+pub fn on_threads(n_threads: usize) -> CpuOptions {
+    CpuOptions { n_threads, ..CpuOptions::default() }
+}
+
+/// Two threads with the instruction set `isa`.
+pub fn on_isa(isa: Isa) -> CpuOptions {
+    CpuOptions { isa: Some(isa), ..on_threads(2) }
+}
+
+/// The model of `file` on `cpu`.
+pub fn start_on(cpu: &CpuOptions, file: &GgufFile, options: &SessionOptions) -> CpuForwardPass {
+    CpuExecutor::session_of_file(cpu, file, options).expect("a model that runs")
 }
 
 /// The batch that appends `ids` to sequence `seq`, with the logits of every token.

@@ -22,10 +22,10 @@ use bytemuck::Pod;
 use half::f16;
 use metal_attention_gguf::blocks::random_blocks;
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
-use metal_attention_model::{ModelSpec, Watch, Weights};
+use metal_attention_model::{ModelSpec, SessionOptions, Watch, Weights};
 
 use crate::device::{CudaBuffer, Readback};
-use crate::{CudaDevice, CudaExecutor, CudaForwardPassOptions};
+use crate::{CudaDevice, CudaExecutor, CudaTuning};
 
 /// Flag in `n_token_tiles` for the packed layout that `matmul_wide` reads: `WIDE` of `kernels/common.cuh`.
 const WIDE: u32 = 1 << 31;
@@ -48,8 +48,8 @@ fn pass() -> Option<CudaExecutor> {
     let file = GgufFile::open(metal_attention_testing::stories()).unwrap();
     let spec = ModelSpec::from_gguf(&file).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    let options = CudaForwardPassOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
-    Some(CudaExecutor::new(gpu, spec, &weights, &options).unwrap())
+    let options = SessionOptions { n_ctx: 64, n_ubatch: 256, ..Default::default() };
+    Some(CudaExecutor::new(gpu, spec, &weights, &options, &CudaTuning::default()).unwrap())
 }
 
 /// Random numbers in `-1..1`, from `SplitMix64`.

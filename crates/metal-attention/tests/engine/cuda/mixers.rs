@@ -9,8 +9,8 @@ use crate::toys::{
     LIMIT, Toy, batch, close, greedy, kimi_linear, logits, metadata, nmse, read, some_ids, token, toy, toy_with_bf16,
 };
 use metal_attention::{
-    BatchToken, CacheType, CpuExecutor, CpuForwardPass, CudaDevice, CudaExecutor, CudaForwardPass,
-    CudaForwardPassOptions, ForwardError, ForwardPass, cuda_summaries,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, CudaDevice, CudaExecutor, CudaForwardPass, ForwardError,
+    ForwardPass, SessionOptions, cuda_summaries,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{PAGE, Watch};
@@ -80,8 +80,8 @@ fn some_recurrent() -> Vec<Toy> {
     toys
 }
 
-fn options() -> CudaForwardPassOptions {
-    CudaForwardPassOptions {
+fn options() -> SessionOptions {
+    SessionOptions {
         n_ctx: N_CTX,
         n_seq: 4,
         n_ubatch: 50,
@@ -91,15 +91,15 @@ fn options() -> CudaForwardPassOptions {
     }
 }
 
-fn on_cuda(gpu: &Arc<CudaDevice>, toy: &Toy, options: &CudaForwardPassOptions) -> CudaForwardPass {
+fn on_cuda(gpu: &Arc<CudaDevice>, toy: &Toy, options: &SessionOptions) -> CudaForwardPass {
     CudaExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name))
 }
 
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
-    let options =
-        CpuOptions { n_ctx: N_CTX, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
+    let options = SessionOptions { n_ctx: N_CTX, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
+        .unwrap()
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, n, step) in [(512, 80, 80), (33, 80, 80), (512, 28, 7), (512, 6, 1)] {
-            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch, ..options() });
+            let mut pass = on_cuda(&gpu, &toy, &SessionOptions { n_ubatch, ..options() });
             let found: Vec<_> = ids[..n].chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();
             close(&found, &want[..n * n_vocab], &format!("{name}: {n_ubatch} at once, in steps of {step}"));
         }
@@ -222,7 +222,7 @@ fn recurrences_of_any_shape_are_right_for_batches_of_any_length() {
         let all = [[1, 15, 16, 17], [33, 2, 70, 31]];
         let taken = if few { &all[i % 2..][..1] } else { &all[..] };
         for &lengths in taken {
-            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_ubatch: 200, ..options() });
+            let mut pass = on_cuda(&gpu, &toy, &SessionOptions { n_ubatch: 200, ..options() });
             // First with empty states, then with earlier states, then single tokens.
             for more in [lengths, [17, 3, 1, 16], [1; 4]] {
                 let starts: [usize; 4] = std::array::from_fn(|seq| pass.n_past(seq));
@@ -266,7 +266,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
         assert_eq!(pass.rewind(1, 2 * PAGE + 1), 2 * PAGE, "{name}");
         close(&logits(&mut pass, 1, &ids[2 * PAGE..]), rest(2 * PAGE), name);
         // Without memory for checkpoints.
-        let few = CudaForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+        let few = SessionOptions { state_cache: 0, n_windows: Some(1), ..options() };
         let mut pass = on_cuda(&gpu, &toy, &few);
         close(&logits(&mut pass, 0, &ids), &want, name);
         let reached = pass.rewind(0, 140);
@@ -293,7 +293,7 @@ fn greedy_steps_are_queued_and_give_the_tokens_of_the_cpu() {
         let prompts = [(0, 110, 5), (1, 110, 6), (2, 64, 7), (3, 30, 8)];
         let want = prompts.map(|(_, n, last)| greedy_on_cpu(&toy, &[&ids[..n], &[last]].concat(), 30));
         for (state_cache, n_windows) in [(1 << 20, None), (0, Some(1))] {
-            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { state_cache, n_windows, ..options() });
+            let mut pass = on_cuda(&gpu, &toy, &SessionOptions { state_cache, n_windows, ..options() });
             logits(&mut pass, 0, &ids[..110]);
             assert_eq!(greedy(&mut pass, 0, 5, 30), want[0], "{name}");
             assert_eq!(pass.n_past(0), 140);
@@ -334,7 +334,7 @@ fn discarded_steps_in_flight_have_no_effect() {
     let ids = some_ids(100);
     for toy in some_recurrent() {
         let name = toy.name;
-        let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { n_seq: 3, ..options() });
+        let mut pass = on_cuda(&gpu, &toy, &SessionOptions { n_seq: 3, ..options() });
         let mut tokens = ids[..60].to_vec();
         let mut fresh = on_cpu(&toy);
         let mut check = |pass: &mut CudaForwardPass, seq: usize, tokens: &mut Vec<u32>, more: &[u32], what: &str| {
@@ -428,7 +428,7 @@ fn experts_and_latent_attention_give_the_logits_of_the_cpu() {
         // F16 keys and values are rounded.
         let f32 = |n, step| (CacheType::F32, n, step, LIMIT);
         for (cache_type, n, step, limit) in [f32(40, 40), f32(6, 1), f32(15, 5), (CacheType::F16, 30, 30, 1e-5)] {
-            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { cache_type, ..options() });
+            let mut pass = on_cuda(&gpu, &toy, &SessionOptions { cache_type, ..options() });
             let found: Vec<_> = ids[..n].chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
             let error = nmse(&found, &want[..found.len()]);
             assert!(error < limit, "{}: {cache_type:?}, in steps of {step}: NMSE {error:e}", toy.name);
@@ -444,7 +444,7 @@ fn single_tokens_give_the_logits_of_the_cpu() {
     for toy in recurrent().into_iter().chain(published(EXPERTS_AND_LATENT)) {
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for step in [1, 2] {
-            let mut pass = on_cuda(&gpu, &toy, &CudaForwardPassOptions { exact: false, ..options() });
+            let mut pass = on_cuda(&gpu, &toy, &SessionOptions { exact: false, ..options() });
             let found: Vec<_> = ids.chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
             let error = nmse(&found, &want);
             assert!(error < LIMIT, "{}: in steps of {step}: NMSE {error:e}", toy.name);
@@ -467,7 +467,7 @@ fn rows_sorted_by_expert_or_head_return_to_their_tokens() {
         let n_vocab = toy.spec.n_vocab;
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, step) in [(120, 120), (32, 120), (120, 7)] {
-            let options = CudaForwardPassOptions { exact: false, n_ubatch, ..options() };
+            let options = SessionOptions { exact: false, n_ubatch, ..options() };
             let mut pass = on_cuda(&gpu, &toy, &options);
             let found: Vec<_> = ids.chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
             let rows = found.chunks(n_vocab).zip(want.chunks(n_vocab));

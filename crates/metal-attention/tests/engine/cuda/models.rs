@@ -10,8 +10,8 @@ use metal_attention::gguf::TensorType::{self, BF16, F16, F32, IQ4_XS, MXFP4, Q4_
 use metal_attention::gguf::blocks::random_blocks;
 use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 use metal_attention::{
-    BatchToken, CacheType, CudaDevice, CudaError, CudaExecutor, CudaForwardPassOptions, Device, EngineOptions, Error,
-    ForwardError, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
+    BatchToken, CacheType, CudaDevice, CudaError, CudaExecutor, CudaTuning, Device, EngineOptions, Error, ForwardError,
+    ForwardPass, Model, ModelOptions, ModelSpec, SessionOptions, Watch, cuda_summaries,
 };
 use metal_attention_model::{ModelShape, highest};
 
@@ -315,9 +315,12 @@ fn greedy_steps_run_ahead() {
     }
     let model = model(&small(), Q4_0, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
-    let options = CudaForwardPassOptions { n_ctx: 256, persistent_kernel_positions: Some(130), ..Default::default() };
-    let pass =
-        || CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+    let options = SessionOptions { n_ctx: 256, ..Default::default() };
+    let tuning = CudaTuning { persistent_kernel_positions: Some(130) };
+    let pass = || {
+        CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
+            .expect("a pass")
+    };
     let (mut ahead, mut single) = (pass(), pass());
     assert!(ahead.uses_persistent_kernel(129) && !ahead.uses_persistent_kernel(130));
     let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
@@ -400,10 +403,10 @@ fn experts_run_in_the_persistent_kernel() {
         all.extend(others);
         let model = random_model(&crate::toys::metadata(architecture, 3, &all), ty, 1.0);
         let pass = |persistent_kernel_positions| {
-            let persistent_kernel_positions = Some(persistent_kernel_positions);
-            let options =
-                CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_positions, ..Default::default() };
-            CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+            let tuning = CudaTuning { persistent_kernel_positions: Some(persistent_kernel_positions) };
+            let options = SessionOptions { n_ctx: 256, exact: true, ..Default::default() };
+            CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
+                .expect("a pass")
         };
         let (mut persistent, mut per_op) = (pass(usize::MAX), pass(0));
         assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}");
@@ -435,15 +438,11 @@ fn top_k_lists_have_the_highest_logits() {
     let model = model(&ModelShape { n_vocab: 5000, ..small() }, Q4_K, 0);
     let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
     for persistent_kernel_positions in [0, 53] {
-        let options = CudaForwardPassOptions {
-            n_ctx: 256,
-            n_seq: 3,
-            n_ubatch: 40,
-            persistent_kernel_positions: Some(persistent_kernel_positions),
-            ..Default::default()
-        };
+        let options = SessionOptions { n_ctx: 256, n_seq: 3, n_ubatch: 40, ..Default::default() };
+        let tuning = CudaTuning { persistent_kernel_positions: Some(persistent_kernel_positions) };
         let pass = || {
-            CudaExecutor::session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+            CudaExecutor::tuned_session(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options, &tuning)
+                .expect("a pass")
         };
         let (mut lists, mut all) = (pass(), pass());
         assert_eq!(lists.max_top_k(), 128);

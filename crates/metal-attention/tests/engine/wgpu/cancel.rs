@@ -8,15 +8,15 @@ use crate::wgpu::device::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuError;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, Watch, Weights, WgpuExecutor, WgpuForwardPassOptions,
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, SessionOptions, Watch, Weights, WgpuExecutor,
 };
 
 fn stories() -> GgufFile {
     GgufFile::open(metal_attention_testing::stories()).unwrap()
 }
 
-fn options() -> WgpuForwardPassOptions {
-    WgpuForwardPassOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
 }
 
 /// A batch of `n` tokens that continues sequence 0, with logits of the last.

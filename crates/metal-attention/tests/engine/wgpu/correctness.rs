@@ -9,15 +9,15 @@ use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start, takes_fewer_cases};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
-    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, Weights, WgpuExecutor,
-    WgpuForwardPassOptions,
+    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, SessionOptions, Weights,
+    WgpuExecutor,
 };
 use metal_attention_testing::models::{Files, quants, small_quants};
 use metal_attention_testing::reference::read;
 use serde::Deserialize;
 
-fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
-    WgpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
+fn options(cache_type: CacheType) -> SessionOptions {
+    SessionOptions { n_ctx: 512, cache_type, ..Default::default() }
 }
 
 fn open(path: &Path) -> GgufFile {
@@ -137,7 +137,7 @@ fn stories_continuations_argmaxes_and_logits() {
 fn tales_continuations() {
     let Some(gpu) = gpu() else { return };
     let file = open(&metal_attention_testing::tales());
-    let exact = WgpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
+    let exact = SessionOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
         for case in read::<Continuations>("tales-4m").cases {
@@ -171,7 +171,7 @@ fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, 
     for (name, case) in models.into_iter().step_by(if takes_fewer_cases(gpu) { 2 } else { 1 }) {
         let file = GgufFile::from_bytes(&files[&name]).unwrap();
         for &exact in if on_units { &[true, false][..] } else { &[true] } {
-            let mut model = start(gpu, &file, &WgpuForwardPassOptions { exact, ..options(CacheType::F32) });
+            let mut model = start(gpu, &file, &SessionOptions { exact, ..options(CacheType::F32) });
             let rows = logits(&mut model, &tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last.iter().copied());
             println!("{name} exact {exact}: NMSE {error:.1e}");
@@ -278,8 +278,7 @@ fn prompts_in_random_chunks_match_the_cpu() {
         ..Default::default()
     };
     let mut cpu = model.forward_pass(&options).unwrap();
-    let wgpu_options =
-        WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
+    let wgpu_options = SessionOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
     let n_rounds = if takes_fewer_cases(&gpu) { 200 } else { 1000 };
     let mut pass = WgpuExecutor::session(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
@@ -347,7 +346,7 @@ fn decoding_continues_after_a_prompt_a_cut_and_a_reset() {
 fn greedy_steps_ahead_stop_at_the_end_of_the_context() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 24, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &file, &SessionOptions { n_ctx: 24, ..options(CacheType::F32) });
     let mut long = start(&gpu, &file, &options(CacheType::F32));
     let ids = some_ids(&model, 12);
     let want = greedy(&mut long, &ids, 13);
@@ -372,8 +371,7 @@ fn sequences_in_one_batch_are_independent() {
         logits(&mut single, prompt)
     });
     for n_ubatch in [4, 17, 512] {
-        let mut concurrent =
-            start(&gpu, &file, &WgpuForwardPassOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
+        let mut concurrent = start(&gpu, &file, &SessionOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
         let tokens: Vec<Vec<BatchToken>> =
             prompts.iter().enumerate().map(|(seq, prompt)| batch(&concurrent, seq, prompt)).collect();
         let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
@@ -412,7 +410,7 @@ fn sequences_in_one_batch_are_independent() {
 #[test]
 fn only_requested_logits_are_returned() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &SessionOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
     for requested in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
@@ -437,7 +435,7 @@ fn only_requested_logits_are_returned() {
 #[test]
 fn top_k_lists_have_the_largest_logits() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &SessionOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
     assert_eq!(model.max_top_k(), 128);
@@ -484,7 +482,7 @@ fn a_seed_gives_equal_tokens_on_every_device() {
 fn a_refused_batch_leaves_the_cache_unchanged() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &file, &SessionOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
     let ids = some_ids(&model, 12);
     let want = logits(&mut model, &ids);
     model.truncate(8);
@@ -516,7 +514,7 @@ fn a_refused_batch_leaves_the_cache_unchanged() {
 #[test]
 fn traced_and_untraced_runs_agree() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 32, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &SessionOptions { n_ubatch: 32, ..options(CacheType::F32) });
     let (n_layer, n_embd) = (model.spec().n_layer(), model.spec().n_embd);
     let ids = some_ids(&model, 20);
     let want = logits(&mut model, &ids);
@@ -573,7 +571,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
 #[test]
 fn later_prompts_allocate_nothing() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
+    let mut model = start(&gpu, &stories(), &SessionOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
     let mut allocations = Vec::new();
     let pipelines = gpu.pipelines().len();
@@ -615,16 +613,16 @@ fn options_that_cannot_fit_are_refused() {
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    let open = |options: &WgpuForwardPassOptions| {
+    let open = |options: &SessionOptions| {
         WgpuExecutor::session(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
     };
     for options in [
-        WgpuForwardPassOptions { n_ctx: 0, ..Default::default() },
-        WgpuForwardPassOptions { n_seq: 0, ..Default::default() },
-        WgpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
-        WgpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
-        WgpuForwardPassOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
-        WgpuForwardPassOptions { n_seq: usize::MAX, ..Default::default() },
+        SessionOptions { n_ctx: 0, ..Default::default() },
+        SessionOptions { n_seq: 0, ..Default::default() },
+        SessionOptions { n_ubatch: 0, ..Default::default() },
+        SessionOptions { n_cache: Some(0), ..Default::default() },
+        SessionOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
+        SessionOptions { n_seq: usize::MAX, ..Default::default() },
     ] {
         let error = open(&options);
         assert!(matches!(error, WgpuError::Option { .. }), "{error}");
@@ -637,7 +635,7 @@ fn options_that_cannot_fit_are_refused() {
         (1 << 40, 1 << 20, None),
         (64, 1, Some(usize::MAX)),
     ] {
-        let error = open(&WgpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });
+        let error = open(&SessionOptions { n_ctx, n_seq, n_cache, ..Default::default() });
         assert!(
             matches!(error, WgpuError::ModelTooLarge { .. } | WgpuError::TooLarge { .. }),
             "{n_ctx} {n_seq} {n_cache:?}: {error}"

@@ -10,8 +10,8 @@ use crate::toys::{
 use crate::wgpu::device::{gpu, gpu_with, takes_fewer_cases};
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, WgpuExecutor, WgpuForwardPass,
-    WgpuForwardPassOptions,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, SessionOptions, WgpuExecutor,
+    WgpuForwardPass,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
@@ -104,13 +104,13 @@ fn models_or(gpu: &WgpuDevice, few: &[&str]) -> Vec<Toy> {
     models
 }
 
-fn options() -> WgpuForwardPassOptions {
-    WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 4, n_ubatch: 50, cache_type: CacheType::F32, ..Default::default() }
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: N_CTX, n_seq: 4, n_ubatch: 50, cache_type: CacheType::F32, ..Default::default() }
 }
 
 /// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
-fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
-    let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
+fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &SessionOptions) -> WgpuForwardPass {
+    let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, options, gpu.summary().max_binding);
     let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
@@ -119,9 +119,9 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) ->
 }
 
 fn on_cpu(toy: &Toy) -> CpuForwardPass {
-    let options =
-        CpuOptions { n_ctx: N_CTX, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
+    let options = SessionOptions { n_ctx: N_CTX, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
+        .unwrap()
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn logits_equal_those_of_the_cpu_for_every_division_into_batches() {
         let divisions = [(50, 300), (512, 7), (17, 17), (512, 300), (64, 64), (24, 130), (512, 1)];
         let n_divisions = if takes_fewer_cases(&gpu) { 3 } else { divisions.len() };
         for &(n_ubatch, step) in &divisions[..n_divisions] {
-            let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { n_ubatch, ..options() });
+            let mut pass = on_gpu(&gpu, &toy, &SessionOptions { n_ubatch, ..options() });
             let found: Vec<_> = ids.chunks(step).flat_map(|chunk| logits(&mut pass, 1, chunk)).collect();
             close(&found, &want, &format!("{name}: {n_ubatch} at once, in steps of {step}"));
         }
@@ -182,7 +182,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
         pass.reset();
         close(&logits(&mut pass, 3, &ids), &want, name);
         // Without memory for checkpoints.
-        let few = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+        let few = SessionOptions { state_cache: 0, n_windows: Some(1), ..options() };
         let mut pass = on_gpu(&gpu, &toy, &few);
         close(&logits(&mut pass, 0, &ids), &want, name);
         let reached = pass.rewind(0, 290);
@@ -197,7 +197,7 @@ fn sequences_are_cut_back_to_checkpoints_and_shared_from_there() {
 
 /// The capacity of [`options`] with states for one sequence and none for checkpoints.
 fn small_capacity() -> Capacity {
-    let WgpuForwardPassOptions { n_ctx, n_seq, n_cache, n_ubatch, .. } = options();
+    let SessionOptions { n_ctx, n_seq, n_cache, n_ubatch, .. } = options();
     Capacity { n_ctx, n_seq, n_cache, n_windows: Some(1), state_cache: 0, n_ubatch }
 }
 
@@ -220,7 +220,7 @@ fn greedy_steps_are_queued_and_give_the_tokens_of_the_cpu() {
         let want = prompts.map(|(_, n, last)| greedy_on_cpu(&toy, &[&ids[..n], &[last]].concat(), 70));
         for (state_cache, n_windows, depth) in [(1 << 20, None, 3), (0, Some(1), 2)] {
             // One sequence: a step's result is read after the steps that follow were submitted.
-            let options = WgpuForwardPassOptions { state_cache, n_windows, ..options() };
+            let options = SessionOptions { state_cache, n_windows, ..options() };
             let mut pass = on_gpu(&gpu, &toy, &options);
             logits(&mut pass, 0, &ids[..150]);
             let mut tokens = greedy(&mut pass, 0, 5, 1);
@@ -281,7 +281,7 @@ fn discarded_steps_in_flight_have_no_effect() {
     for toy in with_and_without_pages(&gpu) {
         for state_cache in [0, 1 << 20] {
             let name = toy.name;
-            let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { state_cache, n_seq: 3, ..options() });
+            let mut pass = on_gpu(&gpu, &toy, &SessionOptions { state_cache, n_seq: 3, ..options() });
             let mut tokens = ids[..120].to_vec();
             let mut fresh = on_cpu(&toy);
             let mut check = |pass: &mut WgpuForwardPass,
@@ -398,7 +398,7 @@ fn random_operations_give_the_results_of_the_cpu() {
             (state >> 33) as usize % n
         };
         let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.spec).n_elements()][seed as usize % 3];
-        let mut pass = on_gpu(&gpu, toy, &WgpuForwardPassOptions { n_seq: N_SEQ, state_cache, ..options() });
+        let mut pass = on_gpu(&gpu, toy, &SessionOptions { n_seq: N_SEQ, state_cache, ..options() });
         let mut fresh = on_cpu(toy);
         let mut sequences = vec![Vec::new(); N_SEQ];
         for step in 0..120 {
@@ -499,7 +499,7 @@ fn profiled_steps_give_the_same_states() {
 fn sequences_without_memory_for_their_states_are_refused() {
     let Some(gpu) = gpu() else { return };
     let toy = &models()[0];
-    let small = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+    let small = SessionOptions { state_cache: 0, n_windows: Some(1), ..options() };
     let mut pass = on_gpu(&gpu, toy, &small);
     for seq in 0..2 {
         logits(&mut pass, seq, &[1, 2]);
@@ -518,8 +518,8 @@ fn states_are_limited_to_the_size_of_a_binding() {
     let max_binding = 1 << 16;
     let layout = StateLayout::new(&toy.spec);
     let needed = |state_cache| {
-        let options = WgpuForwardPassOptions { state_cache, ..options() };
-        options.memory_needed(&toy.spec, &toy.weights, max_binding).kv_cache
+        let options = SessionOptions { state_cache, ..options() };
+        WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, max_binding).kv_cache
     };
     let widest = (0..toy.spec.n_layer()).map(|i| 4 * layout.of_layer(i).len() as u64).max().unwrap();
     // The widest state of a layer has 15 taps of 32 channels. Without checkpoints there are 13 states: three for each of

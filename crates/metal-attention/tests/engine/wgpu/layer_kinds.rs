@@ -7,8 +7,8 @@ use crate::toys::{GATED_ATTENTION, Toy, batch, metadata, nmse, some_ids, toy};
 use crate::wgpu::device::gpu;
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, WgpuExecutor, WgpuForwardPass,
-    WgpuForwardPassOptions,
+    BatchToken, CacheType, CpuExecutor, CpuForwardPass, ForwardError, ForwardPass, SessionOptions, WgpuExecutor,
+    WgpuForwardPass,
 };
 use metal_attention_cpu::CpuOptions;
 
@@ -51,7 +51,7 @@ fn causal() -> Vec<Toy> {
 
 /// The forward pass on the GPU. Checks that it uses the memory that `memory_needed` predicts.
 fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_type: CacheType) -> WgpuForwardPass {
-    let options = WgpuForwardPassOptions {
+    let options = SessionOptions {
         n_ctx: N_CTX,
         n_seq,
         n_cache: Some(n_pages * 64),
@@ -59,7 +59,7 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_
         n_ubatch: 48,
         ..Default::default()
     };
-    let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
+    let needed = WgpuExecutor::memory_needed(&toy.spec, &toy.weights, &options, gpu.summary().max_binding);
     let pass = WgpuExecutor::session(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
@@ -67,9 +67,9 @@ fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_
 }
 
 fn on_cpu(toy: &Toy, n_seq: usize) -> CpuForwardPass {
-    let options =
-        CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 1, cache_type: CacheType::F32, exact: true, ..Default::default() };
-    CpuExecutor::session(toy.spec.clone(), &toy.weights, &options).unwrap()
+    let options = SessionOptions { n_ctx: N_CTX, n_seq, cache_type: CacheType::F32, exact: true, ..Default::default() };
+    CpuExecutor::session(&CpuOptions { n_threads: 1, ..Default::default() }, toy.spec.clone(), &toy.weights, &options)
+        .unwrap()
 }
 
 /// The logits of prompts and single tokens of two sequences, and the hidden states of a batch of both.

@@ -13,10 +13,12 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::wgpu::device::{gpu, start, takes_fewer_cases};
+use crate::wgpu::device::{gpu, takes_fewer_cases};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
 use metal_attention::kernels::WgpuDevice;
-use metal_attention::{BatchToken, CacheType, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions};
+use metal_attention::{
+    BatchToken, CacheType, ForwardPass, ModelSpec, SessionOptions, Weights, WgpuExecutor, WgpuForwardPass, WgpuTuning,
+};
 use metal_attention_testing::models::{architectures, quants, small_quants};
 
 /// Squared error of `got` over the squares of `want`.
@@ -26,11 +28,36 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     error / want.iter().map(|&w| square(f64::from(w))).sum::<f64>()
 }
 
+/// The options of forward passes that differ in the workgroups of the persistent kernel.
+#[derive(Clone, Copy)]
+struct Setup {
+    options: SessionOptions,
+    layers_in_a_buffer: usize,
+}
+
+impl Setup {
+    /// A context of `n_ctx` tokens, and buffers as large as the device allows.
+    fn new(n_ctx: usize) -> Self {
+        let options = SessionOptions { n_ctx, cache_type: CacheType::F32, ..Default::default() };
+        Self { options, layers_in_a_buffer: usize::MAX }
+    }
+
+    /// The model of `file` with `groups` workgroups, or without the persistent kernel (0).
+    fn start(&self, gpu: &Arc<WgpuDevice>, file: &GgufFile, groups: usize) -> WgpuForwardPass {
+        let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+        let weights = Weights::load(file, &spec).unwrap();
+        let tuning = WgpuTuning { persistent_workgroups: Some(groups), layers_in_a_buffer: self.layers_in_a_buffer };
+        WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &self.options, &tuning).unwrap()
+    }
+}
+
 /// A forward pass with the persistent kernel, and the tokens that it needs to start again.
 struct PersistentPass<'a> {
     gpu: &'a Arc<WgpuDevice>,
     file: &'a GgufFile,
-    options: WgpuForwardPassOptions,
+    setup: Setup,
+    /// Workgroups of the persistent kernel.
+    groups: usize,
     pass: WgpuForwardPass,
     /// The tokens evaluated so far, by sequence and position.
     tokens: Vec<BatchToken>,
@@ -40,21 +67,15 @@ struct PersistentPass<'a> {
 
 impl<'a> PersistentPass<'a> {
     /// Starts a forward pass with `groups` workgroups; `None` if the persistent kernel does not support the model.
-    fn start(
-        gpu: &'a Arc<WgpuDevice>,
-        file: &'a GgufFile,
-        options: &WgpuForwardPassOptions,
-        groups: usize,
-    ) -> Option<Self> {
-        let with = |groups| WgpuForwardPassOptions { persistent_workgroups: Some(groups), ..options.clone() };
+    fn start(gpu: &'a Arc<WgpuDevice>, file: &'a GgufFile, setup: Setup, groups: usize) -> Option<Self> {
         // A single workgroup waits for no other. Software GPUs, which compile the kernel for ten seconds, take several
         // workgroups for models that it supports.
         let first = if gpu.summary().is_software() { groups } else { 1 };
-        let pass = start(gpu, file, &with(first));
+        let pass = setup.start(gpu, file, first);
         if first == 1 && !is_persistent(&pass) {
             return None;
         }
-        let mut this = Self { gpu, file, options: with(groups), pass, tokens: Vec::new(), n_aborted: 0 };
+        let mut this = Self { gpu, file, setup, groups, pass, tokens: Vec::new(), n_aborted: 0 };
         if groups != first || !is_persistent(&this.pass) {
             this.restart();
         }
@@ -64,7 +85,7 @@ impl<'a> PersistentPass<'a> {
     /// Starts forward passes until all workgroups of one have run concurrently, and evaluates the tokens so far again.
     fn restart(&mut self) {
         while {
-            self.pass = start(self.gpu, self.file, &self.options);
+            self.pass = self.setup.start(self.gpu, self.file, self.groups);
             !is_persistent(&self.pass)
         } {
             self.count_abort();
@@ -77,8 +98,8 @@ impl<'a> PersistentPass<'a> {
     /// Counts an aborted step; panics after too many.
     fn count_abort(&mut self) {
         self.n_aborted += 1;
-        let groups = self.options.persistent_workgroups;
-        assert!(self.n_aborted < MAX_ABORTED, "{groups:?} workgroups have not run concurrently");
+        let groups = self.groups;
+        assert!(self.n_aborted < MAX_ABORTED, "{groups} workgroups have not run concurrently");
     }
 
     /// Evaluates a prompt, with the kernels for many tokens.
@@ -152,13 +173,13 @@ fn compare(
     gpu: &Arc<WgpuDevice>,
     name: &str,
     file: &GgufFile,
-    options: &WgpuForwardPassOptions,
+    setup: Setup,
     counts: &[usize],
     filled: usize,
     n: usize,
 ) -> bool {
-    let layer_by_layer = WgpuForwardPassOptions { persistent_workgroups: Some(0), ..options.clone() };
-    let mut one_by_one = start(gpu, file, &layer_by_layer);
+    let options = setup.options;
+    let mut one_by_one = setup.start(gpu, file, 0);
     let n_vocab = one_by_one.spec().n_vocab;
     let token = |seq: usize, pos: usize, logits| {
         let id = (seq * 31 + pos * 7919 + 3) % n_vocab;
@@ -175,7 +196,7 @@ fn compare(
     }
     let want: Vec<Vec<f32>> = steps.iter().map(|&step| one_by_one.forward(&[step]).unwrap().row(0).to_vec()).collect();
     for &groups in counts {
-        let Some(mut persistent) = PersistentPass::start(gpu, file, options, groups) else { return false };
+        let Some(mut persistent) = PersistentPass::start(gpu, file, setup, groups) else { return false };
         for prompt in &prompts {
             persistent.prompt(prompt);
         }
@@ -201,13 +222,13 @@ fn llama() -> GgufFile {
 fn architectures_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _guard = test_guard(&gpu);
-    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    let setup = Setup::new(64);
     let mut suited = Vec::new();
     // Normed heads. The test of several buffers has biases, others neither. The rest differ in the RoPE table or the number of heads.
     let few = ["qwen3.gguf"];
     let tested = |name: &str| !takes_fewer_cases(&gpu) || few.contains(&name);
     for (name, bytes) in architectures().iter().filter(|(name, _)| tested(name)) {
-        if compare(&gpu, name, &GgufFile::from_bytes(bytes).unwrap(), &options, &group_counts(&gpu), 0, 10) {
+        if compare(&gpu, name, &GgufFile::from_bytes(bytes).unwrap(), setup, &group_counts(&gpu), 0, 10) {
             suited.push(name);
         }
     }
@@ -220,11 +241,11 @@ fn architectures_give_the_same_logits() {
 fn quantised_types_give_the_same_logits() {
     let Some(gpu) = gpu().filter(|gpu| !takes_fewer_cases(gpu)) else { return };
     let _guard = test_guard(&gpu);
-    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    let setup = Setup::new(64);
     let counts = group_counts(&gpu);
     for (name, bytes) in quants().iter().chain(small_quants()) {
         let file = GgufFile::from_bytes(bytes).unwrap();
-        assert!(compare(&gpu, name, &file, &options, &counts[counts.len() - 1..], 0, 4), "{name}");
+        assert!(compare(&gpu, name, &file, setup, &counts[counts.len() - 1..], 0, 4), "{name}");
     }
 }
 
@@ -253,22 +274,23 @@ fn mixed(file: &GgufFile) -> GgufFile {
 fn a_mix_of_types_gives_the_same_logits() {
     let Some(gpu) = gpu().filter(|gpu| !takes_fewer_cases(gpu)) else { return };
     let _guard = test_guard(&gpu);
-    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
-    assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
+    let setup = Setup::new(64);
+    assert!(compare(&gpu, "a mix", &mixed(&llama()), setup, &group_counts(&gpu), 0, 10));
 }
 
 #[test]
 fn layers_in_several_buffers_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _guard = test_guard(&gpu);
-    let options = WgpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
+    let options = SessionOptions { n_ctx: 64, ..Default::default() };
+    let setup = Setup { options, layers_in_a_buffer: 1 };
     let counts = group_counts(&gpu);
     let biases = GgufFile::from_bytes(&architectures()["qwen2.gguf"]).unwrap();
-    assert!(compare(&gpu, "biases, a buffer for each layer", &biases, &options, &counts, 0, 10));
+    assert!(compare(&gpu, "biases, a buffer for each layer", &biases, setup, &counts, 0, 10));
     if !takes_fewer_cases(&gpu) {
-        assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 10));
+        assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), setup, &counts[..1], 0, 10));
     }
-    let pass = start(&gpu, &biases, &WgpuForwardPassOptions { persistent_workgroups: Some(1), ..options });
+    let pass = setup.start(&gpu, &biases, 1);
     let dispatches = pass.dispatches(1);
     assert_eq!(dispatches.iter().filter(|name| **name == "decode_layers").count(), 2, "{dispatches:?}");
 }
@@ -280,8 +302,9 @@ fn long_contexts_and_several_sequences_give_the_same_logits() {
     let file = llama();
     // One sequence has its pages in order throughout, two of them until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
-        let options = WgpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
-        assert!(compare(&gpu, "llama-mha", &file, &options, &group_counts(&gpu), 245, 20));
+        let options = SessionOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
+        let setup = Setup { options, ..Setup::new(300) };
+        assert!(compare(&gpu, "llama-mha", &file, setup, &group_counts(&gpu), 245, 20));
     }
 }
 
@@ -291,8 +314,8 @@ fn two_workgroups_exchange_their_results() {
     let _guard = exclusive();
     let Some(gpu) = gpu().filter(|gpu| gpu.summary().is_software()) else { return };
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
-        let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
-        assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &[2], 7, 6));
+        let setup = Setup::new(64);
+        assert!(compare(&gpu, "a mix", &mixed(&llama()), setup, &[2], 7, 6));
     }
 }
 
@@ -304,14 +327,14 @@ fn more_workgroups_than_run_concurrently_disable_the_persistent_kernel() {
     let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let file = llama();
     let max_groups = *group_counts(&gpu).last().unwrap();
-    let options =
-        |groups| WgpuForwardPassOptions { n_ctx: 64, persistent_workgroups: Some(groups), ..Default::default() };
-    let mut one_by_one = start(&gpu, &file, &options(0));
+    let options = SessionOptions { n_ctx: 64, ..Default::default() };
+    let setup = Setup { options, ..Setup::new(64) };
+    let mut one_by_one = setup.start(&gpu, &file, 0);
     let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, output: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
     let mut concurrent = Vec::new();
     for groups in [2 * max_groups, 8 * max_groups, 32 * max_groups] {
-        let mut pass = start(&gpu, &file, &options(groups));
+        let mut pass = setup.start(&gpu, &file, groups);
         if is_persistent(&pass) {
             concurrent.push(groups);
         }
@@ -332,9 +355,8 @@ fn greedy_tokens_are_equal() {
         if gpu.summary().is_software() { llama() } else { GgufFile::open(metal_attention_testing::tales()).unwrap() };
     let sequences = [0, 1].map(|groups| {
         // The kernel is that of another test.
-        let options =
-            WgpuForwardPassOptions { n_ctx: 300, n_seq: 2, persistent_workgroups: Some(groups), ..Default::default() };
-        let mut model = start(&gpu, &file, &options);
+        let options = SessionOptions { n_ctx: 300, n_seq: 2, ..Default::default() };
+        let mut model = Setup { options, ..Setup::new(300) }.start(&gpu, &file, groups);
         let mut ids = vec![model.forward_prompt(&[1, 43, 47]).unwrap()];
         while ids.len() < 100 {
             ids.push(model.forward_token_greedy(ids[ids.len() - 1]).unwrap());

@@ -7,8 +7,8 @@ use crate::wgpu::device::{gpu, start};
 use metal_attention::gguf::GgufFile;
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, PageUse, Weights, WgpuForwardPass,
-    WgpuForwardPassOptions,
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, PageUse, SessionOptions, Weights, WgpuExecutor,
+    WgpuForwardPass, WgpuTuning,
 };
 
 const PAGE: usize = 64;
@@ -21,15 +21,18 @@ fn stories() -> GgufFile {
 /// The forward pass with `n_seq` sequences and `n_pages` KV pages. The persistent kernel, which is used only while a
 /// sequence's pages lie in order, is disabled, because some tests compare bits.
 fn model(gpu: &Arc<WgpuDevice>, n_seq: usize, n_pages: usize) -> WgpuForwardPass {
-    let options = WgpuForwardPassOptions {
+    let options = SessionOptions {
         n_ctx: 512,
         n_seq,
         n_cache: Some(n_pages * PAGE),
         cache_type: CacheType::F32,
-        persistent_workgroups: Some(0),
         ..Default::default()
     };
-    start(gpu, &stories(), &options)
+    let file = stories();
+    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+    let weights = Weights::load(&file, &spec).unwrap();
+    let tuning = WgpuTuning { persistent_workgroups: Some(0), ..Default::default() };
+    WgpuExecutor::tuned_session(Arc::clone(gpu), spec, &weights, &options, &tuning).unwrap()
 }
 
 /// `n` ids of the vocabulary.
@@ -200,7 +203,7 @@ fn the_page_pool_has_the_size_of_the_cache() {
     for (n_ctx, n_seq, n_cache, n_pages) in
         [(100, 1, None, 2), (100, 3, None, 6), (300, 9, Some(129), 3), (64, 1, Some(300), 5)]
     {
-        let options = WgpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() };
+        let options = SessionOptions { n_ctx, n_seq, n_cache, ..Default::default() };
         let model = start(&gpu, &file, &options);
         assert_eq!(
             model.cache_pages(),
@@ -209,7 +212,7 @@ fn the_page_pool_has_the_size_of_the_cache() {
         assert_eq!(model.memory_use().kv_cache, n_pages as u64 * page);
         assert_eq!(model.kv_cache_bytes() as u64, n_pages as u64 * page);
         assert_eq!((model.n_ctx(), model.n_seq()), (n_ctx, n_seq));
-        let needed = options.memory_needed(&spec, &weights, gpu.summary().max_binding);
+        let needed = WgpuExecutor::memory_needed(&spec, &weights, &options, gpu.summary().max_binding);
         assert_eq!(needed.kv_cache, n_pages as u64 * page);
     }
 }

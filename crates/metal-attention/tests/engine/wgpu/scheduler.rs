@@ -8,7 +8,7 @@ use crate::wgpu::device::{gpu, start};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generator, Model, WgpuForwardPassOptions};
+use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generator, Model, SessionOptions};
 
 const N_GEN: usize = 24;
 
@@ -17,7 +17,7 @@ fn concurrent_sequences_equal_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let model = Model::built_in().unwrap();
     let cache_type = CacheType::F32;
-    let options = WgpuForwardPassOptions { n_ctx: 128, n_seq: 4, n_ubatch: 32, cache_type, ..Default::default() };
+    let options = SessionOptions { n_ctx: 128, n_seq: 4, n_ubatch: 32, cache_type, ..Default::default() };
     let pass = start(&gpu, model.gguf(), &options);
     let options = SchedulerOptions { n_parallel: 3, n_batch: Some(16), ..Default::default() };
     let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();

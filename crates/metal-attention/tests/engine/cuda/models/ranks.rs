@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metal_attention::{
-    CudaDevice, CudaForwardPassOptions, ForwardError, TensorParallelExecutor, TensorParallelPass, Watch,
+    CudaDevice, CudaTuning, ForwardError, SessionOptions, TensorParallelExecutor, TensorParallelPass, Watch,
 };
 
 use super::*;
@@ -227,13 +227,10 @@ fn ranks_run_single_tokens_in_the_persistent_kernel() {
     ] {
         for n in 2..=gpus.len().min(max_ranks) {
             let pass = |persistent_kernel_positions| {
-                let options = CudaForwardPassOptions {
-                    n_ctx: 256,
-                    exact: true,
-                    persistent_kernel_positions,
-                    ..Default::default()
-                };
-                TensorParallelExecutor::session(&gpus[..n], model.spec(), model.weights(), &options).unwrap()
+                let options = SessionOptions { n_ctx: 256, exact: true, ..Default::default() };
+                let tuning = CudaTuning { persistent_kernel_positions };
+                TensorParallelExecutor::tuned_session(&gpus[..n], model.spec(), model.weights(), &options, &tuning)
+                    .unwrap()
             };
             let (mut persistent, mut per_op) = (pass(None), pass(Some(0)));
             assert!(persistent.uses_persistent_kernel(0) && !per_op.uses_persistent_kernel(0), "{what}, {n} ranks");
@@ -321,7 +318,7 @@ fn a_rank_that_fails_ends_the_step_on_all() {
         return;
     }
     let model = model(&small(), Q8_0, 0);
-    let options = CudaForwardPassOptions { n_ctx: 256, n_seq: 2, ..Default::default() };
+    let options = SessionOptions { n_ctx: 256, n_seq: 2, ..Default::default() };
     let batch = |start: usize, n: usize| {
         let token = |pos| BatchToken { id: (pos * 7 % 1000) as u32, seq: 0, pos, output: pos + 1 == start + n };
         (start..start + n).map(token).collect::<Vec<_>>()
