@@ -4,11 +4,8 @@
 
 use std::io;
 
-#[cfg(feature = "cuda")]
-use metal_attention::CudaError;
+use metal_attention::backends::GpuErrorKind;
 use metal_attention::gguf::GgufError;
-#[cfg(feature = "wgpu")]
-use metal_attention::kernels::WgpuError;
 use metal_attention::{CpuError, Error, ForwardError, RerankError};
 use metal_attention_hub::{HubError, ModelName, known_model};
 
@@ -136,10 +133,11 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::Tokenizer(_)
         | Error::Rerank(_)
         | Error::Cpu(CpuError::Model(_)) => 3,
-        #[cfg(feature = "cuda")]
-        Error::Cuda(error) => cuda_exit_code(error),
-        #[cfg(feature = "wgpu")]
-        Error::Wgpu(error) => wgpu_exit_code(error),
+        Error::Gpu(error) => match error.kind() {
+            GpuErrorKind::Option => 2,
+            GpuErrorKind::OutOfMemory => 5,
+            GpuErrorKind::Cancelled | GpuErrorKind::Device => 4,
+        },
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         _ => 1,
@@ -160,25 +158,5 @@ fn hub_exit_code(error: &HubError) -> u8 {
         | HubError::Checksum { .. } => 3,
         HubError::Interrupted { .. } => 130,
         _ => 1,
-    }
-}
-
-/// The exit code of an error of CUDA.
-#[cfg(feature = "cuda")]
-fn cuda_exit_code(error: &CudaError) -> u8 {
-    match error {
-        CudaError::Option { .. } => 2,
-        CudaError::OutOfMemory { .. } | CudaError::ModelTooLarge { .. } => 5,
-        _ => 4,
-    }
-}
-
-/// The exit code of an error of wgpu.
-#[cfg(feature = "wgpu")]
-fn wgpu_exit_code(error: &WgpuError) -> u8 {
-    match error {
-        WgpuError::Option { .. } => 2,
-        WgpuError::OutOfMemory { .. } | WgpuError::TooLarge { .. } | WgpuError::ModelTooLarge { .. } => 5,
-        _ => 4,
     }
 }

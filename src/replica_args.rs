@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use metal_attention::{Device, EngineOptions, Model, available_memory, physical_cores};
+use metal_attention::{Device, EngineOptions, Model, available_memory, backends, physical_cores};
 
 use crate::cli_error::CliError;
 use crate::engine_args::{SetupArgs, at_least_one};
@@ -149,19 +149,14 @@ fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliErro
     }
 }
 
-/// All NVIDIA GPUs; if `n_ranks` GPUs share a replica, the first one of each group.
-#[cfg(feature = "cuda")]
+/// All NVIDIA GPUs; if `n_ranks` GPUs share a replica, the first one of each group. If there are fewer GPUs than `n_ranks`, or
+/// if CUDA is not compiled in, it is the first GPU, and building the forward pass reports why that does not work.
 fn cuda_devices(n_ranks: usize) -> Result<Vec<Device>, CliError> {
-    let n = metal_attention::cuda_summaries().map_err(|error| CliError::General(error.to_string()))?.len();
-    // If there are fewer GPUs than `n_ranks`, building the forward pass reports it.
-    Ok((0..(n / n_ranks).max(1)).map(|i| Device::Cuda(i * n_ranks)).collect())
-}
-
-/// The first GPU; building the forward pass reports that CUDA is not compiled in.
-#[cfg(not(feature = "cuda"))]
-#[expect(clippy::unnecessary_wraps, reason = "the driver may refuse to count")]
-fn cuda_devices(_: usize) -> Result<Vec<Device>, CliError> {
-    Ok(vec![Device::Cuda(0)])
+    let list = backends::CUDA.gpus();
+    if let Some(why) = list.why_none.filter(|_| backends::CUDA.is_compiled()) {
+        return Err(CliError::General(why));
+    }
+    Ok((0..(list.gpus.len() / n_ranks).max(1)).map(|i| Device::Cuda(i * n_ranks)).collect())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use metal_attention::backends::{self, Gpu, GpuDetails, GpuList};
 use metal_attention::{cpu_simd_name, physical_cores};
 use serde::Serialize;
 
@@ -76,9 +77,6 @@ struct Cuda {
     memory_bytes: u64,
     /// The number of streaming multiprocessors.
     multiprocessors: usize,
-    /// Whether the program's kernels run on it.
-    #[serde(skip)]
-    is_new_enough: bool,
 }
 
 /// The CPU.
@@ -129,48 +127,34 @@ struct AutoDevice {
 }
 
 impl AutoDevice {
-    /// A GPU.
-    #[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code))]
-    fn gpu(device: String) -> Self {
-        Self { device, reason: "for models that fit in its memory".into() }
-    }
-
-    /// The first of these GPUs on which the kernels run.
-    fn cuda(found: &[Cuda]) -> Option<Self> {
-        found.iter().find(|gpu| gpu.is_new_enough).map(|gpu| Self::gpu(gpu.device.clone()))
+    /// The choice among the GPUs of the backends, which are in the order in which they are tried.
+    fn of(lists: &[&GpuList]) -> Self {
+        let mut reason = String::new();
+        for list in lists {
+            match &list.auto {
+                Ok(i) => {
+                    let reason = "for models that fit in its memory".into();
+                    return Self { device: list.gpus[*i].device.clone(), reason };
+                }
+                Err(why) => reason.clone_from(why),
+            }
+        }
+        Self { device: "cpu".into(), reason }
     }
 }
 
 impl Devices {
     /// Finds the devices.
-    #[cfg(feature = "wgpu")]
     fn of_this_machine() -> Self {
-        use metal_attention::kernels::{AdapterChoice, WgpuError, adapter_summaries, no_hardware};
-        let found = adapter_summaries();
-        // The same choice as that of `WgpuDevice::open`.
-        let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
-        let (cuda, no_cuda) = cuda_devices();
-        let auto = match &chosen {
-            Ok(i) => AutoDevice::gpu(format!("gpu:{i}")),
-            Err(why) => AutoDevice { device: "cpu".into(), reason: why.why_the_cpu() },
-        };
-        let auto = AutoDevice::cuda(&cuda).unwrap_or(auto);
+        let (wgpu, cuda) = (backends::WGPU.gpus(), backends::CUDA.gpus());
         Self {
-            cuda,
-            no_cuda,
             cpu: Cpu::of_this_machine(),
-            gpus: found.iter().enumerate().map(|(i, gpu)| Adapter::new(i, gpu)).collect(),
-            no_gpu: found.is_empty().then(|| WgpuError::NoAdapter.to_string()),
-            auto,
+            auto: AutoDevice::of(&[&cuda, &wgpu]),
+            gpus: wgpu.gpus.into_iter().filter_map(Adapter::of).collect(),
+            no_gpu: wgpu.why_none,
+            cuda: cuda.gpus.into_iter().filter_map(Cuda::of).collect(),
+            no_cuda: cuda.why_none,
         }
-    }
-
-    #[cfg(not(feature = "wgpu"))]
-    fn of_this_machine() -> Self {
-        let why = "this program was built without GPUs (the Cargo feature \"wgpu\")";
-        let (cuda, no_cuda) = cuda_devices();
-        let auto = AutoDevice::cuda(&cuda).unwrap_or_else(|| AutoDevice { device: "cpu".into(), reason: why.into() });
-        Self { cuda, no_cuda, cpu: Cpu::of_this_machine(), gpus: Vec::new(), no_gpu: Some(why.into()), auto }
     }
 
     /// The devices as lines of text, each with the name of a device or indented.
@@ -197,27 +181,22 @@ impl Devices {
     }
 }
 
-/// The GPUs that CUDA finds, or the reason why there are none.
-#[cfg(feature = "cuda")]
-fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
-    let cuda = |gpu: metal_attention::CudaSummary| Cuda {
-        is_new_enough: gpu.is_new_enough(),
-        device: format!("cuda:{}", gpu.ordinal),
-        name: gpu.name,
-        capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
-        driver: format!("{}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10),
-        memory_bytes: gpu.memory,
-        multiprocessors: gpu.n_sm,
-    };
-    match metal_attention::cuda_summaries() {
-        Ok(found) => (found.into_iter().map(cuda).collect(), None),
-        Err(why) => (Vec::new(), Some(why.to_string())),
+impl Cuda {
+    /// A GPU that CUDA has found; `None` for one of another backend.
+    fn of(gpu: Gpu) -> Option<Self> {
+        let (capability, multiprocessors) = match gpu.details {
+            GpuDetails::Cuda { ordinal: _, capability, n_sm } => (capability, n_sm),
+            GpuDetails::Wgpu { .. } => return None,
+        };
+        Some(Self {
+            device: gpu.device,
+            name: gpu.name,
+            capability: format!("{}.{}", capability.0, capability.1),
+            driver: gpu.driver,
+            memory_bytes: gpu.memory.unwrap_or(0),
+            multiprocessors,
+        })
     }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_devices() -> (Vec<Cuda>, Option<String>) {
-    (Vec::new(), Some("this program was built without CUDA (the Cargo feature \"cuda\")".into()))
 }
 
 impl Cpu {
@@ -228,42 +207,33 @@ impl Cpu {
 }
 
 impl Adapter {
-    /// Describes the GPU at `index`.
-    #[cfg(feature = "wgpu")]
-    fn new(index: usize, gpu: &metal_attention::kernels::AdapterSummary) -> Self {
-        use metal_attention::kernels::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
-        let scalar = |ty| match ty {
-            Scalar::F32 => "f32",
-            Scalar::F16 => "f16",
-            Scalar::I32 => "i32",
-            Scalar::U32 => "u32",
-        };
-        Self {
-            device: format!("gpu:{index}"),
-            index,
-            name: gpu.name.clone(),
-            backend: gpu.backend,
-            kind: match gpu.kind {
-                DeviceType::DiscreteGpu => "discrete",
-                DeviceType::IntegratedGpu => "integrated",
-                DeviceType::VirtualGpu => "virtual",
-                DeviceType::Cpu => "software",
-                DeviceType::Other => "other",
-            },
-            driver: gpu.driver.clone(),
-            memory_bytes: gpu.memory,
-            max_binding_bytes: gpu.max_binding,
-            subgroups: gpu.features.contains(Features::SUBGROUP),
-            subgroup_sizes: gpu.subgroup_sizes,
-            f16: gpu.features.contains(Features::SHADER_F16),
-            cooperative_matrices: gpu
-                .cooperative_matrices
-                .iter()
-                .map(|p| {
-                    let (ab, cr) = (scalar(p.ab_type), scalar(p.cr_type));
-                    format!("{}x{}x{} {ab} {cr}", p.m_size, p.n_size, p.k_size)
-                })
-                .collect(),
+    /// A GPU that wgpu has found; `None` for one of another backend.
+    fn of(gpu: Gpu) -> Option<Self> {
+        match gpu.details {
+            GpuDetails::Cuda { .. } => None,
+            GpuDetails::Wgpu {
+                index,
+                backend,
+                kind,
+                max_binding,
+                subgroups,
+                subgroup_sizes,
+                f16,
+                cooperative_matrices,
+            } => Some(Self {
+                device: gpu.device,
+                index,
+                name: gpu.name,
+                backend,
+                kind,
+                driver: gpu.driver,
+                memory_bytes: gpu.memory,
+                max_binding_bytes: max_binding,
+                subgroups,
+                subgroup_sizes,
+                f16,
+                cooperative_matrices,
+            }),
         }
     }
 

@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     })));
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
-    let pass = backend.pass();
+    let pass = &mut *backend;
     // Logits are requested of all tokens: the last layer skips the tokens without, and their inputs would be missing.
     let n_batch = chunks::n_scored(model.spec().n_vocab, pass.n_ubatch());
     for (i, chunk) in ids.chunks_exact(n_ctx).take(n_chunks).enumerate() {

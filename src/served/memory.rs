@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use metal_attention::backends::{self, GpuDetails};
 use metal_attention::{Device, EngineOptions, Model, available_memory};
 use metal_attention_server::http::{MemoryNeed, Placement};
 
@@ -99,30 +100,21 @@ fn gpus_with_room(engine: &EngineOptions, model: &Model, gpus: &[GpuMemory]) -> 
 }
 
 /// The NVIDIA GPUs that can run `model`.
-#[cfg(feature = "cuda")]
 fn gpus_for(model: &Model) -> &'static [GpuMemory] {
-    if metal_attention::CudaExecutor::supports(model.spec()).is_ok() { all_gpus() } else { &[] }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpus_for(_: &Model) -> &'static [GpuMemory] {
-    &[]
+    if backends::CUDA.supports(model.spec()).is_ok() { all_gpus() } else { &[] }
 }
 
 /// The NVIDIA GPUs that are new enough for the kernels.
-#[cfg(feature = "cuda")]
 fn all_gpus() -> &'static [GpuMemory] {
     static GPUS: OnceLock<Vec<GpuMemory>> = OnceLock::new();
     GPUS.get_or_init(|| {
-        let all = metal_attention::cuda_summaries().unwrap_or_default();
-        let new = all.into_iter().filter(metal_attention::CudaSummary::is_new_enough);
-        new.map(|gpu| GpuMemory { ordinal: gpu.ordinal, memory: gpu.memory }).collect()
+        let usable = backends::CUDA.gpus().gpus.into_iter().filter(|gpu| gpu.is_usable);
+        let memory = usable.filter_map(|gpu| match gpu.details {
+            GpuDetails::Cuda { ordinal, .. } => Some(GpuMemory { ordinal, memory: gpu.memory? }),
+            GpuDetails::Wgpu { .. } => None,
+        });
+        memory.collect()
     })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn all_gpus() -> &'static [GpuMemory] {
-    &[]
 }
 
 #[cfg(test)]

@@ -151,9 +151,7 @@ fn status_of(error: &Error) -> Status {
         | Error::Forward(ForwardError::OutOfMemory { .. }) => Status::OutOfMemory,
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Cpu(CpuError::Model(_)) => Status::Model,
         Error::Rerank(_) => Status::Unsupported,
-        #[cfg(feature = "wgpu")]
-        Error::Wgpu(_) => Status::Device,
-        Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => Status::Device,
+        Error::Gpu(_) | Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => Status::Device,
         _ => Status::Failed,
     }
 }

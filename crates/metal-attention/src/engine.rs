@@ -1,14 +1,9 @@
-//! Setting up a forward pass: the options of all backends, and the choice of a device.
+//! The options of a forward pass, on whichever device it runs.
 
-use metal_attention_cpu::{CacheType, CpuError, CpuExecutor, CpuForwardPass, CpuOptions, physical_cores};
-use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, PageUse, SessionOptions, Watch};
+use metal_attention_cpu::CacheType;
+use metal_attention_model::{SessionOptions, Watch};
 
-use crate::memory::available_memory;
-#[cfg(feature = "cuda")]
-use crate::{CudaForwardPass, TensorParallelPass, cuda_engine};
-use crate::{Device, Error, Model};
-#[cfg(feature = "wgpu")]
-use crate::{WgpuForwardPass, wgpu_engine};
+use crate::{Device, Model};
 
 /// Context length if neither the caller nor the model's training is shorter.
 pub(crate) const DEFAULT_N_CTX: usize = 4096;
@@ -77,61 +72,6 @@ impl Default for EngineOptions {
     }
 }
 
-/// A forward pass with the type of its backend, for what [`ForwardPass`] does not offer.
-#[allow(clippy::large_enum_variant)] // a program has one or two
-pub enum Backend {
-    /// On the CPU.
-    Cpu(CpuForwardPass),
-    /// On an NVIDIA GPU, through CUDA.
-    #[cfg(feature = "cuda")]
-    Cuda(CudaForwardPass),
-    /// On several NVIDIA GPUs that share the model.
-    #[cfg(feature = "cuda")]
-    TensorParallel(TensorParallelPass),
-    /// On a GPU, through wgpu.
-    #[cfg(feature = "wgpu")]
-    Wgpu(WgpuForwardPass),
-}
-
-impl Backend {
-    /// The CPU's forward pass; `None` if it runs on another device.
-    pub fn cpu(&mut self) -> Option<&mut CpuForwardPass> {
-        match self {
-            Self::Cpu(pass) => Some(pass),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(_) | Self::TensorParallel(_) => None,
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu(_) => None,
-        }
-    }
-
-    /// The forward pass.
-    pub fn pass(&mut self) -> &mut dyn ForwardPass {
-        match self {
-            Self::Cpu(pass) => pass,
-            #[cfg(feature = "cuda")]
-            Self::Cuda(pass) => pass,
-            #[cfg(feature = "cuda")]
-            Self::TensorParallel(pass) => pass,
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu(pass) => pass,
-        }
-    }
-
-    /// The forward pass behind its trait.
-    pub(crate) fn boxed(self) -> Box<dyn ForwardPass> {
-        match self {
-            Self::Cpu(pass) => Box::new(pass),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(pass) => Box::new(pass),
-            #[cfg(feature = "cuda")]
-            Self::TensorParallel(pass) => Box::new(pass),
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu(pass) => Box::new(pass),
-        }
-    }
-}
-
 impl EngineOptions {
     /// The context length of `model` with these options, before any adjustment to a device's memory.
     pub fn n_ctx_of(&self, model: &Model) -> usize {
@@ -151,142 +91,14 @@ impl EngineOptions {
             exact: self.exact,
         }
     }
-
-    /// Sets up `model` on the device of these options.
-    pub(crate) fn backend(&self, model: &Model) -> Result<Backend, Error> {
-        let n_ctx_train = model.spec().n_ctx_train;
-        let n_ctx = self.n_ctx_of(model);
-        if n_ctx > n_ctx_train {
-            tracing::warn!("a context of {n_ctx} tokens is longer than the {n_ctx_train} of the model's training");
-        }
-        match &self.device {
-            Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_)
-                if self.n_ranks > 1 =>
-            {
-                Err(Error::TensorParallelWithoutCuda { device: self.device.clone(), n_ranks: self.n_ranks })
-            }
-            Device::Cpu => self.cpu_pass(model),
-            Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
-            Device::Auto => self.auto_pass(model),
-            Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_) => self.wgpu_pass(model),
-        }
-    }
-
-    /// A forward pass on the CPU, with a context that fits the available memory.
-    fn cpu_pass(&self, model: &Model) -> Result<Backend, Error> {
-        let sized = self.sized(model.spec(), available_memory(), model.gguf().tensor_bytes());
-        match sized.cpu_pass_of_size(model) {
-            // The system reports less than all limits, for instance none of the address space: without the longer
-            // context it may fit.
-            Err(Error::Cpu(CpuError::OutOfMemory { .. })) if sized != *self => self.cpu_pass_of_size(model),
-            pass => pass,
-        }
-    }
-
-    /// A forward pass on the CPU with exactly these options.
-    fn cpu_pass_of_size(&self, model: &Model) -> Result<Backend, Error> {
-        let cpu = CpuOptions {
-            n_threads: self.n_threads.unwrap_or_else(physical_cores),
-            watch: self.watch.clone(),
-            ..Default::default()
-        };
-        let options = self.session_options(self.n_ctx_of(model), self.n_ubatch.unwrap_or(DEFAULT_UBATCH));
-        let pass = CpuExecutor::session(&cpu, model.spec().clone(), model.weights(), &options)?;
-        log(model, &pass);
-        Ok(Backend::Cpu(pass))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_pass(&self, model: &Model, ordinal: usize) -> Result<Backend, Error> {
-        if self.n_ranks > 1 {
-            return Ok(Backend::TensorParallel(cuda_engine::ranks(model, self, ordinal)?));
-        }
-        Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, ordinal)?))
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn cuda_pass(&self, _: &Model, _: usize) -> Result<Backend, Error> {
-        Err(Error::DeviceUnavailable { device: self.device.clone() })
-    }
-
-    /// Tries CUDA, then another GPU, then the CPU.
-    fn auto_pass(&self, model: &Model) -> Result<Backend, Error> {
-        #[cfg(feature = "cuda")]
-        if let Some(pass) = cuda_engine::auto(model, self)? {
-            return Ok(Backend::Cuda(pass));
-        }
-        self.auto_pass_without_cuda(model)
-    }
-
-    #[cfg(feature = "wgpu")]
-    fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
-        use metal_attention_wgpu::WgpuError;
-        match wgpu_engine::auto(model, self) {
-            Ok(pass) => return Ok(Backend::Wgpu(pass)),
-            Err(
-                why @ (WgpuError::NoAdapter
-                | WgpuError::NoneSuits { .. }
-                | WgpuError::Option { .. }
-                | WgpuError::UnsupportedPart { .. }),
-            ) => {
-                tracing::info!("auto takes the CPU: {}", why.why_the_cpu());
-            }
-            Err(why @ WgpuError::Cancelled) => return Err(why.into()),
-            Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
-        }
-        self.cpu_pass(model)
-    }
-
-    #[cfg(not(feature = "wgpu"))]
-    fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
-        self.cpu_pass(model)
-    }
-
-    #[cfg(feature = "wgpu")]
-    fn wgpu_pass(&self, model: &Model) -> Result<Backend, Error> {
-        use metal_attention_wgpu::AdapterChoice;
-        let adapter = match &self.device {
-            Device::WgpuIndex(i) => AdapterChoice::Index(*i),
-            Device::WgpuName(name) => AdapterChoice::Name(name.clone()),
-            _ => AdapterChoice::Best,
-        };
-        Ok(Backend::Wgpu(wgpu_engine::forward_pass(model, self, adapter)?))
-    }
-
-    #[cfg(not(feature = "wgpu"))]
-    fn wgpu_pass(&self, _: &Model) -> Result<Backend, Error> {
-        Err(Error::DeviceUnavailable { device: self.device.clone() })
-    }
-}
-
-/// A number of bytes in MiB, for logs.
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
-/// The capacity of a KV cache, for logs.
-pub(crate) fn capacity(pages: PageUse) -> String {
-    let states = match pages.states.total {
-        0 => String::new(),
-        n => format!(" and {n} recurrent states"),
-    };
-    format!("{} tokens{states}", pages.total * pages.page_len)
-}
-
-/// Logs the device and the memory of a forward pass on the CPU.
-fn log(model: &Model, pass: &CpuForwardPass) {
-    let memory = pass.memory_use();
-    tracing::info!("device: CPU, {}, threads: {}", pass.isa().name(), pass.n_threads());
-    tracing::info!("weights: {} in the file", mib(model.gguf().tensor_bytes()));
-    tracing::info!("repacked weights: {}", mib(memory.weights));
-    let pages = pass.cache_pages();
-    tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), capacity(pages));
-    tracing::info!("scratch: {}", mib(memory.scratch));
 }
 
 #[cfg(test)]
 mod tests {
+    use metal_attention_cpu::CpuError;
+
     use super::*;
+    use crate::Error;
 
     #[test]
     fn zero_is_refused_where_it_cannot_work() {

@@ -5,6 +5,7 @@ use metal_attention_gguf::GgufError;
 use metal_attention_model::{ForwardError, ModelError};
 use metal_attention_tokenizer::TokenizerError;
 
+use crate::backends::{GpuError, GpuErrorKind};
 use crate::sampling::SamplingError;
 use crate::{Device, RerankError};
 
@@ -44,14 +45,9 @@ pub enum Error {
     /// The CPU backend could not be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// wgpu cannot be used, or its GPU has too little memory for the model.
-    #[cfg(feature = "wgpu")]
+    /// A GPU cannot be used, or has too little memory for the model.
     #[error(transparent)]
-    Wgpu(#[from] metal_attention_wgpu::WgpuError),
-    /// CUDA cannot be used, or its GPU has too little memory for the model.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Cuda(#[from] metal_attention_cuda::CudaError),
+    Gpu(GpuError),
     /// The device's backend is not part of this build.
     #[error(
         "the device \"{device}\" is not available: this program was built without it (the Cargo features \"wgpu\" and \
@@ -123,10 +119,7 @@ impl Error {
     pub fn is_cancelled(&self) -> bool {
         match self {
             Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,
-            #[cfg(feature = "cuda")]
-            Self::Cuda(metal_attention_cuda::CudaError::Cancelled) => true,
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu(metal_attention_wgpu::WgpuError::Cancelled) => true,
+            Self::Gpu(error) => error.kind() == GpuErrorKind::Cancelled,
             _ => false,
         }
     }

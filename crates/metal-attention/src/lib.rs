@@ -21,12 +21,11 @@
 //!
 //! For the logits themselves, use the [`ForwardPass`] that [`Model::forward_pass`] returns, with batches of tokens.
 
+pub mod backends;
 mod choice;
 pub mod compare;
 mod constraint;
 mod copy_budget;
-#[cfg(feature = "cuda")]
-mod cuda_engine;
 mod device;
 mod embedding;
 mod engine;
@@ -46,13 +45,11 @@ mod session_file;
 mod stop_strings;
 mod text_stream;
 mod timings;
-#[cfg(feature = "wgpu")]
-mod wgpu_engine;
 
 pub use constraint::Constraint;
 pub use device::Device;
 pub use embedding::{Pooled, Pooler};
-pub use engine::{Backend, EngineOptions};
+pub use engine::EngineOptions;
 pub use error::Error;
 pub use generation::{GenerateOptions, GeneratedToken, Generation, StopReason};
 pub use generator::Generator;
@@ -77,9 +74,7 @@ pub use metal_attention_model::{
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "wgpu")]
-pub use metal_attention_wgpu as kernels;
-#[cfg(feature = "wgpu")]
-pub use metal_attention_wgpu::{WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
+pub use metal_attention_wgpu::{self as kernels, WgpuExecutor, WgpuForwardPass, WgpuKvCache, WgpuTuning};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedSequence, SessionError, SessionFile};

@@ -9,8 +9,9 @@ use metal_attention_model::{ForwardPass, ModelSpec, Weights};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
 use sha2::{Digest, Sha256};
 
+use crate::backends::BackendPass;
 use crate::sampling::SamplerOptions;
-use crate::{Backend, EngineOptions, Error};
+use crate::{EngineOptions, Error};
 
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
 pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
@@ -118,12 +119,12 @@ impl Model {
     /// Sets up a forward pass. This allocates the KV cache and may repack the weights, which can take a while for large
     /// models.
     pub fn forward_pass(&self, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, Error> {
-        self.backend(options).map(Backend::boxed)
+        Ok(self.backend(options)?)
     }
 
-    /// [`forward_pass`](Self::forward_pass) with the type of the chosen backend.
-    pub fn backend(&self, options: &EngineOptions) -> Result<Backend, Error> {
-        options.backend(self)
+    /// [`forward_pass`](Self::forward_pass), with what only its backend offers.
+    pub fn backend(&self, options: &EngineOptions) -> Result<Box<dyn BackendPass>, Error> {
+        options.open(self)
     }
 }
 

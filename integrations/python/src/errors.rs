@@ -21,8 +21,7 @@ pub fn of_model(error: &Error) -> PyErr {
         Error::Gguf(_) | Error::Model(_) | Error::Tokenizer(_) | Error::Rerank(_) => ModelError::new_err(message),
         Error::Sampling(_) | Error::Cpu(CpuError::Option { .. }) => OptionError::new_err(message),
         Error::Cpu(_)
-        | Error::Wgpu(_)
-        | Error::Cuda(_)
+        | Error::Gpu(_)
         | Error::DeviceUnavailable { .. }
         | Error::UnknownDevice { .. } => DeviceError::new_err(message),
         Error::EmptyPrompt | Error::PromptTooLong { .. } => PromptError::new_err(message),

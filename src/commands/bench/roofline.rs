@@ -10,6 +10,7 @@ mod text;
 use std::io::Write;
 use std::time::Duration;
 
+use metal_attention::backends::CeilingEffort;
 use metal_attention::{EngineOptions, Model};
 use metal_attention_model::{FeedForward, Linear};
 use serde::Serialize;
@@ -60,16 +61,9 @@ pub struct RooflineArgs {
 
 /// How long each measurement takes, and its sizes.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "wgpu"), allow(dead_code))]
 struct MeasurementEffort {
-    /// The time for each ceiling.
-    time: Duration,
-    /// The size in bytes of a buffer that is read or copied on a CPU.
-    cpu_bytes: usize,
-    /// The same on a GPU.
-    gpu_bytes: u64,
-    /// The same on a GPU that is emulated in software.
-    software_bytes: u64,
+    /// The effort of each ceiling.
+    ceilings: CeilingEffort,
     /// Tokens of the prompt that is prefilled.
     n_prompt: usize,
     /// Tokens that are decoded.
@@ -83,20 +77,24 @@ impl MeasurementEffort {
     fn of(args: &RooflineArgs) -> Self {
         let effort = if args.quick {
             Self {
-                time: Duration::from_millis(10),
-                cpu_bytes: 16 << 20,
-                gpu_bytes: 16 << 20,
-                software_bytes: 4 << 20,
+                ceilings: CeilingEffort {
+                    time: Duration::from_millis(10),
+                    cpu_bytes: 16 << 20,
+                    gpu_bytes: 16 << 20,
+                    software_bytes: 4 << 20,
+                },
                 n_prompt: 32,
                 n_gen: 4,
                 runs: 1,
             }
         } else {
             Self {
-                time: Duration::from_millis(300),
-                cpu_bytes: 512 << 20,
-                gpu_bytes: 1 << 30,
-                software_bytes: 32 << 20,
+                ceilings: CeilingEffort {
+                    time: Duration::from_millis(300),
+                    cpu_bytes: 512 << 20,
+                    gpu_bytes: 1 << 30,
+                    software_bytes: 32 << 20,
+                },
                 n_prompt: 512,
                 n_gen: 64,
                 runs: 5,
@@ -143,14 +141,14 @@ pub fn run(args: &RooflineArgs) -> Result<(), CliError> {
     let options = args.engine.options(&model);
     let n_ctx = options.n_ctx.unwrap_or(effort.n_prompt.max(effort.n_gen + 1));
     let options = EngineOptions { n_ctx: Some(n_ctx), ..options };
-    let mut backend = model.backend(&options).map_err(CliError::from)?;
+    let mut pass = model.backend(&options).map_err(CliError::from)?;
     step();
-    let (ceilings, batch_scaling) = ceilings::measure(&mut backend, &model, &options, effort, &mut step)?;
-    let floors = floors::measure(&mut backend, &model, &options, effort, &ceilings, &mut step)?;
+    let (ceilings, batch_scaling) = ceilings::measure(&mut *pass, &model, &options, effort, &mut step)?;
+    let floors = floors::measure(&mut *pass, &model, &options, effort, &ceilings, &mut step)?;
     drop(progress);
     let report = RooflineReport {
         version: env!("CARGO_PKG_VERSION"),
-        device: DeviceName::of(&backend),
+        device: DeviceName::of(&*pass),
         ceilings,
         batch_scaling,
         model: ModelSize::of(&model, args.model.name()),

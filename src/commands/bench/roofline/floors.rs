@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use metal_attention::backends::BackendPass;
 use metal_attention::gguf::{Tensor, TensorType};
-use metal_attention::{Backend, CacheType, EngineOptions, Error, ForwardError, Model};
+use metal_attention::{CacheType, EngineOptions, Error, ForwardError, Model};
 use metal_attention_model::Mask;
 use serde::Serialize;
 
@@ -172,7 +173,7 @@ impl Floor {
 
 /// Measures prefill and decode, and derives their floors. `step` is called after each of the two.
 pub fn measure(
-    backend: &mut Backend,
+    pass: &mut dyn BackendPass,
     model: &Model,
     options: &EngineOptions,
     effort: MeasurementEffort,
@@ -181,66 +182,33 @@ pub fn measure(
 ) -> Result<Vec<Floor>, CliError> {
     let n_vocab = model.spec().n_vocab;
     let ids: Vec<u32> = (0..effort.n_prompt).map(|i| ((i * 7919 + 13) % n_vocab) as u32).collect();
-    let n_ubatch = backend.pass().n_ubatch().min(effort.n_prompt);
+    let n_ubatch = pass.n_ubatch().min(effort.n_prompt);
 
     // The first run is the warm-up; its launches are counted.
-    let before = launches_so_far(backend);
-    prefill(backend, &ids)?;
-    let counted = launches_so_far(backend) - before;
-    let seconds = median(effort.runs, || prefill(backend, &ids))?;
+    let before = pass.n_launches();
+    prefill(pass, &ids)?;
+    let counted = pass.n_launches() - before;
+    let seconds = median(effort.runs, || prefill(pass, &ids))?;
     let mut work = WorkCounts::of(model, options, 0, effort.n_prompt, n_ubatch);
-    work.launches = launches(backend, effort.n_prompt, n_ubatch).unwrap_or(counted);
+    work.launches = pass.launches_of(effort.n_prompt, n_ubatch).unwrap_or(counted);
     let prefill = Floor::new("prefill", [effort.n_prompt, 0, 0], work, ceilings, seconds);
     step();
 
-    let before = launches_so_far(backend);
-    decode(backend, 1)?;
+    let before = pass.n_launches();
+    decode(pass, 1)?;
     // `decode(1)` takes two steps: one for the first token, and the timed one.
-    let counted = (launches_so_far(backend) - before) / 2;
-    decode(backend, effort.n_gen)?;
-    let seconds = median(effort.runs, || decode(backend, effort.n_gen))?;
+    let counted = (pass.n_launches() - before) / 2;
+    decode(pass, effort.n_gen)?;
+    let seconds = median(effort.runs, || decode(pass, effort.n_gen))?;
     let mut work = WorkCounts::of(model, options, 1, 1, 1);
-    work.launches = launches(backend, 1, 1).unwrap_or(counted);
+    work.launches = pass.launches_of(1, 1).unwrap_or(counted);
     let decode = Floor::new("decode", [0, effort.n_gen, 0], work, ceilings, seconds);
     step();
     Ok(vec![prefill, decode])
 }
 
-/// The parallel regions that the CPU's threads have entered so far, or the kernels launched through CUDA. 0 on other devices.
-fn launches_so_far(backend: &Backend) -> u64 {
-    match backend {
-        Backend::Cpu(pass) => u64::from(pass.regions()),
-        #[cfg(feature = "cuda")]
-        Backend::Cuda(pass) => pass.launches(),
-        #[cfg(feature = "cuda")]
-        Backend::TensorParallel(_) => 0,
-        #[cfg(feature = "wgpu")]
-        Backend::Wgpu(_) => 0,
-    }
-}
-
-/// The dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, if they are known without counting: on a GPU through
-/// wgpu, and for a persistent kernel, which is one launch. `None`: use the counted launches.
-#[cfg_attr(not(feature = "wgpu"), allow(unused_variables))]
-fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
-    match backend {
-        Backend::Cpu(_) => None,
-        #[cfg(feature = "cuda")]
-        Backend::Cuda(pass) => (n_tokens == 1 && pass.uses_persistent_kernel(0)).then_some(1),
-        #[cfg(feature = "cuda")]
-        Backend::TensorParallel(_) => None,
-        #[cfg(feature = "wgpu")]
-        Backend::Wgpu(pass) => {
-            let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;
-            let rest = n_tokens % n_ubatch;
-            Some(whole + if rest > 0 { pass.launches(rest, n_tokens - 1) as u64 } else { 0 })
-        }
-    }
-}
-
 /// Prefills `ids` from an empty context. Returns the seconds until the next token is known.
-fn prefill(backend: &mut Backend, ids: &[u32]) -> Result<f64, CliError> {
-    let pass = backend.pass();
+fn prefill(pass: &mut dyn BackendPass, ids: &[u32]) -> Result<f64, CliError> {
     pass.reset();
     let start = Instant::now();
     pass.forward_prompt(ids).map_err(engine)?;
@@ -248,8 +216,7 @@ fn prefill(backend: &mut Backend, ids: &[u32]) -> Result<f64, CliError> {
 }
 
 /// Takes `n` greedy steps after a first token. Returns the seconds of one step.
-fn decode(backend: &mut Backend, n: usize) -> Result<f64, CliError> {
-    let pass = backend.pass();
+fn decode(pass: &mut dyn BackendPass, n: usize) -> Result<f64, CliError> {
     pass.reset();
     let mut id = pass.forward_token_greedy(0).map_err(engine)?;
     let start = Instant::now();
@@ -273,7 +240,8 @@ fn median(n: usize, mut run: impl FnMut() -> Result<f64, CliError>) -> Result<f6
 
 #[cfg(test)]
 mod tests {
-    use super::super::ceilings::Launches;
+    use metal_attention::backends::Launches;
+
     use super::*;
 
     #[test]

@@ -1,7 +1,8 @@
 //! The report of `bench roofline` as text.
 
 use super::RooflineReport;
-use super::ceilings::Launches;
+use metal_attention::backends::Launches;
+
 use super::floors::Floor;
 
 /// The report as lines.
