@@ -1,6 +1,7 @@
 //! Holds documents to what they describe: links, paths, the READMEs of the crates, tables, records
 //! of decisions, and pages that say how to add something.
 
+mod design;
 mod performance;
 
 use std::path::{Path, PathBuf};
