@@ -2,6 +2,7 @@
 //! of decisions, and pages that say how to add something.
 
 mod design;
+mod how_to;
 mod performance;
 
 use std::path::{Path, PathBuf};
