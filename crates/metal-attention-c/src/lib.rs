@@ -1,12 +1,4 @@
-//! The C interface: the functions that `include/metal_attention.h` declares. cbindgen makes that header of these sources, with
-//! their documentation.
-//!
-//! All functions check their arguments: null pointers, strings that are no UTF-8 and buffers that are too small are errors, and no
-//! panic reaches the caller. A section "Safety" states what cannot be checked: that a pointer which is not null points to as much
-//! memory as it should, and that nothing is used after it is freed.
-//!
-//! `model.rs`, `context.rs`, `chat.rs`, `grammar.rs`, `answer.rs` and `batch.rs` have an object each; `generate.rs` and `embed.rs` the
-//! calls that evaluate tokens; `pointers.rs` and `status.rs` convert arguments and errors.
+#![doc = include_str!("../README.md")]
 
 #![allow(clippy::doc_markdown, reason = "the documentation is that of a C header")]
 

@@ -1,13 +1,4 @@
-//! CPU kernels and the CPU forward pass.
-//!
-//! [`CpuForwardPass`] runs a model on any CPU. Each kernel is written once over vectors of 16 lanes and compiled for AVX-512
-//! with VNNI, AVX2, Arm NEON, and plain Rust, which is the reference that the others are tested against. Quantised matrices are
-//! repacked once when they are loaded, and multiplied by activations quantised to 8 bits; with [`exact`](metal_attention_model::SessionOptions::exact) they stay
-//! in the mapped file and activations stay F32.
-//!
-//! The path of a step: `executor` (set-up, memory), `forward` (the order of a micro-batch and of a layer), `parts` (a file for
-//! each part of a model), `kernels` (products, attention,
-//! recurrences, elementwise steps) on `simd` (vectors), spread over the threads of `pool`.
+#![doc = include_str!("../README.md")]
 
 mod activations;
 mod ceilings;

@@ -1,12 +1,4 @@
-//! GGUF files: metadata, memory-mapped tensors, block formats, and a writer.
-//!
-//! [`GgufFile`] opens a model without reading its weights: tensors are views of the mapped file, in the block formats of
-//! [`blocks`]. [`GgufWriter`] writes files as a stream. A damaged file, or one of another format, is a [`GgufError`] that
-//! describes the problem and its position; none makes the reader panic or allocate more than a small multiple of the file's
-//! size. [`TensorType`] lists the tensor types, with dequantisation and quantisation of each; [`Imatrix`] contains the
-//! importance of columns, for quantisation.
-//!
-//! The format is described in `docs/gguf.md` of the repository and in ggml's `docs/gguf.md`.
+#![doc = include_str!("../README.md")]
 
 #[cfg(target_endian = "big")]
 compile_error!("GGUF tensors are little-endian and used in place, so big-endian machines are not supported");

@@ -1,21 +1,4 @@
-//! Downloads models by name: GGUF files from the [Hugging Face hub](https://huggingface.co/models), into the cache that
-//! other programs share.
-//!
-//! ```no_run
-//! use metal_attention_hub::{Environment, Hub, Quiet};
-//!
-//! let hub = Hub::new(Environment::read()?);
-//! // From the cache without a request, else from the hub.
-//! let model = hub.get(&"hf:bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M".parse()?, &mut Quiet)?;
-//! println!("{}", model.files[0].display());
-//! # Ok::<(), metal_attention_hub::HubError>(())
-//! ```
-//!
-//! Files are downloaded one after the other. An interrupted download is continued later, and a file is moved to its place
-//! only after its checksum has been verified.
-//!
-//! Data flow: a [`ModelName`] selects a repository and a model ([`choose()`]); the hub lists the files of the newest commit;
-//! missing files are downloaded; the [`CachedModel`] has their paths.
+#![doc = include_str!("../README.md")]
 
 mod cache;
 mod checksum;

@@ -1,16 +1,4 @@
-//! A client of Model Context Protocol (MCP) servers.
-//!
-//! An [`McpClient`] is connected to one server, over stdio or streamable HTTP. A [`Toolbox`] has the servers of a
-//! configuration: it starts them on demand, lists their tools under names that a model can call, and calls them with
-//! the user's [`Consent`].
-//!
-//! Servers are not trusted: each message, list and result is limited in size, each request in time, and a tool's result
-//! is converted to plain text ([`ToolResult`]).
-//!
-//! Why this is not `rmcp`, the protocol's own crate: of the protocol only `initialize`, `ping`, `tools/list` and
-//! `tools/call` are needed, from blocking code. `rmcp` 3.11 (61,000 lines with its server half) brings 26 crates that
-//! nothing else here needs, such as reqwest, aws-lc and process-wrap. It had three major versions within 2026. The
-//! limits of lists, schemas and results, and their plain text, would be code of this crate all the same.
+#![doc = include_str!("../README.md")]
 
 mod client;
 mod connection;

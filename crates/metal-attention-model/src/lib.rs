@@ -1,9 +1,4 @@
-//! Models as data, and the interface of backends: hyperparameters ([`ModelSpec`]), weights by role ([`Weights`]), and
-//! the evaluation of batches ([`ForwardPass`]), which a [`Session`] implements over a backend's [`Executor`].
-//!
-//! A new architecture is a new way to fill in a [`ModelSpec`]; no other crate uses an architecture's name. The
-//! bookkeeping of KV pages and recurrent states ([`PageTable`]), snapshots ([`Snapshot`]) and lookahead ([`Lookahead`])
-//! is here as well, as it does not depend on the device.
+#![doc = include_str!("../README.md")]
 
 mod architectures;
 mod attention;

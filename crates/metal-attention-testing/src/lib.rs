@@ -1,10 +1,4 @@
-//! Small models, reference values and servers that the tests of several crates use. Not part of the program.
-//!
-//! - [`models`]: small models with random weights, one or more of each tensor type and architecture, generated from seeds.
-//! - [`mod@reference`]: expected values, from llama.cpp or from arithmetic in 64-bit floats, packed as `tests/data/reference/NAME.xz`.
-//! - [`vocabulary`]: vocabularies of well-known models, cut down to a few thousand tokens.
-//! - [`encoder`]: a small BERT, with or without a reranker's classifier.
-//! - [`http_server`], [`hub_server`]: a scripted HTTP server, and one that behaves as a model hub.
+#![doc = include_str!("../README.md")]
 
 pub mod encoder;
 pub mod http_server;

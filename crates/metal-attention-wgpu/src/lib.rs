@@ -1,10 +1,4 @@
-//! The wgpu backend of metal-attention: the forward pass of a language model on a GPU through Vulkan, Metal or
-//! DirectX 12.
-//!
-//! From the bottom up: [`WgpuDevice`] opens a GPU; [`wgsl`] fills in the WGSL templates of `shaders/`;
-//! [`PipelineCache`] compiles them; the functions of [`kernels`] bind buffers to a pipeline and return a [`Dispatch`];
-//! [`WgpuForwardPass`] uploads the weights, builds a list of dispatches for each kind of batch, and submits them for
-//! every batch of tokens.
+#![doc = include_str!("../README.md")]
 
 mod activations;
 mod adapter;

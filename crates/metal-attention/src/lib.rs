@@ -1,25 +1,4 @@
-//! Runs GGUF language models: open a [`Model`], make a [`Generator`], read tokens as they are sampled.
-//!
-//! ```
-//! use metal_attention::sampling::SamplerOptions;
-//! use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
-//!
-//! # fn main() -> Result<(), metal_attention::Error> {
-//! let model = Model::built_in()?; // or Model::open("model.gguf")?
-//! let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
-//! let mut text = String::new();
-//! let options = GenerateOptions { n_predict: Some(8), ..Default::default() };
-//! for token in generator.complete("Once upon a time", options)? {
-//!     text += &token?.text; // or print it at once
-//! }
-//! assert_eq!(text, ", there was a little girl");
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! The [`scheduler`] runs many sequences at once (continuous batching), each with its own sampling options.
-//!
-//! For the logits themselves, use the [`ForwardPass`] that [`Model::forward_pass`] returns, with batches of tokens.
+#![doc = include_str!("../README.md")]
 
 pub mod backends;
 mod choice;

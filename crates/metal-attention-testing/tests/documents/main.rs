@@ -3,7 +3,9 @@
 
 mod design;
 mod how_to;
+mod links;
 mod performance;
+mod readmes;
 
 use std::path::{Path, PathBuf};
 
