@@ -1,23 +1,23 @@
 //! Scratch buffers of the forward pass: the values that kernels pass to each other. They are made once, for the largest
 //! micro-batch and the widest layer, and reused by every layer and batch. All are F32 with a row for each token.
 
+mod mamba;
 mod rwkv;
 
-use metal_attention_model::{FeedForward, InputEmbedding, LatentAttentionSpec, Mixer, ModelSpec};
+use metal_attention_model::{CacheGroups, CacheType, ModelSpec, Weights};
 use wgpu::Buffer;
 
 use crate::kernels::{
     ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
 };
-use crate::mamba::{MambaScratch, MambaWidths};
-use crate::parts::{AttentionKernels, MixerKernels};
-use crate::plan::{low_rank_of_delta_rule, low_rank_of_rwkv7};
-use crate::{WgpuDevice, WgpuError};
+use crate::{WgpuDevice, WgpuError, parts};
+use mamba::{MambaScratch, MambaWidths};
 use rwkv::{RwkvScratch, RwkvWidths};
 
 /// The width of each scratch buffer: elements for each token, those of the widest layer; 0 where no layer uses it. The
-/// fields have the names and meanings of [`Activations`], except where noted.
-#[derive(Debug, Clone, Copy, Default)]
+/// fields have the names and meanings of [`Activations`], except where noted. Each part widens the buffers that it needs
+/// (`parts/`).
+#[derive(Debug, Clone, Default)]
 pub(super) struct ActivationWidths {
     /// The residual stream; also the width of `normed` and `result`.
     pub(super) n_embd: usize,
@@ -45,8 +45,10 @@ pub(super) struct ActivationWidths {
     pub(super) layer_embeddings: usize,
     /// Scores of the router.
     pub(super) scores: usize,
-    /// Sums of experts.
-    pub(super) experts: usize,
+    /// The sum of a token's experts.
+    pub(super) experts_sum: usize,
+    /// The different shapes of the experts of all layers.
+    pub(super) experts: Vec<ExpertsShape>,
     /// Residual streams side by side (Gemma 3n).
     pub(super) streams: usize,
     /// The router between residual streams.
@@ -57,133 +59,24 @@ pub(super) struct ActivationWidths {
     pub(super) laurel: usize,
     /// Scratch buffers of RWKV only.
     pub(super) rwkv: RwkvWidths,
+    /// Partial results of split-KV attention, of each sequence of a decode step.
+    pub(super) partial: usize,
     /// The logits of an output token; 0 for models without an output head.
     pub(super) n_vocab: usize,
 }
 
+/// Makes `width` at least `to`.
+pub(super) fn widen(width: &mut usize, to: usize) {
+    *width = to.max(*width);
+}
+
 impl ActivationWidths {
-    pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
-        let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } =
-            &spec.embedding;
+    /// The widths for a model whose keys and values are stored as `groups` and `cache` say.
+    pub(super) fn new(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Self {
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
-        let mut w = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
-        let widen = |width: &mut usize, to: usize| *width = to.max(*width);
-        for (layer, mixer) in spec.layers.iter().zip(mixers) {
-            match mixer {
-                MixerKernels::Attention(AttentionKernels::Fast(shape)) => {
-                    widen(&mut w.projected, shape.qkv_len());
-                    widen(&mut w.mixer_out, shape.att_len());
-                }
-                MixerKernels::Attention(AttentionKernels::General(inputs, attention)) => {
-                    widen(&mut w.projected, inputs.row());
-                    widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
-                }
-                MixerKernels::Latent(_, attention) => {
-                    widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
-                }
-                MixerKernels::Mamba(of) => {
-                    widen(&mut w.projected, 2 * of.width);
-                    widen(&mut w.mixer_out, of.width);
-                    w.mamba.widen_for(of);
-                }
-                MixerKernels::Mamba2(of) => {
-                    widen(&mut w.projected, of.input_width());
-                    widen(&mut w.mixer_out, of.width());
-                    w.mamba.widen_for_heads(of, false);
-                    widen(&mut w.tickets, of.n_group);
-                }
-                MixerKernels::AttentionAndMamba2(attention, of) => {
-                    widen(&mut w.projected, attention.qkv_len() + of.input_width());
-                    match attention {
-                        AttentionKernels::Fast(shape) => widen(&mut w.mixer_out, shape.att_len()),
-                        AttentionKernels::General(_, attention) => {
-                            widen(&mut w.queries, attention.n_head * attention.key_dim);
-                            widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
-                        }
-                    }
-                    w.mamba.widen_for_heads(of, true);
-                    widen(&mut w.tickets, of.n_group);
-                }
-                MixerKernels::None => {}
-                MixerKernels::ShortConv(conv) => {
-                    widen(&mut w.projected, 3 * conv.width);
-                    widen(&mut w.mixer_out, conv.width);
-                }
-                MixerKernels::DeltaRule(rule) => {
-                    let (n_channels, n_values) = (rule.n_channels(), rule.n_values());
-                    widen(&mut w.projected, n_channels + n_values + 2 * rule.n_head_v);
-                    widen(&mut w.kv_compressed, 2 * rule.n_head_v);
-                    widen(&mut w.queries, n_channels);
-                    widen(&mut w.head_outputs, n_values);
-                    widen(&mut w.mixer_out, n_values);
-                    widen(&mut w.tickets, rule.n_head_k);
-                    if let Some(low_rank) = low_rank_of_delta_rule(rule) {
-                        w.rwkv.low_rank(&low_rank);
-                    }
-                }
-                MixerKernels::Rwkv6(of) => {
-                    w.rwkv.rwkv6(of);
-                    widen(&mut w.mixer_out, of.width);
-                }
-                MixerKernels::Rwkv7(of) => {
-                    w.rwkv.rwkv7(of, &low_rank_of_rwkv7(of));
-                    widen(&mut w.mixer_out, of.width);
-                }
-            }
-            match &layer.mixer {
-                // `MixerKernels` covered these above.
-                Mixer::Attention(_)
-                | Mixer::ShortConv(_)
-                | Mixer::Mamba(_)
-                | Mixer::Mamba2(_)
-                | Mixer::AttentionAndMamba2(_)
-                | Mixer::DeltaRule(_)
-                | Mixer::Rwkv6(_)
-                | Mixer::Rwkv7(_)
-                | Mixer::None => {}
-                Mixer::LatentAttention(a) => {
-                    let LatentAttentionSpec { n_head, q_rank, kv_rank, value_dim, shared_dim, .. } = a;
-                    widen(&mut w.projected, n_head * a.head_dim());
-                    widen(&mut w.q_compressed, q_rank.unwrap_or(0));
-                    widen(&mut w.kv_compressed, kv_rank + shared_dim);
-                    widen(&mut w.head_outputs, n_head * value_dim);
-                }
-            }
-            match &layer.feed_forward {
-                FeedForward::None => {}
-                FeedForward::ChannelMix(mix) => {
-                    w.rwkv.channel_mix(mix);
-                    widen(&mut w.gate_up, mix.width);
-                    widen(&mut w.gated, mix.width);
-                }
-                FeedForward::Dense(dense) => {
-                    widen(&mut w.gate_up, dense.n_ff * if dense.gated { 2 } else { 1 });
-                    widen(&mut w.gated, dense.n_ff);
-                }
-                FeedForward::Experts(e) => {
-                    widen(&mut w.scores, e.n_expert);
-                    w.experts = spec.n_embd;
-                    if let Some(shared) = &e.shared {
-                        widen(&mut w.gate_up, shared.dense.n_ff * if shared.dense.gated { 2 } else { 1 });
-                        widen(&mut w.gated, shared.dense.n_ff);
-                    }
-                }
-            }
-        }
-        if let Some(p) = per_layer {
-            w.layer_embeddings = spec.n_layer() * p.width;
-            widen(&mut w.gate_up, p.width);
-            widen(&mut w.gated, p.width);
-        }
-        if let Some(streams) = streams {
-            w.streams = streams.n * spec.n_embd;
-            w.router = streams.n;
-            w.laurel_rank = streams.laurel_rank;
-            w.laurel = spec.n_embd;
-        }
-        w
+        let mut widths = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
+        parts::widen(&mut widths, spec, weights, groups, cache);
+        widths
     }
 
     /// The widths of all buffers with a row for each token.
@@ -196,13 +89,22 @@ impl ActivationWidths {
             kv_compressed,
             mixer_out,
             head_outputs,
+            tickets,
+            ref mamba,
             gate_up,
             gated,
             layer_embeddings,
-            ..
+            scores,
+            experts_sum,
+            experts: _,
+            streams,
+            router,
+            laurel_rank,
+            laurel,
+            ref rwkv,
+            partial: _,
+            n_vocab: _,
         } = *self;
-        let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, rwkv, n_vocab: _, .. } =
-            *self;
         let own = [
             n_embd,
             n_embd,
@@ -219,13 +121,20 @@ impl ActivationWidths {
             layer_embeddings,
             layer_embeddings,
             scores,
-            experts,
+            experts_sum,
             streams,
             router,
             laurel_rank,
             laurel,
         ];
         own.into_iter().chain(mamba.rows()).chain(rwkv.rows()).collect()
+    }
+
+    /// Bytes of the experts' scratch buffers for `n_tokens` tokens: input and result of every visit (a token at one of
+    /// its experts), in 32-bit floats and, for matrix units, in 16 bits.
+    pub(super) fn experts_bytes(&self, n_tokens: usize) -> u64 {
+        let of_visit = |shape: &ExpertsShape| 6 * shape.n_used as u64 * (shape.n_ff + shape.n_embd) as u64;
+        self.experts.iter().map(of_visit).max().unwrap_or(0).saturating_mul(n_tokens as u64)
     }
 
     /// The widest input of any matrix product.
@@ -308,30 +217,6 @@ pub(super) struct Activations {
     pub(super) n_outputs: usize,
 }
 
-/// Bytes of the experts' scratch buffers for `n_tokens` tokens: input and result of every visit (a token at one of its
-/// experts), in 32-bit floats and, for matrix units, in 16 bits.
-pub(super) fn experts_bytes(spec: &ModelSpec, n_tokens: usize) -> u64 {
-    let of_visit = |shape: &ExpertsShape| 6 * shape.n_used as u64 * (shape.n_ff + shape.n_embd) as u64;
-    experts_shapes(spec).iter().map(of_visit).max().unwrap_or(0).saturating_mul(n_tokens as u64)
-}
-
-/// The different shapes of the experts of all layers.
-pub(super) fn experts_shapes(spec: &ModelSpec) -> Vec<ExpertsShape> {
-    let mut shapes = Vec::new();
-    for layer in &spec.layers {
-        match &layer.feed_forward {
-            FeedForward::Dense(_) | FeedForward::ChannelMix(_) | FeedForward::None => {}
-            FeedForward::Experts(e) => {
-                let shape = ExpertsShape::new(e, spec.n_embd);
-                if !shapes.contains(&shape) {
-                    shapes.push(shape);
-                }
-            }
-        }
-    }
-    shapes
-}
-
 /// Most bytes of logits at one time; batches with more output tokens are cut.
 const LOGITS_BYTES: usize = 64 << 20;
 
@@ -357,8 +242,6 @@ impl Activations {
     pub(super) fn new(
         gpu: &WgpuDevice,
         widths: &ActivationWidths,
-        mixers: &[MixerKernels],
-        experts: &[ExpertsShape],
         (n_tokens, n_outputs): (usize, usize),
         n_decoded: usize,
     ) -> Result<Self, WgpuError> {
@@ -380,8 +263,8 @@ impl Activations {
             layer_embeddings: rows(widths.layer_embeddings)?,
             layer_projections: rows(widths.layer_embeddings)?,
             scores: rows(widths.scores)?,
-            experts_sum: rows(widths.experts)?,
-            experts: match experts {
+            experts_sum: rows(widths.experts_sum)?,
+            experts: match &widths.experts[..] {
                 [] => None,
                 shapes => Some(ExpertsScratch::new(gpu, shapes, n_tokens)?),
             },
@@ -393,10 +276,7 @@ impl Activations {
             logits: gpu.buffer("the logits", 4 * n_outputs as u64 * widths.n_vocab as u64)?,
             argmax: gpu.buffer("the stages of argmax", argmax_scratch_bytes(widths.n_vocab, n_outputs))?,
             top_k: gpu.buffer("the stages of top-k", top_k_scratch_bytes(widths.n_vocab, MAX_TOP_K, n_outputs))?,
-            partial: gpu.buffer(
-                "parts of attention",
-                mixers.iter().map(|mixer| mixer.partial_bytes(n_decoded)).max().unwrap_or(0),
-            )?,
+            partial: gpu.buffer("parts of attention", 4 * n_decoded as u64 * widths.partial as u64)?,
             matmul: MatmulScratch::new(gpu, n_tokens, widths.input())?,
             n_tokens,
             n_outputs,

@@ -7,8 +7,6 @@ use crate::{Arena, Slice, WgpuDevice, WgpuError};
 use metal_attention_model::{CacheGroups, CacheType, ModelSpec, PageCopy};
 use wgpu::Buffer;
 
-use super::parts::MixerKernels;
-
 /// Keys and values of all positions of all sequences.
 #[derive(Debug)]
 pub struct WgpuKvCache {
@@ -38,15 +36,16 @@ struct LayerKeysOrValues {
 }
 
 impl WgpuKvCache {
+    /// Makes the cache. `page_bytes`: bytes of a page of each layer's keys, and of its values, if it has a cache of its own.
     pub(super) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
-        mixers: &[MixerKernels],
+        page_bytes: &[Option<[u64; 2]>],
         groups: &CacheGroups,
         cache_type: CacheType,
         layers_in_a_buffer: usize,
     ) -> Result<Self, WgpuError> {
-        let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
+        let owners: Vec<_> = page_bytes.iter().enumerate().filter_map(|(i, page)| Some((i, (*page)?))).collect();
         let slices = |half: usize| -> Result<Vec<Slice>, WgpuError> {
             let bytes = |(i, page): &(usize, [u64; 2])| page[half].saturating_mul(groups.n_pages(*i) as u64);
             let sizes: Vec<_> = owners.iter().map(bytes).collect();
@@ -72,9 +71,9 @@ impl WgpuKvCache {
         Ok(Self {
             layers: layers.collect(),
             halves: halves.collect(),
-            copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.capacity().n_seq))?,
+            copy_buffer: gpu.buffer("a page to copy", copy_bytes(page_bytes, groups.capacity().n_seq))?,
             cache_type,
-            bytes: cache_bytes(mixers, groups),
+            bytes: cache_bytes(page_bytes, groups),
         })
     }
 
@@ -121,21 +120,21 @@ impl WgpuKvCache {
     }
 }
 
-/// Bytes of the keys and values of all layers.
-pub(super) fn cache_bytes(mixers: &[MixerKernels], groups: &CacheGroups) -> u64 {
-    bytes_of_pages(mixers, |i| groups.n_pages(i))
+/// Bytes of the keys and values of all layers. `page_bytes`: as for [`WgpuKvCache::new`].
+pub(super) fn cache_bytes(page_bytes: &[Option<[u64; 2]>], groups: &CacheGroups) -> u64 {
+    bytes_of_pages(page_bytes, |i| groups.n_pages(i))
 }
 
 /// Bytes of the buffer through which pages are copied. A single sequence shares no pages, and copies none.
-pub(super) fn copy_bytes(mixers: &[MixerKernels], n_seq: usize) -> u64 {
-    if n_seq > 1 { bytes_of_pages(mixers, |_| 1) } else { 0 }
+pub(super) fn copy_bytes(page_bytes: &[Option<[u64; 2]>], n_seq: usize) -> u64 {
+    if n_seq > 1 { bytes_of_pages(page_bytes, |_| 1) } else { 0 }
 }
 
 /// Bytes of `n_pages(i)` pages of each layer `i` that has a cache of its own.
-fn bytes_of_pages(mixers: &[MixerKernels], n_pages: impl Fn(usize) -> usize) -> u64 {
-    let of_layer = |(i, mixer): (usize, &MixerKernels)| {
-        let [keys, values] = mixer.page_bytes()?;
+fn bytes_of_pages(page_bytes: &[Option<[u64; 2]>], n_pages: impl Fn(usize) -> usize) -> u64 {
+    let of_layer = |(i, page): (usize, &Option<[u64; 2]>)| {
+        let [keys, values] = (*page)?;
         Some((keys + values).saturating_mul(n_pages(i) as u64))
     };
-    mixers.iter().enumerate().filter_map(of_layer).fold(0, u64::saturating_add)
+    page_bytes.iter().enumerate().filter_map(of_layer).fold(0, u64::saturating_add)
 }

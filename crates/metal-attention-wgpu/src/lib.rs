@@ -14,7 +14,6 @@ mod executor;
 pub mod kernels;
 mod kv_cache;
 mod lookahead;
-mod mamba;
 mod matrix;
 mod options;
 mod parts;

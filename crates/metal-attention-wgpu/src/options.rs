@@ -3,9 +3,9 @@
 use metal_attention_model::{CacheGroups, Capacity, MemoryUse, ModelSpec, Rope, SessionOptions, Weights};
 
 use crate::WgpuExecutor;
-use crate::activations::{ActivationWidths, Activations, experts_bytes};
+use crate::activations::{ActivationWidths, Activations};
 use crate::kv_cache::{cache_bytes, copy_bytes};
-use crate::parts::{MixerKernels, UNROTATED_ELEMENTS};
+use crate::parts::{UNROTATED_ELEMENTS, page_bytes};
 use crate::state::{state_bytes, within_bindings};
 
 /// Choices of a [`WgpuExecutor`] that the GPU otherwise decides.
@@ -36,18 +36,18 @@ impl WgpuExecutor {
     pub fn memory_needed(spec: &ModelSpec, weights: &Weights, options: &SessionOptions, max_binding: u64) -> MemoryUse {
         let cache_capacity = capacity(options, spec, max_binding);
         let groups = CacheGroups::new(spec, cache_capacity);
-        let mixers = MixerKernels::of_layers(spec, weights, &groups, options.cache_type);
-        let widths = ActivationWidths::new(spec, &mixers);
+        let page_bytes = page_bytes(weights, &groups, options.cache_type);
+        let widths = ActivationWidths::new(spec, weights, &groups, options.cache_type);
         let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
         let n_rot = |rope: &Option<Rope>| rope.map_or(UNROTATED_ELEMENTS, |rope| rope.n_rot);
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
             weights: tensors.fold(rope.saturating_mul(cache_capacity.n_positions() as u64), u64::saturating_add),
-            kv_cache: cache_bytes(&mixers, &groups).saturating_add(state_bytes(&groups)),
+            kv_cache: cache_bytes(&page_bytes, &groups).saturating_add(state_bytes(&groups)),
             scratch: Activations::bytes(&widths, capacity)
-                + experts_bytes(spec, capacity.0)
-                + copy_bytes(&mixers, options.n_seq),
+                + widths.experts_bytes(capacity.0)
+                + copy_bytes(&page_bytes, options.n_seq),
         }
     }
 }

@@ -4,12 +4,15 @@
 //!
 //! Weights in several buffers need one dispatch for each buffer. The kernel itself is `kernels/decode_layers.rs`.
 
-use metal_attention_model::{BatchToken, ModelSpec};
+use metal_attention_model::{
+    Activation, AttentionWeights, BatchToken, Dense, DenseWeights, FeedForward, Layer, Linear, Loaded, Mixer,
+    ModelSpec, NormKind, NormWeights, Residual, Weights,
+};
 use wgpu::{Buffer, ComputePassDescriptor};
 
-use crate::kernels::{self, DecodeLayersBuffers, DecodeLayersShape, LayerMatrices};
-use crate::parts::{PlainLayer, PlainWeights};
-use crate::weights::{WgpuLayer, WgpuWeights, layer_params};
+use crate::kernels::{self, AttentionShape, DecodeLayersBuffers, DecodeLayersShape, LayerMatrices};
+use crate::parts::{AttentionKernels, WgpuParts};
+use crate::weights::{WgpuWeights, bias};
 use crate::{BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError};
 
 /// The dispatches of the persistent kernel, in order.
@@ -27,10 +30,8 @@ pub(super) struct PersistentLayersBuilder<'a> {
     pub(super) gpu: &'a WgpuDevice,
     /// The model's description.
     pub(super) spec: &'a ModelSpec,
-    /// All layers and their weights in the file, if every layer is a [`PlainLayer`]; else `None`.
-    pub(super) layers: Option<Vec<(PlainLayer, PlainWeights<'a>)>>,
-    /// Weights on the GPU.
-    pub(super) weights: &'a WgpuWeights,
+    /// All layers, if every one is a [`PlainLayer`]; else `None`.
+    pub(super) layers: Option<Vec<PlainLayer<'a>>>,
     /// Keys and values of each layer.
     pub(super) cache: &'a [(crate::Slice, crate::Slice)],
     /// The RoPE cos/sin table of each layer.
@@ -39,6 +40,134 @@ pub(super) struct PersistentLayersBuilder<'a> {
     pub(super) x: &'a Buffer,
     /// The batch of one token.
     pub(super) batch: &'a BatchBuffer,
+}
+
+/// A layer that the persistent kernel supports: fast attention, then a dense feed-forward gated by `SiLU`, each with an
+/// RMSNorm before it and a plain residual join.
+#[derive(Debug)]
+pub(super) struct PlainLayer<'a> {
+    /// Its sizes.
+    sizes: PlainSizes,
+    /// Its matrices on the GPU.
+    matrices: LayerMatrices<'a>,
+    /// Weight of the norm before attention, `[n_embd]`.
+    mixer_norm: &'a [f32],
+    /// Weights of the attention in the file.
+    attention: &'a AttentionWeights,
+    /// The key projection in the file.
+    k: &'a Linear,
+    /// The value projection in the file.
+    v: &'a Linear,
+    /// Weight of the norm before the feed-forward, `[n_embd]`.
+    feed_forward_norm: &'a [f32],
+    /// The gate projection in the file.
+    gate: &'a Linear,
+    /// The up projection in the file.
+    up: &'a Linear,
+    /// The down projection in the file.
+    down: &'a Linear,
+}
+
+/// The sizes of a [`PlainLayer`], which are the same for all layers that the kernel runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct PlainSizes {
+    /// Sizes of the attention.
+    attention: AttentionShape,
+    /// Width of the feed-forward.
+    n_ff: usize,
+    /// Epsilon of both norms.
+    norm_eps: f32,
+}
+
+impl<'a> PlainLayer<'a> {
+    /// All layers of a model, if every one is plain; else `None`.
+    pub(super) fn of_model(gpu: &'a WgpuWeights, file: &'a Weights) -> Option<Vec<Self>> {
+        gpu.layers.iter().zip(&file.layers).map(|(gpu, file)| Self::new(gpu, file)).collect()
+    }
+
+    /// A layer with its matrices on the GPU and its weights in the file; `None` if it is not plain.
+    fn new(gpu: &'a Layer<WgpuParts>, file: &'a Layer<Loaded>) -> Option<Self> {
+        let Layer {
+            mixer_norm: Some(mixer_norm),
+            mixer: Mixer::Attention(attention),
+            mixer_post_norm: None,
+            feed_forward_norm: Some(feed_forward_norm),
+            feed_forward: FeedForward::Dense(dense),
+            feed_forward_post_norm: None,
+            residual: Residual::Sequential { scale: 1.0 },
+            embedding: None,
+            streams: None,
+            output_scale: 1.0,
+        } = file
+        else {
+            return None;
+        };
+        let (Mixer::Attention(gpu_attention), FeedForward::Dense(gpu_dense)) = (&gpu.mixer, &gpu.feed_forward) else {
+            return None;
+        };
+        let rms = |norm: &NormWeights| norm.kind == NormKind::Rms && norm.bias.is_none();
+        if !rms(mixer_norm) || !rms(feed_forward_norm) || mixer_norm.eps != feed_forward_norm.eps {
+            return None;
+        }
+        let shape = match &gpu_attention.kernels {
+            AttentionKernels::Fast(shape) if shape.soft_cap.is_none() && !shape.sinks && !shape.gated => *shape,
+            AttentionKernels::Fast(_) | AttentionKernels::General(..) => return None,
+        };
+        let DenseWeights { spec: Dense { n_ff, gated: true, activation: Activation::Silu, fused: _ }, gate, up, down } =
+            dense
+        else {
+            return None;
+        };
+        Some(Self {
+            sizes: PlainSizes { attention: shape, n_ff: *n_ff, norm_eps: mixer_norm.eps },
+            matrices: LayerMatrices {
+                qkv: &gpu_attention.qkv.weight,
+                out: &gpu_attention.out.weight,
+                gate_up: &gpu_dense.gate_up.weight,
+                down: &gpu_dense.down.weight,
+            },
+            mixer_norm: &mixer_norm.weight,
+            attention,
+            k: attention.k.as_ref()?,
+            v: attention.v.as_ref()?,
+            feed_forward_norm: &feed_forward_norm.weight,
+            gate: gate.as_ref()?,
+            up,
+            down,
+        })
+    }
+}
+
+/// Norms and biases of all layers, one layer after the other, as `decode_layers` reads them; and which matrices have a
+/// bias in any layer: Q, K and V; attention's output; gate and up; down.
+fn layer_params(layers: &[PlainLayer<'_>]) -> (Vec<f32>, [bool; 4]) {
+    let mut biases = [false; 4];
+    for w in layers {
+        let a = w.attention;
+        let groups: [&[&Linear]; 4] = [&[&a.q, w.k, w.v], &[&a.out], &[w.gate, w.up], &[w.down]];
+        for (has, group) in biases.iter_mut().zip(groups) {
+            *has |= group.iter().any(|l| l.bias.is_some());
+        }
+    }
+    let mut params = Vec::new();
+    for w in layers {
+        let a = w.attention;
+        params.extend([w.mixer_norm, w.feed_forward_norm].concat());
+        if biases[0] {
+            params.extend([&a.q, w.k, w.v].into_iter().flat_map(bias));
+        }
+        if biases[1] {
+            params.extend(bias(&a.out));
+        }
+        if biases[2] {
+            params.extend(bias(w.gate).into_iter().zip(bias(w.up)).flat_map(|(gate, up)| [gate, up]));
+        }
+        if biases[3] {
+            params.extend(bias(w.down));
+        }
+        params.extend([&a.q_norm, &a.k_norm].into_iter().flatten().flat_map(|norm| &norm.weight));
+    }
+    (params, biases)
 }
 
 /// NVIDIA's PCI vendor id.
@@ -82,16 +211,15 @@ impl PersistentLayersBuilder<'_> {
         let Some(layers) = &self.layers else {
             return Ok(Err("layers have parts that the kernel for all of them does not know"));
         };
-        let (plain, file_weights): (Vec<_>, Vec<_>) = layers.iter().copied().unzip();
-        let alike = |i: usize| plain[i] == plain[0] && self.rope[i] == self.rope[0];
-        if !(0..plain.len()).all(alike) {
+        let alike = |i: usize| layers[i].sizes == layers[0].sizes && self.rope[i] == self.rope[0];
+        if !(0..layers.len()).all(alike) {
             return Ok(Err("layers differ in more than the types of their matrices"));
         }
-        let PlainLayer { attention, n_ff, norm_eps } = plain[0];
-        let (params, biases) = layer_params(&file_weights);
+        let PlainSizes { attention, n_ff, norm_eps } = layers[0].sizes;
+        let (params, biases) = layer_params(layers);
         let shape =
             |n_layer| DecodeLayersShape { attention, n_layer, n_embd: self.spec.n_embd, n_ff, norm_eps, biases };
-        let matrices: Vec<LayerMatrices<'_>> = self.weights.layers.iter().filter_map(WgpuLayer::matrices).collect();
+        let matrices: Vec<_> = layers.iter().map(|layer| layer.matrices).collect();
         // Consecutive layers share a dispatch if their weights lie in one buffer, their keys in one, and their values
         // in one.
         let buffers = |i: usize| {

@@ -1,37 +1,42 @@
 //! The dispatches of a forward pass: for each kind of batch a list of kernels in the order in which they run, each
 //! bound to its buffers.
 //!
-//! A [`DispatchPlan`] is built once for each [`BatchKind`] when a model is set up, and recorded for every micro-batch.
-//! [`PlanBuilder`] builds it; its methods are divided over the files of `plan/`: `ends.rs` (embedding, final norm,
-//! logits), `layer.rs` (norms, residual joins, dense feed-forward), `mixer.rs` (attention), `mamba.rs`,
-//! `delta_rule.rs`, `rwkv.rs`, `short_conv.rs` (recurrent mixers), `experts.rs`, `streams.rs` (several residual
-//! streams). All of them append to a `Vec<Dispatch>` and pass values from kernel to kernel in the buffers of
+//! A [`DispatchPlan`] is built once for each [`BatchKind`] when a model is set up, and recorded for every micro-batch of
+//! that kind: grid sizes are computed from the numbers of tokens and splits when it is recorded
+//! ([`GridExtent`](crate::dispatch::GridExtent)), and kernels read tokens, positions and page tables from the buffer
+//! `batch` ([`BatchBuffer`](crate::BatchBuffer)). The kinds, with the limits that [`few_limits`] returns:
+//!
+//! ```text
+//! One         one token                                          kernels of decode steps
+//! Sequences   one token each of 2 to `sequences` sequences       kernels of decode steps
+//! Few         any other micro-batch of at most `tokens` tokens   kernels of prefill
+//! Many        all others                                         kernels of prefill
+//! ```
+//!
+//! [`PlanBuilder`] builds it. This file has norms and products, `plan/layer.rs` the order of a layer and its residual
+//! joins, and the files of `parts/` the parts. All of them append to a `Vec<Dispatch>`. WebGPU orders dispatches: each
+//! sees what those before it have written. They pass values from kernel to kernel in the scratch buffers of
 //! [`Activations`]: the residual stream is `scratch.x`.
+//!
+//! # Errors
+//!
+//! Of all functions: a kernel does not support a shape, or the driver cannot make a pipeline. They occur when the plan
+//! is built, not when it is recorded.
 
-mod delta_rule;
-mod ends;
-mod experts;
 mod layer;
-mod mamba;
-mod mixer;
-mod rwkv;
-mod short_conv;
-mod streams;
 
-pub(crate) use delta_rule::low_rank_of_delta_rule;
-pub(crate) use rwkv::low_rank_of_rwkv7;
+pub(crate) use layer::{BranchOutput, LastProduct};
 
-use metal_attention_model::{BatchKind, FewLimits, ModelSpec, NormKind};
+use metal_attention_model::{BatchKind, FewLimits, ModelSpec};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
 use crate::executor::ResultKind;
 use crate::kernels::{
-    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNormShape, SplitTile, TOKEN_TILE,
-    TokenRows,
+    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNormShape, SplitTile, StateRange,
+    TOKEN_TILE, TokenRows,
 };
 use crate::kv_cache::WgpuKvCache;
-use crate::parts::MixerKernels;
 use crate::state::WgpuStates;
 use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
 use crate::{BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
@@ -139,8 +144,6 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) cache: &'a WgpuKvCache,
     /// Recurrent states.
     pub(super) states: &'a WgpuStates,
-    /// Which kernels run the mixer of each layer.
-    pub(super) mixers: &'a [MixerKernels],
     /// The RoPE cos/sin table of each layer, F32 `[n_ctx, n_rot / 2, 2]`.
     pub(super) rope: &'a [Buffer],
     /// Tokens and page tables, see [`BatchBuffer`](crate::BatchBuffer).
@@ -168,29 +171,29 @@ enum ProductMethod {
 
 /// One matrix product: `y = W x + bias`, with an epilogue.
 #[derive(Clone, Copy)]
-struct LinearProduct<'a> {
+pub(crate) struct LinearProduct<'a> {
     /// The matrix and its bias `[n_out]`.
-    linear: (&'a WgpuMatrix, Option<&'a Buffer>),
+    pub(crate) linear: (&'a WgpuMatrix, Option<&'a Buffer>),
     /// The epilogue: the product is stored, added to `y`, or gated.
-    output: MatvecOutput,
+    pub(crate) output: MatvecOutput,
     /// Which tokens' rows of `x` are multiplied.
-    rows: TokenRows,
+    pub(crate) rows: TokenRows,
     /// The input, a row of `n_in` floats for each token.
-    x: &'a Buffer,
+    pub(crate) x: &'a Buffer,
     /// The result, a row of `n_out` floats for each token (half as many when gated).
-    y: &'a Buffer,
+    pub(crate) y: &'a Buffer,
 }
 
 impl<'a> LinearProduct<'a> {
     /// A product of all tokens.
-    fn new(linear: &'a WgpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
+    pub(crate) fn new(linear: &'a WgpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
         Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: TokenRows::Tokens, x, y }
     }
 }
 
 /// The input of a mixer or a feed-forward, `[n_tokens, n_embd]`: what its first products multiply.
 #[derive(Clone, Copy)]
-enum BranchInput<'a> {
+pub(crate) enum BranchInput<'a> {
     /// This norm of the residual stream `scratch.x`, which no dispatch has computed yet. Each product that reads the
     /// input computes it: most kernels in their prologue, the others by a norm kernel before, to `scratch.normed`.
     PendingNorm(&'a WgpuNorm),
@@ -198,7 +201,7 @@ enum BranchInput<'a> {
     Rows(&'a Buffer),
 }
 
-impl PlanBuilder<'_> {
+impl<'a> PlanBuilder<'a> {
     /// Builds the plan, without the persistent kernel.
     pub(super) fn build(&self) -> Result<DispatchPlan, WgpuError> {
         let (scratch, n_vocab) = (self.scratch, self.spec.n_vocab);
@@ -219,7 +222,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The most tokens of a batch of this kind.
-    fn max_tokens(&self) -> usize {
+    pub(crate) fn max_tokens(&self) -> usize {
         match self.kind {
             BatchKind::One => 1,
             BatchKind::Sequences => MAX_GEMV_TOKENS,
@@ -248,26 +251,61 @@ impl PlanBuilder<'_> {
         ProductMethod::Gemm { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
-    /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
-    /// `materialise` is set, or no product can compute the norm in its prologue (a layer norm or a bias), appends a
-    /// dispatch that writes the norm to `normed`.
-    fn branch_input<'n>(
-        &'n self,
-        dispatches: &mut Vec<Dispatch>,
-        norm: Option<&'n WgpuNorm>,
-        materialise: bool,
-    ) -> Result<BranchInput<'n>, WgpuError> {
-        let Some(norm) = norm else { return Ok(BranchInput::Rows(&self.scratch.x)) };
-        if !materialise && norm.kind == NormKind::Rms && !norm.has_bias {
-            return Ok(BranchInput::PendingNorm(norm));
+    /// Whether the plan uses the kernels of decode steps: each token is the only one of its sequence in the micro-batch.
+    pub(crate) fn uses_decode_kernels(&self) -> bool {
+        match self.kind {
+            BatchKind::One | BatchKind::Sequences => true,
+            BatchKind::Few | BatchKind::Many => false,
         }
-        dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.normed)?);
-        Ok(BranchInput::Rows(&self.scratch.normed))
+    }
+
+    /// Where a part of layer `i`'s state lies that begins at element `at`.
+    pub(crate) fn states_at(&self, i: usize, at: usize) -> StateRange {
+        StateRange { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
+    }
+
+    /// The input of a mixer or feed-forward whose input norm is `norm`: norm of `x`, without one `x` itself. Where
+    /// `materialise` is set, or no product can compute the norm in its prologue, appends a dispatch that writes the norm
+    /// to `normed`.
+    fn branch_input(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        norm: Option<&'a WgpuNorm>,
+        materialise: bool,
+    ) -> Result<BranchInput<'a>, WgpuError> {
+        let Some(norm) = norm else { return Ok(BranchInput::Rows(&self.scratch.x)) };
+        let input = BranchInput::PendingNorm(norm);
+        if materialise || !norm.fits_prologue() {
+            return Ok(BranchInput::Rows(self.rows_of(dispatches, input)?));
+        }
+        Ok(input)
+    }
+
+    /// The rows of an input, for readers other than products. Appends a dispatch that writes a pending norm to `normed`.
+    pub(crate) fn rows_of(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        input: BranchInput<'a>,
+    ) -> Result<&'a Buffer, WgpuError> {
+        let scratch = self.scratch;
+        match input {
+            BranchInput::Rows(rows) => Ok(rows),
+            BranchInput::PendingNorm(norm) => {
+                dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.normed)?);
+                Ok(&scratch.normed)
+            }
+        }
     }
 
     /// `y = norm(x)`; where `x` is `None`, `y = norm(y)`. `shape` sets what `norm` does not: number of rows, scale,
     /// accumulation, all tokens or only the output tokens.
-    fn norm(&self, norm: &WgpuNorm, shape: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
+    pub(crate) fn norm(
+        &self,
+        norm: &WgpuNorm,
+        shape: NormShape,
+        x: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<Dispatch, WgpuError> {
         let shape =
             NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
         kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
@@ -275,7 +313,7 @@ impl PlanBuilder<'_> {
 
     /// Appends `y = linear input` for all tokens, with the epilogue `output`. A pending norm is computed from
     /// `scratch.x`.
-    fn multiply_branch_input(
+    pub(crate) fn multiply_branch_input(
         &self,
         dispatches: &mut Vec<Dispatch>,
         input: BranchInput<'_>,
@@ -293,7 +331,7 @@ impl PlanBuilder<'_> {
 
     /// Appends the product of `norm(product.x)`, an RMSNorm without bias. Most kernels compute it in their prologue,
     /// which saves a dispatch. The others read `normed`, which a norm kernel writes before.
-    fn norm_then_multiply(
+    pub(crate) fn norm_then_multiply(
         &self,
         dispatches: &mut Vec<Dispatch>,
         norm: &WgpuNorm,
@@ -316,7 +354,7 @@ impl PlanBuilder<'_> {
 
     /// Appends the product of `norm(product.x)`, an RMSNorm of whole rows without bias, computed in the prologue. Only
     /// for one token: all kernels of one token can.
-    fn multiply_normed(
+    pub(crate) fn multiply_normed(
         &self,
         dispatches: &mut Vec<Dispatch>,
         norm: &WgpuNorm,
@@ -328,7 +366,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Appends a product.
-    fn multiply(&self, dispatches: &mut Vec<Dispatch>, product: LinearProduct<'_>) -> Result<(), WgpuError> {
+    pub(crate) fn multiply(&self, dispatches: &mut Vec<Dispatch>, product: LinearProduct<'_>) -> Result<(), WgpuError> {
         dispatches.extend(self.product_dispatches(MatvecInput::Plain, product)?);
         Ok(())
     }

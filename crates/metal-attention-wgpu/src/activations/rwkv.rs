@@ -1,10 +1,10 @@
 //! Scratch buffers of RWKV's time mix and channel mix, and of low-rank products (which the delta rule has, too).
 
-use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
 
+use super::widen;
 use crate::WgpuError;
-use crate::kernels::{LowRankShape, MAX_INPUTS};
+use crate::kernels::MAX_INPUTS;
 
 /// The width of each buffer of [`RwkvScratch`]: elements for each token, those of the widest layer; 0 where none uses
 /// it.
@@ -15,56 +15,24 @@ pub(crate) struct RwkvWidths {
     /// Number of results of a token shift.
     n_mix: usize,
     /// Each of receptances, keys and values.
-    heads: usize,
+    pub(crate) heads: usize,
     /// Gates.
-    gate: usize,
+    pub(crate) gate: usize,
     /// Results of the first matrices of low-rank products.
-    small: usize,
+    pub(crate) small: usize,
     /// Results of the second matrices of low-rank products.
-    large: usize,
+    pub(crate) large: usize,
     /// The addition of each token to the factors of a token shift.
-    lerps: usize,
+    pub(crate) lerps: usize,
     /// Values of the first layer.
-    first_value: usize,
+    pub(crate) first_value: usize,
 }
 
 impl RwkvWidths {
-    /// Widens the buffers for RWKV-6's time mix.
-    pub(super) fn rwkv6(&mut self, of: &Rwkv6Spec) {
-        self.widen(of.width, RWKV6_MIXES);
-        self.heads = self.heads.max(of.width);
-        self.gate = self.gate.max(of.width);
-        self.small = self.small.max(of.decay_rank).max(RWKV6_MIXES * of.mix_rank);
-        self.large = self.large.max(of.width);
-        self.lerps = self.lerps.max(RWKV6_MIXES * of.width);
-    }
-
-    /// Widens the buffers for RWKV-7's time mix, whose low-rank products are `low_rank`.
-    pub(super) fn rwkv7(&mut self, of: &Rwkv7Spec, low_rank: &LowRankShape) {
-        self.widen(of.width, of.n_mix());
-        self.heads = self.heads.max(of.width);
-        self.low_rank(low_rank);
-        self.first_value = self.first_value.max(of.width);
-    }
-
-    /// Widens the buffers for low-rank products of any mixer.
-    pub(super) fn low_rank(&mut self, of: &LowRankShape) {
-        self.small = self.small.max(of.n_in());
-        self.large = self.large.max(of.n_out());
-    }
-
-    /// Widens the buffers for a channel mix.
-    pub(super) fn channel_mix(&mut self, of: &ChannelMixSpec) {
-        self.widen(of.n_embd, of.n_mix());
-        if of.gated {
-            self.heads = self.heads.max(of.n_embd);
-            self.gate = self.gate.max(of.n_embd);
-        }
-    }
-
-    fn widen(&mut self, width: usize, n_mix: usize) {
-        self.mixed = self.mixed.max(width);
-        self.n_mix = self.n_mix.max(n_mix);
+    /// Widens the buffers for a token shift with `n_mix` results of `width` elements.
+    pub(crate) fn widen_for_shift(&mut self, width: usize, n_mix: usize) {
+        widen(&mut self.mixed, width);
+        widen(&mut self.n_mix, n_mix);
     }
 
     /// The widths of all buffers.

@@ -10,12 +10,12 @@ use metal_attention_model::{
 use wgpu::Buffer;
 
 use super::{FLAG_BYTES, TOP_K, WgpuExecutor, WgpuForwardPass, log_persistent_layers};
-use crate::activations::{ActivationWidths, Activations, experts_shapes};
+use crate::activations::{ActivationWidths, Activations};
 use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
 use crate::options::{WgpuTuning, capacity, distinct_ropes};
-use crate::parts::{MixerKernels, UNROTATED_ELEMENTS, plain_layers, supports};
-use crate::persistent_layers::{PersistentLayersBuilder, workgroup_counts_to_try};
+use crate::parts::{UNROTATED_ELEMENTS, page_bytes, supports};
+use crate::persistent_layers::{PersistentLayersBuilder, PlainLayer, workgroup_counts_to_try};
 use crate::pipelines::PipelineCache;
 use crate::plan::{MAX_GEMV_TOKENS, PlanBuilder, few_limits};
 use crate::state::WgpuStates;
@@ -72,9 +72,8 @@ impl WgpuExecutor {
             });
         }
         let cache_groups = CacheGroups::new(&spec, cache_capacity);
-        let mixers = MixerKernels::of_layers(&spec, weights, &cache_groups, options.cache_type);
         let before = gpu.allocated_bytes();
-        let widths = ActivationWidths::new(&spec, &mixers);
+        let widths = ActivationWidths::new(&spec, weights, &cache_groups, options.cache_type);
         let n_ubatch = cache_capacity.n_tokens(&spec);
         let scratch_capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
         if !spec.is_causal() && scratch_capacity.0 < n_ubatch {
@@ -90,22 +89,17 @@ impl WgpuExecutor {
             |n_tokens| BatchBuffer::new(&gpu, n_tokens, cache_capacity.n_seq, cache_capacity.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(scratch_capacity.0)?;
+        let page_bytes = page_bytes(weights, &cache_groups, options.cache_type);
         let cache =
-            WgpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
+            WgpuKvCache::new(&gpu, &spec, &page_bytes, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
         let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
-        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, tuning.layers_in_a_buffer, &mut uploads)?;
+        let stored = (&cache_groups, options.cache_type);
+        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, stored, tuning.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let scratch = Activations::new(
-            &gpu,
-            &widths,
-            &mixers,
-            &experts_shapes(&spec),
-            scratch_capacity,
-            cache_capacity.n_seq.min(MAX_GEMV_TOKENS),
-        )?;
+        let scratch = Activations::new(&gpu, &widths, scratch_capacity, cache_capacity.n_seq.min(MAX_GEMV_TOKENS))?;
         let ids = gpu.buffer("ids", 4 * scratch.n_outputs as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_outputs) as u64)?;
         // Only read where all layers are plain; each of those has keys and values of its own.
@@ -113,8 +107,7 @@ impl WgpuExecutor {
         let persistent = PersistentLayersBuilder {
             gpu: &gpu,
             spec: &spec,
-            layers: plain_layers(&spec, weights, &mixers),
-            weights: &gpu_weights,
+            layers: PlainLayer::of_model(&gpu_weights, weights),
             cache: &keys_and_values,
             rope: &rope,
             x: &scratch.x,
@@ -128,7 +121,6 @@ impl WgpuExecutor {
                 scratch: &scratch,
                 cache: &cache,
                 states: &states,
-                mixers: &mixers,
                 rope: &rope,
                 batch,
                 ids: &ids,

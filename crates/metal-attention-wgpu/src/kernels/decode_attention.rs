@@ -21,10 +21,10 @@ pub fn n_splits(pos: usize) -> u32 {
     (pos / SPLIT + 1) as u32
 }
 
-/// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
-pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
-    let splits = u64::from(n_splits(shape.n_ctx.saturating_sub(1)));
-    if splits < 2 { 0 } else { splits * (n_tokens * shape.n_head * (shape.head_dim + 2) * size_of::<f32>()) as u64 }
+/// F32 elements of the partial results of a decode step, for each sequence; 0 if a context is a single split.
+pub fn partial_len(shape: &AttentionShape) -> usize {
+    let splits = n_splits(shape.n_ctx.saturating_sub(1)) as usize;
+    if splits < 2 { 0 } else { splits * shape.n_head * (shape.head_dim + 2) }
 }
 
 /// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape has

@@ -54,10 +54,10 @@ impl GeneralAttention {
             .map(|n| (self.n_head_kv * PAGE * n.next_multiple_of(4) * self.cache.bytes()) as u64)
     }
 
-    /// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
-    pub fn partial_bytes(&self, n_tokens: usize) -> u64 {
-        let splits = u64::from(n_splits(self.n_ctx.saturating_sub(1)));
-        if splits < 2 { 0 } else { splits * 4 * (n_tokens * self.n_head * (self.value_dim + 2)) as u64 }
+    /// F32 elements of the partial results of a decode step, for each sequence; 0 if a context is a single split.
+    pub fn partial_len(&self) -> usize {
+        let splits = n_splits(self.n_ctx.saturating_sub(1)) as usize;
+        if splits < 2 { 0 } else { splits * self.n_head * (self.value_dim + 2) }
     }
 
     /// An error if the kernel does not support these sizes.

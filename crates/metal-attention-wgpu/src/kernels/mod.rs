@@ -44,7 +44,7 @@ pub use attention_inputs::{
 };
 pub use buffer_copy::buffer_copy;
 pub use channel_gate::{channel_gate, channel_gate_twin};
-pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_bytes};
+pub use decode_attention::{decode_attention, decode_attention_merge, n_splits, partial_len};
 pub use decode_layers::{DecodeLayersBuffers, DecodeLayersShape, LayerMatrices, decode_layers};
 pub use embedding::{embedding, embedding_twin};
 pub use embedding_sum::{embedding_sum, embedding_sum_twin};

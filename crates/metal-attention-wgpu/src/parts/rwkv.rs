@@ -2,18 +2,168 @@
 //! head, followed by the inputs of the last token to the time mix and to the channel mix, which their token shifts mix
 //! in.
 
-use metal_attention_model::{Activation, BatchKind, ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
+use metal_attention_model::{
+    Activation, BatchKind, ChannelMixSpec, ChannelMixWeights, Linear, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights, Rwkv7Spec,
+    Rwkv7Weights,
+};
 use wgpu::Buffer;
 
-use super::{BranchInput, LinearProduct, PlanBuilder};
+use crate::activations::{ActivationWidths, widen};
 use crate::dispatch::GridExtent;
 use crate::kernels::{
     self, ColumnRange, Gating, LowRankActivation, LowRankShape, MatvecOutput, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers,
-    Rwkv6Output, Rwkv6Shape, Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, StateRange, TOKEN_TILE,
-    TokenShiftBuffers, TokenShiftShape,
+    Rwkv6Output, Rwkv6Shape, Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, TOKEN_TILE, TokenShiftBuffers,
+    TokenShiftShape,
 };
-use crate::weights::{WgpuChannelMix, WgpuLinear, WgpuRwkv6, WgpuRwkv7};
-use crate::{Bind, Dispatch, WgpuError};
+use crate::plan::{BranchInput, BranchOutput, LastProduct, LinearProduct, PlanBuilder};
+use crate::weights::{Uploads, WgpuLinear, concat, transposed};
+use crate::{Bind, Dispatch, WgpuDevice, WgpuError};
+
+/// RWKV-6's time mix with its weights. `width` is the number of channels of all heads.
+#[derive(Debug)]
+pub(crate) struct WgpuRwkv6 {
+    /// Its sizes.
+    spec: Rwkv6Spec,
+    /// Factors of the first token shift, whose result the other factors depend on, `[width]`.
+    lerp_x: Buffer,
+    /// Factors of the second token shift for decay, key, value, receptance and gate, `[5, width]`.
+    lerps: Buffer,
+    /// First matrices of the low-rank products that add to `lerps`, stacked, `[5 * mix_rank, width]`.
+    mix_down: WgpuLinear,
+    /// Second matrices of the same, transposed, `[5, mix_rank, width]`.
+    mix_up: Buffer,
+    /// First matrix of the decay, `[decay_rank, width]`.
+    decay_down: WgpuLinear,
+    /// Second matrix of the decay, transposed, `[decay_rank, width]`.
+    decay_up: Buffer,
+    /// Bias of the decay, `[width]`.
+    decay_bias: Buffer,
+    /// Factor on the present token's own key and value, `[width]`.
+    bonus: Option<Buffer>,
+    /// Receptance, the query of RWKV.
+    receptance: WgpuLinear,
+    /// Key.
+    key: WgpuLinear,
+    /// Value.
+    value: WgpuLinear,
+    /// Gate.
+    gate: WgpuLinear,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
+    norm: Option<[Buffer; 2]>,
+    /// The output projection.
+    out: WgpuLinear,
+}
+
+/// RWKV-7's time mix with its weights.
+#[derive(Debug)]
+pub(crate) struct WgpuRwkv7 {
+    /// Its sizes.
+    spec: Rwkv7Spec,
+    /// Factors of the token shift, `[n_mix, width]`.
+    lerps: Buffer,
+    /// Receptance, the query of RWKV.
+    receptance: WgpuLinear,
+    /// Key.
+    key: WgpuLinear,
+    /// Value.
+    value: WgpuLinear,
+    /// Sizes of the low-rank products.
+    low_rank: LowRankShape,
+    /// First matrices of the low-rank products of decay, learning rate, share of the first layer's values, and gate, as
+    /// far as the model has them, stacked.
+    down: WgpuLinear,
+    /// Second matrices of the same, transposed, one after the other, `[sum of ranks, width]`.
+    up: Buffer,
+    /// Parameters of each channel, `[8, width]`, in the order of [`Rwkv7MixBuffers`].
+    channel_params: Buffer,
+    /// The output projection.
+    out: WgpuLinear,
+}
+
+/// A channel mix with its weights.
+#[derive(Debug)]
+pub(crate) struct WgpuChannelMix {
+    /// Its sizes.
+    spec: ChannelMixSpec,
+    /// Factors of the token shift, `[n_mix, n_embd]`.
+    lerps: Buffer,
+    /// The matrix before the activation.
+    key: WgpuLinear,
+    /// The matrix after the activation.
+    value: WgpuLinear,
+    /// The projection to the gate of the result, if there is one.
+    receptance: Option<WgpuLinear>,
+}
+
+impl WgpuRwkv6 {
+    /// Uploads the weights.
+    pub(super) fn new(gpu: &WgpuDevice, w: &Rwkv6Weights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
+        let vector = |values: &[f32]| gpu.upload("weights of channels", values);
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a time mix", &[linear], uploads);
+        Ok(Self {
+            spec: w.spec,
+            lerp_x: vector(&w.lerp_x)?,
+            lerps: vector(&w.lerps)?,
+            mix_down: matrix(&w.mix_down)?,
+            mix_up: vector(&transposed(&w.mix_up.iter().collect::<Vec<_>>()))?,
+            decay_down: matrix(&w.decay.down)?,
+            decay_up: vector(&transposed(&[&w.decay.up]))?,
+            decay_bias: vector(&w.decay_bias)?,
+            bonus: w.bonus.as_deref().map(vector).transpose()?,
+            receptance: matrix(&w.receptance)?,
+            key: matrix(&w.key)?,
+            value: matrix(&w.value)?,
+            gate: matrix(&w.gate)?,
+            norm: match &w.norm {
+                Some([weight, bias]) => Some([vector(weight)?, vector(bias)?]),
+                None => None,
+            },
+            out: matrix(&w.out)?,
+        })
+    }
+}
+
+impl WgpuRwkv7 {
+    /// Uploads the weights.
+    pub(super) fn new(gpu: &WgpuDevice, w: &Rwkv7Weights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
+        let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let low_rank: Vec<_> =
+            [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()].into_iter().flatten().collect();
+        let downs: Vec<_> = low_rank.iter().map(|low_rank| &low_rank.down).collect();
+        let ups: Vec<_> = low_rank.iter().map(|low_rank| &low_rank.up).collect();
+        let none = vec![0.0; w.spec.width];
+        let first_bias = w.first_value.as_ref().map_or(&none, |(_, bias)| bias);
+        let [norm_weight, norm_bias] = w.norm.as_ref().map_or([&none, &none], |[weight, bias]| [weight, bias]);
+        let channel_params =
+            [&w.decay_bias, &w.rate_bias, first_bias, &w.removed, &w.kept, &w.bonus, norm_weight, norm_bias];
+        Ok(Self {
+            spec: w.spec,
+            lerps: gpu.upload("weights of channels", &w.lerps)?,
+            receptance: concat(gpu, "the receptances", &[&w.receptance], uploads)?,
+            key: concat(gpu, "the keys", &[&w.key], uploads)?,
+            value: concat(gpu, "the values", &[&w.value], uploads)?,
+            low_rank: low_rank_of_rwkv7(&w.spec),
+            down: concat(gpu, "the low-rank matrices", &downs, uploads)?,
+            up: gpu.upload("the low-rank matrices", &transposed(&ups))?,
+            channel_params: gpu.upload("weights of channels", &channel_params.map(Vec::as_slice).concat())?,
+            out: concat(gpu, "the time mix's output matrix", &[&w.out], uploads)?,
+        })
+    }
+}
+
+impl WgpuChannelMix {
+    /// Uploads the weights.
+    pub(super) fn new(gpu: &WgpuDevice, w: &ChannelMixWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
+        let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a channel mix", &[linear], uploads);
+        Ok(Self {
+            spec: w.spec,
+            key: matrix(&w.key)?,
+            value: matrix(&w.value)?,
+            receptance: w.receptance.as_ref().map(matrix).transpose()?,
+            lerps: gpu.upload("weights of channels", &w.lerps)?,
+        })
+    }
+}
 
 /// Index of the decay among RWKV-7's low-rank products.
 const DECAY: usize = 0;
@@ -27,26 +177,63 @@ const TOO_LARGE: WgpuError = WgpuError::UnsupportedPart { part: "RWKV with heads
 
 /// The sizes of RWKV-7's low-rank products: decay, learning rate, share of the first layer's values (not in the first
 /// layer itself), gate (if the model has one).
-pub(crate) fn low_rank_of_rwkv7(spec: &Rwkv7Spec) -> LowRankShape {
+fn low_rank_of_rwkv7(spec: &Rwkv7Spec) -> LowRankShape {
     let first_value = (!spec.first).then_some((spec.value_rank, LowRankActivation::AsItIs));
     let gate = spec.gate_rank.map(|rank| (rank, LowRankActivation::Sigmoid));
     let decay_and_rate = [(spec.decay_rank, LowRankActivation::Tanh), (spec.rate_rank, LowRankActivation::AsItIs)];
     LowRankShape { width: spec.width, parts: decay_and_rate.into_iter().chain(first_value).chain(gate).collect() }
 }
 
-impl PlanBuilder<'_> {
+/// Widens the scratch buffers for RWKV-6's time mix.
+pub(super) fn widen_for_rwkv6(widths: &mut ActivationWidths, spec: &Rwkv6Spec) {
+    widen(&mut widths.mixer_out, spec.width);
+    let rwkv = &mut widths.rwkv;
+    rwkv.widen_for_shift(spec.width, RWKV6_MIXES);
+    widen(&mut rwkv.heads, spec.width);
+    widen(&mut rwkv.gate, spec.width);
+    widen(&mut rwkv.small, spec.decay_rank.max(RWKV6_MIXES * spec.mix_rank));
+    widen(&mut rwkv.large, spec.width);
+    widen(&mut rwkv.lerps, RWKV6_MIXES * spec.width);
+}
+
+/// Widens the scratch buffers for RWKV-7's time mix.
+pub(super) fn widen_for_rwkv7(widths: &mut ActivationWidths, spec: &Rwkv7Spec) {
+    widen(&mut widths.mixer_out, spec.width);
+    widths.rwkv.widen_for_shift(spec.width, spec.n_mix());
+    widen(&mut widths.rwkv.heads, spec.width);
+    widen(&mut widths.rwkv.first_value, spec.width);
+    widen_for_low_rank(widths, &low_rank_of_rwkv7(spec));
+}
+
+/// Widens the scratch buffers for low-rank products.
+pub(super) fn widen_for_low_rank(widths: &mut ActivationWidths, shape: &LowRankShape) {
+    widen(&mut widths.rwkv.small, shape.n_in());
+    widen(&mut widths.rwkv.large, shape.n_out());
+}
+
+/// Widens the scratch buffers for a channel mix.
+pub(super) fn widen_for_channel_mix(widths: &mut ActivationWidths, spec: &ChannelMixSpec) {
+    widen(&mut widths.gate_up, spec.width);
+    widen(&mut widths.gated, spec.width);
+    widths.rwkv.widen_for_shift(spec.n_embd, spec.n_mix());
+    if spec.gated {
+        widen(&mut widths.rwkv.heads, spec.n_embd);
+        widen(&mut widths.rwkv.gate, spec.n_embd);
+    }
+}
+
+impl<'a> PlanBuilder<'a> {
     /// Appends RWKV-7's time mix of layer `i`, whose result is in `mixer_out`. The token shift writes `mixed`, products
     /// of it `r`, `k`, `v` and, through low-rank matrices, `small` and `large` (decay, rate, share, gate). The first
     /// layer writes its values to `first_value`, where later layers read them.
-    pub(super) fn rwkv7(
+    pub(crate) fn rwkv7(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        spec: &Rwkv7Spec,
-        w: &WgpuRwkv7,
-        input: BranchInput<'_>,
-    ) -> Result<(), WgpuError> {
-        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
+        w: &'a WgpuRwkv7,
+        input: BranchInput<'a>,
+    ) -> Result<LastProduct<'a>, WgpuError> {
+        let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
         let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
         self.shift(dispatches, i, input, &shift, &w.lerps, None)?;
         // The first layer's values stay in their own buffer for all later layers.
@@ -56,14 +243,14 @@ impl PlanBuilder<'_> {
         for (linear, x, y) in [(&w.receptance, for_r, &r.r), (&w.key, for_k, &r.k), (&w.value, for_v, v)] {
             self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Store, x, y))?;
         }
-        let low_rank = low_rank_of_rwkv7(spec);
+        let low_rank = &w.low_rank;
         let first_value = (!spec.first).then_some(for_v);
         let inputs = [Some(for_w), Some(for_a), first_value, spec.gate_rank.map(|_| &r.mixed[5])];
         let ranks = low_rank.parts.iter().map(|(rank, _)| *rank);
         let inputs: Vec<_> = ranks.zip(inputs.into_iter().flatten()).collect();
         let tile = if self.kind == BatchKind::One { 1 } else { TOKEN_TILE };
         dispatches.extend(kernels::matvec_of_inputs(self.gpu, &w.down.weight, &inputs, tile, &r.small, self.batch)?);
-        self.expand(dispatches, &low_rank, &w.up, &r.large)?;
+        self.expand(dispatches, low_rank, &w.up, &r.large)?;
 
         let row = ColumnRange::whole(spec.width);
         let residual = (!spec.first).then_some([row, low_rank.result(FIRST_VALUE)]);
@@ -100,19 +287,18 @@ impl PlanBuilder<'_> {
         };
         dispatches
             .push(kernels::rwkv7_mix(self.gpu, &shape, &mix, &buffers, &with, GridExtent::Runs)?.ok_or(TOO_LARGE)?);
-        Ok(())
+        Ok(LastProduct::new(&w.out, &scratch.mixer_out))
     }
 
     /// Appends RWKV-6's time mix of layer `i`, whose result is in `mixer_out`.
-    pub(super) fn rwkv6(
+    pub(crate) fn rwkv6(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        spec: &Rwkv6Spec,
-        w: &WgpuRwkv6,
-        input: BranchInput<'_>,
-    ) -> Result<(), WgpuError> {
-        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
+        w: &'a WgpuRwkv6,
+        input: BranchInput<'a>,
+    ) -> Result<LastProduct<'a>, WgpuError> {
+        let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
         let at = spec.width * spec.head_dim;
         // The factors of the second token shift depend on the token: they come from the first one, which must therefore
         // not replace the last token's row in the state yet.
@@ -173,21 +359,20 @@ impl PlanBuilder<'_> {
         let mix = Rwkv6Mix { output, gate: row };
         dispatches
             .push(kernels::rwkv6_mix(self.gpu, &shape, &mix, &buffers, &with, GridExtent::Runs)?.ok_or(TOO_LARGE)?);
-        Ok(())
+        Ok(LastProduct::new(&w.out, &scratch.mixer_out))
     }
 
-    /// Appends the channel mix of layer `i`. Without a receptance the last product is left to the caller: it multiplies
-    /// `scratch.gated`. With one, the gated result is added to `x` if `added`, else written to `rwkv.k`.
-    pub(super) fn channel_mix(
+    /// Appends the channel mix of layer `i`. Without a receptance the last product is left. With one, the gated result is
+    /// added to `x` if it may be (`may_add`), else written to `rwkv.k`.
+    pub(crate) fn channel_mix(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        spec: &ChannelMixSpec,
-        w: &WgpuChannelMix,
-        input: BranchInput<'_>,
-        added: bool,
-    ) -> Result<(), WgpuError> {
-        let (scratch, r) = (self.scratch, &self.scratch.rwkv);
+        w: &'a WgpuChannelMix,
+        input: BranchInput<'a>,
+        may_add: bool,
+    ) -> Result<BranchOutput<'a>, WgpuError> {
+        let (scratch, r, spec) = (self.scratch, &self.scratch.rwkv, &w.spec);
         let at = self.spec.layers[i].mixer.state_elements();
         self.shift(
             dispatches,
@@ -206,12 +391,12 @@ impl PlanBuilder<'_> {
             &scratch.gate_up,
             &scratch.gated,
         )?);
-        let Some(receptance) = &w.receptance else { return Ok(()) };
+        let Some(receptance) = &w.receptance else { return Ok(LastProduct::new(&w.value, &scratch.gated).into()) };
         self.multiply(dispatches, LinearProduct::new(receptance, MatvecOutput::Store, &r.mixed[1], &r.gate))?;
         self.multiply(dispatches, LinearProduct::new(&w.value, MatvecOutput::Store, &scratch.gated, &scratch.result))?;
-        let y = if added { &scratch.x } else { &r.k };
-        dispatches.push(kernels::channel_gate(self.gpu, spec.n_embd, added, &r.gate, &scratch.result, y)?);
-        Ok(())
+        let (y, output) = if may_add { (&scratch.x, BranchOutput::Added) } else { (&r.k, BranchOutput::Sum(&r.k)) };
+        dispatches.push(kernels::channel_gate(self.gpu, spec.n_embd, may_add, &r.gate, &scratch.result, y)?);
+        Ok(output)
     }
 
     /// Appends a token shift of layer `i`'s `input` to `mixed`: `mu` are the factors of all tokens, `mu_of_tokens` what
@@ -220,23 +405,12 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: BranchInput<'_>,
+        input: BranchInput<'a>,
         options: &TokenShiftOptions,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
-        let x = match input {
-            BranchInput::Rows(x) => x,
-            BranchInput::PendingNorm(norm) => {
-                dispatches.push(self.norm(
-                    norm,
-                    kernels::NormShape::of_row(norm.n),
-                    Some(&self.scratch.x),
-                    &self.scratch.normed,
-                )?);
-                &self.scratch.normed
-            }
-        };
+        let x = self.rows_of(dispatches, input)?;
         let channels = self.spec.n_embd;
         let shape = TokenShiftShape {
             channels,
@@ -270,11 +444,6 @@ impl PlanBuilder<'_> {
         let one = self.kind == BatchKind::One;
         dispatches.push(kernels::low_rank(self.gpu, shape, one, &self.scratch.rwkv.small, up, y, self.batch)?);
         Ok(())
-    }
-
-    /// Where a part of layer `i`'s state lies that begins at element `at`.
-    fn states_at(&self, i: usize, at: usize) -> StateRange {
-        StateRange { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
     }
 }
 

@@ -1,17 +1,55 @@
 //! The gated delta rule (Qwen 3.5, Qwen3-Next, Kimi Linear): a short convolution of queries, keys and values, a
 //! recurrence whose state is a matrix for each head, and a gated norm of the results.
 
-use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
+use metal_attention_model::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{BranchInput, PlanBuilder};
+use super::rwkv::widen_for_low_rank;
+use crate::activations::{ActivationWidths, widen};
 use crate::kernels::{
     self, ColumnRange, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape,
     DeltaRuleStep, DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation,
     LowRankShape, MatvecOutput, StateRange,
 };
-use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
-use crate::{Dispatch, GridExtent, WgpuError};
+use crate::plan::{BranchInput, LastProduct, PlanBuilder};
+use crate::weights::{Uploads, WgpuLinear, concat, transposed};
+use crate::{Dispatch, GridExtent, WgpuDevice, WgpuError};
+
+/// A gated delta rule with its weights.
+#[derive(Debug)]
+pub(crate) struct WgpuDeltaRule {
+    /// Its sizes.
+    spec: DeltaRuleSpec,
+    /// The projections to queries, keys and values, and to the gate of the results unless it is a [low-rank
+    /// product](Self::low_rank), stacked; below them those of [`gates`](Self::gates) if they have the same type.
+    inputs: WgpuLinear,
+    /// The projections to `beta` and, unless it is a low-rank product, the decay, if the file stores them in another
+    /// type than the others: one matrix of several types may not suit matrix units.
+    gates: Option<WgpuLinear>,
+    /// The low-rank products of decay and gate, of models that have them.
+    low_rank: Option<LowRank>,
+    /// Taps of the convolution, F32 `[n_tap, n_channels]`, the oldest token's first.
+    taps: Buffer,
+    /// Bias of the decay, F32 `[n_decays]`.
+    dt_bias: Buffer,
+    /// Decay rate of each head, F32 `[n_head_v]`.
+    a: Buffer,
+    /// Weight of the norm of the results, F32 `[value_dim]`.
+    norm: Buffer,
+    /// The output projection.
+    out: WgpuLinear,
+}
+
+/// The low-rank products of one input, of the decay and of the gate.
+#[derive(Debug)]
+struct LowRank {
+    /// Their sizes.
+    shape: LowRankShape,
+    /// Their first matrices, stacked, `[2 rank, n_embd]`.
+    down: WgpuLinear,
+    /// Their second matrices, transposed, one after the other, F32 `[2 rank, n_values]`.
+    up: Buffer,
+}
 
 /// Where the projected inputs are, each in some columns of some buffer's rows.
 struct DeltaRuleColumns<'a> {
@@ -25,14 +63,9 @@ struct DeltaRuleColumns<'a> {
     decay: (&'a Buffer, ColumnRange),
 }
 
-/// The low-rank products of decay and gate, in this order; `None` where both are plain projections.
-pub(crate) fn low_rank_of_delta_rule(shape: &DeltaRuleSpec) -> Option<LowRankShape> {
-    match shape.gates {
-        DeltaGates::OfHeads { paired: _ } => None,
-        DeltaGates::OfChannels { rank } => {
-            Some(LowRankShape { width: shape.n_values(), parts: vec![(rank, LowRankActivation::AsItIs); 2] })
-        }
-    }
+/// The sizes of the low-rank products of decay and gate, in this order.
+fn low_rank_shape(spec: &DeltaRuleSpec, rank: usize) -> LowRankShape {
+    LowRankShape { width: spec.n_values(), parts: vec![(rank, LowRankActivation::AsItIs); 2] }
 }
 
 /// The activation of the results' gate.
@@ -43,45 +76,118 @@ fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
     }
 }
 
-impl PlanBuilder<'_> {
-    /// Whether layer `i` is a delta rule with a product of its own for gates, in addition to that for queries, keys and
-    /// values.
-    pub(super) fn delta_rule_has_gate_product(&self, i: usize) -> bool {
-        matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
+/// Checks that kernels exist for a delta rule; the error is the part without one.
+pub(super) fn supports(spec: &DeltaRuleSpec) -> Result<(), &'static str> {
+    match spec.gates {
+        DeltaGates::OfHeads { paired: _ } => {}
+        DeltaGates::OfChannels { rank: _ } if spec.n_decays() == spec.n_values() => {}
+        DeltaGates::OfChannels { rank: _ } => {
+            return Err("a decay for each channel of keys that are not as long as values");
+        }
+    }
+    if spec.n_tap > ConvolutionShape::MAX_WIDTH {
+        return Err("short convolutions with more taps than the kernels support");
+    }
+    Ok(())
+}
+
+/// Widens the scratch buffers.
+pub(super) fn widen_for_delta_rule(widths: &mut ActivationWidths, spec: &DeltaRuleSpec) {
+    let (n_channels, n_values) = (spec.n_channels(), spec.n_values());
+    widen(&mut widths.projected, n_channels + n_values + 2 * spec.n_head_v);
+    widen(&mut widths.kv_compressed, 2 * spec.n_head_v);
+    widen(&mut widths.queries, n_channels);
+    widen(&mut widths.head_outputs, n_values);
+    widen(&mut widths.mixer_out, n_values);
+    widen(&mut widths.tickets, spec.n_head_k);
+    match spec.gates {
+        DeltaGates::OfHeads { paired: _ } => {}
+        DeltaGates::OfChannels { rank } => widen_for_low_rank(widths, &low_rank_shape(spec, rank)),
+    }
+}
+
+impl WgpuDeltaRule {
+    /// Uploads the weights.
+    pub(super) fn new(gpu: &WgpuDevice, w: &DeltaRuleWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
+        let mut inputs = vec![&w.q, &w.k, &w.v];
+        let gates = match &w.before {
+            None => {
+                inputs.push(&w.gate);
+                vec![&w.beta, &w.decay]
+            }
+            Some(_) => vec![&w.beta],
+        };
+        let ty = inputs[inputs.len() - 1].weight.ty();
+        let together = gates.iter().all(|gate| gate.weight.ty() == ty);
+        if together {
+            inputs.extend(&gates);
+        }
+        let inputs = concat(gpu, "the inputs of a delta rule", &inputs, uploads)?;
+        let gates = (!together).then(|| concat(gpu, "the gates of a delta rule", &gates, uploads)).transpose()?;
+        let low_rank = match &w.before {
+            None => None,
+            Some([decay, gate]) => Some(LowRank {
+                shape: low_rank_shape(&w.spec, decay.weight.n_rows()),
+                down: concat(gpu, "the low-rank matrices", &[decay, gate], uploads)?,
+                up: gpu.upload("the low-rank matrices", &transposed(&[&w.decay, &w.gate]))?,
+            }),
+        };
+        Ok(Self {
+            spec: w.spec,
+            inputs,
+            gates,
+            low_rank,
+            taps: gpu.upload("the taps of a convolution", &w.taps)?,
+            dt_bias: gpu.upload("the bias of a decay", &w.dt_bias)?,
+            a: gpu.upload("the rates of a decay", &w.a)?,
+            norm: gpu.upload("a norm", &w.norm)?,
+            out: concat(gpu, "the delta rule's output matrix", &[&w.out], uploads)?,
+        })
     }
 
+    /// Whether several products read the input: the gates have one of their own, in addition to that of queries, keys
+    /// and values.
+    pub(crate) fn has_several_input_products(&self) -> bool {
+        self.gates.is_some() || self.low_rank.is_some()
+    }
+}
+
+impl<'a> PlanBuilder<'a> {
     /// Appends the gated delta rule of layer `i`. Projects `input` to `projected` and, where gates are apart, to
     /// `kv_compressed` or through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
-    pub(super) fn delta_rule(
+    pub(crate) fn delta_rule(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        spec: &DeltaRuleSpec,
-        w: &WgpuDeltaRule,
-        input: BranchInput<'_>,
-    ) -> Result<(), WgpuError> {
+        w: &'a WgpuDeltaRule,
+        input: BranchInput<'a>,
+    ) -> Result<LastProduct<'a>, WgpuError> {
         let scratch = self.scratch;
         self.multiply_branch_input(dispatches, input, &w.inputs, MatvecOutput::Store, &scratch.projected)?;
         if let Some(gates) = &w.gates {
             self.multiply_branch_input(dispatches, input, gates, MatvecOutput::Store, &scratch.kv_compressed)?;
         }
-        if let Some((WgpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
+        if let Some(LowRank { shape, down, up }) = &w.low_rank {
             self.multiply_branch_input(dispatches, input, down, MatvecOutput::Store, &scratch.rwkv.small)?;
-            self.expand(dispatches, &low_rank, up, &scratch.rwkv.large)?;
+            self.expand(dispatches, shape, up, &scratch.rwkv.large)?;
         }
-        let projected = self.projected(spec, w);
+        let last = LastProduct::new(&w.out, &scratch.mixer_out);
+        let projected = self.delta_rule_columns(w);
         if self.uses_decode_kernels()
-            && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
+            && let Some(step) = self.delta_rule_step(i, w, &projected)?
         {
             dispatches.push(step);
-            return Ok(());
+            return Ok(last);
         }
-        self.delta_rule_scan(dispatches, i, spec, w, &projected)
+        self.delta_rule_scan(dispatches, i, w, &projected)?;
+        Ok(last)
     }
 
-    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> DeltaRuleColumns<'_> {
-        let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
-        let low_rank = low_rank_of_delta_rule(spec);
+    /// Where the inputs are after the products.
+    fn delta_rule_columns(&self, w: &WgpuDeltaRule) -> DeltaRuleColumns<'a> {
+        let (scratch, spec) = (self.scratch, &w.spec);
+        let (n_channels, n_head) = (spec.n_channels(), spec.n_head_v);
+        let low_rank = w.low_rank.as_ref().map(|low_rank| &low_rank.shape);
         // Rows of `projected` also hold the gate and, unless they are projected apart, `beta` and the decay.
         let (n, n_gates) = match low_rank {
             None => (n_channels + spec.n_values(), 2 * n_head),
@@ -91,7 +197,7 @@ impl PlanBuilder<'_> {
         let stride = if apart { n } else { n + n_gates };
         let (gates, stride_of_gates, first) =
             if apart { (&scratch.kv_compressed, n_gates, 0) } else { (&scratch.projected, stride, n) };
-        let (decay, gate) = match &low_rank {
+        let (decay, gate) = match low_rank {
             None => {
                 let decay = ColumnRange { stride: stride_of_gates, first: first + n_head };
                 ((gates, decay), (&scratch.projected, ColumnRange { stride, first: n_channels }))
@@ -111,12 +217,11 @@ impl PlanBuilder<'_> {
     fn delta_rule_step(
         &self,
         i: usize,
-        spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
         projected: &DeltaRuleColumns<'_>,
     ) -> Result<Option<Dispatch>, WgpuError> {
-        let scratch = self.scratch;
-        let shape = self.delta_rule_shape(spec, projected.channels, projected);
+        let (scratch, spec) = (self.scratch, &w.spec);
+        let shape = self.delta_rule_shape(i, spec, projected.channels, projected);
         let step = DeltaRuleStep {
             width: spec.n_tap,
             bias: false,
@@ -138,14 +243,13 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
         projected: &DeltaRuleColumns<'_>,
     ) -> Result<(), WgpuError> {
-        let (gpu, scratch) = (self.gpu, self.scratch);
+        let (gpu, scratch, spec) = (self.gpu, self.scratch, &w.spec);
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
         let convolved = ColumnRange::whole(spec.n_channels());
-        let shape = self.delta_rule_shape(spec, convolved, projected);
+        let shape = self.delta_rule_shape(i, spec, convolved, projected);
         let convolution = ConvolutionShape {
             channels: spec.n_channels(),
             width: spec.n_tap,
@@ -191,6 +295,7 @@ impl PlanBuilder<'_> {
     /// The shape of the recurrence. A slot of the states holds the heads' matrices, then the convolution's last inputs.
     fn delta_rule_shape(
         &self,
+        i: usize,
         spec: &DeltaRuleSpec,
         x: ColumnRange,
         projected: &DeltaRuleColumns<'_>,
@@ -214,7 +319,7 @@ impl PlanBuilder<'_> {
             decay: projected.decay.1,
             beta: projected.beta.1,
             out: ColumnRange::whole(spec.n_values()),
-            states: StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
+            states: self.states_at(i, 0),
         }
     }
 

@@ -1,0 +1,142 @@
+//! The two ends of the forward pass: token embeddings before the first layer; the last norm and logits after the last
+//! one.
+
+use metal_attention_model::{InputEmbedding, OutputHead, Weights};
+use wgpu::Buffer;
+
+use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, TokenRows};
+use crate::plan::{LinearProduct, PlanBuilder};
+use crate::weights::{Uploads, WgpuNorm};
+use crate::{Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
+
+/// The embedding, the last norm and the output head, with their weights.
+#[derive(Debug)]
+pub(crate) struct WgpuEnds {
+    /// The embedding table, `[n_vocab, n_embd]`.
+    token_embd: WgpuMatrix,
+    /// Factor on the rows of the embedding table.
+    embedding_scale: f32,
+    /// Embedding of token type 0, added to every embedding, `[n_embd]`.
+    token_type: Option<Buffer>,
+    /// Learned position embeddings, F32 `[n, n_embd]`, and their number `n`.
+    positions: Option<(Buffer, usize)>,
+    /// The norm of the sum of embeddings.
+    embedding_norm: Option<WgpuNorm>,
+    /// The norm after the last layer.
+    output_norm: Option<WgpuNorm>,
+    /// The output head, unless it is the embedding table.
+    output: Option<WgpuMatrix>,
+    /// Added to the logits, `[n_vocab]`.
+    output_bias: Option<Buffer>,
+}
+
+impl WgpuEnds {
+    /// Uploads the weights. The output head comes first, since an idle GPU is kept awake by products of it while the
+    /// others are uploaded.
+    pub(crate) fn new(
+        gpu: &WgpuDevice,
+        spec: &InputEmbedding,
+        w: &Weights,
+        uploads: &mut Uploads,
+    ) -> Result<Self, WgpuError> {
+        // The other fields are those of the weights.
+        let InputEmbedding { scale, n_token_types: _, n_positions: _, norm: _, per_layer: _, streams: _ } = *spec;
+        let output = w.own_head().map(|head| uploads.concat(gpu, "the output head", &[&head.weight])).transpose()?;
+        let token_embd = uploads.concat(gpu, "the embedding table", &[&w.token_embd.weight])?;
+        let positions = match &w.positions {
+            Some(table) => Some((gpu.upload("positions", &table.weight.to_f32())?, table.weight.n_rows())),
+            None => None,
+        };
+        let output_bias = w.output.as_ref().and_then(|linear| linear.bias.as_ref());
+        Ok(Self {
+            token_embd,
+            embedding_scale: scale,
+            token_type: w.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?,
+            positions,
+            embedding_norm: w.embedding_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
+            output_norm: w.output_norm.as_ref().map(|norm| WgpuNorm::new(gpu, norm)).transpose()?,
+            output,
+            output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
+        })
+    }
+}
+
+/// The factor and the cap on the logits, if they are more than a product.
+fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
+    let OutputHead { scale, soft_cap, matrix: _, may_have_bias: _ } = *head;
+    (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
+}
+
+impl PlanBuilder<'_> {
+    /// The dispatches before the first layer: `x = norm(scale * table[id] + types[0] + positions[pos])`, then the
+    /// per-layer embeddings and residual streams of models that have them.
+    pub(crate) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
+        let (scratch, w) = (self.scratch, &self.weights.ends);
+        let mut dispatches = kernels::embedding(self.gpu, &w.token_embd, &scratch.x, self.batch)?;
+        let positions = w.positions.as_ref().map(|(table, n)| (table, *n));
+        if w.embedding_scale != 1.0 || w.token_type.is_some() || positions.is_some() {
+            let (n, types) = (self.spec.n_embd, w.token_type.as_ref());
+            dispatches.push(kernels::embedding_sum(
+                self.gpu,
+                n,
+                w.embedding_scale,
+                &scratch.x,
+                types,
+                positions,
+                self.batch,
+            )?);
+        }
+        if let Some(norm) = &w.embedding_norm {
+            dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, &scratch.x)?);
+        }
+        self.embed_for_layers(&mut dispatches)?;
+        self.spread_over_streams(&mut dispatches)?;
+        Ok(dispatches)
+    }
+
+    /// The hidden vectors of output tokens after the last norm: `normed`, `[n_outputs, n_embd]`.
+    pub(crate) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
+        let scratch = self.scratch;
+        let mut dispatches = Vec::new();
+        self.join_streams(&mut dispatches)?;
+        let shape = NormShape { outputs_only: true, ..NormShape::of_row(self.spec.n_embd) };
+        let norm = match &self.weights.ends.output_norm {
+            Some(norm) => self.norm(norm, shape, Some(&scratch.x), &scratch.normed)?,
+            None => kernels::norm(self.gpu, shape, Some(&scratch.x), None, &scratch.normed, self.batch)?,
+        };
+        dispatches.push(norm);
+        Ok(dispatches)
+    }
+
+    /// The logits of output tokens: `logits`, `[n_outputs, n_vocab]`. Empty for a model without an output head.
+    pub(crate) fn head(&self) -> Result<Vec<Dispatch>, WgpuError> {
+        let (scratch, w) = (self.scratch, &self.weights.ends);
+        let Some(head) = &self.spec.output.head else { return Ok(Vec::new()) };
+        let mut dispatches = Vec::new();
+        let logits = LinearProduct {
+            linear: (w.output.as_ref().unwrap_or(&w.token_embd), w.output_bias.as_ref()),
+            output: MatvecOutput::Store,
+            rows: TokenRows::Outputs,
+            x: &scratch.x,
+            y: &scratch.logits,
+        };
+        match &w.output_norm {
+            Some(norm) if norm.fits_prologue() => {
+                self.join_streams(&mut dispatches)?;
+                self.norm_then_multiply(&mut dispatches, norm, logits)?;
+            }
+            Some(_) | None => {
+                dispatches = self.hidden()?;
+                self.multiply(
+                    &mut dispatches,
+                    LinearProduct { rows: TokenRows::Gathered, x: &scratch.normed, ..logits },
+                )?;
+            }
+        }
+        if let Some((scale, soft_cap)) = scaled_logits(head) {
+            let shape = ScaleShape { n: self.spec.n_vocab, scale, soft_cap, outputs_only: true };
+            dispatches.push(kernels::scale(self.gpu, shape, &scratch.logits)?);
+        }
+        Ok(dispatches)
+    }
+}
