@@ -4,13 +4,14 @@
 mod mamba;
 mod rwkv;
 
-use metal_attention_model::{CacheGroups, CacheType, ModelSpec, Weights};
+use metal_attention_model::{ModelSpec, Weights};
 use wgpu::Buffer;
 
 use crate::kernels::{
     ExpertsScratch, ExpertsShape, MAX_TOP_K, MatmulScratch, argmax_scratch_bytes, top_k_scratch_bytes,
 };
-use crate::{WgpuDevice, WgpuError, parts};
+use crate::parts::{LayerPages, widen_for_parts};
+use crate::{WgpuDevice, WgpuError};
 use mamba::{MambaScratch, MambaWidths};
 use rwkv::{RwkvScratch, RwkvWidths};
 
@@ -71,11 +72,11 @@ pub(super) fn widen(width: &mut usize, to: usize) {
 }
 
 impl ActivationWidths {
-    /// The widths for a model whose keys and values are stored as `groups` and `cache` say.
-    pub(super) fn new(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Self {
+    /// The widths for a model. `pages`: those of each layer.
+    pub(super) fn new(spec: &ModelSpec, weights: &Weights, pages: &[LayerPages]) -> Self {
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
         let mut widths = Self { n_embd: spec.n_embd, n_vocab, ..Self::default() };
-        parts::widen(&mut widths, spec, weights, groups, cache);
+        widen_for_parts(&mut widths, spec.n_embd, weights, pages);
         widths
     }
 

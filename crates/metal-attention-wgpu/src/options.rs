@@ -5,7 +5,7 @@ use metal_attention_model::{CacheGroups, Capacity, MemoryUse, ModelSpec, Rope, S
 use crate::WgpuExecutor;
 use crate::activations::{ActivationWidths, Activations};
 use crate::kv_cache::{cache_bytes, copy_bytes};
-use crate::parts::{UNROTATED_ELEMENTS, page_bytes};
+use crate::parts::{LayerPages, UNROTATED_ELEMENTS, page_bytes};
 use crate::state::{state_bytes, within_bindings};
 
 /// Choices of a [`WgpuExecutor`] that the GPU otherwise decides.
@@ -36,8 +36,9 @@ impl WgpuExecutor {
     pub fn memory_needed(spec: &ModelSpec, weights: &Weights, options: &SessionOptions, max_binding: u64) -> MemoryUse {
         let cache_capacity = capacity(options, spec, max_binding);
         let groups = CacheGroups::new(spec, cache_capacity);
-        let page_bytes = page_bytes(weights, &groups, options.cache_type);
-        let widths = ActivationWidths::new(spec, weights, &groups, options.cache_type);
+        let pages = LayerPages::of_layers(&groups, spec.n_layer(), options.cache_type);
+        let page_bytes = page_bytes(weights, &pages);
+        let widths = ActivationWidths::new(spec, weights, &pages);
         let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
         let n_rot = |rope: &Option<Rope>| rope.map_or(UNROTATED_ELEMENTS, |rope| rope.n_rot);
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();

@@ -17,9 +17,9 @@ mod streams;
 
 use metal_attention_model::{
     AttentionAndMamba2Weights, AttentionWeights, CacheGroups, CacheType, ChannelMixWeights, DeltaRuleWeights,
-    DenseWeights, ExpertsWeights, FeedForward, InputEmbedding, LatentAttentionWeights, Layer, LayerEmbeddingWeights,
-    LayerSpec, LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, OutputSpec,
-    Parts, Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, Weights,
+    DenseWeights, ExpertsWeights, FeedForward, LatentAttentionWeights, Layer, LayerEmbeddingWeights, LayerSpec,
+    LayerStreamsWeights, Loaded, Mamba2Weights, MambaWeights, Mixer, ModelSpec, NormWeights, OutputSpec, Parts,
+    Prepare, Residual, Rwkv6Weights, Rwkv7Weights, ShortConvWeights, Weights,
 };
 
 use crate::activations::ActivationWidths;
@@ -124,43 +124,48 @@ impl LayerPages {
     /// Stands in where only the choice of kernels matters, which does not depend on the pages.
     const UNKNOWN: Self = Self { n_ctx: 1, group: 0, cache: CacheType::F16 };
 
-    /// The pages of layer `i`.
-    pub(crate) fn of_layer(groups: &CacheGroups, cache: CacheType, i: usize) -> Self {
-        Self { n_ctx: groups.capacity().n_positions(), group: groups.of_layer(i), cache }
+    /// The pages of `n_layer` layers.
+    pub(crate) fn of_layers(groups: &CacheGroups, n_layer: usize, cache: CacheType) -> Vec<Self> {
+        let n_ctx = groups.capacity().n_positions();
+        (0..n_layer).map(|i| Self { n_ctx, group: groups.of_layer(i), cache }).collect()
     }
 }
 
 /// Bytes of a page of each layer's keys, and of its values. `None`: the layer has no KV cache, or reads another layer's.
-pub(crate) fn page_bytes(weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Option<[u64; 2]>> {
-    let of_layer = |(i, layer): (usize, &Layer<Loaded>)| {
-        let pages = LayerPages::of_layer(groups, cache, i);
-        match &layer.mixer {
-            Mixer::Attention(w) => AttentionKernels::new(w, pages).page_bytes(),
-            Mixer::AttentionAndMamba2(both) => AttentionKernels::new(&both.attention, pages).page_bytes(),
-            Mixer::LatentAttention(w) => Some(latent_attention::page_bytes(&w.spec, pages)),
-            Mixer::ShortConv(_)
-            | Mixer::Mamba(_)
-            | Mixer::Mamba2(_)
-            | Mixer::DeltaRule(_)
-            | Mixer::Rwkv6(_)
-            | Mixer::Rwkv7(_)
-            | Mixer::None => None,
-        }
+/// `pages`: those of each layer.
+pub(crate) fn page_bytes(weights: &Weights, pages: &[LayerPages]) -> Vec<Option<[u64; 2]>> {
+    let of_layer = |(layer, &pages): (&Layer<Loaded>, &LayerPages)| match &layer.mixer {
+        Mixer::Attention(w) => AttentionKernels::new(w, pages).page_bytes(),
+        Mixer::AttentionAndMamba2(both) => AttentionKernels::new(&both.attention, pages).page_bytes(),
+        Mixer::LatentAttention(w) => Some(latent_attention::page_bytes(&w.spec, pages)),
+        Mixer::ShortConv(_)
+        | Mixer::Mamba(_)
+        | Mixer::Mamba2(_)
+        | Mixer::DeltaRule(_)
+        | Mixer::Rwkv6(_)
+        | Mixer::Rwkv7(_)
+        | Mixer::None => None,
     };
-    weights.layers.iter().enumerate().map(of_layer).collect()
+    weights.layers.iter().zip(pages).map(of_layer).collect()
 }
 
-/// Widens the scratch buffers for all parts of a model.
-pub(crate) fn widen(
-    widths: &mut ActivationWidths,
-    spec: &ModelSpec,
-    weights: &Weights,
-    groups: &CacheGroups,
-    cache: CacheType,
-) {
-    for (i, layer) in weights.layers.iter().enumerate() {
-        let pages = LayerPages::of_layer(groups, cache, i);
-        match &layer.mixer {
+/// Widens the scratch buffers for all parts of a model with streams of `n_embd` elements. `pages`: those of each layer.
+pub(crate) fn widen_for_parts(widths: &mut ActivationWidths, n_embd: usize, weights: &Weights, pages: &[LayerPages]) {
+    for (layer, &pages) in weights.layers.iter().zip(pages) {
+        // Norms and factors have no buffers of their own.
+        let Layer {
+            mixer_norm: _,
+            mixer,
+            mixer_post_norm: _,
+            feed_forward_norm: _,
+            feed_forward,
+            feed_forward_post_norm: _,
+            residual: _,
+            embedding,
+            streams,
+            output_scale: _,
+        } = layer;
+        match mixer {
             Mixer::Attention(w) => AttentionKernels::new(w, pages).widen(widths),
             Mixer::LatentAttention(w) => latent_attention::widen_for_latent_attention(widths, &w.spec, pages),
             Mixer::ShortConv(w) => short_conv::widen_for_short_conv(widths, &w.spec),
@@ -172,19 +177,18 @@ pub(crate) fn widen(
             Mixer::Rwkv7(w) => rwkv::widen_for_rwkv7(widths, &w.spec),
             Mixer::None => {}
         }
-        match &layer.feed_forward {
+        match feed_forward {
             FeedForward::Dense(w) => dense::widen_for_dense(widths, &w.spec),
-            FeedForward::Experts(w) => experts::widen_for_experts(widths, &w.spec, spec.n_embd),
+            FeedForward::Experts(w) => experts::widen_for_experts(widths, &w.spec, n_embd),
             FeedForward::ChannelMix(w) => rwkv::widen_for_channel_mix(widths, &w.spec),
             FeedForward::None => {}
         }
-    }
-    let InputEmbedding { scale: _, n_token_types: _, n_positions: _, norm: _, per_layer, streams } = &spec.embedding;
-    if let Some(spec_of_layers) = per_layer {
-        streams::widen_for_layer_embeddings(widths, spec_of_layers, spec.n_layer());
-    }
-    if let Some(streams) = streams {
-        streams::widen_for_streams(widths, streams, spec.n_embd);
+        if let Some(w) = embedding {
+            streams::widen_for_layer_embeddings(widths, &w.spec, weights.layers.len());
+        }
+        if let Some(w) = streams {
+            streams::widen_for_streams(widths, &w.spec, n_embd);
+        }
     }
 }
 

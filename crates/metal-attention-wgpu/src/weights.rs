@@ -3,7 +3,7 @@
 
 mod uploads;
 
-use metal_attention_model::{CacheGroups, CacheType, Layer, Linear, Loaded, ModelSpec, NormKind, NormWeights, Weights};
+use metal_attention_model::{Layer, Linear, Loaded, ModelSpec, NormKind, NormWeights, Weights};
 use wgpu::Buffer;
 
 use crate::parts::{LayerPages, PartsUploader, WgpuEnds, WgpuLayerEmbeddingInputs, WgpuParts, WgpuStreams};
@@ -71,13 +71,12 @@ pub(crate) struct WgpuWeights {
 
 impl WgpuWeights {
     /// Gives every weight its place, and uploads all but the matrices, whose rows are left to `uploads`. Consecutive
-    /// layers, at most `layers_in_a_buffer`, share a buffer as far as one binding reaches. The keys and values of the
-    /// layers are stored as `groups` and `cache` say.
+    /// layers, at most `layers_in_a_buffer`, share a buffer as far as one binding reaches. `pages`: those of each layer.
     pub(crate) fn new(
         gpu: &WgpuDevice,
         spec: &ModelSpec,
         weights: &Weights,
-        (groups, cache): (&CacheGroups, CacheType),
+        pages: &[LayerPages],
         layers_in_a_buffer: usize,
         uploads: &mut Uploads,
     ) -> Result<Self, WgpuError> {
@@ -87,17 +86,13 @@ impl WgpuWeights {
         let streams = weights.streams.as_ref().map(|w| WgpuStreams::new(gpu, w, uploads)).transpose()?;
         // The layers' matrices are in as few buffers as possible: the persistent kernel runs all layers of one buffer.
         let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
+        let mut all = weights.layers.iter().zip(pages);
         let mut layers = Vec::new();
         for (n, arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
             uploads.arena = arena;
-            for i in layers.len()..layers.len() + n {
-                let pages = LayerPages::of_layer(groups, cache, i);
-                layers.push(weights.layers[i].prepare(&mut PartsUploader {
-                    gpu,
-                    uploads: &mut *uploads,
-                    n_embd: spec.n_embd,
-                    pages,
-                })?);
+            for (layer, &pages) in all.by_ref().take(n) {
+                let mut uploader = PartsUploader { gpu, uploads: &mut *uploads, n_embd: spec.n_embd, pages };
+                layers.push(layer.prepare(&mut uploader)?);
             }
         }
         Ok(Self { ends, per_layer, streams, layers })

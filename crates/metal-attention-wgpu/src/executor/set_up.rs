@@ -14,7 +14,7 @@ use crate::activations::{ActivationWidths, Activations};
 use crate::kernels;
 use crate::kv_cache::WgpuKvCache;
 use crate::options::{WgpuTuning, capacity, distinct_ropes};
-use crate::parts::{UNROTATED_ELEMENTS, page_bytes, supports};
+use crate::parts::{LayerPages, UNROTATED_ELEMENTS, page_bytes, supports};
 use crate::persistent_layers::{PersistentLayersBuilder, PlainLayer, workgroup_counts_to_try};
 use crate::pipelines::PipelineCache;
 use crate::plan::{MAX_GEMV_TOKENS, PlanBuilder, few_limits};
@@ -73,7 +73,8 @@ impl WgpuExecutor {
         }
         let cache_groups = CacheGroups::new(&spec, cache_capacity);
         let before = gpu.allocated_bytes();
-        let widths = ActivationWidths::new(&spec, weights, &cache_groups, options.cache_type);
+        let layer_pages = LayerPages::of_layers(&cache_groups, spec.n_layer(), options.cache_type);
+        let widths = ActivationWidths::new(&spec, weights, &layer_pages);
         let n_ubatch = cache_capacity.n_tokens(&spec);
         let scratch_capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
         if !spec.is_causal() && scratch_capacity.0 < n_ubatch {
@@ -89,14 +90,14 @@ impl WgpuExecutor {
             |n_tokens| BatchBuffer::new(&gpu, n_tokens, cache_capacity.n_seq, cache_capacity.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(scratch_capacity.0)?;
-        let page_bytes = page_bytes(weights, &cache_groups, options.cache_type);
+        let page_bytes = page_bytes(weights, &layer_pages);
         let cache =
             WgpuKvCache::new(&gpu, &spec, &page_bytes, &cache_groups, options.cache_type, tuning.layers_in_a_buffer)?;
         let states = WgpuStates::new(&gpu, &spec, &cache_groups, scratch_capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
-        let stored = (&cache_groups, options.cache_type);
-        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, stored, tuning.layers_in_a_buffer, &mut uploads)?;
+        let gpu_weights =
+            WgpuWeights::new(&gpu, &spec, weights, &layer_pages, tuning.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let scratch = Activations::new(&gpu, &widths, scratch_capacity, cache_capacity.n_seq.min(MAX_GEMV_TOKENS))?;
